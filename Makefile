@@ -1,0 +1,119 @@
+# Each target works alone on a machine with Python >= 3.11 (venv, ensurepip) and make:
+# it installs first what it needs. `make help` lists them.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# The interpreter that makes .venv; only looked up when .venv has to be made.
+PYTHON ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+FUZZ_STAMP := $(VENV)/.installed-fuzz
+
+# Worker processes of pytest; 0 runs the tests one after the other, which is what the
+# measuring tests (p99 of a clean-up) want on a small machine.
+WORKERS ?= 0
+# More arguments for pytest, as in `make test ARGS="-k relay"`.
+ARGS ?=
+# Rounds of random kill -9, and seconds of fuzzing.
+CHAOS_ROUNDS ?= 1000
+FUZZ_SECONDS ?= 60
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_NO_INPUT = 1
+
+PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
+  --allow-unsafe --no-header --no-emit-index-url --no-emit-trusted-host \
+  --no-emit-find-links --no-emit-options --annotation-style=line
+
+.PHONY: help install demo test check format lint types imports docs generate cover \
+  bench fuzz chaos lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP)  ## make .venv with everything pinned; .venv/bin/sandhost is the command
+
+# Keyed on the two files that say what is installed: quick when neither changed. Wheels
+# only, so that no compiler is needed; hashes
+# are demanded. The project itself goes in as a link, built by the pinned hatchling.
+$(STAMP): requirements.txt pyproject.toml
+	@set -e; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  python=; \
+	  for candidate in $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python3.14); do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	    then python=$$candidate; break; fi; \
+	  done; \
+	  if [ -z "$$python" ]; then \
+	    echo "make: no Python >= 3.11 found; install one or name it: make install PYTHON=/path/to/python3" >&2; \
+	    exit 1; \
+	  fi; \
+	  "$$python" -m venv $(VENV) || { \
+	    echo "make: $$python cannot make a virtual environment; install its venv module (Debian: python3-venv)" >&2; \
+	    rm -rf $(VENV); exit 1; }; \
+	fi; \
+	echo "installing what requirements.txt pins into $(VENV)"; \
+	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r requirements.txt; \
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
+	touch $@
+
+$(FUZZ_STAMP): $(STAMP) requirements-fuzz.txt
+	@$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r requirements-fuzz.txt
+	@touch $@
+
+demo: $(STAMP)  ## the main job on this repository's own files
+	@sh demo/demo.sh
+
+test: $(STAMP)  ## every test, chaos in its short form
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+check: format lint types imports docs cover  ## format, lint, types, imports, docs, quick tests
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not chaos" $(ARGS)
+
+format: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+# What is generated from the tables of the code must be what is committed.
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py --check
+
+generate: $(STAMP)  ## renew what the documents take from the code
+	$(BIN)/python docs/generate.py
+
+# The wire is the part that strangers reach first: every branch of it is covered.
+cover: $(STAMP)
+	$(BIN)/python -m pytest -q tests/protocol --cov=protocol --cov-branch \
+	  --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+bench: $(STAMP)  ## the figures, with peers and limits in the same run
+	$(BIN)/python -m benchmarks $(ARGS)
+
+fuzz: $(FUZZ_STAMP)  ## one minute of coverage-guided fuzzing of the wire
+	$(BIN)/python tests/fuzz/fuzz_protocol.py -max_total_time=$(FUZZ_SECONDS)
+
+chaos: CHAOS_ROUNDS = 10000
+chaos: $(STAMP)  ## the long form: 10,000 rounds of random kill -9
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest -m chaos -o timeout=3600 $(ARGS)
+
+lock: $(STAMP)  ## pin anew what pyproject.toml asks for (needs the network)
+	$(BIN)/python -m pip install --quiet 'pip-tools>=7.6'
+	$(PIP_COMPILE) --extra dev --output-file requirements.txt pyproject.toml
+	$(PIP_COMPILE) --extra fuzz --constraint requirements.txt \
+	  --output-file requirements-fuzz.txt pyproject.toml
+
+clean:  ## remove caches and builds (rm -rf .venv to install anew)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache .coverage htmlcov benchmarks/bin
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

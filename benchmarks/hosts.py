@@ -1,0 +1,99 @@
+"""How the host under test is started: the one module here that knows its face.
+
+Two ways: the command `sandhost run` for one child, as a user types it, and a host
+inside a Trio program for what the command does not show (many children at once, the
+moment a child is gone).
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol, TypeVar, TypeVarTuple
+
+import trio
+
+from benchmarks.measure import MeasureError
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+def run_trio(
+    program: Callable[[*Arguments], Awaitable[Result]], *arguments: *Arguments
+) -> Result:
+    """Run a Trio program that holds a host.
+
+    Raises:
+        MeasureError: as the program raised it, taken out of the groups that the
+            nurseries of the host put around it.
+    """
+    try:
+        return trio.run(program, *arguments)
+    except BaseExceptionGroup as group:
+        faults, others = group.split(MeasureError)
+        if faults is None or others is not None:
+            raise
+        error: BaseException = faults
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise MeasureError(str(error)) from group
+
+
+def run_command(
+    sandhost: Path,
+    root: Path,
+    child: Sequence[str],
+    *,
+    top_level: bool = True,
+    transport: str = "socketpair",
+) -> list[str]:
+    """Return the command line of a host with one child.
+
+    Args:
+        sandhost: the command under test.
+        root: the child's private root, kept at the end.
+        child: its program and arguments.
+        top_level: whether it may have the whole file system.
+        transport: "socketpair" or "pipes".
+    """
+    view = ["--top-level"] if top_level else []
+    options = ["--root", str(root), "--transport", transport]
+    return [str(sandhost), "run", *view, *options, "--", *child]
+
+
+class HostedChild(Protocol):
+    """A child of the host under test."""
+
+    async def wait_gone(self) -> int:
+        """Wait until nothing of the child is left and return its exit status.
+
+        Nothing: no row in any table of the host, no descriptor, no process, and
+        128+n for a child ended by signal n.
+        """
+        ...
+
+
+class Host(Protocol):
+    """A running host, made by `open_host`."""
+
+    async def spawn(self, argv: Sequence[str]) -> HostedChild:
+        """Start a top-level child with FD 3 as a socketpair."""
+        ...
+
+    def rows(self) -> int:
+        """Return how many rows its tables of clients and open files hold in all."""
+        ...
+
+
+@asynccontextmanager
+async def open_host(root: Path) -> AsyncIterator[Host]:
+    """Run a host in this Trio program; its children are ended with it.
+
+    Args:
+        root: the private root of every child.
+
+    Raises:
+        MeasureError: the host cannot be started.
+    """
+    raise MeasureError(f"cannot run a host on {root} inside this program")
+    yield  # type: ignore[unreachable]

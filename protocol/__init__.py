@@ -1,0 +1,27 @@
+"""The FS Proxy wire, sans-IO: what bytes mean, and nothing of what they cause.
+
+``HostConnection`` and ``ClientConnection`` are the two ends; ``messages`` names what
+travels, ``limits`` what bounds it.  Nothing here opens, reads, logs or waits.  Start
+with ``grammar``, the one table of the language.
+"""
+
+from protocol import limits, messages
+from protocol.connection import ClientConnection, HostConnection
+from protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
+from protocol.grammar import COMMANDS, MODES, describe, echo, error, invalid
+
+__all__ = [
+    "COMMANDS",
+    "MODES",
+    "ClientConnection",
+    "HostConnection",
+    "LocalProtocolError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "describe",
+    "echo",
+    "error",
+    "invalid",
+    "limits",
+    "messages",
+]

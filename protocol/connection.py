@@ -1,0 +1,240 @@
+"""One end of an FS Proxy connection, sans-IO: bytes in, messages out, and back.
+
+Rules of this file.
+
+1. ``HostConnection`` is the host's end, ``ClientConnection`` the child's; neither reads
+   or writes anything.  Whoever does I/O feeds ``receive_data`` and drains
+   ``next_message`` until it gives None; ``next_reply`` once for each request sent.
+2. After a message with a body the connection is *in the body*: the caller takes its
+   bytes with ``take_body`` and reports with ``body_received`` what it received straight
+   into memory of its own (a payload crosses this layer without being copied twice).
+   The next line begins when the body is complete.
+3. Whatever a peer sends, the host's end answers: each line gives exactly one message
+   (spec F3), a line that is too long included (spec F4).
+4. Most requests of one client are the same few lines again and again, so a connection
+   remembers what short READ and WRITE lines parse to.  Parsing is a pure function of
+   the line: a remembered message is the parsed one.
+"""
+
+from protocol import messages as m
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.grammar import BY_MESSAGE, error, format_request, is_number, parse_request
+from protocol.limits import (
+    MAX_LINE_BYTES,
+    MAX_REPLY_LINE_BYTES,
+    MEMO_LINE_BYTES,
+    MEMO_LINES,
+)
+from protocol.receivebuffer import ReceiveBuffer
+
+_TOO_LONG = m.Refusal(error(b"request line too long"))
+
+
+class HostConnection:
+    """The host's end: request bytes in, requests out.
+
+    Args:
+        dialect: 1 or 2; fixed when the child is spawned (spec O5).
+
+    Attributes:
+        body_left: payload bytes of the last message that have not been taken yet.
+        pending: received bytes may hold another message: ``next_message`` can tell.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_dialect",
+        "_idle",
+        "_lines",
+        "_skipping",
+        "_whole",
+        "body_left",
+        "pending",
+    )
+
+    def __init__(self, dialect: int = 2) -> None:
+        self._buffer = ReceiveBuffer()
+        self._dialect = dialect
+        self._whole: dict[bytes, m.Request] = {}  # by line with its LF
+        self._lines: dict[bytes, m.Request] = {}  # by line without
+        self._skipping = False
+        self._idle = True  # nothing is held and nothing is being skipped
+        self.body_left = 0
+        self.pending = False
+
+    def receive_data(self, data: bytes) -> m.Request | None:
+        """Add received bytes and return the first message, as ``next_message`` does."""
+        if self._idle and not self.body_left:
+            message = self._whole.get(data)
+            if message is not None:
+                self.body_left = message.body
+                return message
+            end = data.find(b"\n")
+            if 0 <= end <= MAX_LINE_BYTES:
+                # A line that lies whole in what came needs no buffer.
+                line = data[:end]
+                message = self._lines.get(line) or self._parse(line)
+                self.body_left = message.body
+                end += 1
+                if end < len(data):
+                    self._buffer.append(data, end)
+                    self.pending = True
+                    self._idle = False
+                return message
+        self._buffer.append(data)
+        self._idle = False
+        if self.body_left:
+            self.pending = True
+            return None
+        return self.next_message()
+
+    def next_message(self) -> m.Request | None:
+        """Return the next request, or None until more bytes come.
+
+        Raises:
+            LocalProtocolError: the body of the last message has not been taken.
+        """
+        if self.body_left:
+            raise LocalProtocolError(f"{self.body_left} body bytes are not taken yet")
+        buffer = self._buffer
+        message: m.Request | None = None
+        if not self._skipping or buffer.skip_line():
+            self._skipping = False
+            try:
+                line = buffer.take_line(MAX_LINE_BYTES)
+            except OverflowError:
+                self._skipping = True
+                message = _TOO_LONG
+            else:
+                if line is not None:
+                    message = self._lines.get(line) or self._parse(line)
+                    self.body_left = message.body
+        self._settle()
+        return message
+
+    def _parse(self, line: bytes) -> m.Request:
+        message = parse_request(line, self._dialect)
+        if type(message) in (m.Read, m.Write) and len(line) <= MEMO_LINE_BYTES:
+            if len(self._lines) >= MEMO_LINES:
+                self._lines.clear()
+                self._whole.clear()
+            self._lines[line] = message
+            self._whole[line + b"\n"] = message
+        return message
+
+    def _settle(self) -> None:
+        buffer = self._buffer
+        self.pending = buffer.at < buffer.end
+        self._idle = not (self.pending or self._skipping or buffer)
+
+    def take_body(self) -> bytes:
+        """Return what has been received of the body; empty when more must come."""
+        if not self.pending:
+            return b""
+        piece = self._buffer.take(self.body_left)
+        self.body_left -= len(piece)
+        self._settle()
+        return piece
+
+    def body_received(self, count: int) -> None:
+        """Report ``count`` body bytes that the caller received into its own memory.
+
+        Raises:
+            LocalProtocolError: there are not so many left, or received ones wait here.
+        """
+        if count > self.body_left or not self._idle:
+            raise LocalProtocolError(f"{count} bytes are not the body's next ones")
+        self.body_left -= count
+
+    def extend_body(self, count: int) -> None:
+        """Make the body ``count`` bytes longer than its line declared (spec L1)."""
+        self.body_left += count
+
+    @property
+    def is_mid_message(self) -> bool:
+        """Whether a message has begun and is not complete (spec F8)."""
+        return bool(self.body_left) or not self._idle
+
+
+class ClientConnection:
+    """The child's end: requests out as bytes, replies in.
+
+    Args:
+        dialect: what the host was told to speak with this child.
+    """
+
+    __slots__ = ("_body_left", "_buffer", "_dialect", "_waiting")
+
+    def __init__(self, dialect: int = 2) -> None:
+        self._buffer = ReceiveBuffer()
+        self._dialect = dialect
+        # A list, for `collections` costs a child more than all of this module.
+        self._waiting: list[str] = []
+        self._body_left = 0
+
+    def send(self, request: m.Request) -> bytes:
+        """Return the request line to send; its payload follows it unchanged.
+
+        Raises:
+            ValueError: see ``grammar.format_request``.
+        """
+        line = format_request(request, self._dialect)
+        self._waiting.append(BY_MESSAGE[type(request)].reply)
+        return line
+
+    def receive_data(self, data: bytes) -> None:
+        """Add received bytes."""
+        self._buffer.append(data)
+
+    def next_reply(self) -> m.Reply | None:
+        """Return the next reply, or None until more bytes come.
+
+        Raises:
+            LocalProtocolError: no request waits, or the last body has not been taken.
+            RemoteProtocolError: what came is not a reply to the request that waits.
+        """
+        if self._body_left:
+            raise LocalProtocolError(f"{self._body_left} body bytes are not taken yet")
+        if not self._waiting:
+            raise LocalProtocolError("no request waits for a reply")
+        try:
+            line = self._buffer.take_line(MAX_REPLY_LINE_BYTES)
+        except OverflowError:
+            raise RemoteProtocolError("the host's reply line is too long") from None
+        if line is None:
+            return None
+        reply = _parse_reply(line, self._waiting.pop(0))
+        self._body_left = reply.body
+        return reply
+
+    def take_body(self) -> bytes:
+        """Return what has been received of the reply's body."""
+        piece = self._buffer.take(self._body_left)
+        self._body_left -= len(piece)
+        return piece
+
+    def body_received(self, count: int) -> None:
+        """Report ``count`` body bytes that the caller received into its own memory.
+
+        Raises:
+            LocalProtocolError: there are not so many left, or received ones wait here.
+        """
+        if count > self._body_left or self._buffer:
+            raise LocalProtocolError(f"{count} bytes are not the body's next ones")
+        self._body_left -= count
+
+
+def _parse_reply(line: bytes, kind: str) -> m.Reply:
+    status, _, text = line.partition(b" ")
+    if status == b"ERROR":
+        return m.Reply(False, text)
+    if status != b"OK":
+        raise RemoteProtocolError(f"not a reply: {line[:80]!r}")
+    if kind in ("empty", "text"):
+        return m.Reply(True, text)
+    token = text.partition(b" ")[0]
+    if not is_number(token):
+        raise RemoteProtocolError(f"the reply lacks a number: {line[:80]!r}")
+    number = int(token)
+    body = number if kind in ("body", "chat") else 0
+    return m.Reply(True, text, number, body)

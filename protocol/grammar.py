@@ -1,0 +1,506 @@
+"""The grammar of the FS Proxy wire: one table, three readers.
+
+Rules of this file.
+
+1. ``COMMANDS`` is the only place that says which words exist, what follows each and
+   what answers it.  The parser (``parse_request``), the formatter
+   (``format_request``) and the reference (``describe``) read it; none knows a word.
+2. A line is parsed by the first rule that fits its command: names swallow blanks, so a
+   command with a name is cut from both ends, every other one at its blanks (spec F1).
+3. A line that does not parse becomes a ``Refusal`` with its whole reply (spec F3) and
+   with the payload that must be drained first (spec W4).  Nothing here raises on what
+   a peer sends.
+4. Checks run in the order of the parameters, the count first (spec R2, W6, O4).
+
+Not here: bytes that are not lines (``connection``), and what a command does.
+"""
+
+from __future__ import annotations
+
+from protocol import messages as m
+from protocol.limits import MAX_CHAT_BYTES, MAX_DIGITS, MAX_ECHO_BYTES
+
+TYPE_CHECKING = False  # typing itself would cost a child 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Quick = Callable[[list[bytes], int], m.Request | None]
+
+MODES = (b"r", b"w", b"a", b"r+", b"w+", b"a+")
+"""The six open modes of the wire (spec O3)."""
+
+_FLAGS = {b"true": True, b"false": False}
+_CONTEXTS = {b"user": True, b"internal": False}
+_FLAG_WORDS = {True: b"true", False: b"false"}
+_CONTEXT_WORDS = {True: b"user", False: b"internal"}
+_NUMBERS = ("fileno", "number", "length")
+_BLANKS = b" \t"
+# F1 makes only space and tab blanks; bytes.split() would also cut at these three.
+_FALSE_BLANKS = (b"\r", b"\x0b", b"\x0c")
+_CONTROL = bytes(63 if c < 32 or c == 127 else c for c in range(256))
+
+
+def _quick_parser(
+    message: Callable[..., m.Request], kinds: tuple[str, ...]
+) -> Quick | None:
+    """Return a parser for faultless lines of a frequent shape, None for other shapes.
+
+    The full parser walks the parameters of a row and costs 2 us a line; a client that
+    opens and closes many small files would spend a quarter of its time there.
+    """
+
+    def one_number(tokens: list[bytes], _: int) -> m.Request | None:
+        if len(tokens) != 2 or not is_number(tokens[1]):
+            return None
+        return message(tokens[1])
+
+    def two_numbers(tokens: list[bytes], _: int) -> m.Request | None:
+        if len(tokens) != 3 or not (is_number(tokens[1]) and is_number(tokens[2])):
+            return None
+        return message(tokens[1], int(tokens[2]))
+
+    def name_mode_flag(tokens: list[bytes], dialect: int) -> m.Request | None:
+        if len(tokens) != 4 or dialect != 2 or tokens[2] not in MODES:
+            return None
+        flag = _FLAGS.get(tokens[3])
+        return None if flag is None else message(tokens[1], tokens[2], flag)
+
+    shapes = {
+        ("fileno",): one_number,
+        ("fileno", "number"): two_numbers,
+        ("fileno", "length"): two_numbers,
+        ("name", "mode", "flag"): name_mode_flag,
+    }
+    return shapes.get(kinds)
+
+
+class Command:
+    """One row of the table.
+
+    Attributes:
+        word: the command word.
+        message: the class a parsed line becomes.
+        params: (kind, name, what an error calls it) a parameter; kinds are ``fileno``,
+            ``number``, ``length`` (a number of payload bytes), ``flag``, ``mode``,
+            ``name`` (may hold blanks) and ``optional`` (any token, only at the end).
+        required: how many of them may not be missing.
+        quick: parses a faultless line of the usual shape, see ``_quick_parser``.
+        is_free: whether one of them may be text that would not parse back.
+        requires: the error for a wrong number of parameters.
+        reply: ``empty`` (``OK``), ``number`` (``OK n``), ``body`` (``OK n`` and n
+            bytes), ``text`` (``OK`` and free text) or ``chat`` (``OK n STATUS`` and n
+            bytes).
+        spare: tokens tolerated after the last parameter (spec R2).
+        payload: what follows the line, in words, for the reference.
+        about: one line for the reference.
+    """
+
+    __slots__ = (
+        "about",
+        "is_free",
+        "message",
+        "params",
+        "payload",
+        "quick",
+        "reply",
+        "required",
+        "requires",
+        "spare",
+        "word",
+    )
+
+    def __init__(  # noqa: PLR0913 - one row of the table
+        self,
+        word: bytes,
+        message: type[m.Request],
+        params: tuple[tuple[str, str], ...],
+        reply: str,
+        about: str,
+        *,
+        spare: tuple[bytes, ...] = (),
+        payload: str = "",
+    ) -> None:
+        self.word = word
+        self.message = message
+        self.params = params
+        self.reply = reply
+        self.about = about
+        self.spare = spare
+        self.payload = payload
+        names = [name for kind, name in params if kind != "optional"]
+        self.required = len(names)
+        self.is_free = any(kind in ("name", "optional") for kind, _ in params)
+        self.requires = error(_requires_text(word, names).encode())
+        self.quick = _quick_parser(message, tuple(kind for kind, _ in params))
+
+
+def _requires_text(word: bytes, names: list[str]) -> str:
+    if not names:
+        return f"{word.decode()} takes no parameters"
+    if len(names) > 2:
+        listed = ", ".join(names[:-1]) + ", and " + names[-1]
+    else:
+        listed = " and ".join(names)
+    return f"{word.decode()} requires {listed}"
+
+
+def echo(piece: bytes) -> bytes:
+    """Make peer text fit for an error: at most 200 bytes, no control bytes (spec F6)."""
+    return piece[:MAX_ECHO_BYTES].translate(_CONTROL)
+
+
+def error(text: bytes) -> bytes:
+    """Return an error's reply line; ``text`` must have passed ``echo`` piece by piece."""
+    return b"ERROR " + text + b"\n"
+
+
+def invalid(what: str, token: bytes) -> bytes:
+    """Return the reply line ``ERROR invalid WHAT: TOKEN``."""
+    return b"ERROR invalid " + what.encode() + b": " + echo(token) + b"\n"
+
+
+def is_number(token: bytes) -> bool:
+    """Tell whether a token is a number of this wire: one to 18 ASCII digits (spec F5)."""
+    return token.isdigit() and len(token) <= MAX_DIGITS
+
+
+_FILENO = ("fileno", "fileno")
+_SIZE = ("number", "size")
+_FLAG = ("flag", "is_top_level")
+_NAME = ("name", "filename")
+
+_ROWS = (
+    Command(
+        b"OPEN",
+        m.Open,
+        (_NAME, ("mode", "mode"), _FLAG),
+        "number",
+        "opens a file and answers its fileno",
+    ),
+    Command(
+        b"READ",
+        m.Read,
+        (_FILENO, _SIZE),
+        "body",
+        "reads at the handle's offset",
+        spare=(b"true", b"false"),
+    ),
+    Command(
+        b"WRITE",
+        m.Write,
+        (_FILENO, ("length", "size")),
+        "number",
+        "writes at the handle's offset",
+        payload="size bytes",
+    ),
+    Command(b"CLOSE", m.Close, (_FILENO,), "empty", "closes a file"),
+    Command(b"PING", m.Ping, (), "empty", "answers"),
+    Command(b"CAPS", m.Caps, (), "body", "tells version, commands, limits, rights"),
+    Command(
+        b"SEEK",
+        m.Seek,
+        (_FILENO, ("number", "offset")),
+        "number",
+        "sets the handle's offset, in bytes from the start",
+    ),
+    Command(b"SYNC", m.Sync, (_FILENO,), "empty", "puts the file's data on the disk"),
+    Command(b"TRUNCATE", m.Truncate, (_FILENO, _SIZE), "empty", "sets the file's size"),
+    Command(
+        b"STAT", m.Stat, (_FLAG, _NAME), "body", "tells size, mtime_ns, kind as JSON"
+    ),
+    Command(b"LIST", m.ListDir, (_FLAG, _NAME), "body", "lists a directory as JSON"),
+    Command(b"MKDIR", m.MakeDir, (_FLAG, _NAME), "empty", "makes a directory"),
+    Command(
+        b"REMOVE",
+        m.Remove,
+        (_FLAG, _NAME),
+        "empty",
+        "removes a file or empty directory",
+    ),
+    Command(
+        b"RENAME",
+        m.Rename,
+        (_FLAG, ("length", "old_length"), ("length", "new_length")),
+        "empty",
+        "renames a file or directory",
+        payload="the old name, then the new one",
+    ),
+    Command(
+        b"ATTACH",
+        m.Attach,
+        (),
+        "text",
+        "opens one more connection: its descriptor comes with the reply's first byte",
+    ),
+    Command(
+        b"NARROW",
+        m.Narrow,
+        (("length", "size"),),
+        "empty",
+        "gives up rights of this connection for good",
+        payload="size bytes of JSON",
+    ),
+    Command(
+        b"LLM_CHAT",
+        m.Chat,
+        (
+            _FLAG,
+            ("length", "input_files_count"),
+            ("length", "output_files_count"),
+            ("length", "prompt_length"),
+            ("length", "preset_length"),
+        ),
+        "chat",
+        "asks the model",
+        payload="input files, output files, prompt, preset",
+    ),
+    Command(b"LLM_QUOTA", m.Quota, (), "text", "tells the quota"),
+    Command(b"LLM_CONFIG", m.Config, (), "body", "tells the LLM configuration"),
+    Command(
+        b"FD_CALL",
+        m.FdCall,
+        (("length", "size"),),
+        "body",
+        "calls an LLM fd tool",
+        payload="size bytes of JSON",
+    ),
+    Command(
+        b"FD_PUT",
+        m.FdPut,
+        (("length", "size"), ("optional", "token")),
+        "text",
+        "adds a piece of content",
+        payload="size bytes",
+    ),
+)
+
+COMMANDS: dict[bytes, Command] = {row.word: row for row in _ROWS}
+"""The table, by command word."""
+
+BY_MESSAGE: dict[type[m.Request], Command] = {row.message: row for row in _ROWS}
+"""The same rows, by message class."""
+
+_OPEN1_REQUIRES = error(b"OPEN requires filename and mode")
+_EMPTY = m.Refusal(error(b"empty request"))
+
+
+def parse_request(line: bytes, dialect: int) -> m.Request:
+    """Parse one request line.
+
+    Args:
+        line: the bytes before LF, which is not among them.
+        dialect: 1 or 2; only OPEN differs (spec O5).
+
+    Returns:
+        The request, or a ``Refusal`` with the reply that the line earns.
+    """
+    tokens = line.split()
+    if b" ".join(tokens) == line and tokens:  # single spaces and nothing else
+        command = COMMANDS.get(tokens[0])
+        if command is not None and command.quick is not None:
+            message = command.quick(tokens, dialect)
+            if message is not None:
+                return message
+    return _parse_any(line, dialect)
+
+
+def _parse_any(line: bytes, dialect: int) -> m.Request:
+    """Parse a line of any shape, faults and all."""
+    line = line.removesuffix(b"\r").strip(_BLANKS)
+    if not line:
+        return _EMPTY
+    word, _, rest = line.partition(b" ")
+    command = COMMANDS.get(word)
+    if command is None:
+        word, _, rest = line.replace(b"\t", b" ", 1).partition(b" ")
+        command = COMMANDS.get(word)
+        if command is None:
+            return m.Refusal(error(b"unknown command: " + echo(word)))
+    if command.message is m.Open:
+        rest = rest.lstrip(_BLANKS)
+        return _parse_open1(rest) if dialect == 1 else _parse_open2(command, rest)
+    if _NAME in command.params:
+        return _parse_named(command, rest.lstrip(_BLANKS))
+    return _parse_tokens(command, _tokens(rest))
+
+
+def _tokens(line: bytes) -> list[bytes]:
+    for blank in _FALSE_BLANKS:
+        if blank in line:
+            return [t for t in line.replace(b"\t", b" ").split(b" ") if t]
+    return line.split()
+
+
+def _cut_last(text: bytes) -> tuple[bytes, bytes]:
+    """Cut the last token off; the rest keeps its inner blanks (spec O1)."""
+    at = max(text.rfind(b" "), text.rfind(b"\t"))
+    return text[: max(at, 0)].rstrip(_BLANKS), text[at + 1 :]
+
+
+def _parse_open2(command: Command, rest: bytes) -> m.Request:
+    head, flag = _cut_last(rest)
+    name, mode = _cut_last(head)
+    if not name:
+        return m.Refusal(command.requires)
+    if mode not in MODES:
+        return m.Refusal(invalid("mode", mode))
+    if flag not in _FLAGS:
+        return m.Refusal(invalid("is_top_level", flag))
+    return m.Open(name, mode, _FLAGS[flag])
+
+
+def _parse_open1(rest: bytes) -> m.Request:
+    head, last = _cut_last(rest)
+    if not head:
+        return m.Refusal(_OPEN1_REQUIRES)
+    name, mode = _cut_last(head)
+    context = None
+    if name and last in _CONTEXTS:
+        context = _CONTEXTS[last]
+    elif name and mode in MODES:
+        return m.Refusal(invalid("context", last))
+    else:
+        name, mode = head, last
+    if mode not in MODES:
+        return m.Refusal(invalid("mode", mode))
+    return m.Open(name, mode, context)
+
+
+def _parse_named(command: Command, rest: bytes) -> m.Request:
+    flag = rest.replace(b"\t", b" ").partition(b" ")[0]
+    name = rest[len(flag) :].lstrip(_BLANKS)
+    if not name:
+        return m.Refusal(command.requires)
+    if flag not in _FLAGS:
+        return m.Refusal(invalid("is_top_level", flag))
+    return command.message(_FLAGS[flag], name)  # type: ignore[call-arg]
+
+
+def _parse_tokens(command: Command, tokens: list[bytes]) -> m.Request:
+    if not command.required <= len(tokens) <= len(command.params):
+        spare = len(tokens) == len(command.params) + 1 and tokens[-1] in command.spare
+        if not spare:
+            return _wrong_count(command, tokens)
+    values: list[object] = []
+    for (kind, _), value in zip(command.params, tokens, strict=False):
+        if not _is_valid(kind, value):
+            return _bad_token(command, tokens)
+        if kind == "flag":
+            values.append(_FLAGS[value])
+        elif kind in ("fileno", "optional"):
+            values.append(value)
+        else:
+            values.append(int(value))
+    message = command.message(*values)
+    if command.message is m.Chat and message.body > MAX_CHAT_BYTES:
+        text = b"%d exceeds limit %d" % (message.body, MAX_CHAT_BYTES)
+        return _drain(command, tokens, invalid("prompt_length", text))
+    return message
+
+
+def _is_valid(kind: str, value: bytes) -> bool:
+    if kind == "flag":
+        return value in _FLAGS
+    return kind not in _NUMBERS or is_number(value)
+
+
+def _bad_token(command: Command, tokens: list[bytes]) -> m.Request:
+    """Refuse a line of the right length: one of its parameters at least is invalid.
+
+    The first one is named, but for a WRITE: its size comes before its fileno, and the
+    host's cap between them (spec W4, W6), so it is refused by the host.
+    """
+    wrong = [
+        (kind, invalid(name, value))
+        for (kind, name), value in zip(command.params, tokens, strict=False)
+        if not _is_valid(kind, value)
+    ]
+    if command.message is m.Write:
+        if wrong[-1][0] == "length":
+            return m.Refusal(wrong[-1][1])
+        return m.Write(tokens[0], int(tokens[1]), m.NO_FILENO)
+    fileno = command.params[0] == _FILENO and wrong[0][0] != "fileno"
+    return _drain(command, tokens, wrong[0][1], tokens[0] if fileno else None)
+
+
+def _wrong_count(command: Command, tokens: list[bytes]) -> m.Refusal:
+    """Refuse a line with too few tokens, which announces nothing, or with too many."""
+    if len(tokens) < command.required:
+        return m.Refusal(command.requires)
+    return _drain(command, tokens, command.requires)
+
+
+def _drain(
+    command: Command, tokens: list[bytes], reply: bytes, fileno: bytes | None = None
+) -> m.Refusal:
+    """Refuse a line whose payload is drained, if all its lengths parse (spec W4, L2)."""
+    lengths = []
+    for (kind, _), value in zip(command.params, tokens, strict=False):
+        if kind == "length":
+            if not is_number(value):
+                return m.Refusal(reply)
+            lengths.append(int(value))
+    parts = tuple(lengths) if command.message is m.Chat else ()
+    return m.Refusal(reply, sum(lengths), fileno, parts)
+
+
+def format_request(request: m.Request, dialect: int = 2) -> bytes:
+    """Return the request line of a message, LF included, without its payload.
+
+    Args:
+        request: any message of ``COMMANDS``.
+        dialect: 1 writes a context in place of the flag of OPEN.
+
+    Raises:
+        ValueError: the line would not parse back: a number that is none of this wire
+            (spec F5), a name with LF, or one with blanks or CR at an end that the wire
+            strips (spec F1).
+    """
+    command = BY_MESSAGE[type(request)]
+    words = (
+        _CONTEXT_WORDS if dialect == 1 and command.message is m.Open else _FLAG_WORDS
+    )
+    parts = [command.word]
+    good = True
+    for (kind, _), field in zip(command.params, request.fields, strict=True):
+        value = getattr(request, field)
+        if kind in _NUMBERS:
+            part = value if kind == "fileno" else b"%d" % value
+            good = good and is_number(part)
+            parts.append(part)
+        elif value is not None:
+            parts.append(words[value] if kind == "flag" else value)
+    line = b" ".join(parts)
+    if command.is_free:
+        good = b"\n" not in line and parse_request(line, dialect) == request
+    if not good:
+        raise ValueError(f"cannot be sent as a request line: {request!r}")
+    return line + b"\n"
+
+
+def describe() -> str:
+    """Return the reference of all commands as a Markdown table."""
+    rows = [
+        "| request line | payload | reply | does | wrong number of parameters |",
+        "|---|---|---|---|---|",
+    ]
+    replies = {
+        "empty": "`OK`",
+        "number": "`OK n`",
+        "body": "`OK n` + n bytes",
+        "text": "`OK TEXT`",
+        "chat": "`OK n STATUS` + n bytes",
+    }
+    for row in _ROWS:
+        names = [f"[{p}]" if kind == "optional" else p for kind, p in row.params]
+        line = " ".join([row.word.decode(), *names])
+        requires = row.requires.decode().rstrip()
+        cells = (
+            f"`{line}`",
+            row.payload,
+            replies[row.reply],
+            row.about,
+            f"`{requires}`",
+        )
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,385 @@
+"""Children of this host, as Trio sees them: spawned, waited for, signalled, ended.
+
+What it is: the host's side of the launchpad. One reader task owns the control socket's
+incoming side; everybody may spawn. What it is not: no policy, no life cycle, no file
+descriptors of clients; those are the child's and its session's.
+
+Rules:
+ 1. A child is named by its pidfd. Its exit is the pidfd (authority, spec S2); the
+    launchpad's report adds the status.
+ 2. Each descriptor has one holder: sources of a `SpawnRequest` stay the caller's, the
+    pidfd is the `SpawnedProcess`'s, the control socket and the launchpad's pidfd are
+    the `Launcher`'s.
+ 3. When `spawn` returned or raised, the child alone has copies of the sources (spec T2).
+    A spawn that is cancelled leaves no child.
+ 4. If the launchpad is lost, so are the children: everything beneath the host is ended,
+    everybody who waits is told, and the owner gets `LaunchpadLost`.
+Read next: ``supervisor/launchpad.py``, ``supervisor/launchpad_wire.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal as signals
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import trio
+
+from supervisor import launchpad_wire, proctree
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.spawn_request import SpawnRequest
+
+# The report of an exit leaves the launchpad microseconds after the pidfd wakes us; a
+# machine that needs longer is in such trouble that no status is worth waiting for.
+EXIT_REPORT_TIMEOUT_S = 1.0
+
+# The launchpad ends 50 processes in 20 ms and exits; what is stuck in the kernel (a
+# dead network file system) is left to it, so that the host itself can end.
+STOP_TIMEOUT_S = 2.0
+
+# The launchpad forks one at a time; more requests under way only hold descriptors.
+SPAWNS_UNDER_WAY = 16
+
+
+class LaunchpadLost(Exception):  # noqa: N818 - a state of the host, fatal to it
+    """The launchpad ended although nobody asked it to: the host must end too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended: exactly one of code and signal, or neither if unknown.
+
+    Attributes:
+        code: What it exited with.
+        signal: What killed it.
+        utime_s: User time of it and of the children it waited for.
+        stime_s: Likewise, in the kernel.
+        maxrss_kib: Largest resident set; includes that of the launchpad it was forked
+            from, so never below some 10,000.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    utime_s: float = 0.0
+    stime_s: float = 0.0
+    maxrss_kib: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """What the launchpad has said of one child. All events are set when it is lost.
+
+    Attributes:
+        started: Set when `born` or `failure` is there.
+        exited: Set when `status` is there.
+        swept: Set when nothing it left behind is alive.
+        abandoned: Nobody waits for `born` any more.
+        born: (pid, create_time, pidfd); the pidfd belongs to who takes it.
+        failure: (errno, stage, detail).
+    """
+
+    started: trio.Event = field(default_factory=trio.Event)
+    exited: trio.Event = field(default_factory=trio.Event)
+    swept: trio.Event = field(default_factory=trio.Event)
+    abandoned: bool = False
+    born: tuple[int, int, int] | None = None
+    failure: tuple[int, str, bytes] | None = None
+    status: ExitStatus | None = None
+
+
+class SpawnedProcess:
+    """One child that became its program. Owned, and waited for, by one task (I2).
+
+    Attributes:
+        pid: Names the process only together with `create_time`.
+        create_time: Clock ticks since boot, field 22 of ``/proc/PID/stat``.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        ident: int,
+        record: _Record,
+        born: tuple[int, int, int],
+    ) -> None:
+        self.pid, self.create_time, self._pidfd = born
+        self._launcher = launcher
+        self._ident = ident
+        self._record = record
+
+    async def wait_exit(self) -> ExitStatus:
+        """Wait until the process has ended (not what it started: `wait_swept`).
+
+        Returns:
+            Its status; neither code nor signal if the launchpad did not tell in time.
+
+        Raises:
+            LaunchpadLost: It has ended; how, nobody knows any more.
+
+        Cancellation: nothing is lost, wait again.
+        """
+        await trio.lowlevel.wait_readable(self._pidfd)
+        with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
+            await self._record.exited.wait()
+        if self._record.status is None:
+            self._launcher.check()
+            return ExitStatus()
+        return self._record.status
+
+    async def wait_swept(self) -> None:
+        """Wait until nothing that this ended process left behind is alive.
+
+        Raises:
+            LaunchpadLost: The host itself ends what is left.
+        """
+        await self._record.swept.wait()
+        self._launcher.check()
+
+    def send_signal(self, signal: int) -> None:
+        """Signal this process alone; nothing if it has ended already."""
+        try:
+            signals.pidfd_send_signal(self._pidfd, signal)
+        except ProcessLookupError:
+            return
+
+    async def signal_tree(self, signal: int) -> None:
+        """Signal this process and all beneath it; returns when that is asked for."""
+        message = (launchpad_wire.SIGNAL, self._ident, int(signal))
+        await self._launcher.send(message)
+
+    async def end_tree(self) -> None:
+        """SIGKILL this process and all beneath it; returns when that is asked for.
+
+        What escapes this by forking is ended after the process's death.
+        """
+        await self.signal_tree(signals.SIGKILL)
+
+    def close(self) -> None:
+        """Give the pidfd back. Does not end the process. A second call does nothing."""
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            trio.lowlevel.notify_closing(pidfd)
+            os.close(pidfd)
+
+
+class Launcher:
+    """The host's hand on its launchpad.
+
+    Start `run` in the nursery that is to fail when the launchpad is lost; cancelling it
+    ends every child.
+    """
+
+    def __init__(
+        self, launchpad: LaunchpadProcess, own_children: Collection[int] = ()
+    ) -> None:
+        """Take the launchpad over.
+
+        Args:
+            launchpad: From `start_launchpad`; its descriptors are the launcher's now.
+            own_children: Pids of children that the host started by other means and
+                that are not to be ended when the launchpad is lost. Read then.
+        """
+        self._launchpad = launchpad
+        self._own_children = own_children
+        self._control = launchpad.control
+        self._records: dict[int, _Record] = {}
+        self._last_ident = 0
+        self._sending = trio.Lock()  # one writer waits for room, the others for it
+        self._room = trio.CapacityLimiter(SPAWNS_UNDER_WAY)
+        self._lost: str | None = None
+
+    async def run(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> NoReturn:
+        """Own the control socket: take in what the launchpad says.
+
+        Raises:
+            LaunchpadLost: It ended by itself. Every process beneath the host has been
+                killed and reaped (within `STOP_TIMEOUT_S`).
+
+        Cancellation: ends the launchpad and every process beneath it, and waits for
+        that for at most `STOP_TIMEOUT_S`.
+        """
+        reason = "the host is stopping"
+        try:
+            task_status.started()
+            await self._receive()
+            reason = "the launchpad ended unexpectedly: its children are gone"
+        finally:
+            self._give_up(reason)
+            with trio.move_on_after(2 * STOP_TIMEOUT_S, shield=True):
+                await self._end_launchpad()
+        raise LaunchpadLost(reason)
+
+    async def spawn(self, request: SpawnRequest) -> SpawnedProcess:
+        """Start a child; returns when it has become its program.
+
+        Raises:
+            SpawnError: It did not; nothing is left of it.
+            LaunchpadLost: No child can be started any more.
+
+        Cancellation: a child that was started all the same is killed.
+        """
+        self._last_ident += 1
+        ident = self._last_ident
+        message = request.message(ident)
+        async with self._room:
+            record = self._records[ident] = _Record()
+            try:
+                await self.send(message, request.sources)
+            except BaseException:
+                del self._records[ident]  # it was not sent
+                raise
+            try:
+                await record.started.wait()
+            except trio.Cancelled:
+                await self._abandon(ident, record)
+                raise
+        if record.failure is not None:
+            raise request.error(*record.failure)
+        if record.born is None:
+            raise LaunchpadLost(self._lost)
+        return SpawnedProcess(self, ident, record, record.born)
+
+    def check(self) -> None:
+        """Raise LaunchpadLost if there is no launchpad any more."""
+        if self._lost is not None:
+            raise LaunchpadLost(self._lost)
+
+    def statistics(self) -> dict[str, int]:
+        """How many children are known, from their spawn until they are swept."""
+        return {"children": len(self._records)}
+
+    async def send(
+        self, message: tuple[object, ...], fds: tuple[int, ...] = ()
+    ) -> None:
+        """Send one message, whole, when there is room for it.
+
+        Raises:
+            LaunchpadLost: Nobody is there to take it.
+        """
+        async with self._sending:
+            while True:
+                self.check()
+                try:
+                    launchpad_wire.send_message(self._control, message, fds)
+                except BlockingIOError:
+                    with contextlib.suppress(trio.ClosedResourceError):  # lost: check
+                        await trio.lowlevel.wait_writable(self._control)
+                except (BrokenPipeError, ConnectionResetError):
+                    # `run` is about to read the same, and tells everybody.
+                    raise LaunchpadLost("the launchpad is gone") from None
+                else:
+                    return
+
+    # ---------------------------------------------------------- what it says
+
+    async def _receive(self) -> None:
+        """Take messages in until the launchpad is gone."""
+        while True:
+            try:
+                received = launchpad_wire.receive_message(self._control)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._control)
+                continue
+            if received is None:
+                return
+            self._take(*received)
+
+    def _take(self, message: tuple[Any, ...], fds: list[int]) -> None:
+        kind, ident, *rest = message
+        if kind == launchpad_wire.SWEPT:
+            for ended in ident:
+                self._records.pop(ended).swept.set()
+            return
+        record = self._records[ident]
+        if kind == launchpad_wire.SPAWNED:
+            record.born = (*rest, *fds)
+            record.started.set()
+            if record.abandoned:
+                os.close(fds[0])
+        elif kind == launchpad_wire.FAILED:
+            record.failure = tuple(rest)
+            record.started.set()
+            del self._records[ident]
+        elif kind == launchpad_wire.EXITED:
+            record.status = ExitStatus(*rest)
+            record.exited.set()
+
+    async def _abandon(self, ident: int, record: _Record) -> None:
+        """End a child whose spawn was cancelled, born yet or not."""
+        record.abandoned = True
+        if record.born is not None:  # between our cancellation and this line
+            os.close(record.born[2])
+        message = (launchpad_wire.SIGNAL, ident, int(signals.SIGKILL))
+        with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
+            with contextlib.suppress(LaunchpadLost):  # then it is dead already
+                await self.send(message)
+
+    # ---------------------------------------------------------- the end
+
+    def _give_up(self, reason: str) -> None:
+        """Tell everybody who waits, and let go of the control socket."""
+        self._lost = reason
+        records, self._records = self._records, {}
+        for record in records.values():
+            record.started.set()
+            record.exited.set()
+            record.swept.set()
+        trio.lowlevel.notify_closing(self._control)
+        self._control.close()
+
+    async def _end_launchpad(self) -> None:
+        """Wait for its end, which the closed socket asks for; reap it."""
+        pidfd = self._launchpad.pidfd
+        try:
+            with trio.move_on_after(STOP_TIMEOUT_S):
+                await trio.lowlevel.wait_readable(pidfd)
+            # Stopped, or kept by a process that cannot die; a dead one does not mind.
+            signals.pidfd_send_signal(pidfd, signals.SIGKILL)
+            await trio.lowlevel.wait_readable(pidfd)
+            went_well = _collect(pidfd)
+        finally:
+            os.close(pidfd)
+        if not went_well:
+            await end_descendants(self._own_children)
+
+
+async def end_descendants(spare: Collection[int] = ()) -> None:
+    """Kill and reap every process beneath this one: what a lost launchpad leaves.
+
+    The host is a subreaper, so orphans come to it; each death may bring more.
+
+    Args:
+        spare: Pids of direct children that are left alone, with all beneath them.
+
+    Cancellation: between two deaths; unbounded, for a process stuck in the kernel dies
+    when that lets go of it. Give it a time-out.
+    """
+    own = os.getpid()
+    while found := [pid for pid in proctree.children_of(own) if pid not in spare]:
+        proctree.kill_trees(own, found)
+        for pid in found:
+            await _reap(pid)
+
+
+async def _reap(pid: int) -> None:
+    """Wait for a dying child of this process; nobody else does, so its pid is its."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        await trio.lowlevel.wait_readable(pidfd)
+        _collect(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def _collect(pidfd: int) -> bool:
+    """Take the status of a child that has ended; tells whether it exited with 0."""
+    ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)

@@ -1,0 +1,374 @@
+"""The launchpad: the small process that forks, reaps and ends every child of a host.
+
+What it is: one single-threaded process per host. It forks children on request, tells
+their end, kills whatever a dead child leaves behind, and when its host is gone kills
+everything and exits. What it is not: no policy, no names, no timeouts, no logs; the
+host's side is ``supervisor/launcher.py``.
+
+Rules:
+ 1. Only this process waits for children, so the pid of an unreaped one is its own.
+ 2. Every child is a subreaper: what it daemonises stays beneath it while it lives and
+    becomes a direct child of the launchpad when it dies. Hence every direct child that
+    is not in ``_children`` is a leftover, and is killed until none is left.
+ 3. The exit of a child is reported before its leftovers are looked for.
+ 4. Nothing ends the launchpad but the end of its host (EOF), and then only after the
+    whole tree. If it is killed, the kernel kills its children (PR_SET_PDEATHSIG) and
+    the host, a subreaper too, ends the rest.
+ 5. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
+    hangs alone. Without events the launchpad sleeps.
+ 6. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
+    no ``json``: it starts in the time of a bare interpreter plus 4 ms.
+
+Started by ``supervisor/launchpad_start.py`` as ``python -I -S -c BOOT`` with its control
+socket (AF_UNIX, SOCK_SEQPACKET) as descriptor 0. Read next: ``launchpad_wire`` for the
+messages, ``launchpad_child`` for what happens between fork and exec.
+"""
+
+from __future__ import annotations
+
+# `signal` and `socket` import `enum` and `selectors`: 7 ms together.
+import _signal  # type: ignore[import-not-found]
+import _socket
+import errno
+import fcntl
+import gc
+import marshal
+import os
+import select
+
+from supervisor import launchpad_child, launchpad_kernel, launchpad_wire, proctree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import resource
+    from collections.abc import Sequence
+    from types import FrameType
+
+_NAME = b"sandhost-pad"
+
+# <linux/wait.h>: also children that were cloned with another exit signal than SIGCHLD.
+_WALL = 0x40000000
+
+_CAUGHT_SIGNALS = frozenset(
+    {
+        _signal.SIGCHLD,
+        _signal.SIGHUP,
+        _signal.SIGINT,
+        _signal.SIGQUIT,
+        _signal.SIGTERM,
+        _signal.SIGPIPE,
+        _signal.SIGALRM,
+        _signal.SIGUSR1,
+        _signal.SIGUSR2,
+    }
+)
+
+# A wake-up is one byte a signal; more than fit mean no more than one.
+_WAKE_BYTES = 4096
+
+
+class _Child:
+    """One child from its fork to its reaping.
+
+    Attributes:
+        ident: The host's number for it.
+        pidfd: Held until SPAWNED carries it away, then -1.
+        report: Where the forked child tells which step failed; -1 when that is known.
+        failed: It never became its program: the host has heard so.
+    """
+
+    __slots__ = ("create_time", "failed", "ident", "pid", "pidfd", "report")
+
+    def __init__(self, ident: int, pid: int, report: int) -> None:
+        self.ident = ident
+        self.pid = pid
+        self.report = report
+        self.failed = False
+        self.create_time = _create_time(pid)
+        # Before any wait: the pid still names this process, be it dead already.
+        self.pidfd = os.pidfd_open(pid)
+
+
+class _Launchpad:
+    """The tables of one launchpad and its loop."""
+
+    def __init__(self, control: _socket.socket) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._children: dict[int, _Child] = {}  # by pid, until reaped
+        self._pids: dict[int, int] = {}  # id -> pid, of the same children
+        self._starting: dict[int, _Child] = {}  # by report, until exec or failure
+        self._killed: set[int] = set()  # leftovers that are dying, until reaped
+        self._unswept: list[int] = []  # ids that ended since nothing was left
+        self._buried = 0  # leftovers reaped since then
+        self._outbox: list[tuple[tuple[object, ...], int]] = []
+        self._is_blocked = False  # the host does not take replies at the moment
+        self._host_is_there = True
+        self._wake = _wake_at_signals()
+        self._epoll = select.epoll()
+        self._epoll.register(control.fileno(), select.EPOLLIN)
+        self._epoll.register(self._wake, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Serve the host until it is gone, then end every process beneath this one."""
+        try:
+            while self._host_is_there:
+                for fd, events in self._epoll.poll():
+                    self._serve(fd, events)
+        finally:
+            self._end_everything()
+
+    def _serve(self, fd: int, events: int) -> None:
+        if fd == self._wake:
+            os.read(self._wake, _WAKE_BYTES)
+            self._reap()
+            self._sweep()
+        elif fd != self._control.fileno():
+            if child := self._starting.get(fd):
+                self._conclude_start(child)
+        elif events & (select.EPOLLHUP | select.EPOLLERR):
+            self._host_is_there = False  # whatever it still asked for
+        else:
+            if events & select.EPOLLOUT:
+                self._flush()
+            if events & select.EPOLLIN:
+                self._serve_request()
+
+    # ------------------------------------------------------------ requests
+
+    def _serve_request(self) -> None:
+        try:
+            received = launchpad_wire.receive_message(self._control)
+        except BlockingIOError:
+            return
+        if received is None:
+            self._host_is_there = False
+            return
+        (kind, ident, *body), fds = received
+        try:
+            if kind == launchpad_wire.SPAWN:
+                self._spawn(ident, launchpad_child.Order(tuple(body), fds))
+            elif kind == launchpad_wire.SIGNAL:
+                self._signal(ident, *body)
+            else:
+                self._fail(ident, errno.EINVAL, "request")
+        except ValueError:
+            self._fail(ident, errno.EINVAL, "request")
+        except OSError as error:  # no process, no pipe, no memory to be had
+            self._fail(ident, error.errno or errno.EIO, "fork")
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _spawn(self, ident: int, order: launchpad_child.Order) -> None:
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                launchpad_child.become(order, self._pid, theirs)
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        try:
+            child = _Child(ident, pid, ours)
+        except OSError:
+            os.close(ours)
+            self._sweep()  # nobody knows it: a leftover
+            raise
+        self._children[pid] = child
+        self._pids[ident] = pid
+        self._starting[ours] = child
+        self._epoll.register(ours, select.EPOLLIN)
+
+    def _conclude_start(self, child: _Child) -> None:
+        """Tell the host whether the exec succeeded, once that is known."""
+        try:
+            report = os.read(child.report, launchpad_child.REPORT_BYTES)
+        except BlockingIOError:
+            return
+        # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
+        self._epoll.unregister(child.report)
+        os.close(child.report)
+        del self._starting[child.report]
+        child.report = -1
+        pidfd, child.pidfd = child.pidfd, -1
+        if report:
+            os.close(pidfd)
+            child.failed = True
+            self._fail(child.ident, *marshal.loads(report))  # noqa: S302 - our child
+            return
+        self._reply(
+            (launchpad_wire.SPAWNED, child.ident, child.pid, child.create_time), pidfd
+        )
+
+    def _signal(self, ident: int, signal: int) -> None:
+        """Signal a child and all beneath it; nothing if it has ended meanwhile."""
+        pid = self._pids.get(ident)
+        if pid is None:
+            return
+        if signal == _signal.SIGKILL:
+            proctree.kill_trees(self._pid, (pid,))
+        else:
+            proctree.signal_trees(self._pid, (pid,), signal)
+
+    # ------------------------------------------------------------ replies
+
+    def _fail(self, ident: int, number: int, stage: str, detail: bytes = b"") -> None:
+        self._reply((launchpad_wire.FAILED, ident, number, stage, detail))
+
+    def _reply(self, message: tuple[object, ...], pidfd: int = -1) -> None:
+        """Queue a message with the pidfd it carries away, and send what can be sent."""
+        self._outbox.append((message, pidfd))
+        if not self._is_blocked:
+            self._flush()
+
+    def _flush(self) -> None:
+        sent = 0
+        was_blocked, self._is_blocked = self._is_blocked, False
+        try:
+            for message, pidfd in self._outbox:
+                if self._host_is_there:
+                    fds: Sequence[int] = () if pidfd < 0 else (pidfd,)
+                    launchpad_wire.send_message(self._control, message, fds)
+                if pidfd >= 0:
+                    os.close(pidfd)
+                sent += 1
+        except BlockingIOError:
+            self._is_blocked = True
+        except (BrokenPipeError, ConnectionResetError):
+            self._host_is_there = False
+        del self._outbox[:sent]
+        if self._is_blocked != was_blocked:
+            out = select.EPOLLOUT if self._is_blocked else 0
+            self._epoll.modify(self._control.fileno(), select.EPOLLIN | out)
+
+    # ------------------------------------------------------------ ends
+
+    def _reap(self) -> bool:
+        """Wait for all that has died; False if no child at all is left."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG | _WALL)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            child = self._children.pop(pid, None)
+            if child is None:
+                self._killed.discard(pid)
+                self._buried += 1
+            else:
+                self._bury(child, status, usage)
+
+    def _bury(self, child: _Child, status: int, usage: resource.struct_rusage) -> None:
+        del self._pids[child.ident]
+        if child.report >= 0:  # it is dead, so the report is there or never will be
+            self._conclude_start(child)
+        if child.failed:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        self._reply(
+            (
+                launchpad_wire.EXITED,
+                child.ident,
+                code if code >= 0 else None,
+                -code if code < 0 else None,
+                usage.ru_utime,
+                usage.ru_stime,
+                usage.ru_maxrss,
+            )
+        )
+        self._unswept.append(child.ident)
+
+    def _sweep(self) -> None:
+        """Kill what dead children left; told when nothing of it is alive.
+
+        Called after every SIGCHLD. That suffices: each leftover was killed, its death
+        is the next SIGCHLD, and its children are the launchpad's by then.
+        """
+        leftovers = [
+            pid for pid in proctree.children_of(self._pid) if pid not in self._children
+        ]
+        fresh = [pid for pid in leftovers if pid not in self._killed]
+        if fresh:
+            proctree.kill_trees(self._pid, fresh)
+            self._killed.update(fresh)
+        if self._unswept and not leftovers:
+            self._reply((launchpad_wire.SWEPT, self._unswept, self._buried))
+            self._unswept, self._buried = [], 0
+
+    def _end_everything(self) -> None:
+        """Kill every process beneath this one, and return when none is left."""
+        self._host_is_there = False
+        self._children.clear()
+        self._flush()  # gives the queued descriptors back
+        while self._reap():
+            self._sweep()
+            os.read(self._wake, _WAKE_BYTES)
+
+
+def main() -> None:
+    """Run the launchpad on the control socket that is descriptor 0."""
+    launchpad_kernel.set_name(_NAME)
+    # Its memory holds other children's environments, its descriptors the control
+    # socket: no child of the same user may look at either (ptrace, pidfd_getfd).
+    launchpad_kernel.prctl(launchpad_kernel.PR_SET_DUMPABLE, 0)
+    control = _take_control_socket()
+    _set_signals()
+    os.chdir("/")
+    # Objects of the start are never freed: untouched pages need no copy after a fork.
+    gc.disable()
+    gc.freeze()
+    _Launchpad(control).run()
+
+
+def _take_control_socket() -> _socket.socket:
+    """Move the control socket away from descriptor 0, keep stderr, close the rest."""
+    control = _socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd != control.fileno():
+            os.closerange(fd, fd + 1)  # the one that listed is gone: no error
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0, inheritable=False)
+    os.dup2(null, 1, inheritable=False)
+    os.close(null)
+    os.set_inheritable(2, False)
+    return control
+
+
+def _set_signals() -> None:
+    """Survive what is sent to a whole service or session; ignore nothing.
+
+    What is ignored stays ignored over exec, so children would need it put back; what
+    is caught, they have as the default.
+    """
+    for number in _signal.valid_signals():
+        if number in _CAUGHT_SIGNALS:
+            _signal.signal(number, _do_nothing)
+        elif number not in {_signal.SIGKILL, _signal.SIGSTOP}:
+            _signal.signal(number, _signal.SIG_DFL)
+    launchpad_kernel.default_reserved_signals()
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Be woken up by a signal; the loop finds out why."""
+
+
+def _wake_at_signals() -> int:
+    """A descriptor that becomes readable when a caught signal, SIGCHLD most, came."""
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(theirs, False)
+    _signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    return ours
+
+
+def _create_time(pid: int) -> int:
+    """Start of an unreaped child, in clock ticks since boot."""
+    stat = proctree.read_parent_and_start(pid)
+    if stat is None:
+        raise OSError(errno.EIO, "a child is not to be seen in /proc")
+    return stat[1]

@@ -1,0 +1,204 @@
+"""What a child is to be, and why it could not become that.
+
+What it is: the request as the host words it, its checks, its form on the wire, the
+search for its program, and the error with the exit status it stands for. What it is
+not: nothing here starts anything; that is ``supervisor/launcher.py``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor import launchpad_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# environ(7) has no default; this is what execvp(3) searches without PATH.
+DEFAULT_PATH = "/bin:/usr/bin"
+
+
+class SpawnError(Exception):
+    """A child could not be started, and nothing is left of it.
+
+    Attributes:
+        errno: What the failing step said.
+        stage: "lookup", "request", "fork" or a step of `launchpad_child.STEPS`.
+        text: One line: what, to what, why.
+    """
+
+    def __init__(self, number: int, stage: str, text: str) -> None:
+        super().__init__(text)
+        self.errno = number
+        self.stage = stage
+        self.text = text
+
+    @property
+    def exit_status(self) -> int:
+        """What `run` exits with: 127 not found, 126 not executable, 125 refused."""
+        if self.stage not in {"lookup", "exec"}:
+            return 125
+        return 127 if self.errno in {errno.ENOENT, errno.ENOTDIR} else 126
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnRequest:
+    """What a child is to be. Text that came from bytes is surrogateescaped.
+
+    Attributes:
+        executable: An absolute path, as `find_executable` gives it.
+        argv: What the program sees, its own name first.
+        env: All of its environment.
+        cwd_fd: Its working directory; the caller's to close.
+        fds: (source, number in the child): it has these open and no others. The
+            sources are the caller's to close, once `Launcher.spawn` is over.
+        rlimits: (resource, soft, hard) as for setrlimit(2), -1 is no limit.
+        umask: None for the host's.
+    """
+
+    executable: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd_fd: int
+    fds: tuple[tuple[int, int], ...]
+    rlimits: tuple[tuple[int, int, int], ...] = ()
+    umask: int | None = None
+
+    def message(self, ident: int) -> tuple[object, ...]:
+        """The request as the SPAWN message `ident`; `sources` go with it.
+
+        Raises:
+            SpawnError: Stage "request": no process could be what is asked for.
+        """
+        for fault in (*_faults_of_program(self), *_faults_of_env(self.env)):
+            raise self._refusal(errno.EINVAL, fault)
+        try:
+            executable = os.fsencode(self.executable)
+            argv = tuple(map(os.fsencode, self.argv))
+            env = {os.fsencode(k): os.fsencode(v) for k, v in self.env.items()}
+        except UnicodeEncodeError as error:
+            fault = f"{_shown(error.object)!r} stands for no bytes"
+            raise self._refusal(errno.EINVAL, fault) from None
+        size_bytes = sum(map(len, (*argv, *env, *env.values())))
+        if size_bytes > launchpad_wire.TEXT_BYTES:
+            fault = f"{size_bytes} bytes of arguments and environment are too many"
+            raise self._refusal(errno.E2BIG, fault)
+        return (
+            launchpad_wire.SPAWN,
+            ident,
+            executable,
+            argv,
+            env,
+            tuple(target for _, target in self.fds),
+            self.rlimits,
+            self.umask,
+        )
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The descriptors that travel with the message, in its order."""
+        return (self.cwd_fd, *(source for source, _ in self.fds))
+
+    def error(self, number: int, stage: str, detail: bytes) -> SpawnError:
+        """The launchpad's FAILED message in words."""
+        name = _shown(self.executable)
+        reason = os.strerror(number)
+        if detail:
+            reason = f"it is there, but {_shown(os.fsdecode(detail))} is not: {reason}"
+        elif stage != "exec":
+            reason = f"{reason} (at '{stage}')"
+        return SpawnError(number, stage, f"cannot start '{name}': {reason}")
+
+    def _refusal(self, number: int, fault: str) -> SpawnError:
+        text = f"cannot start '{_shown(self.executable)}': {fault}"
+        return SpawnError(number, "request", text)
+
+
+def _faults_of_program(request: SpawnRequest) -> Iterator[str]:
+    if not request.executable.startswith("/"):
+        yield "its path is not absolute"
+    if "\0" in request.executable:
+        yield "its path holds a NUL byte"
+    if not request.argv:
+        yield "its argument list is empty"
+    for position, argument in enumerate(request.argv):
+        if "\0" in argument:
+            yield f"argument {position} holds a NUL byte"
+    targets = [target for _, target in request.fds]
+    if len(set(targets)) < len(targets) or min(targets, default=0) < 0:
+        yield f"descriptor numbers {targets} are not distinct"
+    if len(targets) > launchpad_wire.TARGETS:
+        yield f"more than {launchpad_wire.TARGETS} descriptors"
+
+
+def _faults_of_env(env: Mapping[str, str]) -> Iterator[str]:
+    for name, value in env.items():
+        if "\0" in name + value:
+            yield f"environment variable '{_shown(name)}' holds a NUL byte"
+        if not name or "=" in name:
+            yield f"environment variable '{_shown(name)}' has no possible name"
+
+
+def find_executable(name: str, path_env: str | None, cwd: str) -> str:
+    """Where the program `name` is: what execvp(3) would start in `cwd`.
+
+    A name with a slash is a path; any other is looked for in each directory of
+    `path_env`, where an empty entry is `cwd`. The answer is advice, exec decides.
+
+    Args:
+        name: As the user typed it.
+        path_env: PATH of the child; `DEFAULT_PATH` if None.
+        cwd: Absolute working directory of the child.
+
+    Returns:
+        An absolute path of a file that this user may execute.
+
+    Raises:
+        SpawnError: Stage "lookup": ENOENT, ENOTDIR (127); EACCES, EISDIR (126).
+    """
+    if not name:
+        raise SpawnError(errno.ENOENT, "lookup", "cannot start '': no command is named")
+    if "\0" in name:
+        text = f"cannot start '{_shown(name)}': its name holds a NUL byte"
+        raise SpawnError(errno.ENOENT, "lookup", text)
+    if "/" in name:
+        candidates = [name]
+    else:
+        path = DEFAULT_PATH if path_env is None else path_env
+        candidates = [f"{entry or '.'}/{name}" for entry in path.split(":")]
+    worst = errno.ENOENT
+    for candidate in candidates:
+        # Joined as they are: dropping "x/.." is wrong where x is a symbolic link.
+        found = candidate if candidate.startswith("/") else f"{cwd}/{candidate}"
+        fault = _fault_of_program(found)
+        if fault is None:
+            return found
+        # As the shell: "found but not to be executed" tells more than "not found".
+        if fault in {errno.EACCES, errno.EISDIR} or len(candidates) == 1:
+            worst = fault
+    where = "" if "/" in name else " in any directory of PATH"
+    reason = os.strerror(worst) + (where if worst == errno.ENOENT else "")
+    raise SpawnError(worst, "lookup", f"cannot start '{_shown(name)}': {reason}")
+
+
+def _fault_of_program(path: str) -> int | None:
+    """The errno for which `path` is not a program of this user, None if it is one."""
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError as error:
+        return error.errno or errno.EIO
+    if stat.S_ISDIR(mode):
+        return errno.EISDIR
+    if not stat.S_ISREG(mode) or not os.access(path, os.X_OK, effective_ids=True):
+        return errno.EACCES
+    return None
+
+
+def _shown(text: str) -> str:
+    """A name for one line of text: no control bytes, no lone surrogates, no novel."""
+    return "".join(c if c.isprintable() else "?" for c in text[:200])

@@ -1,0 +1,112 @@
+"""Small questions and orders to the kernel about one client's descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vfs.openfile import OpenFile
+
+_PROBE_STEP_BYTES = 128 * 1024
+"""Distance of the probes for data in memory: the kernel reads ahead in such steps."""
+
+_ZEROS = bytes(65_536)
+
+
+def bytes_waiting(fd: int) -> int:
+    """Return how many bytes wait to be read from a socket or pipe (FIONREAD)."""
+    count = bytearray(4)
+    fcntl.ioctl(fd, termios.FIONREAD, count)
+    return int.from_bytes(count, sys.byteorder)
+
+
+def bytes_unread(fd: int) -> int:
+    """Return how many sent bytes the peer has not read, 0 for a pipe (TIOCOUTQ)."""
+    count = bytearray(4)
+    try:
+        fcntl.ioctl(fd, termios.TIOCOUTQ, count)
+    except OSError:
+        return 0
+    return int.from_bytes(count, sys.byteorder)
+
+
+class FileTransfer:
+    """A READ on its way from a file to a client without passing this process.
+
+    Args:
+        write_fd: the client's non-blocking descriptor.
+        file: what to read; its offset moves at once.
+        size: how many bytes the file has from there.
+
+    Attributes:
+        is_done: the reply is out.
+    """
+
+    __slots__ = ("_at", "_fd", "_head", "_left", "_to", "is_done")
+
+    def __init__(self, write_fd: int, file: OpenFile, size: int) -> None:
+        self._to = write_fd
+        self._fd = file.handle.fd
+        self._head = b"OK %d\n" % size
+        self._at = file.offset
+        self._left = size
+        file.offset += size
+        self.is_done = False
+
+    def is_in_memory(self) -> bool:
+        """Whether the kernel holds the data, by probing a byte of each stretch."""
+        probe = [bytearray(1)]
+        try:
+            for at in range(self._at, self._at + self._left, _PROBE_STEP_BYTES):
+                os.preadv(self._fd, probe, at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as why:
+            # File systems in memory do not know the flag; they need no probe either.
+            return why.errno == errno.EOPNOTSUPP
+        return True
+
+    def load(self) -> None:
+        """Make the kernel hold the data (for a worker thread)."""
+        at, left = self._at, self._left
+        while left > 0:
+            got = len(os.pread(self._fd, min(left, 1 << 20), at))
+            if not got:
+                return
+            at += got
+            left -= got
+
+    def push(self) -> bool:
+        """Send what fits; tell whether anything did.
+
+        Raises:
+            OSError: the client is gone.
+        """
+        try:
+            if self._head:
+                self._head = self._head[os.write(self._to, self._head) :]
+                if self._head:
+                    return True
+            sent = os.sendfile(self._to, self._fd, self._at, self._left)
+            if not sent:
+                # The file shrank after its size was promised: the promise holds (R1).
+                sent = os.write(self._to, _ZEROS[: self._left])
+        except BlockingIOError:
+            return False
+        self._at += sent
+        self._left -= sent
+        self.is_done = not self._left
+        return True
+
+
+def revoke(fd: int) -> None:
+    """Shut a socket down for every process that still holds its other end (S2)."""
+    with contextlib.suppress(OSError):
+        socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,151 @@
+"""What the product may not call, and why: the rules that a review would miss once.
+
+ruff's ban list says most of this while one types; here it holds for the product without
+exceptions by comment, and the checker itself is shown to see.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import pytest
+
+from tests.architecture import uses
+from tests.architecture.tree import parsed, product_files, relative
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """One rule.
+
+    Attributes:
+        names: the dotted names it bans, with everything beneath each.
+        why: the reason, for the one who meets it.
+        within: the files it holds in.
+        but: the files it does not hold in.
+        look: what in a syntax tree is compared with `names`.
+    """
+
+    names: tuple[str, ...]
+    why: str
+    within: tuple[str, ...] = ("*",)
+    but: tuple[str, ...] = ()
+    look: Callable[[ast.AST], Iterator[tuple[int, str]]] = uses.used
+
+
+LAUNCHPAD = ("supervisor/launchpad*.py",)
+
+BANS = (
+    Ban(("os.kill", "os.killpg"), "pids are reused: signal by pidfd"),
+    Ban(
+        ("os.waitpid", "os.wait", "os.wait3", "os.wait4"),
+        "waiting by pid steals statuses: wait on a pidfd",
+        but=LAUNCHPAD,
+    ),
+    Ban(
+        ("os.fork", "os.forkpty", "pty.fork", "multiprocessing"),
+        "forking the host costs its size: the launchpad forks",
+        but=LAUNCHPAD,
+    ),
+    Ban(("preexec_fn",), "loses vfork, runs Python in a fork", look=uses.keywords),
+    Ban(
+        ("subprocess.Popen", "subprocess.run", "subprocess.call", "os.system"),
+        "children are spawned by the launcher",
+    ),
+    Ban(
+        ("subprocess", "pty", "os.posix_spawn", "os.posix_spawnp"),
+        "files and wire know no processes",
+        within=("protocol/*", "vfs/*"),
+    ),
+    Ban(
+        ("trio.run_process", "trio.lowlevel.open_process"),
+        "forks in a thread whose end kills the child: use the launcher",
+    ),
+    Ban(
+        ("os.path.realpath", "os.path.commonpath", "os.path.commonprefix", "pathlib"),
+        "a string is no proof: resolve from a held directory (spec A4)",
+        within=("vfs/*",),
+    ),
+    Ban(
+        ("resolve", "is_relative_to"),
+        "a string is no proof: resolve from a held directory (spec A4)",
+        within=("vfs/*",),
+        look=uses.methods,
+    ),
+    Ban(
+        ("trio.to_thread",),
+        "one module leaves the Trio thread",
+        but=("vfs/hostio.py",),
+    ),
+    Ban(
+        ("asyncio", "concurrent.futures", "threading.Thread"),
+        "Trio only, threads through vfs.hostio",
+        but=("vfs/hostio.py",),
+    ),
+    Ban(("trio.lowlevel.spawn_system_task",), "tasks live in a nursery we own"),
+    Ban(("time.sleep",), "it stops every client: wait for something"),
+    Ban(("socket.recv_fds",), "ignores flags: recvmsg with MSG_CMSG_CLOEXEC"),
+)
+
+
+def offences(tree: ast.AST, file: str, ban: Ban) -> list[str]:
+    """Return "file:line: name: why" for each breach of one rule in one file."""
+    held = any(fnmatch(file, pattern) for pattern in ban.within)
+    if not held or any(fnmatch(file, pattern) for pattern in ban.but):
+        return []
+    return [
+        f"{file}:{line}: {name}: {ban.why}"
+        for line, name in ban.look(tree)
+        if any(name == banned or name.startswith(f"{banned}.") for banned in ban.names)
+    ]
+
+
+@pytest.mark.parametrize("ban", BANS, ids=lambda ban: ban.names[0])
+def test_the_product_keeps_the_ban(ban: Ban) -> None:
+    found = [
+        line
+        for path in product_files()
+        for line in offences(parsed(path), relative(path), ban)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("supervisor/a.py", "import os\nos.kill(1, 9)"),
+        ("supervisor/a.py", "import os as o\no.kill(1, 9)"),
+        ("supervisor/a.py", "from os import kill as k\nk(1, 9)"),
+        ("supervisor/a.py", "def f():\n    import os\n    g = os.killpg"),
+        ("supervisor/a.py", "spawn(preexec_fn=print)"),
+        ("supervisor/a.py", "import os\nos.fork()"),
+        ("vfs/a.py", "import subprocess"),
+        ("protocol/a.py", "from subprocess import PIPE"),
+        ("vfs/backends/a.py", "import os.path\nos.path.realpath('a')"),
+        ("vfs/a.py", "from os.path import realpath"),
+        ("vfs/a.py", "root.resolve()"),
+        ("vfs/a.py", "import trio\ntrio.to_thread.run_sync(print)"),
+        ("supervisor/a.py", "from threading import Thread"),
+        ("supervisor/launchpad.py", "import os\nos.kill(1, 9)"),
+    ],
+)
+def test_the_check_sees_an_offence(file: str, source: str) -> None:
+    tree = ast.parse(source)
+    assert any(offences(tree, file, ban) for ban in BANS)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("supervisor/launchpad.py", "import os\nos.fork()"),
+        ("supervisor/a.py", "import subprocess\nx = subprocess.DEVNULL"),
+        ("supervisor/a.py", "import signal\nsignal.pidfd_send_signal(3, 9)"),
+        ("vfs/hostio.py", "import trio\ntrio.to_thread.run_sync(print)"),
+        ("vfs/a.py", "import os\nos.open('a', 0, dir_fd=3)"),
+        ("supervisor/a.py", "class A:\n    def kill(self): ...\nA().kill()"),
+    ],
+)
+def test_the_check_lets_the_allowed_pass(file: str, source: str) -> None:
+    tree = ast.parse(source)
+    assert not [line for ban in BANS for line in offences(tree, file, ban)]

@@ -1,0 +1,77 @@
+"""The documents are whole: links lead somewhere, decisions have their four parts."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import generate
+from tests.architecture.tree import ROOT, relative, tree_files
+
+PAGES = tuple(path for path in tree_files() if path.suffix == ".md")
+DECISIONS = tuple(sorted((ROOT / "docs" / "adr").glob("[0-9]*.md")))
+MAX_DECISION_LINES = 60
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page, made as the usual renderers make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles)
+    return {word.strip().replace(" ", "-") for word in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        if ":" in name:
+            continue  # an address elsewhere
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=relative)
+def test_a_decision_has_four_parts_and_is_short(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    parts = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert parts == ["Context", "Decision", "Consequence", "Evidence"]
+    assert text.count("\n") <= MAX_DECISION_LINES
+    assert text.startswith(f"# {int(page.name[:4])}. ")
+
+
+def test_every_decision_is_listed_once() -> None:
+    listed = re.findall(
+        r"\]\((\d{4}-[^)]+)\)", (ROOT / "docs/adr/README.md").read_text()
+    )
+    assert listed == [page.name for page in DECISIONS]
+
+
+def test_what_is_generated_is_what_is_committed() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "generate.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_status_of_an_attack_is_the_tests_that_name_it() -> None:
+    page = "| | attack | waits for | covered by |\n| 1 | a claim | | stale |\n| 25 | b | c | |\n"
+    renewed = generate.security(page, {"1": ("tests/a.py", "tests/b.py")})
+    assert "| 1 | a claim |  | `tests/a.py`, `tests/b.py` |" in renewed
+    assert "| 25 | b | c | not covered yet |" in renewed
+    assert generate.security(renewed, {"1": ("tests/a.py", "tests/b.py")}) == renewed
+
+
+def test_the_tests_of_an_invariant_are_those_that_name_it() -> None:
+    page = "## I1. A\n\nText.\n\nNamed by: x\n\n## I2. B\n\nNamed by: y\n"
+    assert generate.invariants(page, {"I2": ("tests/a.py",)}) == (
+        "## I1. A\n\nText.\n\nNamed by: no test yet\n\n## I2. B\n\nNamed by: `tests/a.py`\n"
+    )

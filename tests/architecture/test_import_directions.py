@@ -1,0 +1,167 @@
+"""Who may import whom: supervisor -> vfs -> protocol, and the narrow doors between.
+
+The contracts of `pyproject.toml` say what import-linter can say; the rest is here:
+doors of a package, one home for psutil, and what a child pays for at its start.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import uses
+from tests.architecture.tree import (
+    PACKAGES,
+    ROOT,
+    module_name,
+    parsed,
+    product_files,
+    relative,
+)
+
+# The host's side, the child's side, what is in between, and what all three speak in:
+# errors, and the one way out of the Trio thread.
+VFS_DOORS = (
+    "vfs.filesystem",
+    "vfs.client",
+    "vfs.aio",
+    "vfs.fscmd",
+    "vfs.relay",
+    "vfs.errors",
+    "vfs.hostio",
+)
+PSUTIL_HOMES = ("supervisor.watcher", "supervisor.reaper")
+
+# Each costs a child more at its start than everything that it needs together.
+HEAVY = {
+    "asyncio", "ctypes", "dataclasses", "inspect", "json", "logging", "pathlib", "re",
+    "shutil", "socket", "subprocess", "tempfile", "threading", "typing",
+}  # fmt: skip
+
+
+def imports_of(package: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (importing module, "file:line", imported name) within a package.
+
+    Imports for types only are left out.
+    """
+    for path in product_files():
+        name = module_name(path)
+        if is_in(name, package):
+            for line, target in uses.imported(uses.at_run_time(parsed(path))):
+                yield name, f"{relative(path)}:{line}", target
+
+
+def is_in(name: str, *packages: str) -> bool:
+    """Return whether a dotted name is one of the packages or beneath one."""
+    return any(name == p or name.startswith(f"{p}.") for p in packages)
+
+
+def test_the_import_contracts_are_kept() -> None:
+    command = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_supervisor_enters_vfs_by_its_doors() -> None:
+    wrong = [
+        f"{place}: {target}"
+        for _, place, target in imports_of("supervisor")
+        if is_in(target, "vfs") and target != "vfs" and not is_in(target, *VFS_DOORS)
+    ]
+    assert not wrong, f"the doors are {VFS_DOORS}:\n" + "\n".join(wrong)
+
+
+def test_psutil_lives_in_the_watcher_and_the_reaper() -> None:
+    wrong = [
+        f"{place}: {target}"
+        for package in PACKAGES
+        for name, place, target in imports_of(package)
+        if is_in(target, "psutil") and not is_in(name, *PSUTIL_HOMES)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", ["vfs", "supervisor"])
+def test_the_package_root_imports_nothing(package: str) -> None:
+    tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
+    assert not list(uses.imported(tree))
+
+
+def loaded_by(module: str) -> set[str]:
+    """Return the modules that a bare interpreter loads for one import.
+
+    `-S` keeps site-packages out, so a third-party import fails at once; `-I` keeps
+    the environment out.
+    """
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); before = set(sys.modules);"
+        f" import {module}; print(*(set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, os.fspath(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def foreign(loaded: set[str], *own: str) -> set[str]:
+    """Return what is neither of the standard library nor in one of `own`."""
+    return {
+        name
+        for name in loaded
+        if name.partition(".")[0] not in sys.stdlib_module_names
+        and not is_in(name, *own)
+    }
+
+
+@pytest.mark.parametrize("module", ["protocol", "vfs.client"])
+def test_a_child_pays_for_the_standard_library_only(module: str) -> None:
+    loaded = loaded_by(module)
+    assert module in loaded
+    assert not foreign(loaded, "protocol", "vfs")
+    host_side = {
+        name
+        for name in loaded
+        if is_in(name, "vfs") and not re.fullmatch(r"vfs(\.client(_\w+)?)?", name)
+    }
+    assert not host_side, "the child's side pulls in the host's"
+
+
+@pytest.mark.parametrize("module", ["protocol", "vfs.client"])
+def test_a_child_loads_nothing_heavy(module: str) -> None:
+    assert not loaded_by(module) & HEAVY
+
+
+def test_the_launchpad_loads_the_standard_library_and_its_own_files() -> None:
+    others = {
+        name
+        for name in foreign(loaded_by("supervisor.launchpad"))
+        if not name.startswith("supervisor.launchpad")
+    }
+    assert others <= {"supervisor", "supervisor.proctree"}
+
+
+def test_the_launchpad_loads_nothing_heavy() -> None:
+    # prctl(2) has no other door than ctypes.
+    assert not loaded_by("supervisor.launchpad") & (HEAVY - {"ctypes"})
+
+
+def test_the_check_of_loaded_modules_sees_a_heavy_one() -> None:
+    assert loaded_by("dataclasses") & HEAVY == {"dataclasses", "inspect", "re"}
+
+
+def test_imports_for_types_only_are_told_apart() -> None:
+    source = "import a\nif TYPE_CHECKING:\n    import b\nelse:\n    import c\n"
+    tree = ast.parse(source)
+    assert [name for _, name in uses.imported(uses.at_run_time(tree))] == ["a", "c"]
+    assert {name for _, name in uses.imported(tree)} == {"a", "b", "c"}

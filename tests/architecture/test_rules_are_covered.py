@@ -1,0 +1,71 @@
+"""Every rule that the documents number is stated there, and named by a test."""
+
+import re
+
+import pytest
+
+from tests.architecture import rules
+from tests.architecture.tree import ROOT
+
+
+def missing_from_tests(wanted: tuple[str, ...]) -> list[str]:
+    """Return the rules that no test names, in the order of the documents."""
+    return [name for name in wanted if name not in rules.named_by_tests()]
+
+
+def test_every_rule_of_the_protocol_has_a_test() -> None:
+    missing = missing_from_tests(rules.SPEC)
+    assert not missing, f"no test says '# spec X' for: {' '.join(missing)}"
+
+
+def test_every_attack_in_force_has_a_test() -> None:
+    missing = missing_from_tests(rules.ATTACKS_IN_FORCE)
+    assert not missing, f"no test says '# attack N' for: {' '.join(missing)}"
+
+
+def test_every_invariant_in_force_has_a_test() -> None:
+    missing = missing_from_tests(rules.INVARIANTS_IN_FORCE)
+    assert not missing, f"no test says '# I4' (for instance) for: {' '.join(missing)}"
+
+
+def test_no_test_names_a_rule_that_does_not_exist() -> None:
+    known = {*rules.SPEC, *rules.INVARIANTS, *rules.ATTACKS}
+    known |= {f"L{n}" for n in range(1, 16)}
+    unknown = {
+        name: files
+        for name, files in rules.named_by_tests().items()
+        if name not in known
+    }
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("document", "pattern", "wanted"),
+    [
+        ("docs/protocol.md", r"\b([A-Z]\d+b?)\b", rules.SPEC),
+        ("docs/invariants.md", r"^## (I\d+)\b", rules.INVARIANTS),
+        ("docs/security.md", r"^\| (\d+) \|", rules.ATTACKS),
+    ],
+)
+def test_the_document_states_every_rule(
+    document: str, pattern: str, wanted: tuple[str, ...]
+) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    stated = set(re.findall(pattern, text, re.MULTILINE))
+    assert not [name for name in wanted if name not in stated]
+
+
+@pytest.mark.parametrize(
+    ("comment", "named"),
+    [
+        ("# spec W2", {"W2"}),
+        ("# spec F1, F2 and A3b: why", {"F1", "F2", "A3b"}),
+        ("# spec W2, attack 14", {"W2", "14"}),
+        ("# attacks 3, 4 and 5; I4", {"3", "4", "5", "I4"}),
+        ("# the spec of W2", set()),
+        ("# attacked 4 times, 3 left", set()),
+        ("# spec A30x", set()),
+    ],
+)
+def test_a_comment_names_what_it_says(comment: str, named: set[str]) -> None:
+    assert rules.names_in(comment) == named

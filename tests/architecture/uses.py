@@ -1,0 +1,89 @@
+"""Which dotted names a module imports, uses and passes: the eye of the ban tests.
+
+Follows aliases (`import os as o`, `from os import kill as k`) within one file. Does not
+follow values: `f = os.kill; f(1, 9)` shows the use of `os.kill`, which is enough.
+"""
+
+import ast
+from collections.abc import Iterator
+from copy import deepcopy
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted module) of every import, function-level ones included.
+
+    `from a import b` yields `a` and `a.b`, for `b` may be a module.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def at_run_time(tree: ast.Module) -> ast.Module:
+    """Return a copy of the tree without what stands under `if TYPE_CHECKING:`."""
+    rest: ast.Module = _WithoutTypeChecking().visit(deepcopy(tree))
+    return rest
+
+
+def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted name) of every import and every use of an imported name."""
+    yield from imported(tree)
+    aliases = _aliases(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            name = _dotted(node, aliases)
+            if name is not None:
+                yield node.lineno, name
+
+
+def keywords(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, name) of every keyword argument of every call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                if keyword.arg is not None:
+                    yield node.lineno, keyword.arg
+
+
+def methods(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, attribute) of every call of an attribute, whatever it belongs to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.lineno, node.func.attr
+
+
+class _WithoutTypeChecking(ast.NodeTransformer):
+    def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
+        if ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            return [*node.orelse, ast.Pass()]
+        self.generic_visit(node)
+        return node
+
+
+def _aliases(tree: ast.AST) -> dict[str, str]:
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
+
+
+def _dotted(node: ast.expr, aliases: dict[str, str]) -> str | None:
+    match node:
+        case ast.Name(id=name):
+            return aliases.get(name)
+        case ast.Attribute(value=value, attr=attr):
+            base = _dotted(value, aliases)
+            return None if base is None else f"{base}.{attr}"
+        case _:
+            return None

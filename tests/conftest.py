@@ -1,0 +1,44 @@
+"""What every test gets: the leak check, and hypothesis without a clock."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.helpers.leaks import holdings, left_over
+
+# A deadline or "too slow" would measure the machine's other load, not the code. In CI
+# the examples are the same in every run, so that a red run can be repeated.
+settings.register_profile(
+    "sandhost", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "sandhost-ci", parent=settings.get_profile("sandhost"), derandomize=True
+)
+settings.load_profile("sandhost-ci" if os.environ.get("CI") else "sandhost")
+
+
+@pytest.fixture
+def no_leaks() -> None:
+    """Ask for the leak check in a test that is not marked `slow`."""
+
+
+@pytest.fixture(autouse=True)
+def _leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a descriptor or a child process behind.
+
+    Being autouse it is set up before the other fixtures of a test and torn down after
+    them, so what those release in time is no leak.
+    """
+    watched = (
+        request.node.get_closest_marker("slow") is not None
+        or "no_leaks" in request.fixturenames
+    )
+    if not watched:
+        yield
+        return
+    before = holdings()
+    yield
+    left = left_over(before, holdings())
+    assert not left, "left behind: " + "; ".join(left)

@@ -1,0 +1,89 @@
+"""What a process holds, and what it still holds afterwards: the leak check of tests.
+
+Looks at descriptors and direct children of the process that asks, through `/proc`, so
+it sees what the kernel sees and not what a table claims. A zombie counts as a child:
+somebody did not wait. Does not look at memory, tasks or files on disk; tests that make
+those count them themselves. Used by `tests/conftest.py` for every test marked `slow`
+or naming the fixture `no_leaks`.
+"""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What one process held at one moment.
+
+    Attributes:
+        descriptors: number -> what it refers to, as `/proc/self/fd` names it.
+        children: (pid, start time in clock ticks) -> command name and state.
+    """
+
+    descriptors: dict[int, str]
+    children: dict[tuple[int, int], str]
+
+
+def holdings() -> Holdings:
+    """Return what this process holds now."""
+    return Holdings(_descriptors(), _children())
+
+
+def left_over(before: Holdings, after: Holdings) -> tuple[str, ...]:
+    """Return one line for each thing that `after` has and `before` had not.
+
+    A number that refers to something else than before counts as new: it was closed
+    and opened again, and the second one is still there.
+    """
+    descriptors = (
+        f"descriptor {number} -> {target}"
+        for number, target in sorted(after.descriptors.items())
+        if before.descriptors.get(number) != target
+    )
+    children = (
+        f"child process {pid} {what}"
+        for (pid, start), what in sorted(after.children.items())
+        if (pid, start) not in before.children
+    )
+    return (*descriptors, *children)
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # the descriptor that listed the directory
+    return found
+
+
+def _children() -> dict[tuple[int, int], str]:
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                pids = file.read().split()
+        except FileNotFoundError:
+            continue  # a thread that ended meanwhile
+        for pid in pids:
+            described = _describe(int(pid))
+            if described is not None:
+                start, what = described
+                found[int(pid), start] = what
+    return found
+
+
+def _describe(pid: int) -> tuple[int, str] | None:
+    """Return (start time, "name state") of a process, None if it is gone.
+
+    Fields after the command name of `/proc/PID/stat` (proc(5)): state is the first,
+    start time the twentieth.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            head, _, rest = file.read().rpartition(")")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = rest.split()
+    return int(fields[19]), f"{head.partition('(')[2]} ({fields[0]})"

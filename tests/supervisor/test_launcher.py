@@ -1,0 +1,347 @@
+"""What a child finds: descriptors, signals, session, limits; how its start can fail.
+
+Real processes throughout. Ends of trees are in `test_launcher_ends.py`, the launchpad
+itself in `test_launchpad.py`.
+"""
+
+import errno
+import os
+import re
+import resource
+import signal
+import subprocess
+from ast import literal_eval
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from supervisor.launcher import Launcher
+from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad_start import start_launchpad
+from supervisor.spawn_request import SpawnError
+from tests.helpers.spawning import PYTHON, ROOT, Stage, host_command
+
+pytestmark = pytest.mark.slow
+
+# Says which of the first 1024 descriptors are open, and what they are.
+OPEN_DESCRIPTORS = """
+import os
+found = []
+for number in range(1024):
+    try:
+        found.append((number, os.fstat(number).st_ino))
+    except OSError:
+        pass
+os.write(1, repr(found).encode() + b"\\n")
+"""
+OPEN_3 = OPEN_DESCRIPTORS.replace("os.write(1,", "os.write(3,")
+
+# Python ignores two signals itself, `sh` and `cat` none.
+STATUS = ("/bin/cat", "/proc/self/status")
+
+KIB = 1024
+
+
+@pytest.fixture
+async def stage(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Stage]:
+    launcher = Launcher(start_launchpad())
+    await nursery.start(launcher.run)
+    cwd_fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    stage = Stage(launcher, cwd_fd)
+    yield stage
+    stage.close()
+    os.close(cwd_fd)
+    prctl(PR_SET_CHILD_SUBREAPER, 0)  # `start_launchpad` made the test process one
+
+
+def descriptors(written: bytes) -> dict[int, int]:
+    """Number -> inode, as `OPEN_DESCRIPTORS` says it."""
+    return dict(literal_eval(written.decode()))
+
+
+def line_of(file: Path, start: bytes) -> bytes:
+    """The one line that starts so, of what a host and its child said."""
+    (line,) = [ln for ln in file.read_bytes().splitlines() if ln.startswith(start)]
+    return line
+
+
+def status_fields(text: str) -> dict[str, str]:
+    """The fields of /proc/PID/status."""
+    return dict(re.findall(r"^(\w+):\t(.*)$", text, re.MULTILINE))
+
+
+# ---------------------------------------------------------------- descriptors
+
+
+# spec T2
+async def test_a_child_has_the_named_descriptors_and_no_others(stage: Stage) -> None:
+    argv = (*PYTHON, OPEN_DESCRIPTORS)
+    written, _ = await stage.output(argv, ((stage.cwd_fd, 3),))
+    found = descriptors(written)
+    assert set(found) == {0, 1, 2, 3}
+    assert found[3] == os.fstat(stage.cwd_fd).st_ino
+
+
+# spec T2
+async def test_a_second_child_has_nothing_of_the_first(stage: Stage) -> None:
+    ours, theirs = os.pipe()
+    first = await stage.launcher.spawn(stage.request(("/bin/cat",), ((ours, 0),)))
+    written, _ = await stage.output((*PYTHON, OPEN_DESCRIPTORS))
+    assert set(descriptors(written)) == {0, 1, 2}
+    os.close(ours)
+    os.close(theirs)  # the one writer: `cat` reads its end
+    assert (await first.wait_exit()).code == 0
+    first.close()
+
+
+async def test_numbers_between_the_named_ones_stay_closed(stage: Stage) -> None:
+    fds = ((stage.cwd_fd, 4), (stage.cwd_fd, 9))
+    written, _ = await stage.output((*PYTHON, OPEN_DESCRIPTORS), fds)
+    assert set(descriptors(written)) == {0, 1, 2, 4, 9}
+
+
+async def test_sources_that_overlap_the_targets_arrive_unmixed(stage: Stage) -> None:
+    # The launchpad receives them as its lowest free numbers, from 7 or so upwards:
+    # put backwards onto the same numbers, each is in the way of another.
+    memories = [os.memfd_create(f"m{number}") for number in range(12)]
+    fds = tuple(zip(memories, reversed(range(4, 16)), strict=True))
+    written, _ = await stage.output((*PYTHON, OPEN_DESCRIPTORS), fds)
+    found = descriptors(written)
+    assert set(found) == {0, 1, 2, *range(4, 16)}
+    assert [found[target] for _, target in fds] == [
+        os.fstat(m).st_ino for m in memories
+    ]
+    for memory in memories:
+        os.close(memory)
+
+
+# attack 6, spec T2
+def test_nothing_leaks_from_a_host_that_inherited_50_descriptors(
+    tmp_path: Path,
+) -> None:
+    junk = [os.open(tmp_path, os.O_RDONLY) for _ in range(50)]
+    said = tmp_path / "said"
+    command = host_command(said, 1, (*PYTHON, OPEN_3))
+    subprocess.run(command, cwd=ROOT, check=True, timeout=15, pass_fds=junk)
+    for number in junk:
+        os.close(number)
+    assert set(descriptors(line_of(said, b"["))) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_host_with_closed_standard_descriptors_spawns(
+    tmp_path: Path, closed: str
+) -> None:
+    said = tmp_path / "said"
+    command = host_command(said, 1, (*PYTHON, OPEN_3))
+    shell = ("sh", "-c", f'exec "$@" {closed}', "sh")
+    subprocess.run((*shell, *command), cwd=ROOT, check=True, timeout=15)
+    assert set(descriptors(line_of(said, b"["))) == {0, 1, 2, 3}
+
+
+# ---------------------------------------------------------------- what else it finds
+
+
+async def test_no_signal_is_ignored_caught_or_blocked(stage: Stage) -> None:
+    written, _ = await stage.output(STATUS)
+    status = status_fields(written.decode())
+    assert [int(status[f"Sig{what}"], 16) for what in ("Ign", "Cgt", "Blk")] == [
+        0,
+        0,
+        0,
+    ]
+
+
+def test_signals_are_default_whatever_the_host_inherited(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    command = host_command(said, 1, ("/bin/cp", "/proc/self/status", "/dev/fd/3"))
+    shell = ("sh", "-c", "trap '' HUP INT USR1 PIPE CHLD TERM; exec \"$@\"", "sh")
+    subprocess.run((*shell, *command), cwd=ROOT, check=True, timeout=15)
+    status = status_fields(said.read_text())
+    assert [int(status[f"Sig{what}"], 16) for what in ("Ign", "Blk")] == [0, 0]
+
+
+async def test_a_child_leads_its_own_session_and_has_no_terminal(stage: Stage) -> None:
+    program = "import os; print(os.getpid(), os.getsid(0), os.getpgid(0), flush=True)"
+    written, _ = await stage.output((*PYTHON, f"{program}; os.open('/dev/tty', 2)"))
+    pid, session, group = map(int, written.split())
+    assert pid == session == group
+
+
+async def test_a_child_starts_in_the_named_directory(
+    stage: Stage, tmp_path: Path
+) -> None:
+    written, _ = await stage.output(("/bin/pwd",))
+    assert written.decode() == f"{tmp_path}\n"
+
+
+async def test_the_environment_is_exactly_the_given_one(stage: Stage) -> None:
+    env = {"FSPROXY_FD": "3", "EMPTY": "", "BYTES": "\udcff", "EQUAL": "a=b"}
+    written, _ = await stage.output(("/usr/bin/env", "-0"), env=env)
+    expected = {b"FSPROXY_FD=3", b"EMPTY=", b"BYTES=\xff", b"EQUAL=a=b"}
+    assert set(written.split(b"\0")[:-1]) == expected
+
+
+async def test_a_child_gets_its_name_and_arguments_as_they_are(stage: Stage) -> None:
+    argv = ("a name", "/proc/self/cmdline", "", " b ", "\n", "\udcfe", "--")
+    written, _ = await stage.output(argv, executable="/bin/head")
+    assert written == b"".join(os.fsencode(word) + b"\0" for word in argv)
+
+
+async def test_limits_hold_for_the_child_and_come_after_its_descriptors(
+    stage: Stage,
+) -> None:
+    # Five descriptors at most: the steps that prepare the child have more.
+    limits = ((resource.RLIMIT_NOFILE, 5, 5), (resource.RLIMIT_CORE, 0, 0))
+    argv = ("/bin/sh", "-c", "ulimit -n; ulimit -Hn; ulimit -c")
+    written, _ = await stage.output(argv, ((stage.cwd_fd, 3),), rlimits=limits)
+    assert written == b"5\n5\n0\n"
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o000])
+async def test_the_umask_is_the_given_one(stage: Stage, mask: int) -> None:
+    written, _ = await stage.output(("/bin/sh", "-c", "umask"), umask=mask)
+    assert int(written, 8) == mask
+
+
+async def test_the_umask_is_the_hosts_if_none_is_given(stage: Stage) -> None:
+    mask = os.umask(0)
+    os.umask(mask)
+    written, _ = await stage.output(("/bin/sh", "-c", "umask"))
+    assert int(written, 8) == mask
+
+
+async def test_a_megabyte_of_arguments_and_environment_arrives(stage: Stage) -> None:
+    # One string is 128 KiB at most (MAX_ARG_STRLEN), so nine.
+    words = tuple(chr(ord("a") + n) * 120 * KIB for n in range(9))
+    env = {f"V{n}": "x" * 100 * KIB for n in range(3)}
+    program = (
+        "import os, sys; print([len(w) for w in sys.argv[1:]], len(os.environ['V2']))"
+    )
+    written, _ = await stage.output((*PYTHON, program, *words), env=env)
+    assert written.decode() == f"{[120 * KIB] * 9} {100 * KIB}\n"
+
+
+# ---------------------------------------------------------------- how it ends
+
+
+@pytest.mark.parametrize("code", [0, 1, 126, 127, 255])
+async def test_an_exit_code_is_told(stage: Stage, code: int) -> None:
+    _, status = await stage.output(("/bin/sh", "-c", f"exit {code}"))
+    assert (status.code, status.signal) == (code, None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGRTMAX])
+async def test_a_death_by_signal_is_told(stage: Stage, number: int) -> None:
+    process = await stage.launcher.spawn(stage.request(("/bin/sleep", "1000")))
+    process.send_signal(number)
+    status = await process.wait_exit()
+    assert (status.code, status.signal) == (None, number)
+    process.send_signal(number)  # to the dead: no error, and nobody else
+    process.close()
+
+
+async def test_the_time_used_is_told(stage: Stage) -> None:
+    program = "import os\nwhile os.times().user < 0.2: pass"
+    _, status = await stage.output((*PYTHON, program))
+    assert 0.2 <= status.utime_s < 5
+    assert status.stime_s < 5
+    assert status.maxrss_kib > 1000
+
+
+async def test_a_process_is_named_by_pid_and_create_time(stage: Stage) -> None:
+    process = await stage.launcher.spawn(stage.request(("/bin/sleep", "1000")))
+    with open(f"/proc/{process.pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    assert process.create_time == int(fields[19])
+    await process.end_tree()
+    assert (await process.wait_exit()).signal == signal.SIGKILL
+    process.close()
+
+
+# ---------------------------------------------------------------- how it fails
+
+
+async def refused(stage: Stage, *argv: str, **changes: Any) -> SpawnError:
+    """The error of a spawn that cannot succeed."""
+    with pytest.raises(SpawnError) as caught:
+        await stage.launcher.spawn(stage.request(argv, **changes))
+    assert stage.launcher.statistics()["children"] == 0
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "number", "exit_status"),
+    [
+        (None, 0, errno.ENOENT, 127),
+        ("#!/missing/interpreter -x\n", 0o755, errno.ENOENT, 127),
+        ("text without a first line\n", 0o755, errno.ENOEXEC, 126),
+        ("#!/bin/sh\n", 0o644, errno.EACCES, 126),
+    ],
+)
+async def test_what_cannot_be_executed_is_told(
+    stage: Stage,
+    tmp_path: Path,
+    content: str | None,
+    mode: int,
+    number: int,
+    exit_status: int,
+) -> None:
+    path = tmp_path / "program"
+    if content is not None:
+        path.write_text(content)
+        path.chmod(mode)
+    error = await refused(stage, str(path))
+    assert (error.errno, error.stage) == (number, "exec")
+    assert error.exit_status == exit_status
+    assert str(path) in error.text
+    assert "\n" not in error.text
+
+
+async def test_a_directory_is_not_executable(stage: Stage, tmp_path: Path) -> None:
+    error = await refused(stage, str(tmp_path))
+    assert (error.stage, error.exit_status) == ("exec", 126)
+
+
+async def test_a_path_through_a_file_is_not_found(stage: Stage) -> None:
+    error = await refused(stage, "/bin/sh/x")
+    assert (error.errno, error.exit_status) == (errno.ENOTDIR, 127)
+
+
+async def test_a_missing_interpreter_is_named(stage: Stage, tmp_path: Path) -> None:
+    path = tmp_path / "script"
+    path.write_text("#!/missing/interpreter -x\n")
+    path.chmod(0o755)
+    error = await refused(stage, str(path))
+    assert "/missing/interpreter" in error.text
+
+
+async def test_arguments_beyond_the_kernels_limit_are_an_error(stage: Stage) -> None:
+    error = await refused(stage, "/bin/true", "x" * 200 * KIB)
+    assert (error.errno, error.stage) == (errno.E2BIG, "exec")
+    error = await refused(stage, "/bin/true", *["x" * 100 * KIB] * 100)
+    assert (error.errno, error.stage) == (errno.E2BIG, "request")
+
+
+async def test_a_limit_that_cannot_be_set_is_the_hosts_failure(stage: Stage) -> None:
+    limits = ((resource.RLIMIT_NOFILE, 20, 10),)
+    error = await refused(stage, "/bin/true", rlimits=limits)
+    assert (error.errno, error.stage) == (errno.EINVAL, "rlimit")
+    assert error.exit_status == 125
+
+
+async def test_a_working_directory_that_is_none_is_the_hosts_failure(
+    stage: Stage,
+) -> None:
+    error = await refused(stage, "/bin/true", cwd_fd=stage.null)
+    assert (error.errno, error.stage) == (errno.ENOTDIR, "cwd")
+    assert error.exit_status == 125
+
+
+async def test_after_a_failed_spawn_the_next_one_succeeds(stage: Stage) -> None:
+    await refused(stage, "/missing")
+    written, _ = await stage.output(("/bin/echo", "here"))
+    assert written == b"here\n"

@@ -1,0 +1,15 @@
+"""Where files can live: one interface (``base``), the host's disk and plain memory."""
+
+from vfs.backends.base import MODES, Backend, FileStatus, Handle, Mode
+from vfs.backends.host import HostDirectory
+from vfs.backends.memory import MemoryDirectory
+
+__all__ = [
+    "MODES",
+    "Backend",
+    "FileStatus",
+    "Handle",
+    "HostDirectory",
+    "MemoryDirectory",
+    "Mode",
+]

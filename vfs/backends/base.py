@@ -1,0 +1,127 @@
+"""What every backend promises; the contract suite checks each against it.
+
+A backend is a directory tree; names are relative to it and never lead out of it.  All
+calls are synchronous and short, or made by ``hostio`` in a thread; all raise
+``OSError`` with an errno, ``EXDEV`` or ``ELOOP`` for a name that leads out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+class FileStatus(NamedTuple):
+    """What STAT tells: size in bytes, mtime in nanoseconds, kind in words."""
+
+    size: int
+    mtime_ns: int
+    kind: str
+
+
+class Handle(Protocol):
+    """An open regular file, without an offset.
+
+    Attributes:
+        fd: the host's descriptor, or -1 where there is none.
+        pread: up to ``size`` bytes at ``offset``, fewer at the end of the file;
+            raises ``BlockingIOError`` where the data is not in memory.
+    """
+
+    fd: int
+    pread: Callable[[int, int], bytes]
+
+    @property
+    def inline(self) -> bool:
+        """Whether small writes may run in the Trio thread now."""
+
+    def pread_wait(self, size: int, offset: int) -> bytes:
+        """Read like ``pread``, waiting for the disk."""
+
+    def pwrite(self, data: bytes | memoryview, offset: int) -> None:
+        """Write all of ``data``, or cut off again what it added and raise (spec W5)."""
+
+    def append(self, data: bytes | memoryview) -> int:
+        """Write all at the end, likewise; return the offset after it (spec P1)."""
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+
+    def truncate(self, size: int) -> None:
+        """Set the size in bytes."""
+
+    def sync(self) -> None:
+        """Put data on the disk."""
+
+    def publish(self, *, durable: bool) -> None:
+        """Make a staged file appear under its name; nothing for any other."""
+
+    def close(self) -> None:
+        """Release the file; a staged one that was not published never existed."""
+
+
+class Backend(Protocol):
+    """A directory tree."""
+
+    def open(
+        self, name: bytes, mode: Mode, *, create: bool, exclusive: bool, staged: bool
+    ) -> Handle:
+        """Open a regular file.
+
+        Args:
+            name: relative to this tree.
+            mode: how to access it; nothing is truncated here.
+            create: make the file if it is missing.
+            exclusive: fail with ``EEXIST`` if it is there.
+            staged: what is written appears at ``publish``, under the name.
+        """
+
+    def stat(self, name: bytes) -> FileStatus:
+        """Tell size, time and kind; links are followed inside the tree."""
+
+    def list(self, name: bytes) -> list[tuple[bytes, str]]:
+        """Return (name, kind) of a directory's entries, sorted by name."""
+
+    def make_directory(self, name: bytes) -> None:
+        """Make a directory."""
+
+    def remove(self, name: bytes) -> int:
+        """Remove a file or an empty directory; return the bytes that this frees."""
+
+    def rename(self, old: bytes, target: "Backend", new: bytes) -> None:
+        """Rename an entry, replacing a file; across file systems fails with EXDEV."""
+
+    def narrow(self, name: bytes) -> "Backend":
+        """Return the subtree below a directory, held on its own."""
+
+    def identity(self) -> tuple[int, int]:
+        """Return what tells this tree from any other."""
+
+    def close(self) -> None:
+        """Release what the tree holds."""
+
+
+class Mode(NamedTuple):
+    """An open mode of the wire (spec O3).
+
+    ``flags`` holds access only: creation and truncation are decided apart (spec O7).
+    """
+
+    text: str
+    flags: int
+    reads: bool
+    writes: bool
+    appends: bool
+    creates: bool
+    empties: bool
+
+
+MODES = {
+    b"r": Mode("r", os.O_RDONLY, True, False, False, False, False),
+    b"w": Mode("w", os.O_WRONLY, False, True, False, True, True),
+    b"a": Mode("a", os.O_WRONLY | os.O_APPEND, False, True, True, True, False),
+    b"r+": Mode("r+", os.O_RDWR, True, True, False, False, False),
+    b"w+": Mode("w+", os.O_RDWR, True, True, False, True, True),
+    b"a+": Mode("a+", os.O_RDWR | os.O_APPEND, True, True, True, True, False),
+}
+"""The six modes by their word."""

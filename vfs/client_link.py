@@ -1,0 +1,415 @@
+"""One request and its reply on a child's connection, and whose turn it is.
+
+``vfs.client`` builds the requests and reads the answers; here is what happens between.
+``vfs.aio`` has the same in Trio's words and shares ``Turn`` and ``Endpoint``.
+
+Rules of this file.
+
+1. Beside ``protocol`` it imports only what a bare interpreter has loaded already (and
+   fcntl, which is one page): this is what every child pays for.
+2. One request at a time on a connection, from its first byte to its reply's last:
+   ``Turn`` (spec T5).
+3. A request that ended in the middle leaves a stream whose next bytes nobody can name.
+   The connection is then given up for good: a wrong reply is worse than none.
+4. The host drains whatever it is sent (spec W4), so to send everything and then to
+   read the reply cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from _thread import allocate_lock, get_ident
+from fcntl import F_GETSIG, F_SETSIG, LOCK_EX, LOCK_NB, LOCK_UN, fcntl, lockf
+
+from protocol import ClientConnection, ProtocolError, RemoteProtocolError, limits
+from protocol import messages as m
+
+TYPE_CHECKING = False  # `typing` alone would double the time of importing this file
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import TypeAlias
+
+    Name: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+    Payload: TypeAlias = bytes | memoryview
+
+RECEIVE_BYTES = 65_536
+"""First look at a reply: holds every reply line, and small bodies with it."""
+
+MAX_BODY_BYTES = 256 * 1024 * 1024
+"""Longest reply body accepted where the request names no size (LIST, LLM_CHAT)."""
+
+UNDER_WAY = 63
+"""Mark on a connection while a request is under way; see ``Turn``."""
+
+
+def errors() -> ModuleType:
+    """Return ``vfs.client_errors``, which the first failure loads."""
+    import vfs.client_errors  # noqa: PLC0415 - rule 1
+
+    return vfs.client_errors
+
+
+class Turn:
+    """Whose turn it is on a connection: one thread of one process (spec T5).
+
+    Threads are kept apart by a lock object, processes by a POSIX record lock on the
+    connection's descriptor, which the kernel drops with its holder.  But what a holder
+    that died in the middle of a request leaves behind would be taken for the next one's
+    reply, or what the next one sends for the rest of a payload.  So a request under way
+    is marked where the mark outlives the process and everybody sees it: in the signal
+    number of the open file description (F_SETSIG, fcntl(2)).  That number has no other
+    effect unless somebody asks for O_ASYNC.  All of it costs 1.6 us a request.
+
+    Invariant: a process closes no duplicate of the descriptor while it has its turn, or
+    the kernel drops the record lock.
+
+    Args:
+        shared: other processes may use the connection too.
+    """
+
+    __slots__ = ("_holder", "_lock", "_pid", "_shared")
+
+    def __init__(self, *, shared: bool) -> None:
+        self._shared = shared
+        self._lock = allocate_lock()
+        self._holder = 0
+        self._pid = os.getpid()
+
+    def take(self, fd: int, *, wait: bool = True) -> bool:
+        """Take the turn and mark that a request is under way.
+
+        Args:
+            fd: the descriptor that requests are written to: a write lock asks for one
+                that is open for writing.
+            wait: for the others to finish.
+
+        Returns:
+            Whether it was taken; always so after waiting.
+
+        Raises:
+            ConnectionLostError: a process died in the middle of its request.
+            FsProxyError: ``EDEADLK``: this thread has the turn already (a finalizer or
+                a signal handler came between a request and its reply).
+        """
+        if self._pid != os.getpid():
+            # Forked: whoever held the lock over there does not exist over here.
+            self._lock = allocate_lock()
+            self._holder = 0
+            self._pid = os.getpid()
+        if wait and self._holder == get_ident():
+            raise errors().deadlock()
+        if not self._lock.acquire(wait):
+            return False
+        try:
+            if self._shared:
+                self._take_from_processes(fd, wait=wait)
+        except (BlockingIOError, PermissionError):  # both mean "locked", fcntl(2)
+            self._lock.release()
+            return False
+        except BaseException:
+            self._lock.release()
+            raise
+        self._holder = get_ident()
+        return True
+
+    @staticmethod
+    def _take_from_processes(fd: int, *, wait: bool) -> None:
+        lockf(fd, LOCK_EX if wait else LOCK_EX | LOCK_NB)
+        if fcntl(fd, F_GETSIG) == UNDER_WAY:
+            lockf(fd, LOCK_UN)
+            raise errors().abandoned(fd)
+        fcntl(fd, F_SETSIG, UNDER_WAY)
+
+    def give_back(self, fd: int, *, usable: bool) -> None:
+        """Let the next one have it.
+
+        Args:
+            fd: as it was taken.
+            usable: the next bytes belong to the next request; else the mark stays.
+        """
+        self._holder = 0
+        try:
+            if self._shared:
+                if usable:
+                    fcntl(fd, F_SETSIG, 0)
+                lockf(fd, LOCK_UN)
+        finally:
+            self._lock.release()
+
+
+_DOOR = Turn(shared=True)
+"""A process has one door and so one turn at it, however many clients it makes."""
+
+
+class Endpoint:
+    """The child's end of a connection, as both clients know it.
+
+    Args:
+        fds: one socket; or the descriptors that replies are read from and requests are
+            written to; or these and the socket that ATTACH's descriptors come by.
+            None: what the environment says (``FSPROXY_FD``, else 3).
+        shared: other processes may use these descriptors too.  An attached connection
+            has one user, and is cheaper without the record lock.
+        dialect: 1 or 2; None: what the environment says (``FSPROXY_VERSION``).
+
+    Attributes:
+        top_level: the claim where a call makes none (``FSPROXY_TOP_LEVEL``).
+        dialect: as above.
+
+    Raises:
+        NotAChildError: a descriptor is not open, or is no connection.
+    """
+
+    def __init__(
+        self,
+        fds: tuple[int, ...] | None = None,
+        *,
+        shared: bool = True,
+        dialect: int | None = None,
+    ) -> None:
+        self._turn = _DOOR if fds is None else Turn(shared=shared)
+        self._shared = shared
+        if fds is None:
+            fds = _descriptors(os.environ.get("FSPROXY_FD", "3"))
+        for fd in fds:
+            _check(fd)
+        self._read_fd = fds[0]
+        self._write_fd = fds[1] if len(fds) > 1 else fds[0]
+        self._attach_fd = fds[2] if len(fds) > 2 else fds[0] if len(fds) == 1 else -1
+        self._lost: str | None = None
+        self._write_limit = limits.MAX_WRITE_BYTES
+        self.top_level = os.environ.get("FSPROXY_TOP_LEVEL") == "true"
+        if dialect is None:
+            dialect = 1 if os.environ.get("FSPROXY_VERSION") == "1" else 2
+        self.dialect = dialect
+
+    def disconnect(self) -> None:
+        """Close an attached connection.
+
+        The child's own one stays open: it belongs to the process, and a later
+        descriptor of its number must not be taken for it.
+        """
+        if not self._shared and self._read_fd >= 0:
+            for fd in {self._read_fd, self._write_fd}:
+                os.close(fd)
+            self._read_fd = self._write_fd = -1
+            self._lost = "the connection was closed by disconnect()"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may use the connection too."""
+        return self._shared
+
+    def _claim(self, top_level: bool | None) -> bool:
+        return self.top_level if top_level is None else top_level
+
+    def _begin(
+        self, request: m.Request, names: tuple[Name, ...]
+    ) -> tuple[ClientConnection, bytes]:
+        """Return the state of a new request, and its line.
+
+        A new state for each (0.7 us), so that nothing of one request can reach the
+        next one, or a forked process.
+        """
+        if self._lost is not None:
+            raise errors().lost(self._lost)
+        connection = ClientConnection(self.dialect)
+        try:
+            return connection, connection.send(request)
+        except ValueError:
+            raise errors().unsendable(*names[:1]) from None
+
+    def _learn_write_limit(self, refusal: OSError, size: int) -> bool:
+        """Take the host's cap on WRITE from its refusal; tell whether it helps."""
+        limit = getattr(refusal, "limit_bytes", 0)
+        if not 0 < limit < size:
+            return False
+        self._write_limit = limit
+        return True
+
+
+def _descriptors(text: str) -> tuple[int, ...]:
+    numbers = text.split(",")
+    if len(numbers) > 3 or not all(n.isascii() and n.isdigit() for n in numbers):
+        raise errors().not_a_child(f"FSPROXY_FD={text!r} is not one to three numbers")
+    return tuple(int(n) for n in numbers)
+
+
+def _check(fd: int) -> None:
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        raise errors().not_a_child(f"descriptor {fd} is not open") from None
+    if not stat.S_ISSOCK(mode) and not stat.S_ISFIFO(mode):
+        raise errors().not_a_child(f"descriptor {fd} is no connection to a host")
+
+
+def check_end(connection: ClientConnection) -> None:
+    """Raise ``RemoteProtocolError`` if anything follows the reply (spec T4)."""
+    try:
+        connection.body_received(0)
+    except ProtocolError:
+        raise RemoteProtocolError("the host sent more than a reply") from None
+
+
+class BlockingEndpoint(Endpoint):
+    """An endpoint that waits in system calls."""
+
+    def __init__(
+        self,
+        fds: tuple[int, ...] | None = None,
+        *,
+        shared: bool = True,
+        dialect: int | None = None,
+    ) -> None:
+        super().__init__(fds, shared=shared, dialect=dialect)
+        self._abandoned: list[int] = []
+
+    def abandon(self, fileno: int) -> None:
+        """Have a fileno closed by the next request; a finalizer may call it."""
+        self._abandoned.append(fileno)
+
+    def _ask(
+        self,
+        request: m.Request,
+        payload: Payload = b"",
+        *,
+        names: tuple[Name, ...] = (),
+        into: memoryview | None = None,
+        most: int = MAX_BODY_BYTES,
+        passed: list[int] | None = None,
+    ) -> tuple[m.Reply, bytes]:
+        """Send a request and return its reply with its body.
+
+        Args:
+            request: its payload's size is its ``body``.
+            payload: what follows the line.
+            names: what it is about, for an error.
+            into: where the body goes, in place of what is returned.
+            most: longest body that is an answer to this request, bytes.
+            passed: takes the descriptors that come with the reply.
+        """
+        while self._abandoned:
+            token = b"%d" % self._abandoned.pop()
+            self._exchange(m.Close(token), b"", (), None, 0, None)
+        reply, body = self._exchange(request, payload, names, into, most, passed)
+        if not reply.ok:
+            raise errors().from_reply(reply.text, *names)
+        return reply, body
+
+    def _exchange(
+        self,
+        request: m.Request,
+        payload: Payload,
+        names: tuple[Name, ...],
+        into: memoryview | None,
+        most: int,
+        passed: list[int] | None,
+    ) -> tuple[m.Reply, bytes]:
+        connection, line = self._begin(request, names)
+        fd = self._write_fd
+        self._turn.take(fd)
+        usable = False
+        try:
+            self._send(line, payload)
+            reply = self._receive_line(connection, passed)
+            body = b""
+            if reply.body:
+                body = self._receive_body(connection, reply.body, into, most)
+            check_end(connection)
+            usable = True
+        except ProtocolError as why:
+            self._lost = f"{why}; the connection is given up"
+            raise errors().lost(self._lost) from why
+        except (EOFError, ConnectionError) as why:
+            # Whoever shares the connection finds that out alone: no mark needed.
+            usable = True
+            self._lost = f"the host is gone: {why}"
+            raise errors().lost(self._lost) from why
+        finally:
+            if not usable and self._lost is None:
+                self._lost = "a request was interrupted; the connection is given up"
+            self._turn.give_back(fd, usable=usable)
+        return reply, body
+
+    def _send(self, line: bytes, payload: Payload) -> None:
+        fd = self._write_fd
+        rest: list[Payload] = [line, payload] if payload else [line]
+        while True:
+            try:
+                sent = os.writev(fd, rest)
+            except BlockingIOError:
+                _rare().wait(fd, writable=True)
+                continue
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.pop(0))
+            if not rest:
+                return
+            rest[0] = memoryview(rest[0])[sent:]
+
+    def _receive_line(
+        self, connection: ClientConnection, passed: list[int] | None
+    ) -> m.Reply:
+        by_message = self._attach_fd == self._read_fd
+        while True:
+            if passed is not None and by_message:
+                piece = _rare().receive_passed(self._read_fd, RECEIVE_BYTES, passed)
+            else:
+                piece = self._receive(RECEIVE_BYTES)
+            if not piece:
+                raise EOFError("it closed the connection")
+            connection.receive_data(piece)
+            reply = connection.next_reply()
+            if reply is not None:
+                break
+        if passed is not None and reply.ok:
+            if not by_message:
+                # Sent before the reply, with one byte to carry it.
+                _rare().receive_passed(self._attach_fd, 1, passed)
+            if not passed:
+                raise RemoteProtocolError("the host attached nothing")
+        return reply
+
+    def _receive_body(
+        self,
+        connection: ClientConnection,
+        size: int,
+        into: memoryview | None,
+        most: int,
+    ) -> bytes:
+        if size > most:
+            raise RemoteProtocolError(
+                f"the host sends {size} bytes, at most {most} fit"
+            )
+        head = connection.take_body()
+        got = len(head)
+        if into is None and got == size:
+            return head
+        view = memoryview(bytearray(size)) if into is None else into[:size]
+        view[:got] = head
+        while got < size:
+            try:
+                count = os.readv(self._read_fd, [view[got:]])
+            except BlockingIOError:
+                _rare().wait(self._read_fd, writable=False)
+                continue
+            if not count:
+                raise EOFError("it closed the connection inside a reply")
+            connection.body_received(count)
+            got += count
+        return b"" if into is not None else bytes(view)
+
+    def _receive(self, size: int) -> bytes:
+        while True:
+            try:
+                return os.read(self._read_fd, size)
+            except BlockingIOError:
+                _rare().wait(self._read_fd, writable=False)
+
+
+def _rare() -> ModuleType:
+    """Return ``vfs.client_rare``: waiting on non-blocking descriptors, and ATTACH."""
+    import vfs.client_rare  # noqa: PLC0415 - rule 1
+
+    return vfs.client_rare

@@ -1,0 +1,17 @@
+"""What can go wrong behind the door, as the dispatcher needs to tell it.
+
+An ``OSError`` with an errno says what the operating system said and becomes
+``failed to ...: REASON``; these two say what the operating system was never asked.
+"""
+
+
+class AccessDeniedError(Exception):
+    """The name is outside what the client may reach in that way (spec O6, A3)."""
+
+
+class UnavailableError(Exception):
+    """The client's root is gone or was replaced (spec O4)."""
+
+
+class RightsError(Exception):
+    """A document of rights that cannot be applied; the text says why."""

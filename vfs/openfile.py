@@ -1,0 +1,140 @@
+"""One open file: a handle, whose it is, and the offset that goes with it (spec P1)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vfs.backends import Handle, Mode
+    from vfs.clients import Client
+    from vfs.policy import Ledger, Place
+
+
+class OpenFile:
+    """A row of the file table.
+
+    Attributes:
+        fileno: the number that the client sees (spec O9).
+        name: as the client gave it.
+        mode: the wire's open mode.
+        client: whose it is; nobody else may use the number.
+        opened_at: seconds since the epoch.
+        is_top_level: the effective view it was opened in (spec S1).
+        handle: the file itself.
+        offset: where the next READ or WRITE starts, in bytes.
+        durability: when fsync is paid: ``none``, ``close`` or ``write``.
+        ledger: charged for growth, or None where nothing bounds it.
+        is_plain: a write is one pwrite at the offset and a close one close, no more.
+    """
+
+    __slots__ = (
+        "client",
+        "durability",
+        "fileno",
+        "handle",
+        "is_plain",
+        "is_top_level",
+        "ledger",
+        "mode",
+        "name",
+        "offset",
+        "opened_at",
+        "place",
+        "pread",
+        "readable",
+        "staged",
+        "writable",
+    )
+
+    def __init__(  # noqa: PLR0913 - the columns of the table
+        self,
+        fileno: int,
+        name: bytes,
+        mode: Mode,
+        client: Client,
+        handle: Handle,
+        is_top_level: bool,
+        place: Place | None,
+        ledger: Ledger | None,
+        staged: bool,
+    ) -> None:
+        self.fileno = fileno
+        self.name = name
+        self.mode = mode
+        self.client = client
+        self.opened_at = time.time()
+        self.is_top_level = is_top_level
+        self.handle = handle
+        self.pread = handle.pread
+        self.offset = 0
+        self.readable = mode.reads
+        self.writable = mode.writes
+        self.place = place
+        self.ledger = ledger
+        self.staged = staged
+        self.durability = durability = "none" if place is None else place.durability
+        self.is_plain = not (staged or ledger or mode.appends or durability != "none")
+
+    def read(self, size: int) -> bytes:
+        """Read at the offset and move it; fewer bytes only at the end (spec R1).
+
+        Raises:
+            BlockingIOError: the data is not in memory; nothing moved.
+            OSError: the disk failed.
+        """
+        offset = self.offset
+        data = self.pread(size, offset)
+        while 0 < len(data) < size:
+            more = self.pread(size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        self.offset = offset + len(data)
+        return data
+
+    def read_wait(self, size: int) -> bytes:
+        """Read like ``read``, waiting for the disk (for a worker thread)."""
+        data = self.handle.pread_wait(size, self.offset)
+        self.offset += len(data)
+        return data
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of ``data`` at the offset, or at the end in an append mode.
+
+        Raises:
+            OSError: nothing of it shows beyond the old end, the offset stands (W5).
+        """
+        if self.mode.appends:
+            self.offset = self.handle.append(data)
+        else:
+            self.handle.pwrite(data, self.offset)
+            self.offset += len(data)
+        if self.durability == "write":
+            self.handle.sync()
+
+    def close(self) -> None:
+        """Close as CLOSE does: publish what is staged, pay what durability asks.
+
+        The file is closed whatever happens (spec C1).
+
+        Raises:
+            OSError: the publication, the fsync or close(2) failed.
+        """
+        durable = self.durability != "none" and self.writable
+        try:
+            if self.staged:
+                self.handle.publish(durable=durable)
+            elif durable:
+                self.handle.publish(durable=True)
+        finally:
+            self.handle.close()
+
+    def abandon(self) -> None:
+        """Close as the end of a client does: what is staged never appears (A3b)."""
+        self.handle.close()
+
+    @property
+    def closes_inline(self) -> bool:
+        """Whether ``close`` waits for nothing."""
+        return not self.staged and (self.durability == "none" or not self.writable)
