@@ -63,9 +63,7 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     """OPEN (spec O1-O9)."""
     name = request.name
     try:
-        file = session.fs.open(
-            session.client, name, request.mode, request.flag
-        )
+        file = session.fs.open(session.client, name, request.mode, request.flag)
     except AccessDeniedError:
         return _denied(session, "OPEN", name)
     except UnavailableError:
@@ -336,7 +334,9 @@ def do_rename(session: Session, request: m.Rename) -> bytes | None:
     if request.body > limits.MAX_NAMES_BYTES:
         reason = os.strerror(errno.ENAMETOOLONG).encode()
         return session.drain(error(b"failed to rename: " + reason))
-    return session.collect(session.conn.take_body(), partial(_rename_now, session, request))
+    return session.collect(
+        session.conn.take_body(), partial(_rename_now, session, request)
+    )
 
 
 def _rename_now(
@@ -371,7 +371,11 @@ def do_caps(session: Session, request: m.Request) -> bytes | None:
     del request
     policy = session.client.policy
     grants = [
-        {"name": os.fsdecode(place.prefixes[0]), "read": place.read, "write": place.write}
+        {
+            "name": os.fsdecode(place.prefixes[0]),
+            "read": place.read,
+            "write": place.write,
+        }
         for place in policy.places
         if place.prefixes and place is not policy.root
     ]
@@ -421,7 +425,9 @@ def _narrow_now(session: Session, document: bytes | memoryview) -> bytes | None:
 
 def do_chat(session: Session, request: m.Chat) -> bytes | None:
     """LLM_CHAT on a host without an LLM section (spec L12)."""
-    return session.collect(session.conn.take_body(), partial(_chat_without_model, session, request))
+    return session.collect(
+        session.conn.take_body(), partial(_chat_without_model, session, request)
+    )
 
 
 def _chat_without_model(

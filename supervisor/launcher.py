@@ -234,7 +234,7 @@ class Launcher:
             try:
                 await self.send(message, request.sources)
             except BaseException:
-                del self._records[ident]  # it was not sent
+                self._records.pop(ident, None)  # it was not sent
                 raise
             try:
                 await record.started.wait()

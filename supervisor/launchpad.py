@@ -315,6 +315,8 @@ def main() -> None:
     # Its memory holds other children's environments, its descriptors the control
     # socket: no child of the same user may look at either (ptrace, pidfd_getfd).
     launchpad_kernel.prctl(launchpad_kernel.PR_SET_DUMPABLE, 0)
+    # What a dead child leaves comes here (rule 2).
+    launchpad_kernel.prctl(launchpad_kernel.PR_SET_CHILD_SUBREAPER, 1)
     control = _take_control_socket()
     _set_signals()
     os.chdir("/")

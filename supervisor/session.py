@@ -73,6 +73,9 @@ class Session:
         write_fd: replies go here; may equal ``read_fd``.
         budget: memory for payloads.
         dialect: 1 or 2.
+        max_write_bytes: largest payload of a WRITE (spec W3).
+        deadline_s: for what has begun (spec F8).
+        on_closed: called once, when the session is over.
 
     Attributes:
         files: the client's open files, looked up by every request.
@@ -83,6 +86,7 @@ class Session:
         "_finish",
         "_job",
         "_job_scope",
+        "_on_closed",
         "_over",
         "_payload",
         "_stop",
@@ -95,11 +99,13 @@ class Session:
         "closed_files",
         "conn",
         "deadline_s",
+        "dialect",
         "failure",
         "files",
         "fs",
         "max_write_bytes",
         "narrowed_places",
+        "nested",
         "on_attach",
         "pump",
         "read_fd",
@@ -120,6 +126,7 @@ class Session:
         dialect: int,
         max_write_bytes: int,
         deadline_s: float,
+        on_closed: Callable[[Session], None],
     ) -> None:
         self.pump = pump
         self.fs = fs
@@ -130,7 +137,10 @@ class Session:
         self.budget = budget
         self.max_write_bytes = max_write_bytes
         self.deadline_s = deadline_s
+        self.dialect = dialect
         self.conn = HostConnection(dialect)
+        self.nested: list[Session] = []
+        self._on_closed = on_closed
         self.on_attach: Callable[[Session], Awaitable[bytes]] | None = None
         self.zero_copy = False
         self.bytes_read = 0
@@ -199,7 +209,7 @@ class Session:
                 except BlockingIOError:
                     sent = 0
                 if sent != len(reply):
-                    self.start(partial(self._send, memoryview(reply)[sent:]))
+                    self.start(partial(self.send, memoryview(reply)[sent:]))
                     return False
                 turns -= 1
                 if turns < 0:
@@ -304,6 +314,9 @@ class Session:
                 if self._job is not None:
                     await self._run_job(self._job)
         finally:
+            with trio.CancelScope(shield=True):
+                for nested in tuple(self.nested):
+                    await nested.finish(self.why_closed or EOF)
             self._clean_up()
 
     async def _run_job(self, job: Job) -> None:
@@ -311,7 +324,7 @@ class Session:
             try:
                 reply = await job()
                 if reply is not None:
-                    await self._send(memoryview(reply))
+                    await self.send(reply)
             except trio.TooSlowError:
                 self.close_soon(SLOW)
             except OSError as why:
@@ -323,8 +336,9 @@ class Session:
             self._suspended = False
             self.pump.resume(self)
 
-    async def _send(self, data: memoryview) -> None:
+    async def send(self, reply: bytes | memoryview) -> None:
         """Send a reply that did not fit at once, within the deadline (spec F8)."""
+        data = memoryview(reply)
         with trio.fail_after(self.deadline_s):
             while data:
                 try:
@@ -453,4 +467,5 @@ class Session:
         for fd in {self.read_fd, self.write_fd}:
             revoke(fd)
             os.close(fd)
+        self._on_closed(self)
         self._over.set()

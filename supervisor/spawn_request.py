@@ -94,8 +94,8 @@ class SpawnRequest:
             executable,
             argv,
             env,
-            tuple(target for _, target in self.fds),
-            self.rlimits,
+            tuple(int(target) for _, target in self.fds),
+            tuple(tuple(map(int, limit)) for limit in self.rlimits),
             self.umask,
         )
 

@@ -196,6 +196,15 @@ class Endpoint:
             self._read_fd = self._write_fd = -1
             self._lost = "the connection was closed by disconnect()"
 
+    def release(self) -> int:
+        """Hand an attached connection over: return its descriptor and forget it.
+
+        Precondition: attached, and not closed.
+        """
+        fd, self._read_fd, self._write_fd = self._read_fd, -1, -1
+        self._lost = "the connection was handed over by release()"
+        return fd
+
     @property
     def is_shared(self) -> bool:
         """Whether other processes may use the connection too."""

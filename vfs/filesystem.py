@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from vfs.backends import MODES
-from vfs.clients import Client, Tables
+from vfs.clients import Client, Tables, timestamp
 from vfs.errors import AccessDeniedError
 from vfs.hostio import in_thread
 from vfs.openfile import OpenFile
@@ -36,6 +36,8 @@ from vfs.policy import (
 if TYPE_CHECKING:
     from vfs.backends import Backend, FileStatus, Handle, Mode
     from vfs.policy import Place
+__all__ = ["Client", "Filesystem", "Observer", "OpenFile", "timestamp"]
+
 
 class Observer(Protocol):
     """Who wants to know; a host without one pays nothing for it."""

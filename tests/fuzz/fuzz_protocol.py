@@ -22,9 +22,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 MISSING = (
-    "fuzz_protocol: cannot fuzz: atheris is not installed; `make fuzz` installs it"
-    " (there are wheels for Linux on x86-64 and CPython 3.11 to 3.13), or install the"
-    " group `fuzz` of this project\n"
+    "fuzz_protocol: cannot fuzz: atheris is not installed: `make fuzz` installs it,"
+    " where there is a wheel of it for this platform and this Python\n"
 )
 
 LONG = 70_000

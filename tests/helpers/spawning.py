@@ -9,15 +9,18 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from supervisor import proctree
 from supervisor.launcher import ExitStatus, Launcher, SpawnedProcess
+from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad_start import start_launchpad
 from supervisor.spawn_request import SpawnRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +59,10 @@ HOST = r"""
 from supervisor.launchpad_start import start_launchpad
 launchpad = start_launchpad()
 import os, sys, trio
+from supervisor import proctree
 from supervisor.launcher import Launcher
+from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad_start import start_launchpad
 from supervisor.spawn_request import SpawnRequest
 async def main():
     where, count, *argv = sys.argv[1:]
@@ -120,22 +126,49 @@ def all_ended_within(watched: list[Watched], timeout_s: float) -> bool:
     return True
 
 
+@asynccontextmanager
+async def staged(cwd: Path) -> AsyncIterator["Stage"]:
+    """Make the test process a host with a launcher, and undo all of it at the end.
+
+    If the launchpad is lost, children of the test process that were there before are
+    spared: they are the test run's.
+    """
+    own_children = proctree.children_of(os.getpid())
+    launchpad = start_launchpad()
+    launcher = Launcher(launchpad, own_children)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(launcher.run)
+            stage = Stage(launcher, launchpad.pid, nursery.cancel_scope, cwd)
+            try:
+                yield stage
+            finally:
+                os.close(stage.cwd_fd)
+                os.close(stage.null)
+                nursery.cancel_scope.cancel()
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
 class Stage:
-    """A launcher with a working directory and one pipe: what most tests spawn with.
+    """A running launcher and what most tests spawn with: see `staged`.
 
     Attributes:
-        launcher: Runs in the nursery of the test.
+        launcher: Runs until the stage ends.
+        launchpad: The pid of its launchpad.
+        scope: Cancel it to stop the launcher.
         cwd_fd: The directory that children start in.
+        null: The null device, readable and writable.
     """
 
-    def __init__(self, launcher: Launcher, cwd_fd: int) -> None:
+    def __init__(
+        self, launcher: Launcher, launchpad: int, scope: trio.CancelScope, cwd: Path
+    ) -> None:
         self.launcher = launcher
-        self.cwd_fd = cwd_fd
+        self.launchpad = launchpad
+        self.scope = scope
+        self.cwd_fd = os.open(cwd, os.O_RDONLY | os.O_DIRECTORY)
         self.null = os.open(os.devnull, os.O_RDWR)
-
-    def close(self) -> None:
-        """Give back what it opened."""
-        os.close(self.null)
 
     def request(
         self,

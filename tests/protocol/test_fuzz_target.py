@@ -62,7 +62,7 @@ def test_without_atheris_it_says_what_to_do(
     monkeypatch.setitem(sys.modules, "atheris", None)
     assert fuzz_protocol.main(["fuzz_protocol.py"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("fuzz_protocol: cannot fuzz: atheris is not installed;")
+    assert told.startswith("fuzz_protocol: cannot fuzz: atheris is not installed:")
     assert told.count("\n") == 1
 
 

@@ -9,6 +9,7 @@ import pytest
 from protocol import ClientConnection, HostConnection, messages
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
+PAGE = VECTORS.parents[1] / "docs" / "protocol.md"
 
 
 @dataclass
@@ -31,9 +32,12 @@ class Dialogue:
 
 
 def read_vectors() -> Iterator[Dialogue]:
-    """Yield every dialogue of every transcript."""
+    """Yield every dialogue of every transcript, the examples of the page included."""
     for path in sorted(VECTORS.glob("*.txt")):
         yield from read_transcript(path.read_text(encoding="utf-8"), path.stem)
+    blocks = PAGE.read_text(encoding="utf-8").split("```transcript\n")[1:]
+    for block in blocks:
+        yield from read_transcript(block.partition("```\n")[0], "page")
 
 
 def read_transcript(text: str, stem: str) -> list[Dialogue]:

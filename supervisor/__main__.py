@@ -1,0 +1,47 @@
+"""The command ``sandhost``: decides what to import, which decides how fast it starts.
+
+``fs`` runs inside a child, often in a loop of a shell script: no framework, no Trio.
+What spawns children starts its launchpad first, so that it is ready when the heavy
+imports are done.
+"""
+
+from __future__ import annotations
+
+import sys
+
+SPAWNING = frozenset({"run", "pipeline", "relay"})
+"""Commands that start children of their own."""
+
+
+def main() -> None:
+    """Run one command and exit with its status."""
+    try:
+        status = _main(sys.argv[1:])
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
+
+
+def _main(words: list[str]) -> int:
+    if words[:1] == ["fs"]:
+        from vfs.fscmd import main as fs_main  # noqa: PLC0415 - the light entry
+
+        return fs_main(words[1:])
+    launchpad = None
+    if words and words[0] in SPAWNING and not {"-h", "--help"} & set(words[1:2]):
+        from supervisor.launchpad_start import start_launchpad  # noqa: PLC0415
+
+        try:
+            launchpad = start_launchpad()
+        except OSError as why:
+            sys.stderr.write(
+                f"sandhost {words[0]}: cannot start the launchpad: {why.strerror}\n"
+            )
+            return 125
+    from supervisor.cli import run_cli  # noqa: PLC0415 - after the launchpad
+
+    return run_cli(words, launchpad)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""One child: its process, its conversations, its end; one task owns it (I2).
+
+Rules of this file.
+
+1. What is acquired is released in reverse order by one stack, whether the child ran for
+   a month or was never started.
+2. The exit of the process ends the child (spec S2); what it had sent is done first,
+   nested clients are closed before the client they hang on (spec S3).
+3. Nothing here decides: ``lifecycle`` says what an event means, this file does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.launcher import LaunchpadLost
+from supervisor.lifecycle import Action, Event, State, step
+from supervisor.session import PROCESS_EXIT, Session
+from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
+from vfs.filesystem import timestamp
+from vfs.policy import Ledger, Policy, close_places
+
+if TYPE_CHECKING:
+    from supervisor.host import Host
+    from supervisor.launcher import ExitStatus, SpawnedProcess
+    from supervisor.spec import ChildSpec
+    from vfs.clients import Client
+
+SWEEP_TIMEOUT_S = 5.0
+"""Longest wait for the rest of a dead child's processes; they are killed at once, and
+only one that is stuck in the kernel takes longer."""
+
+STANDARD = (0, 1, 2)
+
+
+class Child:
+    """One child of a host.
+
+    Args:
+        host: whose child it is.
+        child_id: unique in the host.
+        spec: what it is to be.
+
+    Attributes:
+        state: where in its life it is.
+        exit: how its process ended; None before.
+        failure: why it could not be started; None if it was.
+        timed_out: its time limit ended it.
+        gone: set when nothing of it is left.
+    """
+
+    def __init__(self, host: Host, child_id: str, spec: ChildSpec) -> None:
+        self.id = child_id
+        self.spec = spec
+        self.state = State.STARTING
+        self.exit: ExitStatus | None = None
+        self.failure: SpawnError | None = None
+        self.timed_out = False
+        self.gone = trio.Event()
+        self.started = trio.Event()
+        self.process: SpawnedProcess | None = None
+        self.session: Session | None = None
+        self._host = host
+        self._stopped = trio.Event()
+        self._side: socket.socket | None = None
+        self._nursery: trio.Nursery | None = None
+        self._grace_s = host.settings.grace_s
+
+    # Orders from outside
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Ask it to end: SIGTERM, and SIGKILL after the grace period (spec S6).
+
+        Args:
+            grace_s: seconds between the two; None for the host's setting.
+        """
+        if grace_s is not None:
+            self._grace_s = grace_s
+        self._stopped.set()
+        self._happened(Event.STOP)
+
+    async def wait_gone(self) -> int:
+        """Wait until nothing of it is left; return its exit status, 128+n by signal."""
+        await self.gone.wait()
+        return self.status
+
+    @property
+    def status(self) -> int:
+        """The exit status as a shell would see it (face: exit statuses of ``run``)."""
+        if self.failure is not None:
+            return self.failure.exit_status
+        if self.exit is None or (self.exit.code is None and self.exit.signal is None):
+            return 125
+        if self.exit.signal is not None:
+            return 128 + self.exit.signal
+        return self.exit.code or 0
+
+    # Its life
+
+    async def run(self) -> None:
+        """Own the child from its start until it is gone."""
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    await self._start(stack)
+                except SpawnError as why:
+                    self.failure = why
+                    self._happened(Event.SPAWN_FAILED)
+                    return
+                await self._live()
+        finally:
+            if self.state is not State.REAPING:
+                # Cancelled: the host is being torn down with everything in it.
+                self.state = State.REAPING
+            self._happened(Event.CLEANED)
+            self.started.set()
+            self.gone.set()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        host = self._host
+        spec = self.spec
+        policy = self._make_policy(stack)
+        ledger = Ledger(
+            open_files=spec.max_open_files,
+            clients=host.settings.clients_per_child,
+            size_bytes=spec.max_bytes,
+            files=spec.max_files,
+        )
+        pairs = stack.enter_context(_Ends(spec.transport))
+        client = host.fs.connect(policy, ledger, f"{self.id}:{spec.transport}")
+        self._nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(self._nursery.cancel_scope.cancel)
+        stack.push_async_callback(self._close_sessions)
+        self.session = host.open_session(client, *pairs.host_fds(), spec.dialect)
+        self.session.on_attach = self._attach
+        self._side = pairs.side
+        self._nursery.start_soon(self.session.run)
+        cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, cwd_fd)
+        self.process = await self._spawn(cwd_fd, pairs)
+        stack.callback(self.process.close)
+        pairs.close_child_ends()
+        client.pid = self.process.pid
+        host.pump.add(self.session)
+        host.journal.write(
+            "client.connected", child_id=self.id, client_id=client.id, pid=client.pid
+        )
+
+    def _make_policy(self, stack: AsyncExitStack) -> Policy:
+        spec = self.spec
+        cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, cwd_fd)
+        places = spec.open_places()
+        stack.callback(close_places, places)
+        return Policy(places, top_level=spec.top_level, cwd_fd=cwd_fd)
+
+    async def _spawn(self, cwd_fd: int, pairs: _Ends) -> SpawnedProcess:
+        spec = self.spec
+        stdio = zip(spec.stdio, STANDARD, strict=True)
+        executable = find_executable(spec.command[0], spec.env.get("PATH"), spec.cwd)
+        request = SpawnRequest(
+            executable=executable,
+            argv=spec.command,
+            env={**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word},
+            cwd_fd=cwd_fd,
+            fds=(*stdio, *pairs.child_fds()),
+            rlimits=spec.rlimits,
+            umask=spec.umask,
+        )
+        return await self._host.launcher.spawn(request)
+
+    async def _live(self) -> None:
+        process = self.process
+        session = self.session
+        if process is None or session is None:
+            raise RuntimeError("a child that was not started cannot live")
+        self._happened(Event.SPAWNED)
+        self.started.set()
+        self._host.journal.write(
+            "child.spawned",
+            child_id=self.id,
+            client_id=session.client.id,
+            pid=process.pid,
+            command=[
+                os.fsencode(a).decode(errors="replace") for a in self.spec.command
+            ],
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._enforce_end)
+                if self.spec.timeout_s is not None:
+                    nursery.start_soon(self._enforce_timeout, self.spec.timeout_s)
+                self.exit = await process.wait_exit()
+                nursery.cancel_scope.cancel()
+        except LaunchpadLost:
+            self._host.log.write(
+                "ERROR", "The launchpad is lost, and with it the child"
+            )
+            raise
+        self._host.log.write(
+            "INFO",
+            f"Process {process.pid} terminated, cleaning up client {session.client.id}",
+        )
+        self._happened(Event.EXITED)
+        await self._close_sessions()
+        with trio.move_on_after(SWEEP_TIMEOUT_S):
+            await process.wait_swept()
+
+    async def _enforce_end(self) -> None:
+        """After a stop, kill what does not end within the grace period (spec S6)."""
+        await self._stopped.wait()
+        await trio.sleep(self._grace_s)
+        self._happened(Event.GRACE_OVER)
+
+    async def _enforce_timeout(self, timeout_s: float) -> None:
+        await trio.sleep(timeout_s)
+        self.timed_out = True
+        self.stop()
+
+    async def _close_sessions(self) -> None:
+        """Close every conversation, nested ones first (spec S3)."""
+        if self.session is not None:
+            # Bounded: what a job may still do is a call into the kernel (I1).
+            with trio.CancelScope(shield=True):
+                await self.session.finish(PROCESS_EXIT)
+
+    def _happened(self, event: Event) -> None:
+        """Take an event in, and do what the table says."""
+        self.state, action = step(self.state, event)
+        process = self.process
+        if action is Action.TERMINATE and process is not None:
+            process.send_signal(self.spec.stop_signal)
+        elif action is Action.KILL and process is not None:
+            process.send_signal(signal.SIGKILL)
+        elif action is Action.REPORT:
+            self._report()
+
+    def _report(self) -> None:
+        journal = self._host.journal
+        if not journal.is_on:
+            return
+        if self.exit is not None:
+            journal.write(
+                "child.exited",
+                child_id=self.id,
+                code=self.exit.code,
+                signal=self.exit.signal,
+                utime_s=self.exit.utime_s,
+                stime_s=self.exit.stime_s,
+                maxrss_kib=self.exit.maxrss_kib,
+                timed_out=self.timed_out,
+            )
+        reason = None if self.failure is None else self.failure.text
+        journal.write(
+            "child.gone", child_id=self.id, status=self.status, failure=reason
+        )
+
+    # More conversations
+
+    async def _attach(self, session: Session) -> bytes | None:
+        """Make one more conversation for whoever asks on ``session`` (spec N4)."""
+        host = self._host
+        parent = session.client
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as why:
+            return (
+                b"ERROR failed to attach: "
+                + os.strerror(why.errno or 0).encode()
+                + b"\n"
+            )
+        with theirs:
+            try:
+                ledger = Ledger(parent.ledger)
+                client = host.fs.connect(
+                    parent.policy, ledger, f"{self.id}:attached", parent
+                )
+            except OSError as why:
+                ours.close()
+                return (
+                    b"ERROR failed to attach: "
+                    + os.strerror(why.errno or 0).encode()
+                    + b"\n"
+                )
+            ours.setblocking(False)
+            fd = ours.detach()
+            nested = host.open_session(client, fd, fd, session.dialect)
+            nested.on_attach = self._attach
+            session.nested.append(nested)
+            if self._nursery is None:
+                raise RuntimeError("a child without a nursery has no clients")
+            self._nursery.start_soon(nested.run)
+            host.pump.add(nested)
+            host.journal.write(
+                "client.connected",
+                child_id=self.id,
+                client_id=client.id,
+                parent_id=parent.id,
+            )
+            await self._send_descriptor(
+                session, b"OK %b\n" % client.id.encode(), theirs
+            )
+        return None
+
+    async def _send_descriptor(
+        self, session: Session, reply: bytes, carried: socket.socket
+    ) -> None:
+        """Send a reply with a descriptor on its first byte (over pipes: beside it)."""
+        fds = [carried.fileno()]
+        if session is self.session and self._side is not None:
+            await _send_fds(self._side, b"+", fds, session.deadline_s)
+            await session.send(reply)
+            return
+        line = socket.socket(fileno=os.dup(session.write_fd))
+        with line:
+            sent = await _send_fds(line, reply, fds, session.deadline_s)
+        if sent < len(reply):
+            await session.send(reply[sent:])
+
+    def row(self) -> dict[str, object]:
+        """Return the child as one row of ``ps``."""
+        process = self.process
+        session = self.session
+        return {
+            "id": self.id,
+            "pid": process.pid if process is not None else None,
+            "create_time": process.create_time if process is not None else None,
+            "state": self.state.value,
+            "command": list(self.spec.command),
+            "client_id": session.client.id if session is not None else None,
+            "started_at": timestamp(session.client.connected_at) if session else None,
+            "isolation": {"profile": "none", "layers": []},
+        }
+
+
+async def _send_fds(
+    sock: socket.socket, data: bytes, fds: list[int], deadline_s: float
+) -> int:
+    with trio.fail_after(deadline_s):
+        while True:
+            try:
+                return socket.send_fds(sock, [data], fds, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(sock)
+
+
+class _Ends:
+    """Both ends of a child's door (spec T1): a socketpair, or two pipes.
+
+    With pipes a socketpair on FD 5 carries the descriptors of ATTACH (spec N4).
+
+    Attributes:
+        env: what tells the child its descriptors.
+        side: the host's end of that socketpair.
+    """
+
+    def __init__(self, transport: str) -> None:
+        self._child: list[int] = []
+        self._host: tuple[int, ...] = ()
+        self.side: socket.socket | None = None
+        numbers = "3,4,5" if transport == "pipes" else "3"
+        self.env = {"FSPROXY_FD": numbers, "FSPROXY_VERSION": "2"}
+        if transport == "pipes":
+            replies_out, replies_in = os.pipe2(os.O_CLOEXEC)
+            self._child.append(replies_out)
+            requests_out, requests_in = os.pipe2(os.O_CLOEXEC)
+            self._child.append(requests_in)
+            side, theirs = socket.socketpair()
+            self._child.append(theirs.detach())
+            self.side = side
+            self._host = (requests_out, replies_in)
+        else:
+            ours, theirs = socket.socketpair()
+            self._child.append(theirs.detach())
+            self._host = (ours.detach(),)
+        for fd in self._host:
+            os.set_blocking(fd, False)
+
+    def __enter__(self) -> _Ends:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close_child_ends()
+        for fd in self._host:
+            os.close(fd)
+        if self.side is not None:
+            self.side.close()
+
+    def host_fds(self) -> tuple[int, int]:
+        """Hand the host's (read, write) descriptors to a session, which owns them."""
+        fds, self._host = self._host, ()
+        return fds[0], fds[-1]
+
+    def child_fds(self) -> tuple[tuple[int, int], ...]:
+        """Return (descriptor, number in the child) pairs."""
+        return tuple((fd, 3 + index) for index, fd in enumerate(self._child))
+
+    def close_child_ends(self) -> None:
+        """Close the host's copies of the child's end, or EOF never comes (spec T2)."""
+        while self._child:
+            os.close(self._child.pop())

@@ -1,0 +1,378 @@
+"""The commands and their options, as typer sees them.
+
+Rules of this file.
+
+1. It parses and says what is wrong in one line; what a command does stands elsewhere
+   and is imported when it is called.
+2. What the plan has and this version has not is refused as "not available yet".
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from supervisor.options import (
+    Limits,
+    OptionError,
+    parse_duration,
+    parse_env,
+    parse_limits,
+    parse_size,
+)
+
+if TYPE_CHECKING:
+    from supervisor.config import Config
+    from supervisor.launchpad_start import LaunchpadProcess
+
+SPAWNING = frozenset({"run", "pipeline", "relay"})
+"""Commands that start children: their statuses below 125 are the children's."""
+
+REFUSED = 125
+USAGE = 2
+
+_COMMAND_LINE: Any = {"allow_interspersed_args": False}
+
+app = typer.Typer(
+    name="sandhost",
+    help="Host programs that a language model drives: one child, one door.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+# typer carries a copy of click; the base of its only public error is the way in.
+_ParseError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class CommandError(Exception):
+    """What was asked for cannot be done; the text says what and why."""
+
+
+class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
+    """The words of the command are off."""
+
+
+_Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...")]
+_Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config", metavar="F", help="TOML file; [policy.run] gives defaults."
+    ),
+]
+_TopLevel = Annotated[
+    bool, typer.Option("--top-level", help="May ask for files as the host sees them.")
+]
+_Root = Annotated[
+    str | None,
+    typer.Option("--root", metavar="DIR", help="Private root; default a fresh one."),
+]
+_Keep = Annotated[bool, typer.Option("--keep", help="Keep the fresh root.")]
+_Read = Annotated[
+    list[str] | None,
+    typer.Option("--read", metavar="P", help="Grant to read; repeatable."),
+]
+_Write = Annotated[
+    list[str] | None,
+    typer.Option("--write", metavar="P", help="Grant to write; repeatable."),
+]
+_Dialect = Annotated[
+    int, typer.Option("--dialect", min=1, max=2, help="Version of the wire's OPEN.")
+]
+_Transport = Annotated[
+    str, typer.Option("--transport", metavar="socketpair|pipes", help="What FD 3 is.")
+]
+_Sandbox = Annotated[
+    str | None,
+    typer.Option(
+        "--sandbox",
+        metavar="none|auto|required|PROFILE",
+        help="Isolation; only none is available yet.",
+    ),
+]
+_Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="K=V", help="Set a variable; repeatable."),
+]
+_PassEnv = Annotated[
+    list[str] | None,
+    typer.Option("--pass-env", metavar="K", help="Pass a variable on; repeatable."),
+]
+_Cwd = Annotated[
+    str | None, typer.Option("--cwd", metavar="DIR", help="Working directory.")
+]
+_Timeout = Annotated[
+    str | None,
+    typer.Option("--timeout", metavar="S", help="End it after so long; exit 124."),
+]
+_Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=N,...",
+        help="memory, cpu, processes, open_files, bytes, files.",
+    ),
+]
+_LogLevel = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="L", help="debug, info, warning, error."),
+]
+_LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format", metavar="text|json", help="Default: text on a terminal."
+    ),
+]
+_Journal = Annotated[
+    str | None,
+    typer.Option("--journal", metavar="F", help="Append events to a file, JSON lines."),
+]
+_Control = Annotated[
+    str | None,
+    typer.Option(
+        "--control", metavar="PATH", help="Serve ps, clients, files on a socket."
+    ),
+]
+_Network = Annotated[
+    str | None,
+    typer.Option("--network", metavar="none|host", help="Not available yet."),
+]
+_ControlOf = Annotated[
+    str | None,
+    typer.Option(
+        "--control",
+        metavar="PATH",
+        help="The host's control socket; else $SANDHOST_CONTROL.",
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command(
+    context_settings=_COMMAND_LINE,
+    epilog="Example: sandhost run --root work -- sh -c 'sandhost fs cat note.txt'",
+)
+def run(  # noqa: PLR0913 - one option each
+    ctx: typer.Context,
+    command: _Command,
+    config: _Config = None,
+    top_level: _TopLevel = False,
+    root: _Root = None,
+    keep: _Keep = False,
+    read: _Read = None,
+    write: _Write = None,
+    dialect: _Dialect = 2,
+    transport: _Transport = "socketpair",
+    sandbox: _Sandbox = None,
+    env: _Env = None,
+    pass_env: _PassEnv = None,
+    cwd: _Cwd = None,
+    timeout: _Timeout = None,
+    limit: _Limit = None,
+    log_level: _LogLevel = None,
+    log_format: _LogFormat = None,
+    journal: _Journal = None,
+    control: _Control = None,
+    network: _Network = None,
+) -> int:
+    """Run one child behind one door. Exit status: the child's."""
+    return _run("run", ctx, [command], locals())
+
+
+@app.command(
+    context_settings=_COMMAND_LINE,
+    epilog="Example: sandhost pipeline -- cat README.md ::: wc -w",
+)
+def pipeline(  # noqa: PLR0913
+    ctx: typer.Context,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- A [ARG]... ::: B [ARG]...")
+    ],
+    config: _Config = None,
+    top_level: _TopLevel = False,
+    root: _Root = None,
+    keep: _Keep = False,
+    read: _Read = None,
+    write: _Write = None,
+    dialect: _Dialect = 2,
+    transport: _Transport = "socketpair",
+    sandbox: _Sandbox = None,
+    env: _Env = None,
+    pass_env: _PassEnv = None,
+    cwd: _Cwd = None,
+    timeout: _Timeout = None,
+    limit: _Limit = None,
+    log_level: _LogLevel = None,
+    log_format: _LogFormat = None,
+    journal: _Journal = None,
+    control: _Control = None,
+    network: _Network = None,
+) -> int:
+    """Run children joined stdout to stdin, each with its own door.
+
+    Exit status: that of the last one that failed.
+    """
+    parts: list[list[str]] = [[]]
+    for word in command:
+        if word == ":::":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    if not all(parts):
+        raise UsageFault("a part of the pipeline is empty")
+    return _run("pipeline", ctx, parts, locals())
+
+
+def _run(
+    name: str, ctx: typer.Context, commands: list[list[str]], given: dict[str, Any]
+) -> int:
+    from supervisor.run import RunOptions, run_children  # noqa: PLC0415 - needs Trio
+
+    for option in ("sandbox", "network"):
+        value = given[option]
+        if value is not None and (option, value) != ("sandbox", "none"):
+            raise CommandError(f"--{option} {value}: not available yet")
+    if given["transport"] not in ("socketpair", "pipes"):
+        raise UsageFault("--transport is socketpair or pipes")
+    configured = _configure(given["config"])
+    policy = configured.policy.get("run") if configured is not None else None
+    try:
+        limits = _limits(policy, given["limit"])
+        timeout = given["timeout"]
+        options = RunOptions(
+            commands=tuple(tuple(words) for words in commands),
+            limits=limits,
+            settings=_settings(configured),
+            top_level=given["top_level"] or bool(policy and policy.top_level),
+            root=_existing(given["root"] or (policy.root if policy else None)),
+            keep=given["keep"],
+            read=(*(policy.read if policy else ()), *(given["read"] or ())),
+            write=(*(policy.write if policy else ()), *(given["write"] or ())),
+            dialect=given["dialect"],
+            transport=given["transport"],
+            publish=policy.publish if policy else "direct",
+            durability=policy.durability if policy else "none",
+            env=parse_env(given["env"] or []),
+            pass_env=tuple(given["pass_env"] or ()),
+            cwd=_existing(given["cwd"]),
+            timeout_s=None if timeout is None else parse_duration(timeout),
+            log_level=_log_level(given["log_level"]),
+            log_json=_log_json(given["log_format"], configured),
+            journal=given["journal"],
+            control=given["control"],
+        )
+    except OptionError as why:
+        raise UsageFault(str(why)) from None
+    return run_children(name, ctx.obj, options)
+
+
+def _configure(path: str | None) -> Config | None:
+    if path is None:
+        return None
+    from supervisor.config import ConfigError, load_config  # noqa: PLC0415 - optional
+
+    try:
+        return load_config(path)
+    except ConfigError as why:
+        raise CommandError(str(why)) from None
+
+
+def _limits(policy: Any, texts: list[str] | None) -> Limits:
+    from supervisor.config import limit_texts  # noqa: PLC0415 - with the configuration
+
+    limits = parse_limits(limit_texts(policy)) if policy is not None else Limits()
+    given = parse_limits(texts or [])
+    return limits._replace(
+        **{k: v for k, v in given._asdict().items() if v is not None}
+    )
+
+
+def _settings(config: Config | None) -> Any:
+    from supervisor.host import Settings  # noqa: PLC0415 - needs Trio
+
+    if config is None:
+        return Settings()
+    limits = config.limits
+    return Settings(
+        max_write_bytes=parse_size(limits.write),
+        payload_budget_bytes=parse_size(limits.payload_budget),
+        clients_per_child=limits.clients_per_child,
+        deadline_s=parse_duration(limits.deadline),
+        grace_s=parse_duration(config.host.grace),
+        max_children=config.host.max_children,
+    )
+
+
+def _existing(path: str | None) -> str | None:
+    if path is None:
+        return None
+    if not os.path.isdir(path):
+        reason = "not a directory" if os.path.exists(path) else "no such directory"
+        raise OptionError(f"cannot use {path!r}: {reason}; make it first")
+    if not os.access(path, os.X_OK):
+        raise OptionError(f"cannot use {path!r}: permission denied")
+    return os.path.abspath(path)
+
+
+def _log_level(name: str | None) -> str:
+    from supervisor.logs import LEVELS  # noqa: PLC0415 - light, but only for run
+
+    level = (name or "warning").upper()
+    if level not in LEVELS:
+        raise OptionError(
+            f"not a log level: {name!r}; write debug, info, warning, error"
+        )
+    return level
+
+
+def _log_json(name: str | None, config: Config | None) -> bool | None:
+    name = name or (config.host.log_format if config is not None else None)
+    if name not in (None, "text", "json"):
+        raise OptionError(f"not a log format: {name!r}; write text or json")
+    return None if name is None else name == "json"
+
+
+def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
+    """Parse a command line, do it, and return the exit status.
+
+    Args:
+        words: without the program's name.
+        launchpad: for commands that spawn children; None for others.
+    """
+    name = words[0] if words and words[0] in app_commands() else ""
+    title = f"sandhost {name}".rstrip()
+    status = REFUSED if name in SPAWNING else USAGE
+    if not words:
+        app(["--help"], standalone_mode=False, prog_name="sandhost")
+        return USAGE
+    try:
+        result = app(words, standalone_mode=False, obj=launchpad, prog_name="sandhost")
+    except (UsageFault, _ParseError) as why:
+        said = getattr(why, "format_message", why.__str__)()
+        text = " ".join(said.split()).rstrip(".")
+        _say(title, f"{text}; see '{title} --help'")
+        return status
+    except CommandError as why:
+        _say(title, str(why))
+        return status
+    except typer.Abort:
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+def app_commands() -> set[str]:
+    """Return the names of all commands."""
+    return {
+        info.name or info.callback.__name__
+        for info in app.registered_commands
+        if info.callback
+    }
+
+
+def _say(title: str, text: str) -> None:
+    line = "".join(c if c.isprintable() else "?" for c in text)
+    os.write(2, f"{title}: {line}\n".encode(errors="backslashreplace"))

@@ -1,0 +1,213 @@
+"""The host: the nursery tree with everything that lives in it, on one screen.
+
+    host nursery
+    |- launcher.run          the launchpad's messages
+    |- pump.run              every client's fast requests
+    |- pump.watch_deadlines  messages that began and do not end
+    |- child nursery
+       |- child.run          one task a child: start, wait for its exit, clean up
+          |- session.run     its conversation's slow work
+          |- session.run     ... of each attached client
+
+Rules of this file.
+
+1. What runs, runs in a nursery that this file opens; nothing outlives ``open_host``.
+2. The launchpad is started by the caller, before Trio is imported; a host whose
+   launchpad is lost ends with ``LaunchpadLost``.
+3. Descriptors are raised to the hard limit, and a reserve is kept from clients, so that
+   one that opens too much sees EMFILE while the host can still accept, log and close.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.child import Child
+from supervisor.journal import FileEvents, Journal
+from supervisor.launcher import Launcher
+from supervisor.logs import Log
+from supervisor.pump import Pump
+from supervisor.session import Session
+from vfs.filesystem import Filesystem
+from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.spec import ChildSpec
+    from vfs.clients import Client
+
+RESERVED_DESCRIPTORS = 64
+"""Kept from clients' files, with three for every child that may still be spawned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Bounds of a host (face: [host] and [limits]).
+
+    Attributes:
+        max_write_bytes: largest WRITE (spec W3).
+        payload_budget_bytes: memory for payloads over all clients (spec W3).
+        clients_per_child: connections of one child, itself included (spec S7).
+        deadline_s: for a message that began and a reply that is not taken (spec F8).
+        grace_s: between SIGTERM and SIGKILL (spec S6).
+        max_children: children at once.
+    """
+
+    max_write_bytes: int = 16 * 1024 * 1024
+    payload_budget_bytes: int = DEFAULT_BUDGET_BYTES
+    clients_per_child: int = 64
+    deadline_s: float = 30.0
+    grace_s: float = 5.0
+    max_children: int = 1000
+
+
+class Host:
+    """What the parts of one host share; see ``open_host``."""
+
+    def __init__(
+        self, launcher: Launcher, settings: Settings, journal: Journal, log: Log
+    ) -> None:
+        self.launcher = launcher
+        self.settings = settings
+        self.journal = journal
+        self.log = log
+        self.pump = Pump()
+        self.budget = PayloadBudget(settings.payload_budget_bytes)
+        self.children: dict[str, Child] = {}
+        soft, _ = raise_descriptor_limit()
+        self.fs = Filesystem(max_host_files=max(64, soft - RESERVED_DESCRIPTORS))
+        self.fs.observer = FileEvents(journal, self.child_of, log.write)
+        self.nursery: trio.Nursery | None = None
+        self._child_ids = count(1)
+        self._owners: dict[str, str] = {}
+
+    def child_of(self, client: Client) -> str:
+        """Return the id of the child behind a client."""
+        return client.pipe_id.partition(":")[0]
+
+    def open_session(
+        self, client: Client, read_fd: int, write_fd: int, dialect: int
+    ) -> Session:
+        """Make the conversation of a client; its descriptors are the session's."""
+        return Session(
+            self.pump,
+            self.fs,
+            client,
+            read_fd,
+            write_fd,
+            self.budget,
+            dialect=dialect,
+            max_write_bytes=self.settings.max_write_bytes,
+            deadline_s=self.settings.deadline_s,
+            on_closed=self._session_closed,
+        )
+
+    def _session_closed(self, session: Session) -> None:
+        client = session.client
+        if session.failure is not None:
+            self.log.write(
+                "WARNING",
+                f"Connection of client {client.id} failed: {session.failure.strerror}",
+            )
+        self.journal.write(
+            "client.gone",
+            child_id=self.child_of(client),
+            client_id=client.id,
+            reason=session.why_closed,
+            closed_files=session.closed_files,
+        )
+
+    async def spawn(self, spec: ChildSpec) -> Child:
+        """Start a child and return it; look at ``failure`` for one that did not start.
+
+        Raises:
+            OSError: ``EAGAIN``: as many children as there may be; or its root or a
+                grant cannot be reached.
+        """
+        if self.nursery is None:
+            raise RuntimeError("the host is not open")
+        if len(self.children) >= self.settings.max_children:
+            raise OSError(11, f"there are {len(self.children)} children already")
+        child = Child(self, f"child-{next(self._child_ids)}", spec)
+        self.children[child.id] = child
+        await self.nursery.start(self._run_child, child)
+        return child
+
+    async def _run_child(
+        self, child: Child, task_status: trio.TaskStatus[None]
+    ) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(child.run)
+                await child.started.wait()
+                task_status.started()
+        finally:
+            del self.children[child.id]
+
+    def request_stop(self, grace_s: float | None = None) -> None:
+        """Ask every child to end; ``grace_s`` seconds until SIGKILL, None as set."""
+        for child in tuple(self.children.values()):
+            child.stop(grace_s)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop every child and wait until all are gone (spec S6)."""
+        self.journal.write("host.stopping", children=len(self.children))
+        self.request_stop(grace_s)
+        for child in tuple(self.children.values()):
+            await child.gone.wait()
+
+
+@asynccontextmanager
+async def open_host(
+    launchpad: LaunchpadProcess,
+    settings: Settings | None = None,
+    *,
+    journal: Journal | None = None,
+    log: Log | None = None,
+) -> AsyncIterator[Host]:
+    """Open a host around a launchpad; everything in it ends with the block.
+
+    Args:
+        launchpad: from ``start_launchpad``; the host's from now on.
+        settings: bounds.
+        journal: where events go.
+        log: where lines go.
+
+    Raises:
+        LaunchpadLost: the launchpad ended by itself.
+    """
+    log = log or Log()
+    journal = journal or Journal(-1, lambda text: log.write("WARNING", text))
+    async with trio.open_nursery() as nursery:
+        launcher = Launcher(launchpad)
+        await nursery.start(launcher.run)
+        host = Host(launcher, settings or Settings(), journal, log)
+        nursery.start_soon(host.pump.run)
+        nursery.start_soon(host.pump.watch_deadlines)
+        journal.write("host.started", pid=os.getpid())
+        gc.freeze()  # what is there now stays: collections need not look at it again
+        try:
+            async with trio.open_nursery() as children:
+                host.nursery = children
+                yield host
+                await host.stop()
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+def raise_descriptor_limit() -> tuple[int, int]:
+    """Raise RLIMIT_NOFILE to its hard limit; return what it is then."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted, hard

@@ -1,0 +1,159 @@
+"""The journal: what happened, one JSON line each, in order.
+
+Rules of this file.
+
+1. One event is one ``write`` of one line to a file in append mode: lines of several
+   writers do not mix, and a line is there as soon as the call returns.
+2. Names in events are text: what is not UTF-8 is escaped, control characters are JSON's
+   business.  Content, tokens and prompts never come here.
+3. A journal that cannot be written stops nothing: it is said once, and again when it
+   works (the file may be on a full disk).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vfs.filesystem import timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfs.filesystem import Client, OpenFile
+
+EVENTS = (
+    "host.started",
+    "host.stopping",
+    "child.spawned",
+    "child.exited",
+    "child.gone",
+    "client.connected",
+    "client.gone",
+    "file.opened",
+    "file.closed",
+    "file.auto_closed",
+    "security.denied",
+)
+"""The events that this host writes."""
+
+
+class Journal:
+    """Writes events to a file, or nowhere.
+
+    Args:
+        fd: opened with O_APPEND; owned; -1 for no file.
+        complain: told once when writing begins to fail.
+    """
+
+    def __init__(self, fd: int, complain: Callable[[str], None]) -> None:
+        self._fd = fd
+        self._complain = complain
+        self._failing = False
+        self._encoder = msgspec.json.Encoder()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether events go anywhere."""
+        return self._fd >= 0
+
+    def write(self, event: str, **fields: object) -> None:
+        """Write one event."""
+        if self._fd < 0:
+            return
+        line = self._encoder.encode(
+            {"time": timestamp(time.time()), "event": event, **fields}
+        )
+        try:
+            os.write(self._fd, line + b"\n")
+        except OSError as why:
+            if not self._failing:
+                self._complain(f"cannot write the journal: {why.strerror}; going on")
+            self._failing = True
+        else:
+            self._failing = False
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def open_journal(path: str | None, complain: Callable[[str], None]) -> Journal:
+    """Open a journal for appending.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    if path is None:
+        return Journal(-1, complain)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+    return Journal(os.open(path, flags, 0o600), complain)
+
+
+class FileEvents:
+    """Turns what the VFS reports into events and log lines (spec S3).
+
+    Args:
+        journal: where events go.
+        child_of: the id of the child behind a client.
+        log: takes a level and a line.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        child_of: Callable[[Client], str],
+        log: Callable[[str, str], None],
+    ) -> None:
+        self._journal = journal
+        self._child_of = child_of
+        self._log = log
+
+    def file_opened(self, file: OpenFile) -> None:
+        """Report an OPEN."""
+        self._write("file.opened", file, mode=file.mode.text)
+
+    def file_closed(self, file: OpenFile, *, why: str | None) -> None:
+        """Report the end of an open file; ``why`` where its client did not ask."""
+        if why is None:
+            self._write("file.closed", file)
+            return
+        self._log(
+            "INFO",
+            f"Auto-closed fileno {file.fileno} for client {file.client.id} ({why})",
+        )
+        self._write("file.auto_closed", file, reason=why)
+
+    def denied(self, client: Client, what: str, name: bytes) -> None:
+        """Report that a client reached for what it may not (spec A1)."""
+        self._log("WARNING", f"Denied {what} for client {client.id}")
+        if self._journal.is_on:
+            self._journal.write(
+                "security.denied",
+                child_id=self._child_of(client),
+                client_id=client.id,
+                command=what,
+                filename=_text(name),
+            )
+
+    def _write(self, event: str, file: OpenFile, **fields: object) -> None:
+        if not self._journal.is_on:
+            return
+        client = file.client
+        self._journal.write(
+            event,
+            child_id=self._child_of(client),
+            client_id=client.id,
+            fileno=file.fileno,
+            filename=_text(file.name),
+            **fields,
+        )
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

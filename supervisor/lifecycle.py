@@ -1,0 +1,155 @@
+"""A child's life as a total table: every state, every event, what to do (I3).
+
+Rules of this file.
+
+1. ``TABLE`` has an entry for every (state, event); a missing one is a bug that the
+   import finds, not a night a year later.
+2. Deciding is pure: ``step`` looks up, its caller acts.
+3. The process's exit ends a child, EOF only closes its client (spec S2, S3).
+4. A child that was stopped while it was being started takes the same road.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import MappingProxyType
+
+
+class State(Enum):
+    """Where a child is."""
+
+    STARTING = "starting"
+    DOOMED = "doomed"  # stop was asked for before the process existed
+    RUNNING = "running"
+    STOPPING = "stopping"
+    REAPING = "reaping"
+    GONE = "gone"
+
+
+class Event(Enum):
+    """What can happen to it."""
+
+    SPAWNED = "spawned"
+    SPAWN_FAILED = "spawn failed"
+    EOF = "EOF"
+    STOP = "stop"
+    GRACE_OVER = "grace over"
+    EXITED = "exited"
+    CLEANED = "cleaned"
+
+
+class Action(Enum):
+    """What its owner does then."""
+
+    NOTHING = "-"
+    SERVE = "serve"
+    TERMINATE = "terminate"
+    KILL = "kill"
+    CLOSE_CLIENT = "close client"
+    CLEAN_UP = "clean up"
+    REPORT = "report"
+    FAULT = "fault"  # cannot happen; raises
+
+
+_S, _E, _A = State, Event, Action
+_IMPOSSIBLE = None
+
+_ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
+    _S.STARTING: {
+        _E.SPAWNED: (_S.RUNNING, _A.SERVE),
+        _E.SPAWN_FAILED: (_S.REAPING, _A.CLEAN_UP),
+        _E.EOF: (_S.STARTING, _A.CLOSE_CLIENT),
+        _E.STOP: (_S.DOOMED, _A.NOTHING),
+        _E.GRACE_OVER: _IMPOSSIBLE,
+        _E.EXITED: _IMPOSSIBLE,
+        _E.CLEANED: _IMPOSSIBLE,
+    },
+    _S.DOOMED: {
+        _E.SPAWNED: (_S.STOPPING, _A.KILL),
+        _E.SPAWN_FAILED: (_S.REAPING, _A.CLEAN_UP),
+        _E.EOF: (_S.DOOMED, _A.CLOSE_CLIENT),
+        _E.STOP: (_S.DOOMED, _A.NOTHING),
+        _E.GRACE_OVER: (_S.DOOMED, _A.NOTHING),
+        _E.EXITED: _IMPOSSIBLE,
+        _E.CLEANED: _IMPOSSIBLE,
+    },
+    _S.RUNNING: {
+        _E.SPAWNED: _IMPOSSIBLE,
+        _E.SPAWN_FAILED: _IMPOSSIBLE,
+        _E.EOF: (_S.RUNNING, _A.CLOSE_CLIENT),
+        _E.STOP: (_S.STOPPING, _A.TERMINATE),
+        _E.GRACE_OVER: _IMPOSSIBLE,
+        _E.EXITED: (_S.REAPING, _A.CLEAN_UP),
+        _E.CLEANED: _IMPOSSIBLE,
+    },
+    _S.STOPPING: {
+        _E.SPAWNED: _IMPOSSIBLE,
+        _E.SPAWN_FAILED: _IMPOSSIBLE,
+        _E.EOF: (_S.STOPPING, _A.CLOSE_CLIENT),
+        _E.STOP: (_S.STOPPING, _A.KILL),  # asked twice: at once
+        _E.GRACE_OVER: (_S.STOPPING, _A.KILL),
+        _E.EXITED: (_S.REAPING, _A.CLEAN_UP),
+        _E.CLEANED: _IMPOSSIBLE,
+    },
+    _S.REAPING: {
+        _E.SPAWNED: _IMPOSSIBLE,
+        _E.SPAWN_FAILED: _IMPOSSIBLE,
+        _E.EOF: (_S.REAPING, _A.NOTHING),
+        _E.STOP: (_S.REAPING, _A.NOTHING),
+        _E.GRACE_OVER: (_S.REAPING, _A.NOTHING),
+        _E.EXITED: _IMPOSSIBLE,
+        _E.CLEANED: (_S.GONE, _A.REPORT),
+    },
+    _S.GONE: {
+        _E.SPAWNED: _IMPOSSIBLE,
+        _E.SPAWN_FAILED: _IMPOSSIBLE,
+        _E.EOF: (_S.GONE, _A.NOTHING),
+        _E.STOP: (_S.GONE, _A.NOTHING),
+        _E.GRACE_OVER: (_S.GONE, _A.NOTHING),
+        _E.EXITED: _IMPOSSIBLE,
+        _E.CLEANED: _IMPOSSIBLE,
+    },
+}
+
+TABLE = MappingProxyType(
+    {
+        (state, event): _ROWS[state][event] or (state, Action.FAULT)
+        for state in State
+        for event in Event
+    }
+)
+"""(state, event) -> (next state, action), for every pair."""
+
+
+class LifecycleError(Exception):
+    """An event came that the state rules out: a bug of the host."""
+
+
+def step(state: State, event: Event) -> tuple[State, Action]:
+    """Return what follows.
+
+    Raises:
+        LifecycleError: the pair cannot happen.
+    """
+    following, action = TABLE[state, event]
+    if action is Action.FAULT:
+        raise LifecycleError(f"a child that is {state.value} cannot have {event.value}")
+    return following, action
+
+
+def diagram() -> str:
+    """Return the table as a Markdown table, for the design page."""
+    head = "| state | " + " | ".join(event.value for event in Event) + " |"
+    lines = [head, "|---" * (len(Event) + 1) + "|"]
+    for state in State:
+        cells = []
+        for event in Event:
+            following, action = TABLE[state, event]
+            if action is Action.FAULT:
+                cells.append("")
+            elif following is state:
+                cells.append(action.value)
+            else:
+                cells.append(f"{action.value} → {following.value}")
+        lines.append(f"| **{state.value}** | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,125 @@
+"""Values that users write: sizes, durations, limits, variables; and what is wrong with
+them, in one line."""
+
+from __future__ import annotations
+
+import re
+import resource
+from typing import NamedTuple
+
+_SIZE = re.compile(r"(\d{1,15})([KMGT]?)i?B?", re.ASCII)
+_SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|d)?", re.ASCII)
+_DURATION_FACTORS = {
+    "": 1.0,
+    "s": 1.0,
+    "ms": 0.001,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
+
+class OptionError(ValueError):
+    """A value that cannot be used; the text says which, why and what would do."""
+
+
+def parse_size(text: str) -> int:
+    """Return bytes from ``512M``, ``64K``, ``1G`` or a plain number.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise OptionError(f"not a size: {text!r}; write bytes, or 64K, 512M, 1G")
+    return int(match[1]) * _SIZE_FACTORS[match[2]]
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds from ``30s``, ``500ms``, ``5m``, ``1h`` or a plain number.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise OptionError(f"not a time: {text!r}; write seconds, or 500ms, 30s, 5m")
+    return float(match[1]) * _DURATION_FACTORS[match[2] or ""]
+
+
+class Limits(NamedTuple):
+    """What ``--limit`` can bound; None leaves it as it is.
+
+    Attributes:
+        memory: address space of each process, bytes (RLIMIT_AS).
+        cpu: CPU time of each process, seconds (RLIMIT_CPU).
+        processes: processes of the user (RLIMIT_NPROC; root is not bound by it).
+        open_files: files open at once behind the door.
+        bytes: what its root and grants may grow by, bytes.
+        files: files and directories that may be made.
+    """
+
+    memory: int | None = None
+    cpu: int | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    bytes: int | None = None
+    files: int | None = None
+
+    def rlimits(self) -> tuple[tuple[int, int, int], ...]:
+        """Return what the kernel keeps, as (resource, soft, hard)."""
+        found = []
+        if self.memory is not None:
+            found.append((resource.RLIMIT_AS, self.memory, self.memory))
+        if self.cpu is not None:
+            # One second between SIGXCPU, which a program may handle, and SIGKILL.
+            found.append((resource.RLIMIT_CPU, self.cpu, self.cpu + 1))
+        if self.processes is not None:
+            found.append((resource.RLIMIT_NPROC, self.processes, self.processes))
+        return tuple(found)
+
+
+_SIZES = frozenset({"memory", "bytes"})
+
+
+def parse_limits(texts: list[str]) -> Limits:
+    """Return limits from ``memory=512M,cpu=60`` lists.
+
+    Raises:
+        OptionError: an unknown name, a bad value, a name given twice.
+    """
+    found: dict[str, int] = {}
+    for item in ",".join(texts).split(",") if texts else ():
+        name, equals, value = item.partition("=")
+        name = name.strip()
+        if not equals or name not in Limits._fields:
+            known = ", ".join(Limits._fields)
+            raise OptionError(f"not a limit: {item!r}; write NAME=VALUE with {known}")
+        if name in found:
+            raise OptionError(f"limit {name} is given twice")
+        found[name] = _limit(name, value)
+    return Limits(**found)
+
+
+def _limit(name: str, value: str) -> int:
+    if name in _SIZES:
+        return parse_size(value)
+    if not (value.isascii() and value.isdigit() and len(value) < 16):
+        raise OptionError(f"not a number for limit {name}: {value!r}")
+    return int(value)
+
+
+def parse_env(texts: list[str]) -> dict[str, str]:
+    """Return variables from ``K=V`` texts.
+
+    Raises:
+        OptionError: a text without ``=`` or with an empty name.
+    """
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise OptionError(f"not a variable: {text!r}; write NAME=VALUE")
+        found[name] = value
+    return found

@@ -1,0 +1,211 @@
+"""``sandhost run`` and ``sandhost pipeline``: children in an embedded host.
+
+Rules of this file.
+
+1. The exit status is the child's (128+n by signal); 124 its time was up, 125 the host
+   failed or refused, 126 not executable, 127 not found; 128+n a signal stopped ``run``.
+2. Whatever fails says so in one line on stderr; there is no traceback for a user.
+3. Everything the run made is gone when it returns, but for what it was told to keep.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.host import Host, Settings, open_host
+from supervisor.journal import open_journal
+from supervisor.launcher import LaunchpadLost
+from supervisor.logs import Log
+from supervisor.scratch import Scratch
+from supervisor.spec import ChildSpec, minimal_env
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from supervisor.child import Child
+    from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.options import Limits
+
+TIMED_OUT = 124
+HOST_FAILED = 125
+
+STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line asked for; see ``sandhost run --help``."""
+
+    commands: tuple[tuple[str, ...], ...]
+    limits: Limits
+    settings: Settings
+    top_level: bool = False
+    root: str | None = None
+    keep: bool = False
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    dialect: int = 2
+    transport: str = "socketpair"
+    publish: str = "direct"
+    durability: str = "none"
+    env: dict[str, str] = field(default_factory=dict)
+    pass_env: tuple[str, ...] = ()
+    cwd: str | None = None
+    timeout_s: float | None = None
+    log_level: str = "WARNING"
+    log_json: bool | None = None
+    journal: str | None = None
+    control: str | None = None
+
+
+def complain(command: str, text: str) -> None:
+    """Say one line on stderr, if there is one to say it on."""
+    line = "".join(c if c.isprintable() else "?" for c in text)
+    try:
+        os.write(2, f"sandhost {command}: {line}\n".encode(errors="backslashreplace"))
+    except OSError:
+        return
+
+
+def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions) -> int:
+    """Run the children of one command line to their end.
+
+    Args:
+        command: ``run`` or ``pipeline``, for what is said on stderr.
+        launchpad: started before this module was imported.
+        options: what to run and how.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        return trio.run(_run, command, launchpad, options)
+    except* LaunchpadLost as why:
+        complain(command, f"{why.exceptions[0]}; start again")
+    except* OSError as group:
+        complain(command, _what(group))
+    return HOST_FAILED
+
+
+def _what(group: BaseExceptionGroup[OSError]) -> str:
+    why: BaseException = group
+    while isinstance(why, BaseExceptionGroup):
+        why = why.exceptions[0]
+    if isinstance(why, OSError):
+        name = f" {os.fsdecode(why.filename)!r}" if why.filename else ""
+        return f"cannot use{name}: {why.strerror}" if name else f"{why.strerror or why}"
+    return str(why)
+
+
+async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -> int:
+    log = Log(options.log_level, as_json=options.log_json)
+    with trio.open_signal_receiver(*STOPPING_SIGNALS) as signals:
+        journal = open_journal(options.journal, lambda text: log.write("WARNING", text))
+        try:
+            async with open_host(
+                launchpad, options.settings, journal=journal, log=log
+            ) as host:
+                return await _run_in(host, command, options, signals)
+        finally:
+            journal.close()
+
+
+async def _run_in(
+    host: Host, command: str, options: RunOptions, signals: AsyncIterator[int]
+) -> int:
+    stopped_by: list[int] = []
+
+    async def stop_on_signal() -> None:
+        async for number in signals:
+            stopped_by.append(number)
+            # The first asks, the second insists.
+            host.request_stop(None if len(stopped_by) == 1 else 0.0)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop_on_signal)
+        if options.control is not None:
+            from supervisor.control import serve_control  # noqa: PLC0415 - rarely used
+
+            await nursery.start(serve_control, host, options.control)
+        statuses = await _run_all(host, command, options)
+        nursery.cancel_scope.cancel()
+    if stopped_by:
+        return 128 + stopped_by[0]
+    failed = [status for status in statuses if status]
+    return failed[-1] if failed else 0
+
+
+async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:
+    """Start every child, joined stdout to stdin, and wait for all of them."""
+    async with AsyncExitStack() as stack:
+        children: list[Child] = []
+        stdin = 0
+        last = len(options.commands) - 1
+        for index, words in enumerate(options.commands):
+            scratch = Scratch(options.root, keep=options.keep)
+            stack.push_async_callback(scratch.remove)
+            if options.keep and options.root is None:
+                complain(command, f"keeping the root {scratch.root}")
+            reader, writer = (-1, 1) if index == last else os.pipe2(os.O_CLOEXEC)
+            spec = _make_spec(options, words, scratch, (stdin, writer, 2))
+            try:
+                child = await host.spawn(spec)
+            finally:
+                for fd in (stdin, writer):
+                    if fd > 2:
+                        os.close(fd)
+                stdin = reader
+            children.append(child)
+            if child.failure is not None:
+                complain(command, child.failure.text)
+        if stdin > 2:
+            os.close(stdin)
+        statuses = []
+        for child in children:
+            status = await child.wait_gone()
+            statuses.append(TIMED_OUT if child.timed_out else status)
+        return statuses
+
+
+def _make_spec(
+    options: RunOptions,
+    words: tuple[str, ...],
+    scratch: Scratch,
+    stdio: tuple[int, int, int],
+) -> ChildSpec:
+    env = minimal_env(scratch.tmp)
+    env.update({k: os.environ[k] for k in options.pass_env if k in os.environ})
+    env.update(options.env)
+    limits = options.limits
+    return ChildSpec(
+        command=words,
+        cwd=os.path.abspath(options.cwd or "."),
+        root=scratch.root,
+        env=env,
+        top_level=options.top_level,
+        read=options.read,
+        write=options.write,
+        dialect=options.dialect,
+        transport=options.transport,
+        publish=options.publish,
+        durability=options.durability,
+        timeout_s=options.timeout_s,
+        max_open_files=limits.open_files or 256,
+        max_bytes=limits.bytes,
+        max_files=limits.files,
+        rlimits=limits.rlimits(),
+        stdio=stdio,
+    )
+
+
+def broken_pipe_is_quiet() -> None:
+    """Let a closed stdout end this process as it ends others, without a traceback."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

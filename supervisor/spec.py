@@ -1,0 +1,97 @@
+"""What a child is to be: one frozen description, made by the command line or by code."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from dataclasses import dataclass, field
+
+from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
+
+MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")
+"""What a child gets of the host's environment when nothing else is asked for."""
+
+RLIMITS = {
+    "memory": resource.RLIMIT_AS,
+    "cpu": resource.RLIMIT_CPU,
+    "processes": resource.RLIMIT_NPROC,
+}
+"""Limits that the kernel keeps for the child's process, by their name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What a child is to be.
+
+    Attributes:
+        command: program and arguments.
+        cwd: its working directory.
+        root: its private root; the restricted view's relative names start here.
+        env: its whole environment, without the door's variables.
+        top_level: it may take the top-level view (spec A1).
+        read: grants to read, as the host sees the paths.
+        write: grants to write.
+        dialect: 1 or 2 (spec O5).
+        transport: ``socketpair`` or ``pipes`` (spec T1).
+        publish: when a ``w`` shows in the root and the grants (spec A3b).
+        durability: when fsync is paid: ``none``, ``close``, ``write``.
+        timeout_s: its time limit, seconds; None for none.
+        max_open_files: most files open at once.
+        max_bytes: most that files may grow by, bytes.
+        max_files: most files that may be made.
+        rlimits: (resource, soft, hard) as for setrlimit(2).
+        stdio: the host's descriptors that become 0, 1 and 2.
+        stop_signal: what asks it to end.
+        umask: None for the host's.
+    """
+
+    command: tuple[str, ...]
+    cwd: str
+    root: str
+    env: dict[str, str] = field(default_factory=dict)
+    top_level: bool = False
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    dialect: int = 2
+    transport: str = "socketpair"
+    publish: str = PUBLISH_DIRECT
+    durability: str = "none"
+    timeout_s: float | None = None
+    max_open_files: int = 256
+    max_bytes: int | None = None
+    max_files: int | None = None
+    rlimits: tuple[tuple[int, int, int], ...] = ()
+    stdio: tuple[int, int, int] = (0, 1, 2)
+    stop_signal: int = signal.SIGTERM
+    umask: int | None = None
+
+    @property
+    def top_level_word(self) -> str:
+        """The right as the child's environment says it."""
+        return "true" if self.top_level else "false"
+
+    def open_places(self) -> tuple[Place, ...]:
+        """Resolve and hold the root and the grants (spec A3).
+
+        Raises:
+            OSError: one of them cannot be reached; its path is in ``filename``.
+        """
+        rules = {"publish": self.publish, "durability": self.durability}
+        places = [open_place(self.root, read=True, write=True, relative=b"", **rules)]
+        try:
+            for path in dict.fromkeys((*self.read, *self.write)):
+                may_read, may_write = path in self.read, path in self.write
+                places.append(open_place(path, read=may_read, write=may_write, **rules))
+        except BaseException:
+            close_places(places)
+            raise
+        return tuple(places)
+
+
+def minimal_env(tmp: str) -> dict[str, str]:
+    """Return the environment of a child for which nothing else is said."""
+    env = {name: os.environ[name] for name in MINIMAL_ENV if name in os.environ}
+    env.setdefault("PATH", os.defpath.lstrip(":"))
+    env["TMPDIR"] = tmp
+    return env

@@ -1,0 +1,234 @@
+"""The launchpad alone, spoken to as the host does, without Trio.
+
+What children find and how they end is asked through the launcher, in
+`test_launcher.py` and `test_launcher_ends.py`; here is what the launcher hides: the
+order of messages, a host that does not read, requests that are none, and idleness.
+"""
+
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import launchpad_wire as wire
+from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad_start import LaunchpadProcess, start_launchpad
+
+pytestmark = pytest.mark.slow
+
+CANARY = "a key of the host"
+
+Message = tuple[Any, ...]
+
+# No answer of a launchpad takes so long, however busy the machine is.
+PATIENCE_S = 10.0
+
+
+class Pad:
+    """A launchpad, and the host's end of its socket."""
+
+    def __init__(self, process: LaunchpadProcess) -> None:
+        self.pid = process.pid
+        self.pidfd = process.pidfd
+        self.control = process.control
+        self.null = os.open(os.devnull, os.O_RDWR)
+        self.cwd = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+
+    def ask(self, message: Message, fds: list[int]) -> None:
+        """Send, however long the launchpad takes to make room."""
+        while True:
+            try:
+                wire.send_message(self.control, message, fds)
+            except BlockingIOError:
+                assert select.select([], [self.control], [], PATIENCE_S)[1]
+            else:
+                return
+
+    def spawn(self, ident: int, *argv: bytes) -> None:
+        """Ask for a child with the null device as 0, 1 and 2."""
+        message: Message = (wire.SPAWN, ident, argv[0], argv, {}, (0, 1, 2), (), None)
+        self.ask(message, [self.cwd, self.null, self.null, self.null])
+
+    def answer(self) -> tuple[Message, list[int]]:
+        """The next message and its descriptors."""
+        assert select.select([self.control], [], [], PATIENCE_S)[0]
+        received = wire.receive_message(self.control)
+        assert received is not None
+        return received
+
+    def born(self) -> tuple[int, int]:
+        """The next message, which is SPAWNED: pid and pidfd."""
+        (kind, _, pid, _), (pidfd,) = self.answer()
+        assert kind == wire.SPAWNED
+        return pid, pidfd
+
+    def end(self) -> os.waitid_result | None:
+        """Close the socket and wait for the end of the launchpad."""
+        self.control.close()
+        assert select.select([self.pidfd], [], [], PATIENCE_S)[0]
+        return os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+
+
+@pytest.fixture
+def pad(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pad]:
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    pad = Pad(start_launchpad())
+    yield pad
+    if pad.control.fileno() >= 0:
+        pad.end()
+    for fd in (pad.pidfd, pad.null, pad.cwd):
+        os.close(fd)
+    prctl(PR_SET_CHILD_SUBREAPER, 0)  # `start_launchpad` made the test process one
+
+
+def is_over(pidfd: int) -> bool:
+    """Whether the process behind it has ended."""
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_the_pidfd_is_the_childs_even_if_it_is_long_gone(pad: Pad) -> None:
+    for ident in range(20):
+        pad.spawn(ident, b"/bin/true")
+    born = {}
+    ended = []
+    swept: set[int] = set()
+    while len(swept) < 20:  # the host looks when all of it is over
+        (kind, ident, *_), fds = pad.answer()
+        if kind == wire.SPAWNED:
+            born[ident] = fds[0]
+        elif kind == wire.EXITED:
+            assert ident in born, "an exit was told before the birth"
+            ended.append(ident)
+        else:
+            assert set(ident) <= set(ended), "swept before its exit was told"
+            swept.update(ident)
+    assert sorted(born) == sorted(ended) == list(range(20))
+    for pidfd in born.values():
+        assert is_over(pidfd)
+        with pytest.raises(ProcessLookupError):  # reaped, and nobody else's
+            signal.pidfd_send_signal(pidfd, 0)
+        os.close(pidfd)
+
+
+# spec S5: a host that does not read stalls nothing
+def test_a_host_that_does_not_read_stalls_no_child(pad: Pad) -> None:
+    ours, theirs = os.pipe()
+    for ident in range(300):  # some 900 answers: more than the socket holds
+        program = (b"/bin/true", (b"true",))
+        message: Message = (wire.SPAWN, ident, *program, {}, (7,), (), None)
+        pad.ask(message, [pad.cwd, theirs])
+    os.close(theirs)
+    # All have run to their end before the first answer is read.
+    assert select.select([ours], [], [], PATIENCE_S)[0]
+    assert os.read(ours, 1) == b""
+    os.close(ours)
+    born: set[int] = set()
+    ended: set[int] = set()
+    swept: set[int] = set()
+    while len(swept) < 300:
+        (kind, ident, *_), fds = pad.answer()
+        if kind == wire.SPAWNED:
+            born.add(ident)
+            os.close(fds[0])
+        elif kind == wire.EXITED:
+            ended.add(ident)
+        else:
+            swept.update(ident)
+    assert born == ended == swept == set(range(300))
+
+
+@pytest.mark.parametrize(
+    ("message", "number", "stage"),
+    [
+        ((99, 5), errno.EINVAL, "request"),
+        ((wire.SPAWN, 5, b"/bin/true"), errno.EINVAL, "request"),
+        (
+            (wire.SPAWN, 5, b"/bin/true", (b"true",), {}, (0,), (), None, {"x": 1}),
+            errno.EINVAL,
+            "request",
+        ),
+        (
+            (wire.SPAWN, 5, b"/bin/true", (b"true",), {}, (0, 1), (), None),
+            errno.EMFILE,
+            "fork",
+        ),
+    ],
+)
+def test_a_request_that_is_none_is_an_answer_and_no_end(
+    pad: Pad, message: Message, number: int, stage: str
+) -> None:
+    pad.ask(message, [pad.cwd, pad.null])
+    assert pad.answer() == ((wire.FAILED, 5, number, stage, b""), [])
+    pad.spawn(6, b"/bin/true")
+    _, pidfd = pad.born()
+    os.close(pidfd)
+
+
+def test_a_signal_for_nobody_is_no_error(pad: Pad) -> None:
+    pad.ask((wire.SIGNAL, 77, 9), [])
+    pad.spawn(1, b"/bin/true")
+    _, pidfd = pad.born()
+    os.close(pidfd)
+
+
+# ---------------------------------------------------------------- the process
+
+
+def test_the_end_of_the_host_is_the_end_of_all(pad: Pad) -> None:
+    pidfds = []
+    for ident in range(50):
+        pad.spawn(ident, b"/bin/sleep", b"1000")
+        pidfds.append(pad.born()[1])
+    for pidfd in pidfds[::2]:
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    started_s = time.monotonic()
+    ended = pad.end()
+    assert time.monotonic() - started_s < 1.0
+    assert ended is not None
+    assert (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
+    assert all(is_over(pidfd) for pidfd in pidfds)  # not soon: it waited for them
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def test_it_holds_nothing_of_its_host(pad: Pad) -> None:
+    pad.spawn(1, b"/bin/true")
+    os.close(pad.born()[1])  # it has started
+    proc = Path(f"/proc/{pad.pid}")
+    held = {int(fd.name): str(fd.readlink()) for fd in (proc / "fd").iterdir()}
+    kinds = sorted(target.partition("[")[0] for target in held.values())
+    assert held[0] == held[1] == os.devnull
+    assert len(held) == 7, (
+        held
+    )  # and stderr, the socket, the epoll, both ends of a pipe
+    assert kinds.count("socket:") == 1
+    # attack 24: the environment of a process can be read by all of the same user
+    assert CANARY.encode() not in (proc / "environ").read_bytes()
+    assert (proc / "cwd").readlink() == Path("/")
+    assert os.getsid(pad.pid) == pad.pid
+    assert (proc / "comm").read_text() == "sandhost-pad\n"
+
+
+def test_it_sleeps_while_nothing_happens(pad: Pad) -> None:
+    pad.spawn(1, b"/bin/sleep", b"1000")
+    _, pidfd = pad.born()
+    before = wake_ups(pad.pid)
+    # Not to wait for something: this is the time in which nothing is to happen.
+    assert not select.select([pad.control], [], [], 0.3)[0]
+    assert wake_ups(pad.pid) - before <= 1  # it may have been on its way to sleep
+    os.close(pidfd)
+
+
+def wake_ups(pid: int) -> int:
+    """How often a process went to sleep so far."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])

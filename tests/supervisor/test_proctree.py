@@ -1,0 +1,146 @@
+"""Parentage as /proc tells it, and signals that reach exactly who is meant."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor import proctree
+from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
+
+pytestmark = pytest.mark.slow
+
+# argv: depth, width. A tree of processes that says its size when it stands.
+TREE = """
+import os, signal, sys
+def grow(depth):
+    os.write(1, b"x")
+    if depth:
+        for _ in range(int(sys.argv[2])):
+            if os.fork() == 0:
+                return grow(depth - 1)
+    signal.pause()
+grow(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def reap_orphans() -> Iterator[None]:
+    """Orphans come to the test process, which waits for them in the end.
+
+    For those only that are dying: one that was not killed stops the test here.
+    """
+    before = proctree.children_of(os.getpid())
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    # A dead process gave its children away before it can be waited for.
+    while left := set(proctree.children_of(os.getpid())) - set(before):
+        for pid in left:
+            os.waitid(os.P_PID, pid, os.WEXITED)
+    prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def tree(depth: int, width: int) -> "subprocess.Popen[bytes]":
+    """Start a `TREE` and wait until all of it is there."""
+    size = sum(width**level for level in range(depth + 1))
+    command = (sys.executable, "-I", "-S", "-c", TREE, str(depth), str(width))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert len(process.stdout.read(size)) == size
+    return process
+
+
+def is_gone(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether nobody of a tree holds its output any more; waits for that."""
+    assert process.stdout is not None
+    with process, process.stdout as said:
+        return said.read() == b""
+
+
+@pytest.mark.usefixtures("reap_orphans")
+def test_the_two_ways_to_list_children_agree() -> None:
+    process = tree(1, 5)
+    found = proctree.children_of(process.pid)
+    assert len(found) == 5
+    assert sorted(found) == sorted(proctree.children_by_scan(process.pid))
+    proctree.kill_trees(os.getpid(), [process.pid])
+    assert is_gone(process)
+
+
+def test_children_of_nobody_are_none() -> None:
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", ""]) as process:
+        process.wait()
+    assert proctree.children_of(process.pid) == []
+    assert proctree.read_parent_and_start(process.pid) is None
+
+
+def test_children_of_other_threads_are_children() -> None:
+    program = """
+import os, signal, threading
+def fork():
+    if os.fork():
+        os.write(1, b"x")
+        threading.Event().wait()
+    signal.pause()
+threading.Thread(target=fork, daemon=True).start()
+signal.pause()
+"""
+    command = (sys.executable, "-I", "-S", "-c", program)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+        (child,) = proctree.children_of(process.pid)
+        assert proctree.children_by_scan(process.pid) == [child]
+        proctree.kill_trees(os.getpid(), [process.pid])
+
+
+def test_a_name_with_brackets_and_blanks_hides_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "a) S 1 (b"
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "1000"]) as process:
+        stat = proctree.read_parent_and_start(process.pid)
+        assert stat is not None
+        assert stat[0] == os.getpid()
+        process.kill()
+
+
+# attack 27
+def test_a_reused_pid_gets_no_signal() -> None:
+    with subprocess.Popen(["/bin/sleep", "1000"]) as process:
+        stat = proctree.read_parent_and_start(process.pid)
+        assert stat is not None
+        before = (process.pid, stat[1] - 1)
+        assert proctree.signal_process(before, signal.SIGKILL) is False
+        assert process.poll() is None
+        assert proctree.signal_process((process.pid, stat[1]), signal.SIGKILL) is True
+        assert process.wait() == -signal.SIGKILL
+    assert proctree.signal_process((process.pid, stat[1]), signal.SIGKILL) is False
+
+
+# attack 27
+@pytest.mark.usefixtures("reap_orphans")
+def test_a_tree_is_only_what_stands_beneath_the_named_parent() -> None:
+    process = tree(2, 2)
+    found = proctree.trees_beneath(os.getpid(), [process.pid])
+    assert len(found) == 7
+    assert found[0][0] == process.pid
+    assert proctree.trees_beneath(process.pid, [process.pid]) == []
+    assert proctree.trees_beneath(1, [process.pid]) == []
+    proctree.kill_trees(1, [process.pid])  # not its parent: nobody is hit
+    assert process.poll() is None
+    proctree.kill_trees(os.getpid(), [process.pid])
+    assert is_gone(process)
+
+
+@pytest.mark.usefixtures("reap_orphans")
+@pytest.mark.parametrize(("depth", "width"), [(1, 1), (8, 1), (1, 100), (6, 2)])
+def test_a_whole_tree_is_killed_at_one_go(depth: int, width: int) -> None:
+    # The last two are above FREEZE_ABOVE, so they are stopped first.
+    process = tree(depth, width)
+    proctree.kill_trees(os.getpid(), [process.pid])
+    assert is_gone(process)

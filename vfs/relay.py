@@ -1,0 +1,249 @@
+"""The hierarchical proxy: nested children behind one child's FD 3 (spec section 7).
+
+    async with open_relay() as relay:
+        nested = await relay.new_client(rights)
+        ...                  # spawn a process with nested.child_end as its FD 3
+        nested.child_end.close()
+        ...                  # its process has ended
+        await relay.client_done(nested)
+
+Rules of this file.
+
+1. A nested client has at most the rights of this process: the relay forces every flag
+   to false and asks the host to narrow a connection before anybody has it.  What cannot
+   be narrowed is not started (spec A5).
+2. Every nested client has a lane.  With a host that knows ATTACH it is a connection of
+   its own (``vfs.relay_attached``), with another one a turn on the one connection there
+   is (``vfs.relay_serial``).
+3. A lane's failure is that lane's end: its siblings go on.
+4. The end of a nested client's process ends its lane; EOF does so as well (spec S2).
+   Should the relay itself die, the host's clean-up of the relay covers everything.
+
+It spawns nothing, and knows no processes.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+from loguru import logger
+
+from vfs.aio import AsyncClient
+from vfs.client_errors import FsProxyError, UnknownCommandError
+from vfs.relay_attached import AttachedLane
+from vfs.relay_lane import SETTLE_S, Lane
+from vfs.relay_serial import SerialLane
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+# The commands with a payload of hosts that have no CAPS to ask, by dialect.
+_FIRST_COMMANDS = {1: frozenset({b"WRITE"}), 2: frozenset({b"WRITE", b"LLM_CHAT"})}
+
+
+class RelayError(Exception):
+    """A nested client cannot be had as it was asked for; the text says why."""
+
+
+class NestedClient:
+    """A nested client, as its spawner knows it.
+
+    Attributes:
+        child_end: what becomes FD 3 of its process; the spawner closes it after that,
+            or EOF never comes (spec T2).
+    """
+
+    def __init__(self, child_end: socket.socket, lane: Lane) -> None:
+        self.child_end = child_end
+        self._lane = lane
+
+    @property
+    def filenos(self) -> tuple[int, ...]:
+        """What it has open, ascending."""
+        return tuple(sorted(self._lane.filenos))
+
+
+class Relay:
+    """Made by ``open_relay``.
+
+    Attributes:
+        is_serial: the host has no ATTACH; None while that is not known.
+    """
+
+    def __init__(
+        self,
+        upstream: AsyncClient,
+        nursery: trio.Nursery,
+        commands: frozenset[bytes],
+        dialect: int,
+    ) -> None:
+        self.is_serial: bool | None = None
+        self._upstream = upstream
+        self._nursery = nursery
+        self._commands = commands
+        self._dialect = dialect
+        self._lanes: set[Lane] = set()
+        self._count = 0
+
+    async def new_client(
+        self, rights: Mapping[str, object] | None = None
+    ) -> NestedClient:
+        """Return a connection for a nested child.
+
+        Args:
+            rights: what it may do of what this process may: ``read``, ``write`` (lists
+                of names), ``model``, ``quota``.  None: all of it, in the restricted
+                view.
+
+        Raises:
+            RelayError: rights were given and the host cannot narrow.
+            FsProxyError: the host refused, or it is gone.
+        """
+        attached = None if self.is_serial else await self._attach()
+        if rights is not None:
+            await self._narrow(attached, rights)
+        near, far = socket.socketpair()
+        lane: Lane
+        if attached is None:
+            self._count += 1
+            lane = SerialLane(
+                self._count, near, self._upstream, self._dialect, self._knows
+            )
+        else:
+            upstream = socket.socket(fileno=attached.release())
+            lane = self._attached_lane(near, upstream)
+        self._start(lane)
+        return NestedClient(far, lane)
+
+    async def client_done(self, client: NestedClient) -> None:
+        """Take note that a nested child's process has ended; return when all is clean.
+
+        What it had sent is led upstream first, then each fileno it left open is closed.
+        A stalled host does not hold this up longer than ``SETTLE_S``, but for a request
+        on the one connection of all, which is waited for.
+        """
+        lane = client._lane  # noqa: SLF001 - the other half of one thing
+        await self._end(lane, force=not self.is_serial)
+
+    async def close(self) -> None:
+        """End every nested client, as if their processes had ended."""
+        async with trio.open_nursery() as nursery:
+            for lane in tuple(self._lanes):
+                nursery.start_soon(self._end, lane)
+
+    async def _attach(self) -> AsyncClient | None:
+        try:
+            attached = await self._upstream.attach()
+        except UnknownCommandError:
+            self.is_serial = True
+            logger.bind(event="relay.serial").warning(
+                "The host has no ATTACH: nested clients take turns on one connection"
+            )
+            return None
+        self.is_serial = False
+        return attached
+
+    async def _narrow(
+        self, attached: AsyncClient | None, rights: Mapping[str, object]
+    ) -> None:
+        if attached is None:
+            raise RelayError(
+                "cannot narrow the rights of a nested client: the host has no ATTACH,"
+                " so it would be everybody's; start it without narrowing options"
+            )
+        try:
+            await attached.narrow(rights)
+        except UnknownCommandError:
+            attached.disconnect()
+            raise RelayError(
+                "cannot narrow the rights of a nested client: the host does not know"
+                " NARROW; start it without narrowing options, or use a newer host"
+            ) from None
+        except BaseException:
+            attached.disconnect()
+            raise
+
+    async def _end(self, lane: Lane, *, force: bool = True) -> None:
+        lane.end()
+        with trio.move_on_after(SETTLE_S if force else float("inf")):
+            await lane.finished.wait()
+            return
+        lane.scope.cancel()
+        with trio.CancelScope(shield=True):
+            # Bounded: what a cancelled lane does is.
+            await lane.finished.wait()
+
+    def _knows(self, word: bytes) -> bool:
+        return word in self._commands
+
+    def _attached_lane(
+        self, near: socket.socket, upstream: socket.socket
+    ) -> AttachedLane:
+        self._count += 1
+        dialects = (self._dialect, self._upstream.dialect)
+        return AttachedLane(
+            self._count, near, upstream, dialects, self._knows, self._adopt
+        )
+
+    def _adopt(self, attached: socket.socket, parent: AttachedLane) -> socket.socket:
+        """Start a lane for a connection that a nested client attached."""
+        near, far = socket.socketpair()
+        lane = self._attached_lane(near, attached)
+        parent.nested.append(lane)
+        self._start(lane)
+        return far
+
+    def _start(self, lane: Lane) -> None:
+        self._lanes.add(lane)
+        self._nursery.start_soon(self._run, lane)
+
+    async def _run(self, lane: Lane) -> None:
+        try:
+            await lane.run()
+        finally:
+            self._lanes.discard(lane)
+
+
+@asynccontextmanager
+async def open_relay(
+    upstream: AsyncClient | None = None, *, dialect: int | None = None
+) -> AsyncIterator[Relay]:
+    """Open a relay; at its end every nested client is ended.
+
+    Args:
+        upstream: this process's connection to its host; None: its FD 3.
+        dialect: what nested clients speak; None: what this process does.
+
+    Raises:
+        NotAChildError: this process has no host.
+        FsProxyError: the host is gone.
+    """
+    upstream = AsyncClient() if upstream is None else upstream
+    commands = await _commands_of(upstream)
+    async with trio.open_nursery() as nursery:
+        relay = Relay(
+            upstream,
+            nursery,
+            commands,
+            upstream.dialect if dialect is None else dialect,
+        )
+        try:
+            yield relay
+        finally:
+            with trio.CancelScope(shield=True):
+                await relay.close()  # bounded by SETTLE_S, as each lane's end is
+            nursery.cancel_scope.cancel()
+
+
+async def _commands_of(upstream: AsyncClient) -> frozenset[bytes]:
+    """Return the command words that the host knows."""
+    try:
+        told = (await upstream.caps()).get("commands")
+    except UnknownCommandError:
+        return _FIRST_COMMANDS[upstream.dialect]
+    if not isinstance(told, list | dict):
+        raise FsProxyError("the host's CAPS lacks its commands")
+    return frozenset(str(word).encode() for word in told)
