@@ -38,17 +38,19 @@ class HostConnection:
 
     Attributes:
         body_left: payload bytes of the last message that have not been taken yet.
+        idle: nothing is held: what comes next is the start of a line, unless a body is
+            left.
         pending: received bytes may hold another message: ``next_message`` can tell.
     """
 
     __slots__ = (
         "_buffer",
         "_dialect",
-        "_idle",
-        "_lines",
+                "_lines",
         "_skipping",
         "_whole",
         "body_left",
+        "idle",
         "pending",
     )
 
@@ -58,13 +60,13 @@ class HostConnection:
         self._whole: dict[bytes, m.Request] = {}  # by line with its LF
         self._lines: dict[bytes, m.Request] = {}  # by line without
         self._skipping = False
-        self._idle = True  # nothing is held and nothing is being skipped
+        self.idle = True  # nothing is held and nothing is being skipped
         self.body_left = 0
         self.pending = False
 
     def receive_data(self, data: bytes) -> m.Request | None:
         """Add received bytes and return the first message, as ``next_message`` does."""
-        if self._idle and not self.body_left:
+        if self.idle and not self.body_left:
             message = self._whole.get(data)
             if message is not None:
                 self.body_left = message.body
@@ -79,10 +81,10 @@ class HostConnection:
                 if end < len(data):
                     self._buffer.append(data, end)
                     self.pending = True
-                    self._idle = False
+                    self.idle = False
                 return message
         self._buffer.append(data)
-        self._idle = False
+        self.idle = False
         if self.body_left:
             self.pending = True
             return None
@@ -125,7 +127,7 @@ class HostConnection:
     def _settle(self) -> None:
         buffer = self._buffer
         self.pending = buffer.at < buffer.end
-        self._idle = not (self.pending or self._skipping or buffer)
+        self.idle = not (self.pending or self._skipping or buffer)
 
     def take_body(self) -> bytes:
         """Return what has been received of the body; empty when more must come."""
@@ -142,7 +144,7 @@ class HostConnection:
         Raises:
             LocalProtocolError: there are not so many left, or received ones wait here.
         """
-        if count > self.body_left or not self._idle:
+        if count > self.body_left or not self.idle:
             raise LocalProtocolError(f"{count} bytes are not the body's next ones")
         self.body_left -= count
 
@@ -153,7 +155,7 @@ class HostConnection:
     @property
     def is_mid_message(self) -> bool:
         """Whether a message has begun and is not complete (spec F8)."""
-        return bool(self.body_left) or not self._idle
+        return bool(self.body_left) or not self.idle
 
 
 class ClientConnection:

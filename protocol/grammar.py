@@ -49,10 +49,15 @@ def _quick_parser(
     opens and closes many small files would spend a quarter of its time there.
     """
 
+    def no_parameter(tokens: list[bytes], _: int) -> m.Request | None:
+        return message() if len(tokens) == 1 else None
+
     def one_number(tokens: list[bytes], _: int) -> m.Request | None:
-        if len(tokens) != 2 or not is_number(tokens[1]):
-            return None
-        return message(tokens[1])
+        if len(tokens) == 2:
+            token = tokens[1]
+            if token.isdigit() and len(token) <= MAX_DIGITS:
+                return message(token)
+        return None
 
     def two_numbers(tokens: list[bytes], _: int) -> m.Request | None:
         if len(tokens) != 3 or not (is_number(tokens[1]) and is_number(tokens[2])):
@@ -60,12 +65,17 @@ def _quick_parser(
         return message(tokens[1], int(tokens[2]))
 
     def name_mode_flag(tokens: list[bytes], dialect: int) -> m.Request | None:
-        if len(tokens) != 4 or dialect != 2 or tokens[2] not in MODES:
+        if len(tokens) != 4 or dialect != 2:
             return None
-        flag = _FLAGS.get(tokens[3])
-        return None if flag is None else message(tokens[1], tokens[2], flag)
+        _, name, mode, word = tokens
+        flag = _FLAGS.get(word)
+        # A tab would be a blank (spec F1); no name at all means two blanks in a row.
+        if flag is None or mode not in MODES or not name or b"\t" in name:
+            return None
+        return message(name, mode, flag)
 
     shapes = {
+        (): no_parameter,
         ("fileno",): one_number,
         ("fileno", "number"): two_numbers,
         ("fileno", "length"): two_numbers,
@@ -84,7 +94,6 @@ class Command:
             ``number``, ``length`` (a number of payload bytes), ``flag``, ``mode``,
             ``name`` (may hold blanks) and ``optional`` (any token, only at the end).
         required: how many of them may not be missing.
-        quick: parses a faultless line of the usual shape, see ``_quick_parser``.
         is_free: whether one of them may be text that would not parse back.
         requires: the error for a wrong number of parameters.
         reply: ``empty`` (``OK``), ``number`` (``OK n``), ``body`` (``OK n`` and n
@@ -101,7 +110,6 @@ class Command:
         "message",
         "params",
         "payload",
-        "quick",
         "reply",
         "required",
         "requires",
@@ -131,7 +139,6 @@ class Command:
         self.required = len(names)
         self.is_free = any(kind in ("name", "optional") for kind, _ in params)
         self.requires = error(_requires_text(word, names).encode())
-        self.quick = _quick_parser(message, tuple(kind for kind, _ in params))
 
 
 def _requires_text(word: bytes, names: list[str]) -> str:
@@ -280,6 +287,13 @@ COMMANDS: dict[bytes, Command] = {row.word: row for row in _ROWS}
 BY_MESSAGE: dict[type[m.Request], Command] = {row.message: row for row in _ROWS}
 """The same rows, by message class."""
 
+QUICK: dict[bytes, Quick] = {
+    row.word: quick
+    for row in _ROWS
+    if (quick := _quick_parser(row.message, tuple(kind for kind, _ in row.params)))
+}
+"""Parsers of the frequent shapes, by command word."""
+
 _OPEN1_REQUIRES = error(b"OPEN requires filename and mode")
 _EMPTY = m.Refusal(error(b"empty request"))
 
@@ -294,13 +308,12 @@ def parse_request(line: bytes, dialect: int) -> m.Request:
     Returns:
         The request, or a ``Refusal`` with the reply that the line earns.
     """
-    tokens = line.split()
-    if b" ".join(tokens) == line and tokens:  # single spaces and nothing else
-        command = COMMANDS.get(tokens[0])
-        if command is not None and command.quick is not None:
-            message = command.quick(tokens, dialect)
-            if message is not None:
-                return message
+    tokens = line.split(b" ")  # exact: a line with other blanks fits no shape below
+    quick = QUICK.get(tokens[0])
+    if quick is not None:
+        message = quick(tokens, dialect)
+        if message is not None:
+            return message
     return _parse_any(line, dialect)
 
 

@@ -7,6 +7,8 @@ imports are done.
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 
 SPAWNING = frozenset({"run", "pipeline", "relay"})
@@ -15,11 +17,20 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 
 def main() -> None:
     """Run one command and exit with its status."""
+    # What imports allocate stays: collecting among it costs a tenth of the start.
+    gc.disable()
     try:
         status = _main(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
-    sys.exit(status)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            status = status or 1
+    # Everything that has an end has had it; taking modules apart is 20 ms of nothing.
+    os._exit(status)
 
 
 def _main(words: list[str]) -> int:

@@ -28,10 +28,13 @@ from vfs.filesystem import timestamp
 from vfs.policy import Ledger, Policy, close_places
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from supervisor.host import Host
     from supervisor.launcher import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
+    from vfs.policy import Place
 
 SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a dead child's processes; they are killed at once, and
@@ -70,6 +73,9 @@ class Child:
         self._host = host
         self._stopped = trio.Event()
         self._side: socket.socket | None = None
+        self._ends: _Ends | None = None
+        self._places: tuple[Place, ...] = ()
+        self._held: dict[int, str] = {}
         self._nursery: trio.Nursery | None = None
         self._grace_s = host.settings.grace_s
 
@@ -121,7 +127,6 @@ class Child:
                 self.state = State.REAPING
             self._happened(Event.CLEANED)
             self.started.set()
-            self.gone.set()
 
     async def _start(self, stack: AsyncExitStack) -> None:
         host = self._host
@@ -133,7 +138,7 @@ class Child:
             size_bytes=spec.max_bytes,
             files=spec.max_files,
         )
-        pairs = stack.enter_context(_Ends(spec.transport))
+        pairs = self._ends = stack.enter_context(_Ends(spec.transport))
         client = host.fs.connect(policy, ledger, f"{self.id}:{spec.transport}")
         self._nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(self._nursery.cancel_scope.cancel)
@@ -142,8 +147,7 @@ class Child:
         self.session.on_attach = self._attach
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
-        cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, cwd_fd)
+        cwd_fd = self._hold_directory(stack, spec.cwd)
         self.process = await self._spawn(cwd_fd, pairs)
         stack.callback(self.process.close)
         pairs.close_child_ends()
@@ -155,11 +159,21 @@ class Child:
 
     def _make_policy(self, stack: AsyncExitStack) -> Policy:
         spec = self.spec
-        cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, cwd_fd)
-        places = spec.open_places()
+        cwd_fd = self._hold_directory(stack, spec.cwd)
+        places = self._places = spec.open_places()
         stack.callback(close_places, places)
         return Policy(places, top_level=spec.top_level, cwd_fd=cwd_fd)
+
+    def _hold_directory(self, stack: AsyncExitStack, path: str) -> int:
+        """Open a directory that is held until the child is gone."""
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._held[fd] = "working directory"
+        stack.callback(self._give_back, fd)
+        return fd
+
+    def _give_back(self, fd: int) -> None:
+        del self._held[fd]
+        os.close(fd)
 
     async def _spawn(self, cwd_fd: int, pairs: _Ends) -> SpawnedProcess:
         spec = self.spec
@@ -276,7 +290,7 @@ class Child:
                 + os.strerror(why.errno or 0).encode()
                 + b"\n"
             )
-        with theirs:
+        with self._carrying(theirs):
             try:
                 ledger = Ledger(parent.ledger)
                 client = host.fs.connect(
@@ -315,14 +329,50 @@ class Child:
         """Send a reply with a descriptor on its first byte (over pipes: beside it)."""
         fds = [carried.fileno()]
         if session is self.session and self._side is not None:
-            await _send_fds(self._side, b"+", fds, session.deadline_s)
+            with session.patience():
+                await _send_fds(self._side, b"+", fds)
             await session.send(reply)
             return
         line = socket.socket(fileno=os.dup(session.write_fd))
-        with line:
-            sent = await _send_fds(line, reply, fds, session.deadline_s)
+        with self._carrying(line), session.patience():
+            sent = await _send_fds(line, reply, fds)
         if sent < len(reply):
             await session.send(reply[sent:])
+
+    @contextlib.contextmanager
+    def _carrying(self, carried: socket.socket) -> Iterator[None]:
+        """Hold a socket while it, or something through it, is handed to a client."""
+        fd = carried.fileno()
+        self._held[fd] = "attaching"
+        try:
+            yield
+        finally:
+            del self._held[fd]
+            carried.close()
+
+    # Looking at it
+
+    def sessions(self) -> Iterator[Session]:
+        """Yield its conversations, each before those nested in it."""
+        ahead = [] if self.session is None else [self.session]
+        for session in ahead:  # grows while it is walked
+            yield session
+            ahead.extend(session.nested)
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what it holds of the host's descriptors, with a word for each."""
+        yield from self._held.items()
+        for place in self._places:
+            for fd in place.backend.descriptors():
+                yield fd, "root or grant"
+        if self.process is not None:
+            for fd in self.process.descriptors():
+                yield fd, "pidfd"
+        if self._ends is not None:
+            for fd in self._ends.descriptors():
+                yield fd, "connection"
+        for session in self.sessions():
+            yield from session.descriptors()
 
     def row(self) -> dict[str, object]:
         """Return the child as one row of ``ps``."""
@@ -333,22 +383,21 @@ class Child:
             "pid": process.pid if process is not None else None,
             "create_time": process.create_time if process is not None else None,
             "state": self.state.value,
-            "command": list(self.spec.command),
+            "command": [
+                os.fsencode(a).decode(errors="replace") for a in self.spec.command
+            ],
             "client_id": session.client.id if session is not None else None,
             "started_at": timestamp(session.client.connected_at) if session else None,
             "isolation": {"profile": "none", "layers": []},
         }
 
 
-async def _send_fds(
-    sock: socket.socket, data: bytes, fds: list[int], deadline_s: float
-) -> int:
-    with trio.fail_after(deadline_s):
-        while True:
-            try:
-                return socket.send_fds(sock, [data], fds, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(sock)
+async def _send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> int:
+    while True:
+        try:
+            return socket.send_fds(sock, [data], fds, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(sock)
 
 
 class _Ends:
@@ -392,6 +441,11 @@ class _Ends:
             os.close(fd)
         if self.side is not None:
             self.side.close()
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return those of either end that nobody else owns yet, and the side socket."""
+        side = -1 if self.side is None else self.side.fileno()
+        return (*self._child, *self._host, *((side,) if side >= 0 else ()))
 
     def host_fds(self) -> tuple[int, int]:
         """Hand the host's (read, write) descriptors to a session, which owns them."""

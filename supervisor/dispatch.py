@@ -98,8 +98,26 @@ def do_read(session: Session, request: m.Read) -> bytes | None:
     except OSError as why:
         return error(b"failed to read: " + _reason(why))
     got = len(data)
-    session.bytes_read += got
-    return request.head + data if got == size else b"OK %d\n%b" % (got, data)
+    if got != size:
+        return b"OK %d\n%b" % (got, data)
+    if request is not session.last_request:
+        session.last_request = request
+    elif file.handle.fd >= 0:
+        session.prepare_read(request, partial(_read_again, session, file, request))
+    return request.head + data
+
+
+def _read_again(session: Session, file: OpenFile, request: m.Read) -> bytes | None:
+    """Answer a READ whose line came before and whose file has stayed open."""
+    offset = file.offset
+    try:
+        data = file.pread(request.size, offset)
+    except OSError:
+        return do_read(session, request)
+    if len(data) != request.size:
+        return do_read(session, request)
+    file.offset = offset + request.size
+    return request.head + data
 
 
 async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
@@ -108,7 +126,6 @@ async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
         data = await in_thread(file.read_wait, size)
     except OSError as why:
         return error(b"failed to read: " + _reason(why))
-    session.bytes_read += len(data)
     return b"OK %d\n%b" % (len(data), data)
 
 
@@ -121,7 +138,6 @@ def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
             return do_read_small(session, file, max(size, 0))
         if handle.fd < 0:
             data = file.read(size)
-            session.bytes_read += len(data)
             return b"OK %d\n%b" % (len(data), data)
     except OSError as why:
         return error(b"failed to read: " + _reason(why))
@@ -135,7 +151,6 @@ def do_read_small(session: Session, file: OpenFile, size: int) -> bytes | None:
     except BlockingIOError:
         session.start(partial(_read_waiting, session, file, size))
         return None
-    session.bytes_read += len(data)
     return b"OK %d\n%b" % (len(data), data)
 
 
@@ -164,7 +179,7 @@ def _write_now(
     if session.zero_copy:
         session.start(partial(_write_after_read, session, file, data))
         return None
-    if size > INLINE_WRITE_BYTES or file.durability == "write" or not handle.inline:
+    if size > INLINE_WRITE_BYTES or file.durability == "write" or not file.mount.inline:
         session.start(partial(_write_waiting, session, file, data))
         return None
     try:
@@ -175,7 +190,24 @@ def _write_now(
             session.fs.write(file, data)
     except OSError as why:
         return error(b"failed to write: " + _reason(why))
-    session.bytes_written += size
+    if request is not session.last_request:
+        session.last_request = request
+    elif file.is_plain and handle.fd >= 0:
+        session.prepare_write(request, partial(_write_again, session, file, request))
+    return request.head
+
+
+def _write_again(
+    session: Session, file: OpenFile, request: m.Write, data: bytes
+) -> bytes | None:
+    """Answer a WRITE whose line came before and whose file has stayed open."""
+    if session.zero_copy or not file.mount.inline:
+        return _write_now(session, request, file, data)
+    try:
+        file.handle.pwrite(data, file.offset)
+    except OSError as why:
+        return error(b"failed to write: " + _reason(why))
+    file.offset += request.size
     return request.head
 
 
@@ -206,7 +238,8 @@ def do_close(session: Session, request: m.Close) -> bytes | None:
     file = session.files.get(request.fileno)
     if file is None:
         return _unknown(request)
-    if not file.closes_inline:
+    session.forget_prepared()
+    if not file.is_plain and not file.closes_inline:
         session.start(partial(_close_waiting, session, file))
         return None
     try:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.child import Child
+from supervisor.holdings import Baseline
 from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
@@ -40,7 +41,7 @@ from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from supervisor.launchpad_start import LaunchpadProcess
     from supervisor.spec import ChildSpec
@@ -72,11 +73,19 @@ class Settings:
 
 
 class Host:
-    """What the parts of one host share; see ``open_host``."""
+    """What the parts of one host share; see ``open_host``.
+
+    Attributes:
+        baseline: what the process held before, for the leak check.
+        holders: each yields (descriptor, a word for it) that something beside the
+            host's own parts holds: a control socket, a scratch directory.
+    """
 
     def __init__(
         self, launcher: Launcher, settings: Settings, journal: Journal, log: Log
     ) -> None:
+        self.baseline = Baseline.now()
+        self.holders: set[Callable[[], Iterable[tuple[int, str]]]] = set()
         self.launcher = launcher
         self.settings = settings
         self.journal = journal
@@ -153,6 +162,7 @@ class Host:
                 task_status.started()
         finally:
             del self.children[child.id]
+            child.gone.set()  # I5: whoever waits for it finds it in no table
 
     def request_stop(self, grace_s: float | None = None) -> None:
         """Ask every child to end; ``grace_s`` seconds until SIGKILL, None as set."""
@@ -195,6 +205,7 @@ async def open_host(
         nursery.start_soon(host.pump.run)
         nursery.start_soon(host.pump.watch_deadlines)
         journal.write("host.started", pid=os.getpid())
+        gc.enable()
         gc.freeze()  # what is there now stays: collections need not look at it again
         try:
             async with trio.open_nursery() as children:

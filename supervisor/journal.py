@@ -60,6 +60,10 @@ class Journal:
         """Whether events go anywhere."""
         return self._fd >= 0
 
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what the journal holds of the process's descriptors."""
+        return (self._fd,) if self._fd >= 0 else ()
+
     def write(self, event: str, **fields: object) -> None:
         """Write one event."""
         if self._fd < 0:

@@ -20,6 +20,7 @@ Read next: ``supervisor/launchpad.py``, ``supervisor/launchpad_wire.py``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal as signals
 from dataclasses import dataclass, field
@@ -160,6 +161,10 @@ class SpawnedProcess:
         """
         await self.signal_tree(signals.SIGKILL)
 
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what this holds of the host's descriptors: the pidfd, until `close`."""
+        return (self._pidfd,) if self._pidfd >= 0 else ()
+
     def close(self) -> None:
         """Give the pidfd back. Does not end the process. A second call does nothing."""
         pidfd, self._pidfd = self._pidfd, -1
@@ -237,20 +242,25 @@ class Launcher:
                 self._records.pop(ident, None)  # it was not sent
                 raise
             try:
-                await record.started.wait()
-            except trio.Cancelled:
+                born = await self._birth(request, record)
+            except BaseException:
                 await self._abandon(ident, record)
                 raise
-        if record.failure is not None:
-            raise request.error(*record.failure)
-        if record.born is None:
-            raise LaunchpadLost(self._lost)
-        return SpawnedProcess(self, ident, record, record.born)
+        return SpawnedProcess(self, ident, record, born)
 
     def check(self) -> None:
         """Raise LaunchpadLost if there is no launchpad any more."""
         if self._lost is not None:
             raise LaunchpadLost(self._lost)
+
+    @property
+    def launchpad_pid(self) -> int:
+        """The launchpad's pid; a child of this process until the launcher ends."""
+        return self._launchpad.pid
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what this holds of the host's descriptors while it runs."""
+        return (self._control.fileno(), self._launchpad.pidfd)
 
     def statistics(self) -> dict[str, int]:
         """How many children are known, from their spawn until they are swept."""
@@ -300,10 +310,13 @@ class Launcher:
             return
         record = self._records[ident]
         if kind == launchpad_wire.SPAWNED:
-            record.born = (*rest, *fds)
-            record.started.set()
-            if record.abandoned:
+            if not fds:  # this process may open no more: nothing names the child
+                record.failure = (errno.EMFILE, "pidfd", b"")
+            elif record.abandoned:
                 os.close(fds[0])
+            else:
+                record.born = (*rest, *fds)
+            record.started.set()
         elif kind == launchpad_wire.FAILED:
             record.failure = tuple(rest)
             record.started.set()
@@ -312,11 +325,24 @@ class Launcher:
             record.status = ExitStatus(*rest)
             record.exited.set()
 
+    async def _birth(
+        self, request: SpawnRequest, record: _Record
+    ) -> tuple[int, int, int]:
+        """Wait for what the launchpad says to a request."""
+        await record.started.wait()
+        if record.failure is not None:
+            raise request.error(*record.failure)
+        if record.born is None:
+            raise LaunchpadLost(self._lost)
+        return record.born
+
     async def _abandon(self, ident: int, record: _Record) -> None:
-        """End a child whose spawn was cancelled, born yet or not."""
+        """End a child that `spawn` does not give to anybody, born yet or not."""
         record.abandoned = True
-        if record.born is not None:  # between our cancellation and this line
+        if record.born is not None:  # between a cancellation and this line
             os.close(record.born[2])
+        if ident not in self._records:  # it failed before it was anything
+            return
         message = (launchpad_wire.SIGNAL, ident, int(signals.SIGKILL))
         with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
             with contextlib.suppress(LaunchpadLost):  # then it is dead already
@@ -364,7 +390,7 @@ async def end_descendants(spare: Collection[int] = ()) -> None:
     """
     own = os.getpid()
     while found := [pid for pid in proctree.children_of(own) if pid not in spare]:
-        proctree.kill_trees(own, found)
+        proctree.kill_children(found)
         for pid in found:
             await _reap(pid)
 

@@ -63,6 +63,9 @@ _CAUGHT_SIGNALS = frozenset(
     }
 )
 
+# Between two looks for what is to be killed; a few hundred microseconds' worth.
+_REAPED_AT_ONCE = 64
+
 # A wake-up is one byte a signal; more than fit mean no more than one.
 _WAKE_BYTES = 4096
 
@@ -102,6 +105,7 @@ class _Launchpad:
         self._unswept: list[int] = []  # ids that ended since nothing was left
         self._buried = 0  # leftovers reaped since then
         self._outbox: list[tuple[tuple[object, ...], int]] = []
+        self._has_more_to_do = False  # somebody may be dead, or about to be killed
         self._is_blocked = False  # the host does not take replies at the moment
         self._host_is_there = True
         self._wake = _wake_at_signals()
@@ -113,16 +117,17 @@ class _Launchpad:
         """Serve the host until it is gone, then end every process beneath this one."""
         try:
             while self._host_is_there:
-                for fd, events in self._epoll.poll():
+                for fd, events in self._epoll.poll(0 if self._has_more_to_do else None):
                     self._serve(fd, events)
+                if self._has_more_to_do:
+                    self._tidy()
         finally:
             self._end_everything()
 
     def _serve(self, fd: int, events: int) -> None:
         if fd == self._wake:
             os.read(self._wake, _WAKE_BYTES)
-            self._reap()
-            self._sweep()
+            self._has_more_to_do = True
         elif fd != self._control.fileno():
             if child := self._starting.get(fd):
                 self._conclude_start(child)
@@ -209,7 +214,7 @@ class _Launchpad:
         if pid is None:
             return
         if signal == _signal.SIGKILL:
-            proctree.kill_trees(self._pid, (pid,))
+            proctree.kill_children((pid,))  # what it leaves is killed after it
         else:
             proctree.signal_trees(self._pid, (pid,), signal)
 
@@ -246,21 +251,31 @@ class _Launchpad:
 
     # ------------------------------------------------------------ ends
 
+    def _tidy(self) -> None:
+        """Reap some of the dead, and kill what they left.
+
+        In turns, and not to the end of either: processes that fork and exit for ever
+        die as fast as they are reaped, and only a kill stops them.
+        """
+        self._has_more_to_do = self._reap()
+        self._has_more_to_do |= self._sweep()
+
     def _reap(self) -> bool:
-        """Wait for all that has died; False if no child at all is left."""
-        while True:
+        """Wait for what has died; whether there may be more of it."""
+        for _ in range(_REAPED_AT_ONCE):
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG | _WALL)
             except ChildProcessError:
                 return False
             if pid == 0:
-                return True
+                return False
             child = self._children.pop(pid, None)
             if child is None:
                 self._killed.discard(pid)
                 self._buried += 1
             else:
                 self._bury(child, status, usage)
+        return True
 
     def _bury(self, child: _Child, status: int, usage: resource.struct_rusage) -> None:
         del self._pids[child.ident]
@@ -282,31 +297,42 @@ class _Launchpad:
         )
         self._unswept.append(child.ident)
 
-    def _sweep(self) -> None:
-        """Kill what dead children left; told when nothing of it is alive.
+    def _sweep(self) -> bool:
+        """Kill what dead children left; whether there was something to kill.
 
-        Called after every SIGCHLD. That suffices: each leftover was killed, its death
-        is the next SIGCHLD, and its children are the launchpad's by then.
+        Only direct children are killed, as fast as they can be listed. What stands
+        beneath them comes here when they die, which is the next SIGCHLD.
         """
-        leftovers = [
-            pid for pid in proctree.children_of(self._pid) if pid not in self._children
-        ]
+        children = proctree.children_of(self._pid)
+        leftovers = [pid for pid in children if pid not in self._children]
         fresh = [pid for pid in leftovers if pid not in self._killed]
-        if fresh:
-            proctree.kill_trees(self._pid, fresh)
-            self._killed.update(fresh)
+        proctree.kill_children(fresh)
+        self._killed.update(fresh)
         if self._unswept and not leftovers:
             self._reply((launchpad_wire.SWEPT, self._unswept, self._buried))
             self._unswept, self._buried = [], 0
+        return bool(fresh)
 
     def _end_everything(self) -> None:
         """Kill every process beneath this one, and return when none is left."""
         self._host_is_there = False
         self._children.clear()
         self._flush()  # gives the queued descriptors back
-        while self._reap():
-            self._sweep()
-            os.read(self._wake, _WAKE_BYTES)
+        while True:
+            self._tidy()
+            if not _has_children():
+                return
+            if not self._has_more_to_do:
+                os.read(self._wake, _WAKE_BYTES)
+
+
+def _has_children() -> bool:
+    """Whether a child of this process is left, dead or alive."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def main() -> None:

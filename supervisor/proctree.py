@@ -139,32 +139,20 @@ def signal_trees(parent: int, roots: Collection[int], signal: int) -> None:
         signal_process(process, signal)
 
 
-def kill_trees(parent: int, roots: Collection[int]) -> None:
-    """SIGKILL the processes `roots`, children of `parent`, and all beneath them.
+def kill_children(pids: Collection[int]) -> None:
+    """SIGKILL direct children of this process, which alone waits for them.
 
-    Returns as soon as the signals are sent; a process dies a moment later.
+    Their pids cannot be reused meanwhile, so nothing is re-read: speed decides against
+    processes that fork and exit. The youngest first, for the oldest may be dead.
     """
-    found = trees_beneath(parent, roots)
-    if len(found) > FREEZE_ABOVE:
-        found = _freeze(parent, roots, found)
-    for process in reversed(found):
-        signal_process(process, _signal.SIGKILL)
-
-
-def _freeze(
-    parent: int, roots: Collection[int], found: list[ProcessIdentity]
-) -> list[ProcessIdentity]:
-    """Stop the trees, parents first, until a walk finds nobody who still runs."""
-    stopped: set[ProcessIdentity] = set()
-    for _ in range(FREEZE_ROUNDS):
-        running = [process for process in found if process not in stopped]
-        if not running:
-            break
-        for process in running:
-            signal_process(process, _signal.SIGSTOP)
-        stopped.update(running)
-        found = trees_beneath(parent, roots)
-    return found
+    for pid in reversed(tuple(pids)):
+        pidfd = os.pidfd_open(pid)
+        try:
+            _signal.pidfd_send_signal(pidfd, _signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue  # dead already; or a set-uid program that only root may kill
+        finally:
+            os.close(pidfd)
 
 
 def _read(path: str) -> bytes | None:

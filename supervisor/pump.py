@@ -48,6 +48,10 @@ class Pump:
         self._deadlines: dict[Session, float] = {}
         self._deadline_added = trio.Event()
 
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what the pump holds of the process's descriptors."""
+        return (self._epoll.fileno(), self._bell)
+
     def add(self, session: Session) -> None:
         """Begin to serve a session."""
         self.sessions[session.read_fd] = session

@@ -12,25 +12,30 @@ Rules of this file.
 3. A message that began must end within the deadline, and a reply must be taken within
    it (spec F8); between messages a client may idle for ever.
 4. Whatever goes wrong with the transport closes the session, once (spec S2).
+5. A READ or WRITE line that comes again while its file stays open is *prepared*: what
+   it parses to and what the checks found cannot have changed, so the bytes of the line
+   lead straight to the call that answers it.  Every CLOSE forgets them all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol import HostConnection
+from protocol.limits import MEMO_LINE_BYTES, MEMO_LINES
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
 from supervisor.transport import FileTransfer, bytes_unread, bytes_waiting, revoke
 from vfs.hostio import in_thread
 from vfs.policy import close_places
 
 if TYPE_CHECKING:
+    from protocol.messages import Read, Request, Write
     from supervisor.pump import Pump
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
@@ -85,16 +90,16 @@ class Session:
         "_drain_reply",
         "_finish",
         "_job",
-        "_job_scope",
         "_on_closed",
         "_over",
         "_payload",
         "_stop",
         "_suspended",
+        "_waiting",
         "_wake",
         "budget",
-        "bytes_read",
-        "bytes_written",
+        "bytes_in",
+        "bytes_out",
         "client",
         "closed_files",
         "conn",
@@ -104,11 +109,15 @@ class Session:
         "files",
         "fs",
         "max_write_bytes",
+        "last_request",
         "narrowed_places",
         "nested",
         "on_attach",
+        "prepared_reads",
+        "prepared_writes",
         "pump",
         "read_fd",
+        "requests",
         "why_closed",
         "write_fd",
         "zero_copy",
@@ -143,15 +152,21 @@ class Session:
         self._on_closed = on_closed
         self.on_attach: Callable[[Session], Awaitable[bytes]] | None = None
         self.zero_copy = False
-        self.bytes_read = 0
-        self.bytes_written = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.requests = 0
+        self.prepared_reads: dict[bytes, Callable[[], bytes | None]] = {}
+        self.prepared_writes: dict[
+            bytes, tuple[int, Callable[[bytes], bytes | None]]
+        ] = {}
+        self.last_request: object = None
         self.narrowed_places: tuple[Place, ...] = ()
         self.why_closed: str | None = None
         self._payload: Payload | None = None
         self._finish: Callable[[bytes | memoryview], bytes | None] | None = None
         self._drain_reply: bytes | None = None
         self._job: Job | None = None
-        self._job_scope: trio.CancelScope | None = None
+        self._waiting: trio.CancelScope | None = None
         self._wake = trio.Event()
         self._over = trio.Event()
         self._stop = False
@@ -175,8 +190,11 @@ class Session:
         read_fd = self.read_fd
         write_fd = self.write_fd
         handlers = HANDLERS
+        reads = self.prepared_reads
+        writes = self.prepared_writes
         misses = 0
         turns = TURN_REQUESTS
+        came = went = 0
         message = conn.next_message() if conn.pending else None
         try:
             while True:
@@ -188,11 +206,23 @@ class Session:
                             reply = self._receive_body()
                         else:
                             data = _read(read_fd, RECEIVE_BYTES)
-                            if not data:
+                            size = len(data)
+                            if not size:
                                 self.close_soon(EOF)
                                 return False
-                            message = conn.receive_data(data)
-                            continue
+                            came += size
+                            if size < MEMO_LINE_BYTES and data in reads and conn.idle:
+                                reply = reads[data]()
+                            elif writes and conn.idle:
+                                end = data.find(b"\n") + 1
+                                known = writes.get(data[:end])
+                                if known is None or known[0] != size:
+                                    message = conn.receive_data(data)
+                                    continue
+                                reply = known[1](data[end:])
+                            else:
+                                message = conn.receive_data(data)
+                                continue
                     except BlockingIOError:
                         misses += 1
                         if misses > POLLS or not alone:
@@ -208,6 +238,7 @@ class Session:
                     sent = _write(write_fd, reply)
                 except BlockingIOError:
                     sent = 0
+                went += sent
                 if sent != len(reply):
                     self.start(partial(self.send, memoryview(reply)[sent:]))
                     return False
@@ -225,6 +256,10 @@ class Session:
             # Everything but EINTR, which the interpreter retries, is fatal (spec S2).
             self.close_soon(EOF, why)
             return False
+        finally:
+            self.bytes_in += came
+            self.bytes_out += went
+            self.requests += TURN_REQUESTS - turns
 
     def _receive_body(self) -> bytes | None:
         """Receive some of a body; return the reply once it is complete."""
@@ -254,7 +289,7 @@ class Session:
         try:
             reply = finish(self._payload.view())
         finally:
-            if not self._suspended:
+            if self._job is None:
                 self._drop_payload()
         return reply
 
@@ -291,6 +326,28 @@ class Session:
         self._drain_reply = reply
         return None
 
+    def prepare_read(self, request: Read, again: Callable[[], bytes | None]) -> None:
+        """Let the line of a READ lead straight to its answer from now on."""
+        if len(self.prepared_reads) >= MEMO_LINES:
+            self.prepared_reads.clear()
+        line = b"READ %b %d\n" % (request.token, request.size)
+        self.prepared_reads[line] = again
+
+    def prepare_write(
+        self, request: Write, again: Callable[[bytes], bytes | None]
+    ) -> None:
+        """Let the line of a WRITE lead straight to the call that takes its payload."""
+        if len(self.prepared_writes) >= MEMO_LINES:
+            self.prepared_writes.clear()
+        line = b"WRITE %b %d\n" % (request.token, request.size)
+        self.prepared_writes[line] = (len(line) + request.size, again)
+
+    def forget_prepared(self) -> None:
+        """Forget what lines lead to: a file is being closed."""
+        if self.prepared_reads or self.prepared_writes:
+            self.prepared_reads.clear()
+            self.prepared_writes.clear()
+
     def start(self, job: Job) -> None:
         """Hand the current request to the session's own task."""
         self._job = job
@@ -314,32 +371,49 @@ class Session:
                 if self._job is not None:
                     await self._run_job(self._job)
         finally:
+            # Bounded: what is still done are calls into the kernel (I1).
             with trio.CancelScope(shield=True):
+                if self.why_closed in (EOF, PROCESS_EXIT):
+                    await self._settle()
                 for nested in tuple(self.nested):
                     await nested.finish(self.why_closed or EOF)
             self._clean_up()
 
     async def _run_job(self, job: Job) -> None:
-        with trio.CancelScope() as self._job_scope:
-            try:
-                reply = await job()
-                if reply is not None:
-                    await self.send(reply)
-            except trio.TooSlowError:
-                self.close_soon(SLOW)
-            except OSError as why:
-                self.close_soon(EOF, why)
+        try:
+            reply = await job()
+            if reply is not None:
+                await self.send(reply)
+        except trio.TooSlowError:
+            self.close_soon(SLOW)
+        except OSError as why:
+            self.close_soon(EOF, why)
         self._job = None
-        self._job_scope = None
         self._drop_payload()
         if not self._stop:
             self._suspended = False
             self.pump.resume(self)
 
+    @contextlib.contextmanager
+    def patience(self) -> Iterator[None]:
+        """Bound a wait for the client to take something (spec F8).
+
+        Raises:
+            TooSlowError: the deadline has passed, or the client is gone: nobody waits
+                for a process that shares its descriptor.
+        """
+        with trio.fail_after(self.deadline_s) as self._waiting:
+            if self._stop:
+                self._waiting.cancel()
+            try:
+                yield
+            finally:
+                self._waiting = None
+
     async def send(self, reply: bytes | memoryview) -> None:
         """Send a reply that did not fit at once, within the deadline (spec F8)."""
         data = memoryview(reply)
-        with trio.fail_after(self.deadline_s):
+        with self.patience():
             while data:
                 try:
                     data = data[_write(self.write_fd, data) :]
@@ -349,7 +423,7 @@ class Session:
     def send_file(self, file: OpenFile, size: int) -> bytes | None:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
         transfer = FileTransfer(self.write_fd, file, size)
-        self.bytes_read += size
+        self.bytes_out += size
         self.zero_copy = True
         if not transfer.is_in_memory():
             self.start(partial(self._send_file_waiting, transfer))
@@ -371,7 +445,7 @@ class Session:
         await self._send_file(transfer)
 
     async def _send_file(self, transfer: FileTransfer) -> None:
-        with trio.fail_after(self.deadline_s):
+        with self.patience():
             while not transfer.is_done:
                 if transfer.push():
                     await trio.lowlevel.checkpoint()
@@ -381,7 +455,7 @@ class Session:
     async def wait_taken(self) -> None:
         """Wait until the client has taken the bytes of files that READs lent it."""
         with trio.fail_after(self.deadline_s):
-            while self.zero_copy and bytes_unread(self.write_fd):
+            while self.zero_copy and not self._stop and bytes_unread(self.write_fd):
                 # No event tells that a socket's queue is empty; clients that send a
                 # WRITE before they read a reply are rare enough to look.
                 await trio.sleep(0.001)
@@ -399,6 +473,19 @@ class Session:
         )
         self.client.policy = policy
 
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what this holds of the host's descriptors, with a word for each."""
+        if self._over.is_set():
+            return
+        yield self.read_fd, "connection"
+        yield self.write_fd, "connection"
+        if self._payload is not None:
+            for fd in self._payload.descriptors():
+                yield fd, "payload"
+        for place in self.narrowed_places:
+            for fd in place.backend.descriptors():
+                yield fd, "root or grant"
+
     # The end
 
     def close_soon(self, why: str, failure: OSError | None = None) -> None:
@@ -409,49 +496,71 @@ class Session:
         self._stop = True
         self._suspended = True
         self.pump.suspend(self)
-        if self._job_scope is not None:
-            self._job_scope.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
         self._wake.set()
 
     async def finish(self, why: str) -> None:
         """End the session of a process that has ended, and wait for its clean-up.
 
-        What the process had sent is done first (spec S2); a job in flight is waited
-        for, never abandoned (I1).
+        A job in flight is waited for, never abandoned (I1).
         """
-        if not self._stop and self._job is None:
-            self.drain_sent()
         self.close_soon(why)
         await self._over.wait()
 
-    def drain_sent(self) -> None:
-        """Do what a dead client had sent, as far as it is complete (spec S2)."""
-        limit = bytes_waiting(self.read_fd)
+    async def _settle(self) -> None:
+        """Do what a client that is gone had sent, as far as it is complete (spec S2).
+
+        Who still holds the other end may go on sending: what comes from now on is not
+        looked at.  Replies go nowhere.
+        """
+        left = bytes_waiting(self.read_fd)
+        while True:
+            if self._job is not None:
+                await self._run_job(self._job)
+            try:
+                left = self._do_sent(left)
+            except OSError:
+                return  # a reset connection holds nothing more
+            if self._job is None:
+                return
+
+    def _do_sent(self, left: int) -> int:
+        """Do what was sent until a job begins; return the bytes that still wait.
+
+        Args:
+            left: of what waits in the kernel, how many bytes count.
+        """
         conn = self.conn
         message = conn.next_message() if conn.pending else None
-        try:
-            while not self._suspended:
-                if message is not None:
-                    if type(message) in POSTHUMOUS:
-                        HANDLERS[type(message)](self, message)
-                    else:
-                        self.drain(b"")
-                elif limit <= 0:
-                    return
-                elif conn.body_left:
-                    before = conn.body_left
-                    self._receive_body()
-                    limit -= before - conn.body_left
-                else:
-                    data = _read(self.read_fd, min(RECEIVE_BYTES, limit))
-                    if not data:
-                        return
-                    limit -= len(data)
-                    message = conn.receive_data(data)
-                    continue
-                message = conn.next_message() if conn.pending else None
-        except OSError:
-            return  # a reset connection holds nothing more (spec S2)
+        while True:
+            if message is not None:
+                self._do_posthumously(message)
+            elif left <= 0:
+                return 0
+            elif conn.body_left:
+                before = conn.body_left
+                self._receive_body()
+                left -= before - conn.body_left
+                if conn.body_left == before:
+                    return 0
+            else:
+                data = _read(self.read_fd, min(RECEIVE_BYTES, left))
+                left -= len(data)
+                message = conn.receive_data(data)
+                if not data:
+                    return 0
+                continue
+            if self._job is not None:
+                return left
+            message = conn.next_message() if conn.pending else None
+
+    def _do_posthumously(self, message: Request) -> None:
+        if type(message) not in POSTHUMOUS:
+            self.drain(b"")
+            return
+        with contextlib.suppress(OSError):  # nobody takes the bytes of a READ
+            HANDLERS[type(message)](self, message)
 
     def _send_last(self, reply: bytes) -> None:
         with contextlib.suppress(OSError):

@@ -28,7 +28,8 @@ class SpawnError(Exception):
 
     Attributes:
         errno: What the failing step said.
-        stage: "lookup", "request", "fork" or a step of `launchpad_child.STEPS`.
+        stage: "lookup", "request", "fork", a step of `launchpad_child.STEPS`, or
+            "pidfd" if this process may open no more descriptors.
         text: One line: what, to what, why.
     """
 

@@ -108,5 +108,10 @@ class FileTransfer:
 
 def revoke(fd: int) -> None:
     """Shut a socket down for every process that still holds its other end (S2)."""
-    with contextlib.suppress(OSError):
-        socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError:  # a pipe
+        return
+    with contextlib.suppress(OSError):  # the peer is gone already
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.detach()

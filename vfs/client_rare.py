@@ -5,7 +5,9 @@ as long to import.
 """
 
 import _socket
+import os
 import select
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 
 
 def wait(fd: int, *, writable: bool) -> None:
@@ -46,5 +48,18 @@ def receive_passed_nowait(fd: int, size: int, passed: list[int]) -> bytes:
         sock.detach()
     for level, kind, payload in control:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
-            passed.extend(memoryview(payload).cast("i"))
+            passed.extend(map(above_stdio, memoryview(payload).cast("i")))
     return data
+
+
+def above_stdio(fd: int) -> int:
+    """Return the descriptor, moved if it took the place of a closed standard stream.
+
+    Else a program that was started without standard output would print into it.
+    """
+    if fd > 2:
+        return fd
+    try:
+        return fcntl(fd, F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)

@@ -102,18 +102,20 @@ class Tables:
 
     def file_rows(self) -> list[dict[str, object]]:
         """Return the file table as JSON objects."""
-        return [
-            {
-                "fileno": file.fileno,
-                "filename": file.name.decode(errors="replace"),
-                "mode": file.mode.text,
-                "client_id": file.client.id,
-                "opened_at": timestamp(file.opened_at),
-                "is_top_level": file.is_top_level,
-                "offset": file.offset,
-            }
-            for file in self.files.values()
-        ]
+        return [file_row(file) for file in self.files.values()]
+
+
+def file_row(file: OpenFile) -> dict[str, object]:
+    """Return an open file as the contract's JSON object."""
+    return {
+        "fileno": file.fileno,
+        "filename": file.name.decode(errors="replace"),
+        "mode": file.mode.text,
+        "client_id": file.client.id,
+        "opened_at": timestamp(file.opened_at),
+        "is_top_level": file.is_top_level,
+        "offset": file.offset,
+    }
 
 
 def timestamp(seconds: float) -> str:

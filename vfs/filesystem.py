@@ -34,6 +34,8 @@ from vfs.policy import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfs.backends import Backend, FileStatus, Handle, Mode
     from vfs.policy import Place
 __all__ = ["Client", "Filesystem", "Observer", "OpenFile", "timestamp"]
@@ -64,6 +66,7 @@ class Filesystem:
         self.tables = Tables()
         self.observer: Observer | None = None
         self._max_host_files = max_host_files
+        self._closing: dict[OpenFile, tuple[int, ...]] = {}
 
     # Clients
 
@@ -259,6 +262,7 @@ class Filesystem:
         growth = self._charge_growth(file, len(data)) if file.ledger else 0
         try:
             await in_thread(file.write, data)
+            file.mount.try_again()
         except BaseException:
             if file.ledger is not None:
                 file.ledger.charge(SIZE_BYTES, -growth)
@@ -309,16 +313,26 @@ class Filesystem:
     async def close_waiting(self, file: OpenFile) -> None:
         """Close like ``close``, in a worker thread."""
         self._forget(file)
+        self._closing[file] = file.handle.descriptors()
         try:
             await in_thread(file.close)
         finally:
+            del self._closing[file]
             if self.observer is not None:
                 self.observer.file_closed(file, why=None)
 
     def _forget(self, file: OpenFile) -> None:
+        client = file.client
         del self.tables.files[file.fileno]
-        del file.client.files[file.fileno]
-        file.client.ledger.charge(OPEN_FILES, -1)
+        del client.files[file.fileno]
+        client.ledger.charge(OPEN_FILES, -1)
+
+    def descriptors(self) -> Iterator[int]:
+        """Yield what open files hold, and those that a thread is closing."""
+        for file in self.tables.files.values():
+            yield from file.handle.descriptors()
+        for numbers in self._closing.values():
+            yield from numbers
 
     # Names
 

@@ -82,13 +82,15 @@ class Mount:
 
     Attributes:
         in_memory: nothing on it ever waits for a disk.
+        inline: small writes may run in the Trio thread now.
     """
 
-    __slots__ = ("_nowait", "_slow_until", "in_memory")
+    __slots__ = ("_nowait", "_slow_until", "in_memory", "inline")
 
     def __init__(self, kind: str) -> None:
         self._nowait = kind in _NOWAIT_FILE_SYSTEMS
         self.in_memory = kind in _MEMORY_FILE_SYSTEMS
+        self.inline = self.in_memory or self._nowait
         self._slow_until = 0.0
 
     def reader(self, fd: int) -> Callable[[int, int], bytes]:
@@ -102,16 +104,16 @@ class Mount:
             return partial(os.pread, fd)
         return partial(_pread_nowait if self._nowait else _pread_never, fd)
 
-    def writes_inline(self) -> bool:
-        """Tell whether a small write may run in the Trio thread now."""
-        if self.in_memory:
-            return True
-        return self._nowait and time.monotonic() > self._slow_until
-
     def note(self, seconds: float) -> None:
         """Take note of how long an inline write took."""
         if seconds > SLOW_WRITE_S:
+            self.inline = False
             self._slow_until = time.monotonic() + SLOW_MOUNT_S
+
+    def try_again(self) -> None:
+        """Let writes run inline again, if the mount was slow long enough ago."""
+        if self._nowait and time.monotonic() > self._slow_until:
+            self.inline = True
 
 
 class MountTable:

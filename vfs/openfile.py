@@ -37,6 +37,7 @@ class OpenFile:
         "is_top_level",
         "ledger",
         "mode",
+        "mount",
         "name",
         "offset",
         "opened_at",
@@ -67,14 +68,19 @@ class OpenFile:
         self.is_top_level = is_top_level
         self.handle = handle
         self.pread = handle.pread
+        self.mount = handle.mount
         self.offset = 0
         self.readable = mode.reads
         self.writable = mode.writes
         self.place = place
         self.ledger = ledger
         self.staged = staged
-        self.durability = durability = "none" if place is None else place.durability
-        self.is_plain = not (staged or ledger or mode.appends or durability != "none")
+        if place is None or place.durability == "none":
+            self.durability = "none"
+            self.is_plain = not (staged or mode.appends or ledger)
+        else:
+            self.durability = place.durability
+            self.is_plain = False
 
     def read(self, size: int) -> bytes:
         """Read at the offset and move it; fewer bytes only at the end (spec R1).
@@ -121,6 +127,9 @@ class OpenFile:
         Raises:
             OSError: the publication, the fsync or close(2) failed.
         """
+        if self.is_plain:
+            self.handle.close()
+            return
         durable = self.durability != "none" and self.writable
         try:
             if self.staged:

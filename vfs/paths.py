@@ -16,23 +16,26 @@ Sources: openat2(2), path_resolution(7).
 import ctypes
 import errno
 import os
+import stat
+from typing import Final
 
 _OPENAT2 = 437  # the same number on every architecture that has the call
 _BENEATH_NO_MAGIC = 0x08 | 0x02
 _RETRIES = 64
 _MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
 _CREATE_MODE = 0o666
+_PATH_MAX = 4096  # limits.h, the NUL at the end included
 
 OPEN_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Added to every open: nothing inherits it, waits for a FIFO or gains a terminal."""
 
 
 class _OpenHow(ctypes.Structure):
-    _fields_ = (
+    _fields_: Final = [  # noqa: RUF012 - the name and the type are ctypes'
         ("flags", ctypes.c_uint64),
         ("mode", ctypes.c_uint64),
         ("resolve", ctypes.c_uint64),
-    )
+    ]
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -47,6 +50,10 @@ _syscall.argtypes = (
 _syscall.restype = ctypes.c_long
 _HOW_SIZE = ctypes.sizeof(_OpenHow)
 _byref = ctypes.byref
+
+
+def _error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
 
 
 def open_beneath_kernel(dir_fd: int, name: bytes, flags: int) -> int:
@@ -65,7 +72,7 @@ def open_beneath_kernel(dir_fd: int, name: bytes, flags: int) -> int:
             missing or filtered.
     """
     if b"\0" in name:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        raise _error(errno.EINVAL)
     how = _OpenHow(
         flags | OPEN_FLAGS,
         _CREATE_MODE if flags & os.O_CREAT else 0,
@@ -78,120 +85,169 @@ def open_beneath_kernel(dir_fd: int, name: bytes, flags: int) -> int:
         code = ctypes.get_errno()
         # EAGAIN: a rename happened meanwhile and "beneath" could not be proved.
         if code not in (errno.EAGAIN, errno.EINTR):
-            raise OSError(code, os.strerror(code))
-    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            raise _error(code)
+    raise _error(errno.EAGAIN)
 
 
 def open_beneath_walk(dir_fd: int, name: bytes, flags: int) -> int:
     """Open ``name`` beneath ``dir_fd`` without openat2; see ``open_beneath_kernel``."""
     if b"\0" in name:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    if len(name) >= 4096:
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        raise _error(errno.EINVAL)
+    if len(name) >= _PATH_MAX:
+        raise _error(errno.ENAMETOOLONG)
     if name.startswith(b"/"):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-    walk = _Walk(dir_fd, name)
-    try:
-        return walk.open(flags)
-    finally:
-        walk.close()
+        raise _error(errno.EXDEV)
+    if not name:
+        raise _error(errno.ENOENT)
+    for _ in range(_RETRIES):
+        walk = _Walk(dir_fd, name)
+        try:
+            return walk.open(flags)
+        except BlockingIOError:
+            continue  # EAGAIN, for the same reason as in the kernel
+        finally:
+            walk.close()
+    raise _error(errno.EAGAIN)
 
 
 class _Walk:
-    """The state of one walk: the directories on the way down, and what is left."""
+    """The state of one walk: where it is, how it came there, and what is left.
+
+    It holds one directory at a time, however deep it goes.  The way back up is the
+    directory's own ``..``, which is taken only if it leads to the directory that the
+    walk came from: after a move of the directory it may lead anywhere.
+    """
 
     def __init__(self, dir_fd: int, name: bytes) -> None:
         self._base = dir_fd
-        self._stack: list[int] = []
-        self._left = name.split(b"/")[::-1]
+        self._here = dir_fd
+        self._trail: list[tuple[int, int]] = []
+        self._left: list[bytes] = []
+        self._directory_only = False
         self._links = 0
+        self._put(name)
 
     def close(self) -> None:
-        while self._stack:
-            os.close(self._stack.pop())
+        self._move(self._base)
 
     def open(self, flags: int) -> int:
-        if self._left == [b""]:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        while True:
+        while self._left:
             part = self._left.pop()
-            last = not self._left
-            if part in (b"", b"."):
-                if last:
-                    return self._reopen(flags)
-            elif part == b"..":
-                if not self._stack:
-                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-                os.close(self._stack.pop())
-                if last:
-                    return self._reopen(flags)
-            elif last:
+            if part == b"..":
+                self._leave()
+            elif part == b".":
+                pass
+            elif self._left:
+                self._enter(part)
+            elif self._directory_only:
+                if flags & os.O_CREAT:
+                    raise _error(errno.EISDIR)
+                self._enter(part)
+            else:
                 fd = self._open_last(part, flags)
                 if fd is not None:
                     return fd
-            else:
-                self._enter(part)
-
-    @property
-    def _here(self) -> int:
-        return self._stack[-1] if self._stack else self._base
-
-    def _reopen(self, flags: int) -> int:
         if flags & os.O_CREAT:
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise _error(errno.EISDIR)
         return os.open(b".", flags | OPEN_FLAGS, dir_fd=self._here)
 
+    def _put(self, text: bytes) -> None:
+        """Put the components of a text before what is left."""
+        if not self._left:
+            self._directory_only |= text.endswith(b"/")
+        self._left.extend(part for part in text.split(b"/")[::-1] if part)
+
+    def _move(self, fd: int) -> None:
+        if self._here != self._base:
+            os.close(self._here)
+        self._here = fd
+
+    def _leave(self) -> None:
+        if not self._trail:
+            raise _error(errno.EXDEV)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        self._move(os.open(b"..", flags, dir_fd=self._here))
+        if _identity(self._here) != self._trail.pop():
+            raise _error(errno.EAGAIN)
+
     def _enter(self, part: bytes) -> None:
-        fd = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._here)
-        mode = os.fstat(fd).st_mode & 0o170000
-        if mode == 0o120000:
+        fd = self._look_at(part)
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+        if kind == stat.S_IFLNK:
             self._follow(fd)
-        elif mode == 0o040000:
-            self._stack.append(fd)
+        elif kind == stat.S_IFDIR:
+            self._trail.append(_identity(self._here))
+            self._move(fd)
         else:
             os.close(fd)
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            raise _error(errno.ENOTDIR)
+
+    def _look_at(self, part: bytes) -> int:
+        """Open an entry for nothing but its identity, a link itself included."""
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(part, flags, dir_fd=self._here)
 
     def _open_last(self, part: bytes, flags: int) -> int | None:
-        # O_PATH opens the link itself where O_NOFOLLOW alone would refuse it.
+        """Open the last component; None if it was a link and the walk goes on."""
         try:
-            fd = os.open(
-                part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._here
-            )
+            fd = self._look_at(part)
         except FileNotFoundError:
             if not flags & os.O_CREAT:
                 raise
         else:
-            if os.fstat(fd).st_mode & 0o170000 == 0o120000:
-                if flags & os.O_NOFOLLOW or flags & os.O_EXCL:
-                    if flags & os.O_PATH:
-                        return fd
-                    os.close(fd)
-                    code = errno.EEXIST if flags & os.O_EXCL else errno.ELOOP
-                    raise OSError(code, os.strerror(code))
+            kind = stat.S_IFMT(os.fstat(fd).st_mode)
+            if kind == stat.S_IFLNK and not flags & (os.O_NOFOLLOW | os.O_EXCL):
                 self._follow(fd)
                 return None
+            if flags & os.O_PATH:
+                return _as_asked(fd, kind, flags)
             os.close(fd)
-        return os.open(
-            part,
-            flags | OPEN_FLAGS | os.O_NOFOLLOW,
-            _CREATE_MODE,
-            dir_fd=self._here,
-        )
+        flags |= OPEN_FLAGS | os.O_NOFOLLOW
+        try:
+            return os.open(part, flags, _CREATE_MODE, dir_fd=self._here)
+        except OSError as why:
+            if why.errno != errno.ELOOP or flags & os.O_EXCL:
+                raise
+        # A link, and it was none when it was looked at: look again, with an end.
+        self._count_link()
+        self._left.append(part)
+        return None
+
+    def _count_link(self) -> None:
+        self._links += 1
+        if self._links > _MAX_LINKS:
+            raise _error(errno.ELOOP)
 
     def _follow(self, link_fd: int) -> None:
         try:
             target = os.readlink(b"", dir_fd=link_fd)
+            size = os.fstat(link_fd).st_size
         finally:
             os.close(link_fd)
-        self._links += 1
-        if self._links > _MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        # A magic link's text is no path to walk, an absolute one leads out: both
-        # would be refused by RESOLVE_BENEATH.
-        if target.startswith(b"/"):
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        self._left.extend(target.split(b"/")[::-1])
+        self._count_link()
+        # An absolute link leads out.  So does a magic one, whose text ("socket:[12]")
+        # is no path and, the kernel making it up, not as long as the link says.
+        if target.startswith(b"/") or (b":" in target and len(target) != size):
+            raise _error(errno.EXDEV)
+        self._put(target)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return (status.st_dev, status.st_ino)
+
+
+def _as_asked(fd: int, kind: int, flags: int) -> int:
+    """Return a descriptor for nothing but identity, if it is what O_PATH asks for."""
+    wrong = 0
+    if kind == stat.S_IFLNK and flags & os.O_EXCL:
+        wrong = errno.EEXIST
+    elif kind != stat.S_IFDIR and flags & os.O_DIRECTORY:
+        wrong = errno.ENOTDIR
+    if wrong:
+        os.close(fd)
+        raise _error(wrong)
+    return fd
 
 
 def _has_openat2() -> bool:
@@ -214,11 +270,11 @@ DENIED = frozenset({errno.EXDEV, errno.ELOOP})
 
 
 def split_parent(name: bytes) -> tuple[bytes, bytes]:
-    """Split a relative name into its directory and its last component.
+    """Split a name into its directory and its last component.
 
     Returns:
         (directory, last); the directory is ``.`` for a single component.  The last
         component is empty, ``.`` or ``..`` where the name ends so: no entry to make.
     """
-    head, _, last = name.rstrip(b"/").rpartition(b"/")
-    return (head or b".", last)
+    head, slash, last = name.rstrip(b"/").rpartition(b"/")
+    return (head or (slash or b"."), last)

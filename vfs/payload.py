@@ -66,6 +66,10 @@ class Payload:
         """Whether the payload goes to a file."""
         return self._spool >= 0
 
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the file's descriptor; a mapping of it keeps one more of its own."""
+        return (self._spool,) if self._spool >= 0 else ()
+
     def space(self) -> memoryview:
         """Return where the next bytes are to be received."""
         if self._spool >= 0:

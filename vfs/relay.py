@@ -65,6 +65,10 @@ class NestedClient:
         """What it has open, ascending."""
         return tuple(sorted(self._lane.filenos))
 
+    async def finished(self) -> None:
+        """Return when the lane is over and what it held is released."""
+        await self._lane.finished.wait()
+
 
 class Relay:
     """Made by ``open_relay``.

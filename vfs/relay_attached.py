@@ -26,6 +26,7 @@ from loguru import logger
 
 from protocol import ClientConnection, ProtocolError
 from protocol import messages as m
+from vfs.client_rare import above_stdio
 from vfs.relay_lane import (
     PIECE_BYTES,
     SETTLE_S,
@@ -244,7 +245,7 @@ class AttachedLane(Lane):
             raise UpstreamLostError from why
         for level, kind, payload in control:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._passed.extend(array.array("i", payload))
+                self._passed.extend(map(above_stdio, array.array("i", payload)))
         if not data:
             raise UpstreamLostError
         return data

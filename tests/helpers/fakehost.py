@@ -25,6 +25,19 @@ NOT_FOUND = b"No such file or directory"
 
 
 @dataclass
+class Gate:
+    """What a reply waits for.
+
+    Attributes:
+        reached: a request has been done and its reply waits.
+        opened: the reply may go.
+    """
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
 class Handle:
     """An open file.
 
@@ -77,8 +90,10 @@ class FakeHost:
         files: content by name.
         directories: names of directories.
         peers: every connection there was.
-        gates: a request class -> an event that its reply waits for.
-        raw_replies: bytes to send in place of the next replies.
+        gates: a request class -> what its replies wait for.
+        fails: a request class -> the error that it is answered with.
+        raw_replies: bytes to send in place of the next replies; empty: hang up.
+        last_words: bytes to send in place of the next reply, before hanging up.
         chat: the body and status of LLM_CHAT; None where there is no model.
     """
 
@@ -95,8 +110,10 @@ class FakeHost:
         self.files: dict[bytes, bytearray] = {}
         self.directories: set[bytes] = {b"."}
         self.peers: list[Peer] = []
-        self.gates: dict[type[m.Request], threading.Event] = {}
+        self.gates: dict[type[m.Request], Gate] = {}
+        self.fails: dict[type[m.Request], bytes] = {}
         self.raw_replies: list[bytes] = []
+        self.last_words = b""
         self.chat: tuple[bytes, bytes] | None = None
         self.chatted: list[bytes] = []
         self._next_fileno = limits.FIRST_FILENO
@@ -109,7 +126,7 @@ class FakeHost:
 
     def __exit__(self, *exc: object) -> None:
         for gate in self.gates.values():
-            gate.set()
+            gate.opened.set()
         for end in self._ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -280,12 +297,16 @@ class Line:
             if message.fileno not in self._peer.files:
                 return invalid("fileno", message.token)
         handler = self._handlers.get(type(message), self._plain)
-        return handler(message, body)
+        return self._host.fails.get(type(message)) or handler(message, body)
 
     def _reply(self, message: m.Request, reply: bytes) -> None:
         gate = self._host.gates.get(type(message))
         if gate is not None:
-            gate.wait()
+            gate.reached.set()
+            gate.opened.wait()
+        if self._host.last_words:
+            self._writer.sendall(self._host.last_words)
+            raise EOFError
         if self._host.raw_replies:
             reply = self._host.raw_replies.pop(0)
             if not reply:

@@ -104,9 +104,20 @@ streams = st.lists(
     st.one_of(whole_requests(), whole_requests(), word_lines(), garbage), max_size=12
 ).map(b"".join)
 
+
+class LongStream(bytes):
+    """A stream that is shown in part, for a report should stay readable."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        lines = [line[:40] + b"..." * (len(line) > 40) for line in self.split(b"\n")]
+        return f"{lines} ({len(self):,} bytes)"
+
+
 long_streams = st.lists(
     st.one_of(whole_requests(), long_lines(), garbage), max_size=5
-).map(b"".join)
+).map(lambda pieces: LongStream(b"".join(pieces)))
 
 sizes = st.lists(st.one_of(st.integers(0, 4), st.integers(0, 80)), max_size=60)
 long_sizes = st.lists(st.integers(0, 70_000), max_size=12)

@@ -166,7 +166,7 @@ def check_requests(stream: bytes, sizes: Sequence[int], dialect: int = 2) -> Non
         ),
     ):
         if parsed != whole:
-            raise AssertionError(f"{way} ({sizes}): {parsed!r} is not {whole!r}")
+            raise AssertionError(f"{way} ({sizes}): {_difference(parsed, whole)}")
 
 
 def check_replies(
@@ -179,4 +179,16 @@ def check_replies(
     whole = parse_replies(requests, [stream], dialect)
     parsed = parse_replies(requests, cut(stream, sizes), dialect)
     if parsed != whole:
-        raise AssertionError(f"in pieces ({sizes}): {parsed!r} is not {whole!r}")
+        raise AssertionError(f"in pieces ({sizes}): {_difference(parsed, whole)}")
+
+
+def _difference(parsed: Sequence[object], whole: Sequence[object]) -> str:
+    """Say where two lists begin to differ, in few words however long the lines are."""
+    place = 0
+    while [*parsed[place : place + 1]] == [*whole[place : place + 1]]:
+        place += 1
+    found, wanted = (
+        f"{str(items[place])[:200]}" if place < len(items) else "nothing"
+        for items in (parsed, whole)
+    )
+    return f"number {place} is {found}, not {wanted}"

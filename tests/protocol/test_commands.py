@@ -4,9 +4,9 @@ import pytest
 
 from protocol import limits, messages
 from protocol.messages import Refusal
+from tests.protocol.lines import message as parsed_as
+from tests.protocol.lines import reply
 from tests.protocol.streams import parse
-from tests.protocol.test_lines import message as parsed_as
-from tests.protocol.test_lines import reply
 
 REQUIRES_CHAT = (
     b"ERROR LLM_CHAT requires is_top_level, input_files_count, output_files_count,"

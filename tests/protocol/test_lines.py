@@ -3,23 +3,10 @@
 import pytest
 
 from protocol import HostConnection, limits, messages
+from tests.protocol.lines import message, reply
 from tests.protocol.streams import TOO_LONG, Parsed, parse
 
 PING = messages.Ping()
-
-
-def reply(line: bytes, dialect: int = 2) -> bytes:
-    """Return the reply of a line that is refused."""
-    (parsed,) = parse([line + b"\n"], dialect)
-    assert isinstance(parsed.message, messages.Refusal)
-    return parsed.message.reply
-
-
-def message(line: bytes, dialect: int = 2) -> messages.Request:
-    """Return what a line without payload means."""
-    (parsed,) = parse([line + b"\n"], dialect)
-    assert parsed.body == b""
-    return parsed.message
 
 
 # F1, what separates

@@ -44,3 +44,10 @@ def test_a_request_differs_from_another_command_and_from_other_things() -> None:
 )
 def test_a_message_shows_what_it_carries(message: object, text: str) -> None:
     assert repr(message) == text
+
+
+@pytest.mark.parametrize("size", [0, 5, 10**18 - 1])
+def test_a_read_and_a_write_carry_the_reply_for_all_of_it(size: int) -> None:
+    # spec R1, W1
+    assert messages.Read(b"1000", size).head == b"OK %d\n" % size
+    assert messages.Write(b"1000", size).head == b"OK %d\n" % size

@@ -4,7 +4,7 @@ import pytest
 
 from protocol import MODES, messages
 from protocol.messages import Open
-from tests.protocol.test_lines import message, reply
+from tests.protocol.lines import message, reply
 
 # Version 2
 

@@ -1,5 +1,6 @@
 """However the bytes are cut, they mean the same; and no bytes do harm."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,15 @@ def test_any_split_of_the_replies_gives_the_same(
     requests: list[messages.Request], stream: bytes, sizes: list[int]
 ) -> None:
     check_replies(requests, stream, sizes)
+
+
+def test_a_difference_is_told_in_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = b"PING\nSTAT true " + b"x" * 60_000 + b"\n"
+    # A limit that only one of the two ways of parsing keeps.
+    monkeypatch.setattr("tests.protocol.streams.MAX_LINE_BYTES", 50_000)
+    with pytest.raises(AssertionError, match=r"number 1 is .*Stat") as caught:
+        check_requests(stream, [3])
+    assert len(str(caught.value)) < 1000
 
 
 def test_the_comparison_sees_a_difference() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from supervisor.spawn_request import SpawnError
 from tests.helpers.spawning import PYTHON, ROOT, Stage, host_command, staged
@@ -334,6 +335,26 @@ async def test_a_working_directory_that_is_none_is_the_hosts_failure(
     error = await refused(stage, "/bin/true", cwd_fd=stage.null)
     assert (error.errno, error.stage) == (errno.ENOTDIR, "cwd")
     assert error.exit_status == 125
+
+
+# attack 18
+async def test_a_host_without_descriptors_left_keeps_no_child(stage: Stage) -> None:
+    ours, theirs = os.pipe()
+    request = stage.request(("/bin/sleep", "1000"), ((theirs, 3),))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(spare := os.dup(0))  # the lowest free number is the first that is refused
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+    try:
+        with pytest.raises(SpawnError) as caught:
+            await stage.launcher.spawn(request)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (caught.value.errno, caught.value.stage) == (errno.EMFILE, "pidfd")
+    os.close(theirs)
+    async with trio.lowlevel.FdStream(ours) as stream:
+        assert await stream.receive_some() == b""  # it is dead
+    written, _ = await stage.output(("/bin/echo", "here"))
+    assert written == b"here\n"
 
 
 async def test_after_a_failed_spawn_the_next_one_succeeds(stage: Stage) -> None:

@@ -200,17 +200,30 @@ def test_the_end_of_the_host_is_the_end_of_all(pad: Pad) -> None:
         os.close(pidfd)
 
 
+def test_a_killed_launchpad_takes_its_children_along(pad: Pad) -> None:
+    # By the kernel, at once, and also when no host is left to end them.
+    pad.spawn(1, b"/bin/sleep", b"1000")
+    _, pidfd = pad.born()
+    signal.pidfd_send_signal(pad.pidfd, signal.SIGKILL)
+    assert select.select([pidfd], [], [], PATIENCE_S)[0]
+    # Both are children of the test process by now: no zombie is to be left.
+    ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    assert ended is not None
+    assert (ended.si_code, ended.si_status) == (os.CLD_KILLED, signal.SIGKILL)
+    os.close(pidfd)
+
+
 def test_it_holds_nothing_of_its_host(pad: Pad) -> None:
     pad.spawn(1, b"/bin/true")
-    os.close(pad.born()[1])  # it has started
+    os.close(pad.born()[1])
+    assert [pad.answer()[0][0] for _ in range(2)] == [wire.EXITED, wire.SWEPT]
     proc = Path(f"/proc/{pad.pid}")
     held = {int(fd.name): str(fd.readlink()) for fd in (proc / "fd").iterdir()}
     kinds = sorted(target.partition("[")[0] for target in held.values())
     assert held[0] == held[1] == os.devnull
-    assert len(held) == 7, (
-        held
-    )  # and stderr, the socket, the epoll, both ends of a pipe
     assert kinds.count("socket:") == 1
+    assert kinds.count("pipe:") == 2  # its own, for wake-ups
+    assert len(held) == 7, held  # and stderr, and the epoll
     # attack 24: the environment of a process can be read by all of the same user
     assert CANARY.encode() not in (proc / "environ").read_bytes()
     assert (proc / "cwd").readlink() == Path("/")

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from vfs.hostio import Mount
 
 class FileStatus(NamedTuple):
     """What STAT tells: size in bytes, mtime in nanoseconds, kind in words."""
@@ -24,16 +27,14 @@ class Handle(Protocol):
 
     Attributes:
         fd: the host's descriptor, or -1 where there is none.
+        mount: how its file system is to be used.
         pread: up to ``size`` bytes at ``offset``, fewer at the end of the file;
             raises ``BlockingIOError`` where the data is not in memory.
     """
 
     fd: int
+    mount: Mount
     pread: Callable[[int, int], bytes]
-
-    @property
-    def inline(self) -> bool:
-        """Whether small writes may run in the Trio thread now."""
 
     def pread_wait(self, size: int, offset: int) -> bytes:
         """Read like ``pread``, waiting for the disk."""
@@ -55,6 +56,9 @@ class Handle(Protocol):
 
     def publish(self, *, durable: bool) -> None:
         """Make a staged file appear under its name; nothing for any other."""
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the host's descriptors that the handle holds."""
 
     def close(self) -> None:
         """Release the file; a staged one that was not published never existed."""
@@ -96,6 +100,9 @@ class Backend(Protocol):
 
     def identity(self) -> tuple[int, int]:
         """Return what tells this tree from any other."""
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the host's descriptors that the tree holds."""
 
     def close(self) -> None:
         """Release what the tree holds."""

@@ -24,6 +24,9 @@ from vfs.paths import OPEN_FLAGS, open_beneath, split_parent
 STAGED_PREFIX = b".sandhost-"
 """How names of staged files begin, for the instant in which they have one."""
 
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_PAGE_MASK = _PAGE_BYTES - 1
+
 _KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -47,16 +50,12 @@ def kind_of(mode: int) -> str:
 class HostHandle:
     """An open file of the host; see ``base.Handle``."""
 
-    __slots__ = ("_mount", "fd", "pread")
+    __slots__ = ("fd", "mount", "pread")
 
     def __init__(self, fd: int, device: int) -> None:
         self.fd = fd
-        self._mount: Mount = mount_of(device)
-        self.pread: Callable[[int, int], bytes] = self._mount.reader(fd)
-
-    @property
-    def inline(self) -> bool:
-        return self._mount.writes_inline()
+        self.mount: Mount = mount_of(device)
+        self.pread: Callable[[int, int], bytes] = self.mount.reader(fd)
 
     def pread_wait(self, size: int, offset: int) -> bytes:
         data = os.pread(self.fd, size, offset)
@@ -73,9 +72,14 @@ class HostHandle:
         return b"".join(pieces)
 
     def pwrite(self, data: bytes | memoryview, offset: int) -> None:
-        mount = self._mount
+        mount = self.mount
         if mount.in_memory:
-            self._pwrite_all(data, offset)
+            size = len(data)
+            # What lies in one page is written or not: there is nothing to cut off.
+            if (offset & _PAGE_MASK) + size > _PAGE_BYTES or size != os.pwrite(
+                self.fd, data, offset
+            ):
+                self._pwrite_all(data, offset)
             return
         start = time.monotonic()
         self._pwrite_all(data, offset)
@@ -83,10 +87,6 @@ class HostHandle:
 
     def _pwrite_all(self, data: bytes | memoryview, offset: int) -> None:
         size = len(data)
-        if size <= 1:  # one byte is written or not: nothing to cut off
-            if size:
-                os.pwrite(self.fd, data, offset)
-            return
         old_size = os.fstat(self.fd).st_size
         done = 0
         try:
@@ -122,6 +122,9 @@ class HostHandle:
     def publish(self, *, durable: bool) -> None:
         if durable:
             os.fsync(self.fd)
+
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.fd,) if self.fd >= 0 else ()
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
@@ -163,6 +166,9 @@ class StagedHandle(HostHandle):
         self._temporary = b""
         if durable:
             _sync_directory(self._dir_fd)
+
+    def descriptors(self) -> tuple[int, ...]:
+        return tuple(fd for fd in (self.fd, self._dir_fd) if fd >= 0)
 
     def close(self) -> None:
         dir_fd, self._dir_fd = self._dir_fd, -1
@@ -303,6 +309,9 @@ class HostDirectory:
     def identity(self) -> tuple[int, int]:
         status = os.fstat(self.dir_fd)
         return (status.st_dev, status.st_ino)
+
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.dir_fd,) if self.dir_fd >= 0 else ()
 
     def close(self) -> None:
         if self.dir_fd >= 0:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from itertools import count
 
 from vfs.backends.base import Backend, FileStatus, Mode
+from vfs.hostio import Mount
 
 _DEVICE = -1  # no real st_dev
 _inodes = count(1)
+_MEMORY = Mount("tmpfs")
 
 
 def _error(code: int) -> OSError:
@@ -41,13 +43,13 @@ class _Directory:
 class MemoryHandle:
     """An open file in memory; see ``base.Handle``."""
 
-    __slots__ = ("_file", "_on_publish", "fd", "inline", "pread")
+    __slots__ = ("_file", "_on_publish", "fd", "mount", "pread")
 
     def __init__(self, file: _File, on_publish: Callable[[], None] | None) -> None:
         self._file = file
         self._on_publish = on_publish
         self.fd = -1
-        self.inline = True
+        self.mount = _MEMORY
         self.pread: Callable[[int, int], bytes] = self.pread_wait
 
     def pread_wait(self, size: int, offset: int) -> bytes:
@@ -82,6 +84,9 @@ class MemoryHandle:
     def publish(self, *, durable: bool) -> None:  # noqa: ARG002 - memory is not durable
         if self._on_publish is not None:
             self._on_publish()
+
+    def descriptors(self) -> tuple[int, ...]:
+        return ()
 
     def close(self) -> None:
         self._on_publish = None
@@ -234,6 +239,9 @@ class MemoryDirectory:
 
     def identity(self) -> tuple[int, int]:
         return (_DEVICE, self._root.inode)
+
+    def descriptors(self) -> tuple[int, ...]:
+        return ()
 
     def close(self) -> None:
         return None
