@@ -46,7 +46,7 @@ class HostConnection:
     __slots__ = (
         "_buffer",
         "_dialect",
-                "_lines",
+        "_lines",
         "_skipping",
         "_whole",
         "body_left",
@@ -116,7 +116,7 @@ class HostConnection:
 
     def _parse(self, line: bytes) -> m.Request:
         message = parse_request(line, self._dialect)
-        if type(message) in (m.Read, m.Write) and len(line) <= MEMO_LINE_BYTES:
+        if message.recurs and len(line) <= MEMO_LINE_BYTES:
             if len(self._lines) >= MEMO_LINES:
                 self._lines.clear()
                 self._whole.clear()

@@ -41,5 +41,7 @@ FIRST_FILENO = 1000
 MEMO_LINES = 128
 """How many parsed lines a connection remembers (see ``connection``)."""
 
-MEMO_LINE_BYTES = 48
-"""Longest line worth remembering: ``WRITE`` with two 18-digit numbers is 43 bytes."""
+MEMO_LINE_BYTES = 128
+"""Longest line worth remembering: ``WRITE`` with two 18-digit numbers is 43 bytes, an
+``OPEN`` that recurs names a file of this length at most.  With ``MEMO_LINES`` it bounds
+what a connection remembers to some 40 KiB."""

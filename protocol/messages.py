@@ -18,11 +18,13 @@ class Request:
     Attributes:
         fields: the names of what the message carries, in wire order.
         body: payload bytes that follow the request line.
+        recurs: the same line is likely to come again and again.
     """
 
     __slots__ = ()
     fields: tuple[str, ...] = ()
     body: int = 0
+    recurs = False
 
     def _values(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.fields)
@@ -49,6 +51,7 @@ class Open(Request):
 
     fields: tuple[str, ...] = ("name", "mode", "flag")
     __slots__ = ("flag", "mode", "name")
+    recurs = True
 
     def __init__(self, name: bytes, mode: bytes, flag: bool | None) -> None:
         self.name = name
@@ -108,6 +111,7 @@ class Read(SizedRequest):
     """
 
     __slots__ = ("head",)
+    recurs = True
 
     def __init__(self, token: bytes, size: int) -> None:
         super().__init__(token, size)
@@ -123,6 +127,7 @@ class Write(SizedRequest):
     """
 
     __slots__ = ("body", "head")
+    recurs = True
 
     def __init__(self, token: bytes, size: int, fileno: int | None = None) -> None:
         self.fileno = int(token) if fileno is None else fileno

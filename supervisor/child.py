@@ -57,6 +57,7 @@ class Child:
         failure: why it could not be started; None if it was.
         timed_out: its time limit ended it.
         gone: set when nothing of it is left.
+        places: its root and grants.
     """
 
     def __init__(self, host: Host, child_id: str, spec: ChildSpec) -> None:
@@ -74,7 +75,7 @@ class Child:
         self._stopped = trio.Event()
         self._side: socket.socket | None = None
         self._ends: _Ends | None = None
-        self._places: tuple[Place, ...] = ()
+        self.places: tuple[Place, ...] = ()
         self._held: dict[int, str] = {}
         self._nursery: trio.Nursery | None = None
         self._grace_s = host.settings.grace_s
@@ -160,7 +161,7 @@ class Child:
     def _make_policy(self, stack: AsyncExitStack) -> Policy:
         spec = self.spec
         cwd_fd = self._hold_directory(stack, spec.cwd)
-        places = self._places = spec.open_places()
+        places = self.places = spec.open_places()
         stack.callback(close_places, places)
         return Policy(places, top_level=spec.top_level, cwd_fd=cwd_fd)
 
@@ -362,7 +363,7 @@ class Child:
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, with a word for each."""
         yield from self._held.items()
-        for place in self._places:
+        for place in self.places:
             for fd in place.backend.descriptors():
                 yield fd, "root or grant"
         if self.process is not None:

@@ -74,9 +74,9 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
 
 
 def _denied(session: Session, what: str, name: bytes) -> bytes:
-    observer = session.fs.observer
-    if observer is not None:
-        observer.denied(session.client, what, name)
+    on_denied = session.fs.on_denied
+    if on_denied is not None:
+        on_denied(session.client, what, name)
     return error(b"VFS access denied: '" + echo(name) + b"'")
 
 
@@ -85,7 +85,7 @@ def do_read(session: Session, request: m.Read) -> bytes | None:
     file = session.files.get(request.fileno)
     if file is None:
         return invalid("fileno", request.token)
-    if not file.readable:
+    if not file.mode.reads:
         return error(_NOT_READABLE + echo(request.token))
     size = request.size
     if size > SMALL_READ_BYTES:
@@ -103,21 +103,29 @@ def do_read(session: Session, request: m.Read) -> bytes | None:
     if request is not session.last_request:
         session.last_request = request
     elif file.handle.fd >= 0:
-        session.prepare_read(request, partial(_read_again, session, file, request))
+        session.prepare_read(request, _read_again(session, file, request))
     return request.head + data
 
 
-def _read_again(session: Session, file: OpenFile, request: m.Read) -> bytes | None:
-    """Answer a READ whose line came before and whose file has stayed open."""
-    offset = file.offset
-    try:
-        data = file.pread(request.size, offset)
-    except OSError:
-        return do_read(session, request)
-    if len(data) != request.size:
-        return do_read(session, request)
-    file.offset = offset + request.size
-    return request.head + data
+def _read_again(
+    session: Session, file: OpenFile, request: m.Read
+) -> Callable[[], bytes | None]:
+    """Return what answers this READ again while its file stays open."""
+    size, head = request.size, request.head
+    pread, fd = file.handle.mount.read, file.handle.fd
+
+    def again() -> bytes | None:
+        offset = file.offset
+        try:
+            data = pread(fd, size, offset)
+        except OSError:
+            return do_read(session, request)
+        if len(data) != size:
+            return do_read(session, request)
+        file.offset = offset + size
+        return head + data
+
+    return again
 
 
 async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
@@ -163,7 +171,7 @@ def do_write(session: Session, request: m.Write) -> bytes | None:
     file = session.files.get(request.fileno)
     if file is None:
         return session.drain(_unknown(request))
-    if not file.writable:
+    if not file.mode.writes:
         return session.drain(error(_NOT_WRITABLE + echo(request.token)))
     piece = session.conn.take_body()
     if len(piece) < size:
@@ -179,7 +187,7 @@ def _write_now(
     if session.zero_copy:
         session.start(partial(_write_after_read, session, file, data))
         return None
-    if size > INLINE_WRITE_BYTES or file.durability == "write" or not file.mount.inline:
+    if size > INLINE_WRITE_BYTES or file.durability == "write" or not file.handle.mount.inline:
         session.start(partial(_write_waiting, session, file, data))
         return None
     try:
@@ -193,22 +201,29 @@ def _write_now(
     if request is not session.last_request:
         session.last_request = request
     elif file.is_plain and handle.fd >= 0:
-        session.prepare_write(request, partial(_write_again, session, file, request))
+        session.prepare_write(request, _write_again(session, file, request))
     return request.head
 
 
 def _write_again(
-    session: Session, file: OpenFile, request: m.Write, data: bytes
-) -> bytes | None:
-    """Answer a WRITE whose line came before and whose file has stayed open."""
-    if session.zero_copy or not file.mount.inline:
-        return _write_now(session, request, file, data)
-    try:
-        file.handle.pwrite(data, file.offset)
-    except OSError as why:
-        return error(b"failed to write: " + _reason(why))
-    file.offset += request.size
-    return request.head
+    session: Session, file: OpenFile, request: m.Write
+) -> Callable[[bytes], bytes | None]:
+    """Return what takes this WRITE's payload again while its file stays open."""
+    size, head = request.size, request.head
+    pwrite, mount = file.handle.pwrite, file.handle.mount
+
+    def again(data: bytes) -> bytes | None:
+        if session.zero_copy or not mount.inline:
+            return _write_now(session, request, file, data)
+        offset = file.offset
+        try:
+            pwrite(data, offset)
+        except OSError as why:
+            return error(b"failed to write: " + _reason(why))
+        file.offset = offset + size
+        return head
+
+    return again
 
 
 async def _write_after_read(
@@ -288,7 +303,7 @@ def do_truncate(session: Session, request: m.Truncate) -> bytes | None:
     file = session.files.get(request.fileno)
     if file is None:
         return _unknown(request)
-    if not file.writable:
+    if not file.mode.writes:
         return error(_NOT_WRITABLE + echo(request.token))
 
     async def truncate() -> bytes:

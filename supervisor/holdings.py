@@ -11,6 +11,7 @@ Rules of this file.
 Sources: proc(5).
 """
 
+# ruff: noqa: PTH115, PTH123, PTH208 - numbers of descriptors; pathlib would cost a start
 from __future__ import annotations
 
 import os

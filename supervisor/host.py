@@ -95,7 +95,10 @@ class Host:
         self.children: dict[str, Child] = {}
         soft, _ = raise_descriptor_limit()
         self.fs = Filesystem(max_host_files=max(64, soft - RESERVED_DESCRIPTORS))
-        self.fs.observer = FileEvents(journal, self.child_of, log.write)
+        events = FileEvents(journal, self.child_of, log.write)
+        self.fs.on_denied = events.denied
+        if journal.is_on or log.writes("INFO"):
+            self.fs.observer = events
         self.nursery: trio.Nursery | None = None
         self._child_ids = count(1)
         self._owners: dict[str, str] = {}

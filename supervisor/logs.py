@@ -32,6 +32,10 @@ class Log:
         self._as_json = as_json
         self._logger: Logger | None = None
 
+    def writes(self, level: str) -> bool:
+        """Whether lines of a level are written at all."""
+        return LEVELS[level] >= self._threshold
+
     def write(self, level: str, message: str, **fields: object) -> None:
         """Write one line; control characters in ``message`` become ``?`` (attack 23)."""
         if LEVELS[level] < self._threshold:

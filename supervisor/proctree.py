@@ -7,10 +7,10 @@ What it is not: no sampling of resources, no waiting, no reaping, no policy.
 Rules:
  1. A process is named by ``(pid, create_time)``; a bare pid names nothing. A signal
     goes through a pidfd whose process was re-read *after* the pidfd was opened.
- 2. Trees are collected root first, killed leaf first: a parent that dies early hands
-    its children to another parent, and they would escape this walk (not the next one).
- 3. One walk is a snapshot. Whoever needs "none left" walks again after each death,
-    because what was forked behind the walk is re-parented to the nearest subreaper.
+ 2. The exception to the re-reading is a direct child of the caller: only the caller
+    waits for it, so its pid is its own until then.
+ 3. One walk is a snapshot. Whoever needs "none left" kills its direct children, waits
+    for a death and looks again: orphans come to the nearest subreaper.
  4. Standard library only and nothing heavy: the launchpad starts through it.
 Read next: ``supervisor/launchpad.py``.
 """
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
 # (pid, start of the process in clock ticks since boot: field 22 of /proc/PID/stat).
 ProcessIdentity = tuple[int, int]
-
-# More processes than this in one leftover tree look like a fork bomb: they are stopped
-# before they are killed, for a killed one frees its slot under RLIMIT_NPROC and the
-# others refill it at once, a stopped one keeps it. Ordinary trees are far smaller.
-FREEZE_ABOVE = 64
-
-# Each round stops what the rounds before let fork; a tree that still grows after so
-# many is killed as it stands and the next walk sees the rest.
-FREEZE_ROUNDS = 8
 
 _READ_BYTES = 65_536
 

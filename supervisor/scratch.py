@@ -2,25 +2,45 @@
 
 They are made when the child is spawned, 0700, and removed in the background when it has
 ended, before the host ends (spec S4).
+
+Rules of this file.
+
+1. The host holds a shared lock (flock) on the directory for as long as it lives; the
+   kernel drops it with the host.  A directory that nobody locks was left by a dead host:
+   that is how ``doctor --leaks`` tells (attack 39).
+2. A root that is to be kept has a name of its own: nobody takes it for a leftover.
+3. Removal takes no name on trust and no depth for granted: a child may have made links,
+   3,000 nested directories, or directories that nobody may enter.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-import shutil
+import stat
 import tempfile
-
-from vfs.hostio import in_thread
+from itertools import count
+from pathlib import Path
 
 PREFIX = "sandhost-"
 """How the names of scratch directories begin."""
+
+KEPT_PREFIX = "sandhost-kept-"
+"""Likewise, where the root in it is to be kept; tempfile never puts a dash after
+``PREFIX``."""
+
+REMOVE_TIMEOUT_S = 30.0
+"""Longest wait for a worker thread to begin a removal while everything is cancelled."""
+
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
     """The directories of one child.
 
     Args:
-        root: a root that is kept; None for a fresh one.
+        root: a root that is there already; None for a fresh one.
         keep: leave a fresh root where it is.
 
     Attributes:
@@ -28,43 +48,177 @@ class Scratch:
         tmp: its TMPDIR.
 
     Raises:
-        OSError: they cannot be made.
+        OSError: they cannot be made, or not be locked.
     """
 
     def __init__(self, root: str | None, *, keep: bool = False) -> None:
-        self._keep = keep
-        self._base = tempfile.mkdtemp(prefix=PREFIX)
-        self.tmp = os.path.join(self._base, "tmp")
-        os.mkdir(self.tmp, 0o700)
-        if root is None:
-            self.root = os.path.join(self._base, "root")
-            os.mkdir(self.root, 0o700)
-        else:
-            self.root = root
+        self._keep = keep and root is None
+        prefix = KEPT_PREFIX if self._keep else PREFIX
+        self._base = Path(tempfile.mkdtemp(prefix=prefix))
+        self.tmp = str(self._base / "tmp")
+        self.root = str(self._base / "root") if root is None else root
+        self._fd = -1
+        try:
+            self._fd = os.open(self._base, os.O_RDONLY | _DIRECTORY)
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.mkdir("tmp", 0o700, dir_fd=self._fd)
+            if root is None:
+                os.mkdir("root", 0o700, dir_fd=self._fd)
+        except BaseException:
+            remove_tree(self._base)
+            self._unlock()
+            raise
 
-    async def remove(self) -> None:
+    def descriptors(self) -> tuple[tuple[int, str], ...]:
+        """Return what this holds of the host's descriptors: the lock, until removed."""
+        return ((self._fd, "scratch directory"),) if self._fd >= 0 else ()
+
+    async def remove(self) -> str | None:
         """Remove what was made, but a root that is to be kept.
 
-        Cancellation: a removal that has begun is finished.
+        Returns:
+            What could not be removed and why, in one line; None if nothing is left.
+
+        Cancellation: it is removed all the same.
         """
-        await in_thread(_remove, self.tmp)
-        if not (self._keep and self.root.startswith(self._base)):
-            await in_thread(_remove, self._base)
+        # Here, because whoever only asks whose a directory is needs no Trio.
+        import trio  # noqa: PLC0415
+
+        from vfs.hostio import in_thread  # noqa: PLC0415
+
+        with trio.move_on_after(REMOVE_TIMEOUT_S, shield=True):
+            doomed = Path(self.tmp) if self._keep else self._base
+            try:
+                failure = await in_thread(remove_tree, doomed)
+            finally:
+                self._unlock()
+            return None if failure is None else _line(doomed, failure)
+        return f"cannot remove {str(self._base)!r}: no thread was free for it"
+
+    def _unlock(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
-def _remove(path: str) -> None:
-    # A child may have made directories that nobody may enter: open them up first.
-    def retry(function: object, name: str, error: object) -> None:
-        del function, error
-        parent = os.path.dirname(name)
+def is_abandoned(path: Path) -> bool:
+    """Tell whether no living host holds a scratch directory.
+
+    Raises:
+        OSError: it is gone, not a directory, or not this user's to open.
+    """
+    fd = os.open(path, os.O_RDONLY | _DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(fd)
+
+
+def remove_tree(top: Path) -> OSError | None:
+    """Remove a directory and everything in it, however deep, following no link.
+
+    Returns:
+        The first thing that went wrong; as much as possible is removed all the same.
+    """
+    try:
+        top_fd = os.open(top, os.O_RDONLY | _DIRECTORY)
+    except FileNotFoundError:
+        return None
+    except OSError as why:
+        return why
+    removal = _Removal(top_fd)
+    try:
+        removal.run()
+    finally:
+        os.close(top_fd)
+    try:
+        top.rmdir()
+    except OSError as why:
+        return removal.failure or why
+    return removal.failure
+
+
+class _Removal:
+    """One removal.  Directories are moved up to the top before they are entered.
+
+    So each is opened by one name from a held descriptor, no path grows too long, no
+    recursion too deep, and a mount point, which cannot be renamed, is not entered.
+    """
+
+    def __init__(self, top_fd: int) -> None:
+        self.failure: OSError | None = None
+        self._top_fd = top_fd
+        self._mark = f".{os.urandom(8).hex()}-"
+        self._numbers = count()
+        self._moved: list[str] = []
+
+    def run(self) -> None:
+        self._empty(self._top_fd)
+        while self._moved:
+            name = self._moved.pop()
+            try:
+                fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=self._top_fd)
+            except OSError as why:
+                self._note(why)
+                continue
+            try:
+                self._empty(fd)
+            finally:
+                os.close(fd)
+            try:
+                os.rmdir(name, dir_fd=self._top_fd)
+            except OSError as why:
+                self._note(why)
+
+    def _empty(self, fd: int) -> None:
+        """Remove what a directory holds; pass over it until nothing more can be."""
+        progress = True
+        while progress:
+            progress = False
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if not entry.name.startswith(self._mark):
+                        progress = self._remove(fd, entry.name) or progress
+
+    def _remove(self, fd: int, name: str) -> bool:
         try:
-            os.chmod(parent, 0o700)
-            if os.path.isdir(name) and not os.path.islink(name):
-                os.chmod(name, 0o700)
-                shutil.rmtree(name, ignore_errors=True)
-            else:
-                os.unlink(name)
-        except OSError:
-            return
+            try:
+                os.unlink(name, dir_fd=fd)
+            except IsADirectoryError:
+                self._move_up(fd, name)
+        except OSError as why:
+            self._note(why)
+            return False
+        return True
 
-    shutil.rmtree(path, onerror=retry)
+    def _move_up(self, fd: int, name: str) -> None:
+        _open_up(fd, name)
+        fresh = f"{self._mark}{next(self._numbers)}"
+        os.rename(name, fresh, src_dir_fd=fd, dst_dir_fd=self._top_fd)
+        self._moved.append(fresh)
+
+    def _note(self, why: OSError) -> None:
+        if self.failure is None:
+            self.failure = why
+
+
+def _open_up(dir_fd: int, name: str) -> None:
+    """Let the owner of a directory enter, list and move it."""
+    fd = os.open(name, os.O_PATH | _DIRECTORY, dir_fd=dir_fd)
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            # fchmod(2) refuses an O_PATH descriptor; its entry in /proc is no link.
+            with contextlib.suppress(PermissionError):  # then the rename says why
+                os.chmod(f"/proc/self/fd/{fd}", mode | stat.S_IRWXU)  # noqa: PTH101
+    finally:
+        os.close(fd)
+
+
+def _line(path: Path, why: OSError) -> str:
+    name = "" if why.filename is None else f" ({os.fsdecode(why.filename)!r})"
+    return f"cannot remove {str(path)!r}: {why.strerror}{name}; remove it by hand"

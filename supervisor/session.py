@@ -59,6 +59,12 @@ SLOW = "deadline"
 
 _UNEXPECTED_EOF = b"ERROR failed to read data: unexpected EOF\n"
 
+
+
+def _not_prepared(data: bytes) -> bytes | None:
+    raise RuntimeError(f"no WRITE is prepared, and {len(data)} bytes came for one")
+
+
 Job = Callable[[], Awaitable[bytes | None]]
 """Slow work of one request; what it returns is the reply."""
 
@@ -98,8 +104,6 @@ class Session:
         "_waiting",
         "_wake",
         "budget",
-        "bytes_in",
-        "bytes_out",
         "client",
         "closed_files",
         "conn",
@@ -114,12 +118,14 @@ class Session:
         "nested",
         "on_attach",
         "prepared_reads",
-        "prepared_writes",
         "pump",
         "read_fd",
         "requests",
         "why_closed",
+        "write_again",
         "write_fd",
+        "write_line",
+        "write_size",
         "zero_copy",
     )
 
@@ -152,13 +158,11 @@ class Session:
         self._on_closed = on_closed
         self.on_attach: Callable[[Session], Awaitable[bytes]] | None = None
         self.zero_copy = False
-        self.bytes_in = 0
-        self.bytes_out = 0
         self.requests = 0
         self.prepared_reads: dict[bytes, Callable[[], bytes | None]] = {}
-        self.prepared_writes: dict[
-            bytes, tuple[int, Callable[[bytes], bytes | None]]
-        ] = {}
+        self.write_line = b""
+        self.write_size = -1
+        self.write_again: Callable[[bytes], bytes | None] = _not_prepared
         self.last_request: object = None
         self.narrowed_places: tuple[Place, ...] = ()
         self.why_closed: str | None = None
@@ -187,14 +191,9 @@ class Session:
             Whether requests are left over that this turn did not get to.
         """
         conn = self.conn
-        read_fd = self.read_fd
-        write_fd = self.write_fd
         handlers = HANDLERS
-        reads = self.prepared_reads
-        writes = self.prepared_writes
         misses = 0
         turns = TURN_REQUESTS
-        came = went = 0
         message = conn.next_message() if conn.pending else None
         try:
             while True:
@@ -205,24 +204,15 @@ class Session:
                         if conn.body_left:
                             reply = self._receive_body()
                         else:
-                            data = _read(read_fd, RECEIVE_BYTES)
-                            size = len(data)
-                            if not size:
-                                self.close_soon(EOF)
+                            data = _read(self.read_fd, RECEIVE_BYTES)
+                            if conn.idle and alone:
+                                data = self._serve_prepared(data)
+                            if not data:
+                                if data is not None:
+                                    self.close_soon(EOF)
                                 return False
-                            came += size
-                            if size < MEMO_LINE_BYTES and data in reads and conn.idle:
-                                reply = reads[data]()
-                            elif writes and conn.idle:
-                                end = data.find(b"\n") + 1
-                                known = writes.get(data[:end])
-                                if known is None or known[0] != size:
-                                    message = conn.receive_data(data)
-                                    continue
-                                reply = known[1](data[end:])
-                            else:
-                                message = conn.receive_data(data)
-                                continue
+                            message = conn.receive_data(data)
+                            continue
                     except BlockingIOError:
                         misses += 1
                         if misses > POLLS or not alone:
@@ -234,32 +224,73 @@ class Session:
                         return False
                     message = None  # its body is on the way
                     continue
-                try:
-                    sent = _write(write_fd, reply)
-                except BlockingIOError:
-                    sent = 0
-                went += sent
-                if sent != len(reply):
-                    self.start(partial(self.send, memoryview(reply)[sent:]))
+                if not self._put(reply):
                     return False
                 turns -= 1
-                if turns < 0:
-                    return True
                 if conn.pending:
+                    if turns < 0:
+                        return True
                     message = conn.next_message()
+                elif not alone or turns < 0:
+                    return False  # epoll tells when there is more
                 else:
                     message = None
-                    if alone:
-                        misses = 0
-                        _yield_core()
+                    misses = 0
+                    _yield_core()
         except OSError as why:
             # Everything but EINTR, which the interpreter retries, is fatal (spec S2).
             self.close_soon(EOF, why)
             return False
         finally:
-            self.bytes_in += came
-            self.bytes_out += went
             self.requests += TURN_REQUESTS - turns
+
+    def _serve_prepared(self, data: bytes) -> bytes | None:
+        """Answer prepared requests for as long as one follows the other.
+
+        Args:
+            data: what was received last.
+
+        Returns:
+            What was received last and is not prepared; None if the session was handed
+            to its task.
+
+        Raises:
+            BlockingIOError: nothing has come since the last reply.
+        """
+        read_fd = self.read_fd
+        write_fd = self.write_fd
+        reads = self.prepared_reads
+        for _ in range(TURN_REQUESTS):
+            if len(data) < MEMO_LINE_BYTES and (again := reads.get(data)) is not None:
+                reply = again()
+            elif data.startswith(self.write_line) and len(data) == self.write_size:
+                reply = self.write_again(data[len(self.write_line) :])
+            else:
+                break
+            if reply is None:
+                return None
+            try:
+                sent = _write(write_fd, reply)
+            except BlockingIOError:
+                sent = 0
+            if sent != len(reply):
+                self.start(partial(self.send, memoryview(reply)[sent:]))
+                return None
+            self.requests += 1
+            _yield_core()
+            data = _read(read_fd, RECEIVE_BYTES)
+        return data
+
+    def _put(self, reply: bytes) -> bool:
+        """Send a reply; what does not fit at once is left to the session's task."""
+        try:
+            sent = _write(self.write_fd, reply)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(reply):
+            return True
+        self.start(partial(self.send, memoryview(reply)[sent:]))
+        return False
 
     def _receive_body(self) -> bytes | None:
         """Receive some of a body; return the reply once it is complete."""
@@ -337,16 +368,14 @@ class Session:
         self, request: Write, again: Callable[[bytes], bytes | None]
     ) -> None:
         """Let the line of a WRITE lead straight to the call that takes its payload."""
-        if len(self.prepared_writes) >= MEMO_LINES:
-            self.prepared_writes.clear()
-        line = b"WRITE %b %d\n" % (request.token, request.size)
-        self.prepared_writes[line] = (len(line) + request.size, again)
+        self.write_line = b"WRITE %b %d\n" % (request.token, request.size)
+        self.write_size = len(self.write_line) + request.size
+        self.write_again = again
 
     def forget_prepared(self) -> None:
         """Forget what lines lead to: a file is being closed."""
-        if self.prepared_reads or self.prepared_writes:
-            self.prepared_reads.clear()
-            self.prepared_writes.clear()
+        self.prepared_reads.clear()
+        self.write_size = -1
 
     def start(self, job: Job) -> None:
         """Hand the current request to the session's own task."""
@@ -423,7 +452,6 @@ class Session:
     def send_file(self, file: OpenFile, size: int) -> bytes | None:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
         transfer = FileTransfer(self.write_fd, file, size)
-        self.bytes_out += size
         self.zero_copy = True
         if not transfer.is_in_memory():
             self.start(partial(self._send_file_waiting, transfer))

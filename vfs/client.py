@@ -32,7 +32,7 @@ __all__ = [
     "NotFoundError",
     "TooLargeError",
     "UnknownCommandError",
-    "UnsendableNameError",
+    "UnsendableError",
 ]
 
 TYPE_CHECKING = False
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         NotFoundError,
         TooLargeError,
         UnknownCommandError,
-        UnsendableNameError,
+        UnsendableError,
     )
     from vfs.client_file import ProxyFile
     from vfs.client_link import Name

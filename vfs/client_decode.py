@@ -100,7 +100,7 @@ def chat_parts(
     """Return LLM_CHAT's four byte strings (spec L1).
 
     Raises:
-        UnsendableNameError: a name or the preset holds LF.  A preset with LF could make
+        UnsendableError: a name or the preset holds LF.  A preset with LF could make
             the host read three bytes more than there are.
     """
     lists = []
@@ -108,8 +108,8 @@ def chat_parts(
         encoded = [os.fsencode(name) for name in names]
         for name in encoded:
             if b"\n" in name:
-                raise errors().unsendable(name)
+                raise errors().unsendable_name(name)
         lists.append(b"\n".join(encoded))
     if "\n" in preset:
-        raise errors().unsendable(preset)
+        raise errors().unsendable_name(preset)
     return lists[0], lists[1], prompt.encode(), preset.encode()

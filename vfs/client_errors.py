@@ -15,6 +15,9 @@ from __future__ import annotations
 import errno
 import os
 
+from protocol import MODES
+from protocol import messages as m
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vfs.client_link import Name
@@ -30,7 +33,7 @@ __all__ = [
     "NotFoundError",
     "TooLargeError",
     "UnknownCommandError",
-    "UnsendableNameError",
+    "UnsendableError",
     "abandoned",
     "deadlock",
     "from_reply",
@@ -39,6 +42,7 @@ __all__ = [
     "not_a_child",
     "unreadable",
     "unsendable",
+    "unsendable_name",
 ]
 
 
@@ -84,8 +88,8 @@ class UnknownCommandError(FsProxyError, NotImplementedError):
     """The host speaks an older protocol, without this command (spec X1)."""
 
 
-class UnsendableNameError(FsProxyError, ValueError):
-    """A request line cannot carry the name: it is empty, has LF, or blanks at an end."""
+class UnsendableError(FsProxyError, ValueError):
+    """No request line can carry this name, number or mode; nothing was sent."""
 
 
 class ConnectionLostError(FsProxyError, ConnectionError):
@@ -172,10 +176,22 @@ def deadlock() -> FsProxyError:
     )
 
 
-def unsendable(name: Name | None = None) -> UnsendableNameError:
-    """Return the error for a name that a request line cannot carry (spec F1, O1)."""
+def unsendable(request: m.Request, names: tuple[Name, ...]) -> UnsendableError:
+    """Return the error for what a request line cannot carry (spec F1, F5, O1, O3)."""
+    if isinstance(request, m.Open) and request.mode not in MODES:
+        modes = b", ".join(MODES).decode()
+        text = f"{request.mode.decode()!r} is no mode; there are {modes}"
+    elif names:
+        return unsendable_name(names[0])
+    else:
+        text = "a number is negative or has more than 18 digits"
+    return UnsendableError(errno.EINVAL, text)
+
+
+def unsendable_name(name: Name) -> UnsendableError:
+    """Return the error for a name that cannot be sent."""
     text = "a name that is empty, has LF, or blanks or CR at an end cannot be sent"
-    error = UnsendableNameError(errno.EINVAL, text)
+    error = UnsendableError(errno.EINVAL, text)
     error.filename = name
     return error
 

@@ -227,7 +227,7 @@ class Endpoint:
         try:
             return connection, connection.send(request)
         except ValueError:
-            raise errors().unsendable(*names[:1]) from None
+            raise errors().unsendable(request, names) from None
 
     def _learn_write_limit(self, refusal: OSError, size: int) -> bool:
         """Take the host's cap on WRITE from its refusal; tell whether it helps."""

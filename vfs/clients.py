@@ -78,23 +78,23 @@ class Client:
 
 
 class Tables:
-    """All clients and all open files of one host."""
+    """All clients and all open files of one host.
 
-    __slots__ = ("_client_ids", "_filenos", "clients", "files")
+    Attributes:
+        filenos: numbers that no file has had (I4).
+    """
+
+    __slots__ = ("_client_ids", "clients", "filenos", "files")
 
     def __init__(self) -> None:
         self.clients: dict[str, Client] = {}
         self.files: dict[int, OpenFile] = {}
         self._client_ids = count(1)
-        self._filenos = count(FIRST_FILENO)
+        self.filenos = count(FIRST_FILENO)
 
     def new_client_id(self) -> str:
         """Return an id that no client has had."""
         return f"c{next(self._client_ids)}"
-
-    def new_fileno(self) -> int:
-        """Return a number that no file has had (I4)."""
-        return next(self._filenos)
 
     def client_rows(self) -> list[dict[str, object]]:
         """Return the client table as JSON objects."""

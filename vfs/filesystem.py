@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from vfs.backends import MODES
-from vfs.clients import Client, Tables, timestamp
+from vfs.clients import Client, Tables, file_row, timestamp
 from vfs.errors import AccessDeniedError
 from vfs.hostio import in_thread
 from vfs.openfile import OpenFile
@@ -36,9 +36,11 @@ from vfs.policy import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from collections.abc import Callable
+
     from vfs.backends import Backend, FileStatus, Handle, Mode
     from vfs.policy import Place
-__all__ = ["Client", "Filesystem", "Observer", "OpenFile", "timestamp"]
+__all__ = ["Client", "Filesystem", "Observer", "OpenFile", "file_row", "timestamp"]
 
 
 class Observer(Protocol):
@@ -50,12 +52,12 @@ class Observer(Protocol):
     def file_closed(self, file: OpenFile, *, why: str | None) -> None:
         """Called after a CLOSE; ``why`` names what closed it for the client (S3)."""
 
-    def denied(self, client: Client, what: str, name: bytes) -> None:
-        """Called when a client reached for what it may not (spec A1)."""
-
 
 class Filesystem:
     """Clients, files and what they may do.
+
+    ``observer`` is told of every file; ``on_denied`` of every client that reached for
+    what it may not (spec A1), with the command and the name.
 
     Args:
         max_host_files: most files open at once over all clients: what the process's
@@ -65,6 +67,7 @@ class Filesystem:
     def __init__(self, *, max_host_files: int = 1_000_000) -> None:
         self.tables = Tables()
         self.observer: Observer | None = None
+        self.on_denied: Callable[[Client, str, bytes], None] | None = None
         self._max_host_files = max_host_files
         self._closing: dict[OpenFile, tuple[int, ...]] = {}
 
@@ -150,17 +153,23 @@ class Filesystem:
         place: Place | None = None
         staged = False
         try:
-            if top_level:
+            if top_level and not ledger.bounds_files:
+                handle = policy.host.open(
+                    name, mode, create=mode.creates, exclusive=False, staged=False
+                )
+            elif top_level:
                 handle = self._open_in(policy.host, name, mode, ledger, staged)
             else:
-                place, handle, staged = self._open_restricted(policy, name, mode, ledger)
+                place, handle, staged = self._open_restricted(
+                    policy, name, mode, ledger
+                )
             if mode.empties and not staged:
                 self._empty(handle, ledger)
         except BaseException:
             ledger.charge(OPEN_FILES, -1)
             raise
         file = OpenFile(
-            tables.new_fileno(),
+            next(tables.filenos),
             name,
             mode,
             client,
@@ -262,7 +271,7 @@ class Filesystem:
         growth = self._charge_growth(file, len(data)) if file.ledger else 0
         try:
             await in_thread(file.write, data)
-            file.mount.try_again()
+            file.handle.mount.try_again()
         except BaseException:
             if file.ledger is not None:
                 file.ledger.charge(SIZE_BYTES, -growth)

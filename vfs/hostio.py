@@ -17,7 +17,6 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 import trio
@@ -83,26 +82,23 @@ class Mount:
     Attributes:
         in_memory: nothing on it ever waits for a disk.
         inline: small writes may run in the Trio thread now.
+        read: ``pread(fd, size, offset)`` that never waits: it raises
+            ``BlockingIOError`` where the data is not in memory, may answer less than
+            there is, and answers nothing only at the end of the file.
     """
 
-    __slots__ = ("_nowait", "_slow_until", "in_memory", "inline")
+    __slots__ = ("_nowait", "_slow_until", "in_memory", "inline", "read")
 
     def __init__(self, kind: str) -> None:
         self._nowait = kind in _NOWAIT_FILE_SYSTEMS
         self.in_memory = kind in _MEMORY_FILE_SYSTEMS
         self.inline = self.in_memory or self._nowait
         self._slow_until = 0.0
-
-    def reader(self, fd: int) -> Callable[[int, int], bytes]:
-        """Return ``pread(size, offset)`` for a descriptor on this mount.
-
-        It may answer less than there is; only the end of the file answers nothing.
-
-        It raises ``BlockingIOError`` where the data is not in memory.
-        """
+        self.read: Callable[[int, int, int], bytes]
         if self.in_memory:
-            return partial(os.pread, fd)
-        return partial(_pread_nowait if self._nowait else _pread_never, fd)
+            self.read = os.pread
+        else:
+            self.read = _pread_nowait if self._nowait else _pread_never
 
     def note(self, seconds: float) -> None:
         """Take note of how long an inline write took."""
@@ -116,23 +112,16 @@ class Mount:
             self.inline = True
 
 
-class MountTable:
-    """Mounts by device number, each looked up once."""
-
-    def __init__(self) -> None:
-        self._mounts: dict[int, Mount] = {}
-
-    def get(self, device: int) -> Mount:
-        """Return the mount of a device number (``st_dev``)."""
-        mount = self._mounts.get(device)
-        if mount is None:
-            mount = Mount(_file_system_of(device))
-            self._mounts[device] = mount
-        return mount
+MOUNTS: dict[int, Mount] = {}
+"""Mounts by device number (``st_dev``), as ``mount_of`` found them."""
 
 
-_TABLE = MountTable()
-mount_of = _TABLE.get
+def mount_of(device: int) -> Mount:
+    """Return the mount of a device number, looked up once."""
+    mount = MOUNTS.get(device)
+    if mount is None:
+        mount = MOUNTS[device] = Mount(_file_system_of(device))
+    return mount
 
 
 def _file_system_of(device: int) -> str:

@@ -37,15 +37,11 @@ class OpenFile:
         "is_top_level",
         "ledger",
         "mode",
-        "mount",
         "name",
         "offset",
         "opened_at",
         "place",
-        "pread",
-        "readable",
         "staged",
-        "writable",
     )
 
     def __init__(  # noqa: PLR0913 - the columns of the table
@@ -67,20 +63,13 @@ class OpenFile:
         self.opened_at = time.time()
         self.is_top_level = is_top_level
         self.handle = handle
-        self.pread = handle.pread
-        self.mount = handle.mount
         self.offset = 0
-        self.readable = mode.reads
-        self.writable = mode.writes
         self.place = place
         self.ledger = ledger
         self.staged = staged
-        if place is None or place.durability == "none":
-            self.durability = "none"
-            self.is_plain = not (staged or mode.appends or ledger)
-        else:
-            self.durability = place.durability
-            self.is_plain = False
+        durability = "none" if place is None else place.durability
+        self.durability = durability
+        self.is_plain = not (staged or mode.appends or ledger or durability != "none")
 
     def read(self, size: int) -> bytes:
         """Read at the offset and move it; fewer bytes only at the end (spec R1).
@@ -90,9 +79,9 @@ class OpenFile:
             OSError: the disk failed.
         """
         offset = self.offset
-        data = self.pread(size, offset)
+        data = self.handle.pread(size, offset)
         while 0 < len(data) < size:
-            more = self.pread(size - len(data), offset + len(data))
+            more = self.handle.pread(size - len(data), offset + len(data))
             if not more:
                 break
             data += more
@@ -130,7 +119,7 @@ class OpenFile:
         if self.is_plain:
             self.handle.close()
             return
-        durable = self.durability != "none" and self.writable
+        durable = self.durability != "none" and self.mode.writes
         try:
             if self.staged:
                 self.handle.publish(durable=durable)
@@ -146,4 +135,4 @@ class OpenFile:
     @property
     def closes_inline(self) -> bool:
         """Whether ``close`` waits for nothing."""
-        return not self.staged and (self.durability == "none" or not self.writable)
+        return not self.staged and (self.durability == "none" or not self.mode.writes)

@@ -17,7 +17,6 @@ import ctypes
 import errno
 import os
 import stat
-from typing import Final
 
 _OPENAT2 = 437  # the same number on every architecture that has the call
 _BENEATH_NO_MAGIC = 0x08 | 0x02
@@ -31,7 +30,7 @@ OPEN_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class _OpenHow(ctypes.Structure):
-    _fields_: Final = [  # noqa: RUF012 - the name and the type are ctypes'
+    _fields_ = [  # type: ignore[mutable-override] # how ctypes wants it
         ("flags", ctypes.c_uint64),
         ("mode", ctypes.c_uint64),
         ("resolve", ctypes.c_uint64),
@@ -74,7 +73,8 @@ def open_beneath_kernel(dir_fd: int, name: bytes, flags: int) -> int:
     if b"\0" in name:
         raise _error(errno.EINVAL)
     how = _OpenHow(
-        flags | OPEN_FLAGS,
+        # openat2 refuses O_PATH with flags that mean nothing to it; open(2) does not.
+        flags | (os.O_CLOEXEC if flags & os.O_PATH else OPEN_FLAGS),
         _CREATE_MODE if flags & os.O_CREAT else 0,
         _BENEATH_NO_MAGIC,
     )
@@ -135,21 +135,23 @@ class _Walk:
             part = self._left.pop()
             if part == b"..":
                 self._leave()
-            elif part == b".":
-                pass
-            elif self._left:
-                self._enter(part)
-            elif self._directory_only:
-                if flags & os.O_CREAT:
-                    raise _error(errno.EISDIR)
-                self._enter(part)
-            else:
-                fd = self._open_last(part, flags)
+            elif part != b".":
+                fd = self._step(part, flags)
                 if fd is not None:
                     return fd
         if flags & os.O_CREAT:
             raise _error(errno.EISDIR)
         return os.open(b".", flags | OPEN_FLAGS, dir_fd=self._here)
+
+    def _step(self, part: bytes, flags: int) -> int | None:
+        """Take one component; return the descriptor if it was the last one."""
+        last = not self._left
+        if last and not self._directory_only:
+            return self._open_last(part, flags)
+        if last and flags & os.O_CREAT:
+            raise _error(errno.EISDIR)
+        self._enter(part)
+        return None
 
     def _put(self, text: bytes) -> None:
         """Put the components of a text before what is left."""
@@ -254,7 +256,10 @@ def _has_openat2() -> bool:
     fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.close(open_beneath_kernel(fd, b".", os.O_PATH))
-    except OSError:
+    except OSError as why:
+        # The kernel is too old, or a filter forbids what it does not know.
+        if why.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
         return False
     else:
         return True

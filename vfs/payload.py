@@ -37,7 +37,16 @@ class Payload:
         size: bytes in all.
     """
 
-    __slots__ = ("_budget", "_buffer", "_charged", "_map", "_spool", "_view", "left", "size")
+    __slots__ = (
+        "_budget",
+        "_buffer",
+        "_charged",
+        "_map",
+        "_spool",
+        "_view",
+        "left",
+        "size",
+    )
 
     def __init__(self, budget: "PayloadBudget", size: int) -> None:
         self._budget = budget

@@ -227,19 +227,22 @@ async def open_relay(
     """
     upstream = AsyncClient() if upstream is None else upstream
     commands = await _commands_of(upstream)
-    async with trio.open_nursery() as nursery:
-        relay = Relay(
-            upstream,
-            nursery,
-            commands,
-            upstream.dialect if dialect is None else dialect,
-        )
-        try:
-            yield relay
-        finally:
-            with trio.CancelScope(shield=True):
-                await relay.close()  # bounded by SETTLE_S, as each lane's end is
-            nursery.cancel_scope.cancel()
+    dialect = upstream.dialect if dialect is None else dialect
+    try:
+        async with trio.open_nursery() as nursery:
+            relay = Relay(upstream, nursery, commands, dialect)
+            try:
+                yield relay
+            finally:
+                with trio.CancelScope(shield=True):
+                    await relay.close()  # bounded by SETTLE_S, as each lane's end is
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # The nursery is this function's own business: the caller's error goes through
+        # as it came.
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
 
 
 async def _commands_of(upstream: AsyncClient) -> frozenset[bytes]:

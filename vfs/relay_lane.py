@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol import COMMANDS, HostConnection, error, invalid
+from protocol import COMMANDS, HostConnection, error, invalid, limits
 from protocol import messages as m
 
 if TYPE_CHECKING:
@@ -85,35 +85,19 @@ class Lane:
     def _restrict(self, message: m.Request) -> m.Request:
         """Return what goes upstream for a message: the same with less, or a refusal.
 
-        The flag is forced to false (spec N3, A5).  A payload for a command that the
-        host does not know would be read as request lines there, flags and all, so it is
-        refused here.
+        A payload for a command that the host does not know would be read as request
+        lines there, top-level flag and all, so it is refused here.
         """
-        match message:
-            case m.Open():
-                return m.Open(message.name, message.mode, flag=False)
-            case m.NameRequest():
-                return type(message)(False, message.name)
-            case m.Rename():
-                message = m.Rename(False, message.old_length, message.new_length)
-            case m.Chat():
-                message = m.Chat(
-                    False,
-                    message.inputs,
-                    message.outputs,
-                    message.prompt,
-                    message.preset,
-                )
-            case _:
-                pass
+        if isinstance(message, m.Refusal):
+            return message
         if isinstance(message, m.Chat) and self._is_gone():
             # No model is asked for the dead (spec S2, L10).
             return m.Refusal(error(b"LLM not available"), message.body)
-        if message.body and not isinstance(message, m.Refusal):
-            word = WORDS[type(message)]
-            if not self._knows(word):
-                return unknown(message)
-        return message
+        if isinstance(message, m.Write) and message.fileno == m.NO_FILENO:
+            return _without_fileno(message)
+        if message.body and not self._knows(WORDS[type(message)]):
+            return unknown(message)
+        return _lowered(message)
 
     def _refuse(self, refusal: m.Refusal) -> bytes:
         """Return the reply line of a refusal (spec R2: a foreign fileno comes first).
@@ -204,6 +188,30 @@ class Lane:
 def unknown(message: m.Request) -> m.Refusal:
     """Return the refusal of a command as by a host that does not know it."""
     return m.Refusal(error(b"unknown command: " + WORDS[type(message)]), message.body)
+
+
+def _lowered(message: m.Request) -> m.Request:
+    """Return the same request without a claim to the top level (spec N3, A5)."""
+    match message:
+        case m.Open():
+            return m.Open(message.name, message.mode, flag=False)
+        case m.NameRequest():
+            return type(message)(False, message.name)
+        case m.Rename():
+            return m.Rename(False, message.old_length, message.new_length)
+        case m.Chat():
+            sizes = (message.inputs, message.outputs, message.prompt, message.preset)
+            return m.Chat(False, *sizes)
+        case _:
+            return message
+
+
+def _without_fileno(message: m.Write) -> m.Refusal:
+    """Return the refusal of a WRITE whose fileno is no number (spec W6)."""
+    if message.size > limits.MAX_WRITE_BYTES:
+        text = b"%d exceeds limit %d" % (message.size, limits.MAX_WRITE_BYTES)
+        return m.Refusal(invalid("size", text), message.body)
+    return m.Refusal(invalid("fileno", message.token), message.body)
 
 
 def unsendable(message: m.Request) -> m.Refusal:

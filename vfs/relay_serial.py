@@ -24,7 +24,7 @@ from loguru import logger
 
 from protocol import invalid, limits
 from protocol import messages as m
-from vfs.client_errors import FsProxyError, UnsendableNameError
+from vfs.client_errors import FsProxyError, UnsendableError
 from vfs.relay_lane import (
     SETTLE_S,
     Lane,
@@ -130,7 +130,7 @@ class SerialLane(Lane):
                 pass
         try:
             reply, body = await self._upstream.request(wanted, payload)
-        except UnsendableNameError:
+        except UnsendableError:
             return self._refuse(unsendable(wanted))
         self._note(wanted, reply)
         return reply_line(reply) + body

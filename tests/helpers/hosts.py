@@ -1,4 +1,4 @@
-"""A real host in a test: launchpad, pump, children; and the proof that nothing is left.
+r"""A real host in a test, and the proof that nothing is left of it.
 
     async def test_x(stage: Stage) -> None:
         child = await stage.puppet()
@@ -177,7 +177,9 @@ class Puppet:
         reply: bytes = await self.do(f"ask({data!r})")
         return reply
 
-    async def open(self, name: bytes, mode: bytes = b"r", claim: bytes = b"false") -> int:
+    async def open(
+        self, name: bytes, mode: bytes = b"r", claim: bytes = b"false"
+    ) -> int:
         """Have it open a file that it may open."""
         fileno = await self.do(f"opened({name!r}, {mode!r}, {claim!r})")
         assert isinstance(fileno, int), fileno
@@ -236,6 +238,11 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     """A host with the settings that `run` has."""
     async with opened(tmp_path) as open_stage:
         yield open_stage
+
+
+def descriptors() -> set[int]:
+    """The numbers of this process's, that is the host's, open descriptors."""
+    return set(holdings().descriptors)
 
 
 async def eventually(is_so: Any, timeout_s: float = 5.0) -> None:

@@ -243,6 +243,17 @@ async def test_a_cancelled_launcher_ends_everything(tmp_path: Path) -> None:
     child.close()
 
 
+async def test_a_stopped_launchpad_ends_everything_too(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        child, pids = await stage.family()
+        with watching([*pids, stage.launchpad]) as everybody:
+            signal.pidfd_send_signal(everybody[-1].pidfd, signal.SIGSTOP)
+            stage.scope.cancel()
+            with trio.CancelScope(shield=True):
+                await all_ended(everybody)
+    child.close()
+
+
 # ---------------------------------------------------------------- the launchpad dies
 
 

@@ -68,7 +68,7 @@ def test_the_two_ways_to_list_children_agree() -> None:
     found = proctree.children_of(process.pid)
     assert len(found) == 5
     assert sorted(found) == sorted(proctree.children_by_scan(process.pid))
-    proctree.kill_trees(os.getpid(), [process.pid])
+    proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
     assert is_gone(process)
 
 
@@ -96,7 +96,7 @@ signal.pause()
         assert process.stdout.read(1) == b"x"
         (child,) = proctree.children_of(process.pid)
         assert proctree.children_by_scan(process.pid) == [child]
-        proctree.kill_trees(os.getpid(), [process.pid])
+        proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
 
 
 def test_a_name_with_brackets_and_blanks_hides_nothing(tmp_path: Path) -> None:
@@ -131,16 +131,27 @@ def test_a_tree_is_only_what_stands_beneath_the_named_parent() -> None:
     assert found[0][0] == process.pid
     assert proctree.trees_beneath(process.pid, [process.pid]) == []
     assert proctree.trees_beneath(1, [process.pid]) == []
-    proctree.kill_trees(1, [process.pid])  # not its parent: nobody is hit
+    proctree.signal_trees(1, [process.pid], signal.SIGKILL)  # not its parent
     assert process.poll() is None
-    proctree.kill_trees(os.getpid(), [process.pid])
+    proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
     assert is_gone(process)
 
 
 @pytest.mark.usefixtures("reap_orphans")
 @pytest.mark.parametrize(("depth", "width"), [(1, 1), (8, 1), (1, 100), (6, 2)])
-def test_a_whole_tree_is_killed_at_one_go(depth: int, width: int) -> None:
-    # The last two are above FREEZE_ABOVE, so they are stopped first.
+def test_a_signal_reaches_a_whole_tree(depth: int, width: int) -> None:
     process = tree(depth, width)
-    proctree.kill_trees(os.getpid(), [process.pid])
+    proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
     assert is_gone(process)
+
+
+def test_children_are_killed_and_the_dead_are_no_error() -> None:
+    # The second is dead and not waited for, so that its pid is still its own.
+    with (
+        subprocess.Popen(["/bin/sleep", "1000"]) as living,
+        subprocess.Popen(["/bin/true"]) as dead,
+    ):
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        proctree.kill_children([living.pid, dead.pid])
+        assert living.wait() == -signal.SIGKILL
+        assert dead.wait() == 0

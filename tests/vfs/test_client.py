@@ -186,11 +186,32 @@ def test_a_name_that_a_line_cannot_carry_is_refused_before_it_is_sent(
     client: Client, host: FakeHost, name: str
 ) -> None:
     # spec F1, O1
-    with pytest.raises(door.UnsendableNameError) as caught:
+    with pytest.raises(door.UnsendableError) as caught:
         client.open(name)
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, name)
     assert host.peers[0].seen == []
     client.ping()
+
+
+@pytest.mark.parametrize("number", [-1, 10**18])
+def test_a_number_that_the_wire_does_not_have_is_refused_before_it_is_sent(
+    client: Client, host: FakeHost, number: int
+) -> None:
+    # spec F5
+    with pytest.raises(door.UnsendableError, match="18 digits"):
+        client.read(1000, number)
+    with pytest.raises(ValueError, match="18 digits"):
+        client.close(number)
+    assert host.peers[0].seen == []
+
+
+def test_a_mode_that_the_wire_does_not_have_is_refused_before_it_is_sent(
+    client: Client, host: FakeHost
+) -> None:
+    # spec O3
+    with pytest.raises(door.UnsendableError, match=r"'x' is no mode; there are r, w"):
+        client.open("a", "x")
+    assert host.peers[0].seen == []
 
 
 def test_a_renamed_file_may_have_any_name(client: Client, host: FakeHost) -> None:
@@ -205,7 +226,7 @@ def test_directories_are_made_told_and_removed(client: Client, host: FakeHost) -
     assert client.stat("d").kind == "directory"
     host.files[b"a"] = bytearray(b"12345")
     status = client.stat("a")
-    assert (status.size, status.mtime_ns, status.kind) == (5, 1, "file")
+    assert repr(status) == "Status(5, 1, 'file')"
     client.remove("a")
     assert client.listdir(".") == [("d", "directory")]
 
@@ -468,9 +489,9 @@ def test_a_chat_without_a_model_is_refused(client: Client) -> None:
 
 def test_a_preset_cannot_make_the_host_wait_for_more(client: Client) -> None:
     # spec L1: three LFs at the right places would announce three bytes more
-    with pytest.raises(door.UnsendableNameError):
+    with pytest.raises(door.UnsendableError):
         client.llm_chat("\n\n", preset="ab\n")
-    with pytest.raises(door.UnsendableNameError):
+    with pytest.raises(door.UnsendableError):
         client.llm_chat("x", input_files=["a\nb"])
 
 
@@ -488,6 +509,15 @@ def test_an_answer_that_is_not_what_it_should_be_is_an_error(
     with pytest.raises(door.FsProxyError, match="cannot read the answer"):
         client.stat("a")
     client.ping()
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[1]", b'[{"name": 1, "kind": "file"}]'])
+def test_a_listing_that_is_none_is_an_error(
+    client: Client, host: FakeHost, body: bytes
+) -> None:
+    host.raw_replies.append(b"OK %d\n" % len(body) + body)
+    with pytest.raises(door.FsProxyError, match="cannot read the answer to LIST"):
+        client.listdir()
 
 
 # File objects

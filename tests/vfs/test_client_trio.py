@@ -162,7 +162,7 @@ async def test_errors_are_those_of_the_blocking_client(client: AsyncClient) -> N
     with pytest.raises(FileNotFoundError) as caught:
         await client.open("no such")
     assert caught.value.filename == "no such"
-    with pytest.raises(door.UnsendableNameError):
+    with pytest.raises(door.UnsendableError):
         await client.open("a ")
     await client.ping()
 

@@ -5,6 +5,7 @@ connection of its own, and with one that does not, where they take turns.
 """
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from protocol import limits
 from protocol import messages as m
 from tests.helpers.fakehost import FakeHost, Gate, Peer
 from vfs import client as door
-from vfs import relay_serial
+from vfs import relay, relay_attached, relay_serial
 from vfs.aio import AsyncClient
 from vfs.relay import NestedClient, Relay, RelayError, open_relay
 from vfs.relay_attached import QUEUE_REQUESTS
@@ -137,10 +138,10 @@ async def test_a_nested_client_works_as_any_other(unknown: frozenset[bytes]) -> 
         await client.sync(fileno)
         await client.truncate(fileno, 5)
         await client.close(fileno)
-        await client.rename("a b", "c\nd")
-        assert await client.listdir() == [("c\nd", "file")]
+        await client.rename("a b", "c d")
+        assert await client.listdir() == [("c d", "file")]
         await client.mkdir("d")
-        await client.remove("c\nd")
+        await client.remove("c d")
         with pytest.raises(FileNotFoundError):
             await client.stat("c")
         assert await client.llm_quota() == "110.0 weighted tokens (no limit)"
@@ -762,6 +763,59 @@ async def test_a_host_without_commands_in_its_caps_is_refused() -> None:
                 pass
 
 
+async def test_a_stalled_host_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # spec S5
+    for module in (relay, relay_attached):
+        monkeypatch.setattr(module, "SETTLE_S", 0.02)
+    async with scene() as s:
+        nested, client = await s.nested()
+        await client.open("a", "w")
+        s.host.gates[m.Close] = gate = Gate()
+        await s.relay.client_done(nested)
+        assert gate.reached.is_set()
+        gate.opened.set()
+        await wait(s.host.peers[1])
+        assert s.host.open_files() == []
+
+
+async def test_a_request_that_a_stalled_host_holds_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    # spec S5
+    monkeypatch.setattr(relay, "SETTLE_S", 0.02)
+    async with scene() as s:
+        nested, client = await s.nested()
+        await client.open("a", "w")
+        gate = s.host.gates[m.Ping] = Gate()
+        nested.child_end.sendall(b"PING\n")
+        await wait(gate)
+        await s.relay.client_done(nested)
+        gate.opened.set()
+        await wait(s.host.peers[1])
+        assert any(line.startswith("Released filenos 1000") for line in logged)
+
+
+async def test_a_host_that_dies_at_the_end_has_released_everything() -> None:
+    async with scene() as s:
+        nested, client = await s.nested()
+        await client.open("a", "w")
+        s.host.raw_replies.append(b"")
+        await s.relay.client_done(nested)
+        await wait(s.host.peers[1])
+
+
+async def test_an_error_inside_goes_through_as_it_came() -> None:
+    class OwnError(Exception):
+        pass
+
+    with FakeHost() as host, host.connect() as line:
+        with pytest.raises(OwnError):
+            async with open_relay(AsyncClient((line.fileno(),))):
+                raise OwnError
+
+
 # Bounds of the lane that takes turns
 
 
@@ -831,6 +885,36 @@ os.kill(os.getpid(), 9)
         assert s.host.files == {b"a": b"whole"}
         assert s.host.open_files() == []
         await s.own.ping()
+
+
+@both
+@pytest.mark.slow
+async def test_shell_commands_work_behind_a_relay(unknown: frozenset[bytes]) -> None:
+    # spec N1, T5
+    program = "import sys; from vfs.fscmd import main; sys.exit(main(sys.argv[1:]))"
+    command = f"{shlex.quote(sys.executable)} -I -c {shlex.quote(program)}"
+    script = f'fs() {{ {command} "$@"; }}; fs cat a | fs put b; fs ls; fs stat c'
+    async with scene(unknown) as s:
+        s.host.files[b"a"] = bytearray(os.urandom(3 * MIB))
+        nested = await s.connect()
+        process = start_shell(script, nested.child_end)
+        nested.child_end.close()
+        out, err = await trio.to_thread.run_sync(process.communicate)
+        await s.relay.client_done(nested)
+        assert (out, err.count(b"\n")) == (b"a\nb\n", 1)
+        assert b"cannot stat 'c': No such file" in err
+        assert s.host.files[b"b"] == s.host.files[b"a"]
+        assert s.host.open_files() == []
+
+
+def start_shell(script: str, line: socket.socket) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["/bin/sh", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[line.fileno()],
+        env={"FSPROXY_FD": str(line.fileno()), "PATH": os.environ["PATH"]},
+    )
 
 
 def start(program: str, line: socket.socket) -> subprocess.Popen[bytes]:

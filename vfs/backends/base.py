@@ -2,17 +2,18 @@
 
 A backend is a directory tree; names are relative to it and never lead out of it.  All
 calls are synchronous and short, or made by ``hostio`` in a thread; all raise
-``OSError`` with an errno, ``EXDEV`` or ``ELOOP`` for a name that leads out.
+``OSError`` with an errno, and ``AccessDeniedError`` for a name that leads out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+
     from vfs.hostio import Mount
+
 
 class FileStatus(NamedTuple):
     """What STAT tells: size in bytes, mtime in nanoseconds, kind in words."""
@@ -28,13 +29,17 @@ class Handle(Protocol):
     Attributes:
         fd: the host's descriptor, or -1 where there is none.
         mount: how its file system is to be used.
-        pread: up to ``size`` bytes at ``offset``, fewer at the end of the file;
-            raises ``BlockingIOError`` where the data is not in memory.
     """
 
     fd: int
     mount: Mount
-    pread: Callable[[int, int], bytes]
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Read up to ``size`` bytes at ``offset``, fewer at the end of the file.
+
+        Raises:
+            BlockingIOError: the data is not in memory.
+        """
 
     def pread_wait(self, size: int, offset: int) -> bytes:
         """Read like ``pread``, waiting for the disk."""
@@ -56,6 +61,9 @@ class Handle(Protocol):
 
     def publish(self, *, durable: bool) -> None:
         """Make a staged file appear under its name; nothing for any other."""
+
+    def identity(self) -> tuple[int, int]:
+        """Return what tells this file from any other, as ``Backend.remove`` does."""
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the host's descriptors that the handle holds."""
@@ -83,20 +91,37 @@ class Backend(Protocol):
     def stat(self, name: bytes) -> FileStatus:
         """Tell size, time and kind; links are followed inside the tree."""
 
-    def list(self, name: bytes) -> list[tuple[bytes, str]]:
-        """Return (name, kind) of a directory's entries, sorted by name."""
+    def list(self, name: bytes, limit: int) -> list[tuple[bytes, str]]:
+        """Return (name, kind) of a directory's entries, sorted by name.
+
+        Raises:
+            OSError: ``EOVERFLOW``: there are more than ``limit``.
+        """
 
     def make_directory(self, name: bytes) -> None:
         """Make a directory."""
 
-    def remove(self, name: bytes) -> int:
-        """Remove a file or an empty directory; return the bytes that this frees."""
+    def remove(self, name: bytes) -> tuple[int, tuple[int, int]]:
+        """Remove a file or an empty directory, never what a link names.
 
-    def rename(self, old: bytes, target: "Backend", new: bytes) -> None:
+        Returns:
+            (the bytes that this frees once nobody has the file open, what it was).
+        """
+
+    def rename(self, old: bytes, target: Backend, new: bytes) -> None:
         """Rename an entry, replacing a file; across file systems fails with EXDEV."""
 
-    def narrow(self, name: bytes) -> "Backend":
-        """Return the subtree below a directory, held on its own."""
+    def narrow(self, name: bytes, *, create: bool) -> tuple[Backend, bytes | None]:
+        """Return a part of the tree, held on its own.
+
+        Args:
+            name: a directory or a file.
+            create: the file may be missing.
+
+        Returns:
+            (the directory, None), or for a file (its directory, its name there), links
+            resolved; that tree follows no link in a last component.
+        """
 
     def identity(self) -> tuple[int, int]:
         """Return what tells this tree from any other."""
@@ -108,27 +133,38 @@ class Backend(Protocol):
         """Release what the tree holds."""
 
 
-class Mode(NamedTuple):
+class Mode:
     """An open mode of the wire (spec O3).
 
-    ``flags`` holds access only: creation and truncation are decided apart (spec O7).
+    Attributes:
+        text: the word.
+        flags: O_* flags of access only: creation and truncation are decided apart, after
+            a look at what was opened (spec O7).
+        reads: READ is allowed.
+        writes: WRITE is allowed.
+        appends: writes go to the end.
+        creates: a missing file is made.
+        empties: an existing file loses its content.
     """
 
-    text: str
-    flags: int
-    reads: bool
-    writes: bool
-    appends: bool
-    creates: bool
-    empties: bool
+    __slots__ = ("appends", "creates", "empties", "flags", "reads", "text", "writes")
+
+    def __init__(self, text: str, flags: int) -> None:
+        self.text = text
+        self.flags = flags
+        self.reads = text == "r" or text.endswith("+")
+        self.writes = text != "r"
+        self.appends = text[0] == "a"
+        self.creates = text[0] != "r"
+        self.empties = text[0] == "w"
 
 
 MODES = {
-    b"r": Mode("r", os.O_RDONLY, True, False, False, False, False),
-    b"w": Mode("w", os.O_WRONLY, False, True, False, True, True),
-    b"a": Mode("a", os.O_WRONLY | os.O_APPEND, False, True, True, True, False),
-    b"r+": Mode("r+", os.O_RDWR, True, True, False, False, False),
-    b"w+": Mode("w+", os.O_RDWR, True, True, False, True, True),
-    b"a+": Mode("a+", os.O_RDWR | os.O_APPEND, True, True, True, True, False),
+    b"r": Mode("r", os.O_RDONLY),
+    b"w": Mode("w", os.O_WRONLY),
+    b"a": Mode("a", os.O_WRONLY | os.O_APPEND),
+    b"r+": Mode("r+", os.O_RDWR),
+    b"w+": Mode("w+", os.O_RDWR),
+    b"a+": Mode("a+", os.O_RDWR | os.O_APPEND),
 }
 """The six modes by their word."""

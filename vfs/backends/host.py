@@ -1,31 +1,33 @@
-"""The host's own file systems.
+"""The host's own file systems, as directories that are held open.
 
 Rules of this file.
 
 1. A descriptor is opened without truncation, looked at, and only then truncated: an
    OPEN never harms what it then refuses, and never waits on a FIFO (spec O7).
-2. A staged file has no name until it is published (``O_TMPFILE``): if the host dies,
-   the kernel frees it.
-3. What a failed write added beyond the old end is cut off again (spec W5).
+2. Whether a name stays beneath the directory is the kernel's answer (``paths``); what
+   leads out is ``AccessDeniedError``, whatever the errno was.
+3. The last component of a name that is to be made, removed, renamed or replaced is
+   never followed: its directory is resolved and held, then one system call names it.
+
+Open files are in ``host_file``.
 """
 
 import contextlib
 import errno
 import os
-import secrets
 import stat
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Final
 
 from vfs.backends.base import Backend, FileStatus, Mode
-from vfs.hostio import Mount, mount_of
-from vfs.paths import OPEN_FLAGS, open_beneath, split_parent
+from vfs.backends.host_file import HostHandle, StagedHandle, remove_stale
+from vfs.errors import AccessDeniedError
+from vfs.paths import DENIED, OPEN_FLAGS, open_beneath, split_parent
 
-STAGED_PREFIX = b".sandhost-"
-"""How names of staged files begin, for the instant in which they have one."""
-
-_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-_PAGE_MASK = _PAGE_BYTES - 1
+_TYPE_MASK = 0o170000
+_NO_ENTRY: Final = (b"", b".", b"..")
+_MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY
 
 _KINDS = {
     stat.S_IFREG: "file",
@@ -47,147 +49,6 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "other")
 
 
-class HostHandle:
-    """An open file of the host; see ``base.Handle``."""
-
-    __slots__ = ("fd", "mount", "pread")
-
-    def __init__(self, fd: int, device: int) -> None:
-        self.fd = fd
-        self.mount: Mount = mount_of(device)
-        self.pread: Callable[[int, int], bytes] = self.mount.reader(fd)
-
-    def pread_wait(self, size: int, offset: int) -> bytes:
-        data = os.pread(self.fd, size, offset)
-        if len(data) == size or not data:
-            return data
-        pieces = [data]
-        got = len(data)
-        while got < size:
-            data = os.pread(self.fd, size - got, offset + got)
-            if not data:
-                break
-            pieces.append(data)
-            got += len(data)
-        return b"".join(pieces)
-
-    def pwrite(self, data: bytes | memoryview, offset: int) -> None:
-        mount = self.mount
-        if mount.in_memory:
-            size = len(data)
-            # What lies in one page is written or not: there is nothing to cut off.
-            if (offset & _PAGE_MASK) + size > _PAGE_BYTES or size != os.pwrite(
-                self.fd, data, offset
-            ):
-                self._pwrite_all(data, offset)
-            return
-        start = time.monotonic()
-        self._pwrite_all(data, offset)
-        mount.note(time.monotonic() - start)
-
-    def _pwrite_all(self, data: bytes | memoryview, offset: int) -> None:
-        size = len(data)
-        old_size = os.fstat(self.fd).st_size
-        done = 0
-        try:
-            while done < size:
-                done += os.pwrite(self.fd, data[done:] if done else data, offset + done)
-        except OSError:
-            if done and offset + done > old_size:
-                os.ftruncate(self.fd, old_size)
-            raise
-
-    def append(self, data: bytes | memoryview) -> int:
-        size = len(data)
-        done = 0
-        try:
-            while done < size:
-                done += os.write(self.fd, data[done:] if done else data)
-        except OSError:
-            end = os.lseek(self.fd, 0, os.SEEK_CUR)
-            if done and os.fstat(self.fd).st_size == end:
-                os.ftruncate(self.fd, end - done)
-            raise
-        return os.lseek(self.fd, 0, os.SEEK_CUR)
-
-    def size(self) -> int:
-        return os.fstat(self.fd).st_size
-
-    def truncate(self, size: int) -> None:
-        os.ftruncate(self.fd, size)
-
-    def sync(self) -> None:
-        os.fdatasync(self.fd)
-
-    def publish(self, *, durable: bool) -> None:
-        if durable:
-            os.fsync(self.fd)
-
-    def descriptors(self) -> tuple[int, ...]:
-        return (self.fd,) if self.fd >= 0 else ()
-
-    def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        os.close(fd)
-
-
-class StagedHandle(HostHandle):
-    """A file that appears under its name only at ``publish`` (spec A3b)."""
-
-    __slots__ = ("_dir_fd", "_last", "_temporary")
-
-    def __init__(self, fd: int, dir_fd: int, last: bytes, temporary: bytes) -> None:
-        super().__init__(fd, os.fstat(fd).st_dev)
-        self._dir_fd = dir_fd
-        self._last = last
-        self._temporary = temporary
-
-    def publish(self, *, durable: bool) -> None:
-        if durable:
-            os.fsync(self.fd)
-        if not self._temporary:
-            name = STAGED_PREFIX + secrets.token_hex(8).encode()
-            # Without dst_dir_fd and src_dir_fd CPython would call link(2), which does
-            # not follow /proc/self/fd.
-            os.link(
-                b"/proc/self/fd/%d" % self.fd,
-                name,
-                src_dir_fd=self._dir_fd,
-                dst_dir_fd=self._dir_fd,
-                follow_symlinks=True,
-            )
-            self._temporary = name
-        os.rename(
-            self._temporary,
-            self._last,
-            src_dir_fd=self._dir_fd,
-            dst_dir_fd=self._dir_fd,
-        )
-        self._temporary = b""
-        if durable:
-            _sync_directory(self._dir_fd)
-
-    def descriptors(self) -> tuple[int, ...]:
-        return tuple(fd for fd in (self.fd, self._dir_fd) if fd >= 0)
-
-    def close(self) -> None:
-        dir_fd, self._dir_fd = self._dir_fd, -1
-        try:
-            if self._temporary:
-                os.unlink(self._temporary, dir_fd=dir_fd)
-        finally:
-            os.close(dir_fd)
-            super().close()
-
-
-def _sync_directory(dir_fd: int) -> None:
-    fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 class HostDirectory:
     """A held directory of the host; see ``base.Backend``.
 
@@ -195,21 +56,31 @@ class HostDirectory:
         dir_fd: the directory; owned from now on, -1 for the whole file system.
         beneath: resolve names beneath it; False gives the top-level view (spec A2),
             where absolute and relative names mean what they mean to the host.
+        follow: follow a link in the last component; False where one entry is granted
+            that was resolved before, and must not become a link to another one.
     """
 
-    __slots__ = ("_beneath", "dir_fd")
+    __slots__ = ("_beneath", "_flags", "dir_fd")
 
-    def __init__(self, dir_fd: int, *, beneath: bool = True) -> None:
+    def __init__(
+        self, dir_fd: int, *, beneath: bool = True, follow: bool = True
+    ) -> None:
         self.dir_fd = dir_fd
         self._beneath = beneath
+        self._flags = 0 if follow else os.O_NOFOLLOW
 
     def _open(self, name: bytes, flags: int) -> int:
-        if self._beneath:
-            return open_beneath(self.dir_fd, name, flags)
-        try:
+        flags |= self._flags
+        if not self._beneath:
+            if b"\0" in name:
+                raise _error(errno.EINVAL)
             return os.open(name, flags | OPEN_FLAGS, 0o666, dir_fd=self.dir_fd)
-        except ValueError:  # NUL in the name
-            raise _error(errno.EINVAL) from None
+        try:
+            return open_beneath(self.dir_fd, name, flags)
+        except OSError as why:
+            if why.errno in DENIED:
+                raise AccessDeniedError from why
+            raise
 
     def open(
         self, name: bytes, mode: Mode, *, create: bool, exclusive: bool, staged: bool
@@ -222,30 +93,47 @@ class HostDirectory:
         fd = self._open(name, flags)
         try:
             status = os.fstat(fd)
-            _check_regular(status.st_mode)
+            if status.st_mode & _TYPE_MASK != stat.S_IFREG:
+                _check_regular(status.st_mode)
             return HostHandle(fd, status.st_dev)
         except BaseException:
             os.close(fd)
             raise
 
     def _open_staged(self, name: bytes) -> StagedHandle:
-        directory, last = split_parent(name)
-        if last in (b"", b".", b".."):
-            raise _error(errno.EISDIR)
-        dir_fd = self._open(directory, os.O_PATH | os.O_DIRECTORY)
+        dir_fd, last = self._resolve_entry(name)
         try:
             mode = _mode_to_replace(dir_fd, last)
-            fd, temporary = _open_unnamed(dir_fd)
-            try:
-                if mode is not None:
-                    os.fchmod(fd, mode)
-                return StagedHandle(fd, dir_fd, last, temporary)
-            except BaseException:
-                os.close(fd)
-                raise
+            return StagedHandle(self.dir_fd, dir_fd, last, mode)
         except BaseException:
             os.close(dir_fd)
             raise
+
+    def _resolve_entry(self, name: bytes) -> tuple[int, bytes]:
+        """Follow the links in a name; return its directory, opened, and its entry.
+
+        Every step is resolved from the held directory again, so a link that is changed
+        meanwhile leads at most to another entry beneath it.
+        """
+        for _ in range(_MAX_LINKS):
+            if b"\0" in name:
+                raise _error(errno.EINVAL)
+            directory, last = split_parent(name)
+            if last in _NO_ENTRY or name.endswith(b"/"):
+                raise _error(errno.EISDIR)
+            dir_fd = self._open(directory, _DIRECTORY)
+            try:
+                target = os.readlink(last, dir_fd=dir_fd)
+            except OSError as why:
+                if why.errno in (errno.EINVAL, errno.ENOENT):  # no link, or nothing
+                    return dir_fd, last
+                os.close(dir_fd)
+                raise
+            os.close(dir_fd)
+            if self._flags & os.O_NOFOLLOW:
+                raise AccessDeniedError
+            name = target if target.startswith(b"/") else directory + b"/" + target
+        raise AccessDeniedError
 
     def stat(self, name: bytes) -> FileStatus:
         fd = self._open(name, os.O_PATH)
@@ -255,60 +143,89 @@ class HostDirectory:
             os.close(fd)
         return FileStatus(status.st_size, status.st_mtime_ns, kind_of(status.st_mode))
 
-    def list(self, name: bytes) -> list[tuple[bytes, str]]:
+    def list(self, name: bytes, limit: int) -> list[tuple[bytes, str]]:
         fd = self._open(name, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            found = []
             with os.scandir(fd) as entries:
-                found = []
                 for entry in entries:
-                    mode = 0
-                    with contextlib.suppress(FileNotFoundError):
-                        mode = entry.stat(follow_symlinks=False).st_mode
-                    found.append((os.fsencode(entry.name), kind_of(mode)))
+                    found.append((os.fsencode(entry.name), _kind_of_entry(entry)))
+                    if len(found) > limit:
+                        raise _error(errno.EOVERFLOW)
         finally:
             os.close(fd)
         return sorted(found)
 
     @contextlib.contextmanager
-    def _parent(self, name: bytes):  # type: ignore[no-untyped-def] # noqa: ANN202
+    def _entry(self, name: bytes) -> Iterator[tuple[int, bytes]]:
+        """Hold the directory of a name; yield it with the name's last component."""
         directory, last = split_parent(name)
-        if last in (b"", b".", b".."):
+        if last in _NO_ENTRY or b"\0" in last:
             raise _error(errno.EINVAL)
-        fd = self._open(directory, os.O_PATH | os.O_DIRECTORY)
+        fd = self._open(directory, _DIRECTORY)
         try:
             yield fd, last
         finally:
             os.close(fd)
 
     def make_directory(self, name: bytes) -> None:
-        with self._parent(name) as (fd, last):
+        with self._entry(name) as (fd, last):
             os.mkdir(last, dir_fd=fd)
 
-    def remove(self, name: bytes) -> int:
-        with self._parent(name) as (fd, last):
+    def remove(self, name: bytes) -> tuple[int, tuple[int, int]]:
+        with self._entry(name) as (fd, last):
             status = os.stat(last, dir_fd=fd, follow_symlinks=False)
+            _check_slash(name, status.st_mode)
+            identity = (status.st_dev, status.st_ino)
             if stat.S_ISDIR(status.st_mode):
                 os.rmdir(last, dir_fd=fd)
-                return 0
+                return 0, identity
             os.unlink(last, dir_fd=fd)
             last_link = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-            return status.st_size if last_link else 0
+            return status.st_size if last_link else 0, identity
 
     def rename(self, old: bytes, target: Backend, new: bytes) -> None:
         if not isinstance(target, HostDirectory):
             raise _error(errno.EXDEV)
         with (
-            self._parent(old) as (old_fd, old_last),
-            target._parent(new) as (new_fd, new_last),  # noqa: SLF001 - same class
+            self._entry(old) as (old_fd, old_last),
+            target._entry(new) as (new_fd, new_last),  # noqa: SLF001 - same class
         ):
+            mode = os.stat(old_last, dir_fd=old_fd, follow_symlinks=False).st_mode
+            _check_slash(old, mode)
+            _check_slash(new, mode)
             os.rename(old_last, new_last, src_dir_fd=old_fd, dst_dir_fd=new_fd)
 
-    def narrow(self, name: bytes) -> "HostDirectory":
-        return HostDirectory(self._open(name, os.O_PATH | os.O_DIRECTORY))
+    def narrow(
+        self, name: bytes, *, create: bool
+    ) -> tuple["HostDirectory", bytes | None]:
+        try:
+            return HostDirectory(self._open(name, _DIRECTORY)), None
+        except NotADirectoryError:
+            create = False
+        except FileNotFoundError:
+            if not create:
+                raise
+        dir_fd, last = self._resolve_entry(name)
+        try:
+            if not create:
+                os.stat(last, dir_fd=dir_fd, follow_symlinks=False)
+            return HostDirectory(dir_fd, follow=False), last
+        except BaseException:
+            os.close(dir_fd)
+            raise
 
     def identity(self) -> tuple[int, int]:
         status = os.fstat(self.dir_fd)
         return (status.st_dev, status.st_ino)
+
+    def path(self) -> bytes:
+        """Return the directory's path as the host sees it now (proc(5))."""
+        return os.readlink(b"/proc/self/fd/%d" % self.dir_fd)
+
+    def remove_stale(self) -> None:
+        """Remove staged files that a host which was killed has left (attack 39)."""
+        remove_stale(self.dir_fd)
 
     def descriptors(self) -> tuple[int, ...]:
         return (self.dir_fd,) if self.dir_fd >= 0 else ()
@@ -317,6 +234,26 @@ class HostDirectory:
         if self.dir_fd >= 0:
             fd, self.dir_fd = self.dir_fd, -1
             os.close(fd)
+
+
+def _kind_of_entry(entry: os.DirEntry[str]) -> str:
+    """Tell an entry's kind, from what the directory says where it says it."""
+    if entry.is_symlink():
+        return "link"
+    if entry.is_file(follow_symlinks=False):
+        return "file"
+    if entry.is_dir(follow_symlinks=False):
+        return "directory"
+    try:
+        return kind_of(entry.stat(follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return kind_of(0)
+
+
+def _check_slash(name: bytes, mode: int) -> None:
+    """Raise ``ENOTDIR`` for ``name/`` where that is no directory."""
+    if name.endswith(b"/") and not stat.S_ISDIR(mode):
+        raise _error(errno.ENOTDIR)
 
 
 def _check_regular(mode: int) -> None:
@@ -341,17 +278,3 @@ def _mode_to_replace(dir_fd: int, last: bytes) -> int | None:
         return stat.S_IMODE(status.st_mode)
     finally:
         os.close(fd)
-
-
-def _open_unnamed(dir_fd: int) -> tuple[int, bytes]:
-    """Open a new file for staging; return it and the name it has, if it needs one."""
-    try:
-        fd = os.open(b".", os.O_TMPFILE | os.O_RDWR | OPEN_FLAGS, 0o666, dir_fd=dir_fd)
-    except OSError as why:
-        if why.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    else:
-        return fd, b""
-    name = STAGED_PREFIX + secrets.token_hex(8).encode()
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | OPEN_FLAGS
-    return os.open(name, flags, 0o666, dir_fd=dir_fd), name

@@ -9,11 +9,19 @@ import os
 import time
 from collections.abc import Callable
 from itertools import count
+from typing import Final
 
 from vfs.backends.base import Backend, FileStatus, Mode
+from vfs.errors import AccessDeniedError
 from vfs.hostio import Mount
 
+DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
+"""Most that all files of a tree hold together: it is the host's own memory (I9)."""
+
 _DEVICE = -1  # no real st_dev
+_PATH_MAX = 4096  # limits.h, the NUL at the end included
+_NAME_MAX = 255
+_NO_ENTRY: Final = (b"", b".", b"..")
 _inodes = count(1)
 _MEMORY = Mount("tmpfs")
 
@@ -22,12 +30,41 @@ def _error(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-class _File:
-    __slots__ = ("data", "inode", "mtime_ns")
+class _Space:
+    """How much a tree holds, and how much it may; shared by all of it."""
 
-    def __init__(self) -> None:
+    __slots__ = ("left",)
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.left = limit_bytes
+
+
+class _File:
+    __slots__ = ("data", "inode", "mtime_ns", "space")
+
+    def __init__(self, space: _Space) -> None:
         self.data = bytearray()
         self.inode = next(_inodes)
+        self.mtime_ns = time.time_ns()
+        self.space = space
+
+    def __del__(self) -> None:
+        self.space.left += len(self.data)
+
+    def resize(self, size: int) -> None:
+        """Set the size, all or nothing.
+
+        Raises:
+            OSError: ``ENOSPC``: the tree may not hold so much.
+        """
+        growth = size - len(self.data)
+        if growth > self.space.left:
+            raise _error(errno.ENOSPC)
+        if growth > 0:
+            self.data += bytes(growth)
+        else:
+            del self.data[size:]
+        self.space.left -= growth
         self.mtime_ns = time.time_ns()
 
 
@@ -35,33 +72,40 @@ class _Directory:
     __slots__ = ("entries", "inode", "mtime_ns")
 
     def __init__(self) -> None:
-        self.entries: dict[bytes, _File | _Directory] = {}
+        self.entries: dict[bytes, _Node] = {}
         self.inode = next(_inodes)
         self.mtime_ns = time.time_ns()
+
+
+_Node = _File | _Directory
 
 
 class MemoryHandle:
     """An open file in memory; see ``base.Handle``."""
 
-    __slots__ = ("_file", "_on_publish", "fd", "mount", "pread")
+    __slots__ = ("_file", "_on_publish", "fd", "mount")
 
     def __init__(self, file: _File, on_publish: Callable[[], None] | None) -> None:
         self._file = file
         self._on_publish = on_publish
         self.fd = -1
         self.mount = _MEMORY
-        self.pread: Callable[[int, int], bytes] = self.pread_wait
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return self.pread_wait(size, offset)
 
     def pread_wait(self, size: int, offset: int) -> bytes:
         return bytes(memoryview(self._file.data)[offset : offset + size])
 
     def pwrite(self, data: bytes | memoryview, offset: int) -> None:
-        content = self._file.data
-        gap = offset - len(content)
-        if gap > 0 and len(data):
-            content += bytes(gap)
-        content[offset : offset + len(data)] = data
-        self._file.mtime_ns = time.time_ns()
+        if not data:
+            return
+        file = self._file
+        end = offset + len(data)
+        if end > len(file.data):
+            file.resize(end)
+        file.data[offset:end] = data
+        file.mtime_ns = time.time_ns()
 
     def append(self, data: bytes | memoryview) -> int:
         self.pwrite(data, len(self._file.data))
@@ -71,19 +115,18 @@ class MemoryHandle:
         return len(self._file.data)
 
     def truncate(self, size: int) -> None:
-        content = self._file.data
-        if size < len(content):
-            del content[size:]
-        else:
-            content += bytes(size - len(content))
-        self._file.mtime_ns = time.time_ns()
+        self._file.resize(size)
 
     def sync(self) -> None:
         return None
 
-    def publish(self, *, durable: bool) -> None:  # noqa: ARG002 - memory is not durable
+    def publish(self, *, durable: bool) -> None:
+        del durable  # memory never is
         if self._on_publish is not None:
             self._on_publish()
+
+    def identity(self) -> tuple[int, int]:
+        return (_DEVICE, self._file.inode)
 
     def descriptors(self) -> tuple[int, ...]:
         return ()
@@ -93,57 +136,55 @@ class MemoryHandle:
 
 
 class MemoryDirectory:
-    """A directory tree in memory; see ``base.Backend``."""
+    """A directory tree in memory; see ``base.Backend``.
 
-    __slots__ = ("_root",)
+    Args:
+        limit_bytes: most that its files hold together.
+    """
 
-    def __init__(self, root: _Directory | None = None) -> None:
-        self._root = root or _Directory()
+    __slots__ = ("_root", "_space")
 
-    def _walk(self, name: bytes) -> "_File | _Directory":
-        if b"\0" in name:
-            raise _error(errno.EINVAL)
-        if len(name) >= 4096:
-            raise _error(errno.ENAMETOOLONG)
-        if name.startswith(b"/"):
-            raise _error(errno.EXDEV)
-        if not name:
-            raise _error(errno.ENOENT)
+    def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self._root = _Directory()
+        self._space = _Space(limit_bytes)
+
+    def _walk(self, name: bytes) -> _Node:
+        _check_name(name)
         trail: list[_Directory] = []
-        node: _File | _Directory = self._root
+        node: _Node = self._root
         for part in name.split(b"/"):
             if not isinstance(node, _Directory):
                 raise _error(errno.ENOTDIR)
-            if part in (b"", b"."):
-                continue
             if part == b"..":
                 if not trail:
-                    raise _error(errno.EXDEV)
+                    raise AccessDeniedError
                 node = trail.pop()
-                continue
-            if len(part) > 255:
-                raise _error(errno.ENAMETOOLONG)
-            found = node.entries.get(part)
-            if found is None:
-                raise _error(errno.ENOENT)
-            trail.append(node)
-            node = found
+            elif part not in _NO_ENTRY:
+                trail.append(node)
+                node = _enter(node, part)
         return node
 
-    def _parent(self, name: bytes) -> tuple[_Directory, bytes]:
-        head, _, last = name.rstrip(b"/").rpartition(b"/")
-        if not last and name.startswith(b"/"):
-            raise _error(errno.EXDEV)
-        node = self._walk((b"/" if name.startswith(b"/") else b"") + (head or b"."))
+    def _directory(self, name: bytes) -> _Directory:
+        node = self._walk(name)
         if not isinstance(node, _Directory):
             raise _error(errno.ENOTDIR)
-        if last in (b"", b".", b".."):
-            raise _error(errno.EINVAL)
-        if len(last) > 255:
+        return node
+
+    def _entry(self, name: bytes, code: int = errno.EINVAL) -> tuple[_Directory, bytes]:
+        """Return the directory of a name, and the last component.
+
+        Args:
+            name: what is to be made, removed, renamed or replaced.
+            code: the errno for a last component that is no entry to make.
+        """
+        _check_name(name)
+        head, _, last = name.rstrip(b"/").rpartition(b"/")
+        directory = self._directory(head or b".")
+        if last in _NO_ENTRY:
+            raise _error(code)
+        if len(last) > _NAME_MAX:
             raise _error(errno.ENAMETOOLONG)
-        if b"\0" in last:
-            raise _error(errno.EINVAL)
-        return node, last
+        return directory, last
 
     def open(
         self, name: bytes, mode: Mode, *, create: bool, exclusive: bool, staged: bool
@@ -156,10 +197,10 @@ class MemoryDirectory:
         except FileNotFoundError:
             if not create:
                 raise
-            parent, last = self._parent(name)
+            directory, last = self._entry(name)
             if name.endswith(b"/"):
                 raise _error(errno.EISDIR) from None
-            node = parent.entries[last] = _File()
+            node = directory.entries[last] = _File(self._space)
         else:
             if create and exclusive:
                 raise _error(errno.EEXIST)
@@ -168,13 +209,15 @@ class MemoryDirectory:
         return MemoryHandle(node, None)
 
     def _open_staged(self, name: bytes) -> MemoryHandle:
-        parent, last = self._parent(name)
-        if isinstance(parent.entries.get(last), _Directory):
+        directory, last = self._entry(name, errno.EISDIR)
+        if name.endswith(b"/") or isinstance(directory.entries.get(last), _Directory):
             raise _error(errno.EISDIR)
-        file = _File()
+        file = _File(self._space)
 
         def publish() -> None:
-            parent.entries[last] = file
+            if isinstance(directory.entries.get(last), _Directory):
+                raise _error(errno.EISDIR)
+            directory.entries[last] = file
 
         return MemoryHandle(file, publish)
 
@@ -184,58 +227,67 @@ class MemoryDirectory:
             return FileStatus(0, node.mtime_ns, "directory")
         return FileStatus(len(node.data), node.mtime_ns, "file")
 
-    def list(self, name: bytes) -> list[tuple[bytes, str]]:
-        node = self._walk(name)
-        if not isinstance(node, _Directory):
-            raise _error(errno.ENOTDIR)
+    def list(self, name: bytes, limit: int) -> list[tuple[bytes, str]]:
+        entries = self._directory(name).entries
+        if len(entries) > limit:
+            raise _error(errno.EOVERFLOW)
         return sorted(
             (key, "directory" if isinstance(value, _Directory) else "file")
-            for key, value in node.entries.items()
+            for key, value in entries.items()
         )
 
     def make_directory(self, name: bytes) -> None:
-        parent, last = self._parent(name)
-        if last in parent.entries:
+        directory, last = self._entry(name)
+        if last in directory.entries:
             raise _error(errno.EEXIST)
-        parent.entries[last] = _Directory()
+        directory.entries[last] = _Directory()
 
-    def remove(self, name: bytes) -> int:
-        parent, last = self._parent(name)
-        node = parent.entries.get(last)
-        if node is None:
-            raise _error(errno.ENOENT)
+    def remove(self, name: bytes) -> tuple[int, tuple[int, int]]:
+        directory, last = self._entry(name)
+        node = _enter(directory, last)
+        _check_slash(name, node)
         if isinstance(node, _Directory) and node.entries:
             raise _error(errno.ENOTEMPTY)
-        del parent.entries[last]
-        return 0 if isinstance(node, _Directory) else len(node.data)
+        del directory.entries[last]
+        size = 0 if isinstance(node, _Directory) else len(node.data)
+        return size, (_DEVICE, node.inode)
 
     def rename(self, old: bytes, target: Backend, new: bytes) -> None:
-        if not isinstance(target, MemoryDirectory):
+        if type(target) is not MemoryDirectory:
             raise _error(errno.EXDEV)
-        old_parent, old_last = self._parent(old)
-        new_parent, new_last = target._parent(new)  # noqa: SLF001 - same class
-        node = old_parent.entries.get(old_last)
-        if node is None:
-            raise _error(errno.ENOENT)
-        there = new_parent.entries.get(new_last)
-        if isinstance(there, _Directory):
-            if not isinstance(node, _Directory):
-                raise _error(errno.EISDIR)
-            if there.entries:
-                raise _error(errno.ENOTEMPTY)
-        elif isinstance(node, _Directory):
-            if there is not None:
-                raise _error(errno.ENOTDIR)
-            if _contains(node, new_parent):
-                raise _error(errno.EINVAL)
-        del old_parent.entries[old_last]
-        new_parent.entries[new_last] = node
+        directory, last = self._entry(old)
+        new_directory, new_last = target._entry(new)  # noqa: SLF001 - same class
+        node = _enter(directory, last)
+        _check_slash(old, node)
+        _check_slash(new, node)
+        there = new_directory.entries.get(new_last)
+        if there is node:
+            return
+        _check_replaceable(node, there)
+        if isinstance(node, _Directory) and _contains(node, new_directory):
+            raise _error(errno.EINVAL)
+        del directory.entries[last]
+        new_directory.entries[new_last] = node
 
-    def narrow(self, name: bytes) -> "MemoryDirectory":
-        node = self._walk(name)
-        if not isinstance(node, _Directory):
-            raise _error(errno.ENOTDIR)
-        return MemoryDirectory(node)
+    def narrow(
+        self, name: bytes, *, create: bool
+    ) -> tuple["MemoryDirectory", bytes | None]:
+        try:
+            node = self._walk(name)
+        except FileNotFoundError:
+            if not create:
+                raise
+        else:
+            if isinstance(node, _Directory):
+                return self._part(node), None
+        directory, last = self._entry(name)
+        return self._part(directory), last
+
+    def _part(self, directory: _Directory) -> "MemoryDirectory":
+        part = MemoryDirectory()
+        part._root = directory
+        part._space = self._space
+        return part
 
     def identity(self) -> tuple[int, int]:
         return (_DEVICE, self._root.inode)
@@ -245,6 +297,42 @@ class MemoryDirectory:
 
     def close(self) -> None:
         return None
+
+
+def _check_name(name: bytes) -> None:
+    if b"\0" in name:
+        raise _error(errno.EINVAL)
+    if len(name) >= _PATH_MAX:
+        raise _error(errno.ENAMETOOLONG)
+    if name.startswith(b"/"):
+        raise AccessDeniedError
+    if not name:
+        raise _error(errno.ENOENT)
+
+
+def _enter(directory: _Directory, part: bytes) -> _Node:
+    if len(part) > _NAME_MAX:
+        raise _error(errno.ENAMETOOLONG)
+    found = directory.entries.get(part)
+    if found is None:
+        raise _error(errno.ENOENT)
+    return found
+
+
+def _check_slash(name: bytes, node: _Node) -> None:
+    if name.endswith(b"/") and not isinstance(node, _Directory):
+        raise _error(errno.ENOTDIR)
+
+
+def _check_replaceable(node: _Node, there: _Node | None) -> None:
+    """Raise what rename(2) raises where one kind would replace another."""
+    if isinstance(there, _Directory):
+        if not isinstance(node, _Directory):
+            raise _error(errno.EISDIR)
+        if there.entries:
+            raise _error(errno.ENOTEMPTY)
+    elif there is not None and isinstance(node, _Directory):
+        raise _error(errno.ENOTDIR)
 
 
 def _contains(node: _Directory, wanted: _Directory) -> bool:

@@ -18,18 +18,21 @@ _DOOR = [int(number) for number in os.environ.get("FSPROXY_FD", "3").split(",")]
 IN = _DOOR[0]
 OUT = _DOOR[1] if len(_DOOR) > 1 else IN
 
-_held = {}  # what came beyond a line, by descriptor
+_held: dict[int, bytes] = {}  # what came beyond a line, by descriptor
 
 
-def send(data, fd=OUT):
-    """Send all of `data`; tell how much that was."""
+def send(data: bytes, fd: int = OUT) -> int:
+    """Send `data`; tell how much of it the host took before it closed."""
     view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    return len(data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return len(data) - len(view)
 
 
-def line(fd=IN):
+def line(fd: int = IN) -> bytes:
     """Receive one line, without its LF; what came of it if the host closed."""
     data = _held.pop(fd, b"")
     while b"\n" not in data:
@@ -43,7 +46,7 @@ def line(fd=IN):
     return text
 
 
-def take(size, fd=IN):
+def take(size: int, fd: int = IN) -> bytes:
     """Receive exactly `size` bytes, fewer if the host closed."""
     data = _held.pop(fd, b"")
     while len(data) < size:
@@ -56,32 +59,36 @@ def take(size, fd=IN):
     return data[:size]
 
 
-def _receive(fd, size):
+def _receive(fd: int, size: int) -> bytes:
     try:
         return os.read(fd, size)
     except ConnectionResetError:
         return b""
 
 
-def ask(data, fd=None):
+def ask(data: bytes, fd: int | None = None) -> bytes:
     """Send a request and receive its reply line."""
     send(data, OUT if fd is None else fd)
     return line(IN if fd is None else fd)
 
 
-def read(fileno, size, fd=None):
+def read(fileno: int, size: int, fd: int | None = None) -> bytes:
     """READ: the bytes, or the error line."""
     reply = ask(b"READ %d %d\n" % (fileno, size), fd)
-    return take(int(reply[3:]), IN if fd is None else fd) if reply[:2] == b"OK" else reply
+    if reply[:2] != b"OK":
+        return reply
+    return take(int(reply[3:]), IN if fd is None else fd)
 
 
-def opened(name, mode=b"r", claim=b"false", fd=None):
+def opened(
+    name: bytes, mode: bytes = b"r", claim: bytes = b"false", fd: int | None = None
+) -> int | bytes:
     """OPEN: the fileno, or the error line."""
     reply = ask(b"OPEN %b %b %b\n" % (name, mode, claim), fd)
     return int(reply[3:]) if reply[:3] == b"OK " else reply
 
 
-def slowest(fileno, count, size=4096):
+def slowest(fileno: int, count: int, size: int = 4096) -> float:
     """READ from the start `count` times; tell the slowest round trip, in seconds."""
     worst = 0.0
     for _ in range(count):
@@ -92,7 +99,7 @@ def slowest(fileno, count, size=4096):
     return worst
 
 
-def descriptors():
+def descriptors() -> dict[int, str]:
     """Tell what this process has open: number -> what it is."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
@@ -103,21 +110,22 @@ def descriptors():
     return found
 
 
-def _sleep_for_ever():
+def _sleep_for_ever() -> None:
     while True:
         signal.pause()
 
 
-def daemon():
+def daemon() -> int:
     """Start a daemon (double fork, session of its own) that keeps FD 3; tell its pid."""
     ours, theirs = os.pipe()
     if not (middle := os.fork()):
         os.setsid()
         if os.fork():
             os._exit(0)
-        for number in (0, 1, 2):
-            os.close(number)
         os.write(theirs, b"%d" % os.getpid())
+        for number in descriptors():
+            if number not in _DOOR:
+                os.close(number)
         _sleep_for_ever()
     os.waitpid(middle, 0)
     pid = int(os.read(ours, 32))
@@ -126,10 +134,11 @@ def daemon():
     return pid
 
 
-def forked(*expressions, fd=None):
+def forked(*expressions: str, fd: int | None = None) -> tuple[int, list[object]]:
     """Fork a process that evaluates expressions and stays; tell its pid and values.
 
     Args:
+        expressions: evaluated in order.
         fd: what it finds as FD 3; None for this process's own.
     """
     ours, theirs = os.pipe()
@@ -137,7 +146,8 @@ def forked(*expressions, fd=None):
         if fd is not None:
             os.dup2(fd, IN)
         _held.clear()
-        os.write(theirs, repr([eval(text) for text in expressions]).encode())
+        values = [eval(text) for text in expressions]  # noqa: S307 - the test's own
+        os.write(theirs, repr(values).encode())
         os.close(theirs)
         _sleep_for_ever()
     os.close(theirs)
@@ -145,12 +155,12 @@ def forked(*expressions, fd=None):
     while more := os.read(ours, 65_536):
         text += more
     os.close(ours)
-    return pid, eval(text)
+    return pid, eval(text)  # noqa: S307 - what the fork above wrote
 
 
-def attached(fd=None):
+def attached(fd: int | None = None) -> int | bytes:
     """ATTACH: the descriptor of one more connection, or the error line."""
-    import socket
+    import socket  # noqa: PLC0415 - slow to import, and most puppets need none
 
     send(b"ATTACH\n", OUT if fd is None else fd)
     door = socket.socket(fileno=os.dup(IN if fd is None else fd))
@@ -159,29 +169,53 @@ def attached(fd=None):
     reply = data + line(IN if fd is None else fd)
     if not control:
         return reply
-    return struct.unpack("i", control[0][2])[0]
+    (passed,) = struct.unpack("i", control[0][2])
+    return int(passed)
 
 
-def stuff(count, data=b"\n"):
-    """Send `data` on FD 3 with `count` copies of a descriptor beside it."""
-    import socket
-
+def stuff(count: int, data: bytes = b"PING\n", fd: int = OUT) -> int:
+    """Send `data` with `count` copies of the null device's descriptor beside it."""
     null = os.open(os.devnull, os.O_RDONLY)
-    with socket.socket(fileno=os.dup(OUT)) as door:
-        sent = socket.send_fds(door, [data], [null] * count)
+    sent = pass_on([null] * count, data, fd)
     os.close(null)
     return sent
 
 
-def die():
+def pass_on(numbers: list[int], data: bytes = b"PING\n", fd: int = OUT) -> int:
+    """Send `data` with copies of descriptors beside it."""
+    import socket  # noqa: PLC0415 - slow to import, and most puppets need none
+
+    with socket.socket(fileno=os.dup(fd)) as door:
+        return socket.send_fds(door, [data], numbers)
+
+
+def deafen() -> None:
+    """Ignore every signal that can be ignored."""
+    spared = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+    for number in set(range(1, 32)) - spared:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def last_words(data: bytes, status: int) -> None:
+    """At SIGTERM, send `data` and exit."""
+
+    def leave(_number: int, _frame: object) -> None:
+        send(data)
+        os._exit(status)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+def die() -> None:
     """End like the abnormal way: at once, by SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main():
+def main() -> None:
     """Answer expressions until stdin ends."""
     for text in sys.stdin:
-        print(repr(eval(text)), flush=True)
+        value = eval(text)  # noqa: S307 - the test leads this process by the hand
+        os.write(1, b"%b\n" % repr(value).encode())
 
 
 main()

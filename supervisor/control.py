@@ -1,0 +1,322 @@
+"""The control socket: what a host tells those who may ask, one JSON line each way.
+
+What it is: who may connect, the conversation, the answers.  What it is not: the socket's
+file (``control_socket``), the asking side (``control_client``), tables for people
+(``tables``).  It changes nothing in a host.
+
+Rules of this file.
+
+1. The kernel says who connects (SO_PEERCRED): the host's own user, or root.
+2. A question is at most ``LINE_BYTES``, asked and answered within ``DEADLINE_S``;
+   between questions a connection may idle for ever.  Of too many connections the one
+   that idles longest makes room.
+3. Answers are made in slices of ``SLICE_S``, so that no client's READ waits for a table,
+   and what looks at ``/proc`` is done for one question at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import trio
+
+from supervisor.control_client import QUESTIONS, VERSION
+from supervisor.control_socket import listening
+from supervisor.holdings import process_facts
+from supervisor.leaks import check_host
+from supervisor.watcher import Watcher
+from vfs.filesystem import file_row, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from supervisor.child import Child
+    from supervisor.host import Host
+
+LINE_BYTES = 65_536
+"""Longest question: as long as a request line on FD 3."""
+
+DEADLINE_S = 10.0
+"""From the first byte of a question until its answer is taken."""
+
+MAX_CONNECTIONS = 16
+"""At once; whoever asks needs one for a few milliseconds."""
+
+SLICE_S = 0.001
+"""Longest stretch of making rows without a checkpoint."""
+
+ACCEPT_PAUSE_S = 0.1
+"""Between tries to accept while the process has no descriptor or memory to spare."""
+
+_ERROR_CHARS = 300
+_RECEIVE_BYTES = 4096
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
+_ENCODER = msgspec.json.Encoder()
+
+T = TypeVar("T")
+
+
+class Question(msgspec.Struct, forbid_unknown_fields=True):
+    """One question on the wire."""
+
+    v: int
+    do: str
+
+
+async def serve_control(
+    host: Host, path: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve a host's control socket until cancelled; then its file is removed.
+
+    Args:
+        host: what is asked about.
+        path: where the socket is to be; its directory must exist.
+        task_status: told when the socket can be connected to.
+
+    Raises:
+        OSError: the socket cannot be there; ``filename`` is the path, ``strerror`` says
+            why and what to do.
+    """
+    async with listening(path) as listener:
+        server = ControlServer(host, listener)
+        host.holders.add(server.descriptors)
+        try:
+            task_status.started()
+            await server.run()
+        finally:
+            host.holders.discard(server.descriptors)
+
+
+class _Connection:
+    """One connection; ``idle_since`` is None while a question is under way."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.scope = trio.CancelScope()
+        self.idle_since: float | None = trio.current_time()
+
+
+class ControlServer:
+    """A control socket's connections and answers."""
+
+    def __init__(self, host: Host, listener: trio.SocketListener) -> None:
+        self._host = host
+        self._listener = listener
+        self._children = Watcher()
+        self._own = Watcher()
+        self._connections: set[_Connection] = set()
+        self._refused: set[trio.SocketStream] = set()
+        self._started_at = time.time()
+        self._looking = trio.Lock()  # rule 3
+        self._answers: dict[str, Callable[[], Awaitable[object]]] = {
+            "ps": self._ps,
+            "clients": self._clients,
+            "files": self._files,
+            "stats": self._stats,
+            "leaks": self._leaks,
+        }
+
+    def descriptors(self) -> Iterable[tuple[int, str]]:
+        """Yield what the server holds of the host's descriptors."""
+        streams = {connection.stream for connection in self._connections}
+        yield self._listener.socket.fileno(), "control socket"
+        for stream in streams | self._refused:
+            yield stream.socket.fileno(), "control connection"
+
+    async def run(self) -> None:
+        """Accept connections and serve them until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    stream = await self._listener.accept()
+                except OSError as why:
+                    if why.errno not in _OUT_OF_RESOURCES:
+                        raise
+                    await trio.sleep(ACCEPT_PAUSE_S)
+                    continue
+                why_not = self._refusal(stream)
+                if why_not is None:
+                    connection = _Connection(stream)
+                    self._connections.add(connection)
+                    nursery.start_soon(self._serve, connection)
+                else:
+                    self._refused.add(stream)
+                    nursery.start_soon(self._refuse, stream, why_not)
+
+    def _refusal(self, stream: trio.SocketStream) -> str | None:
+        """Tell why a new connection is not served; makes room for one that is."""
+        if not _may_ask(stream):
+            return "it answers its own user and root only"
+        if len(self._connections) >= MAX_CONNECTIONS:
+            idle = [(c.idle_since, c) for c in self._connections if c.idle_since]
+            if not idle:
+                return f"it has {MAX_CONNECTIONS} questions to answer; try again"
+            _, longest = min(idle, key=lambda pair: pair[0])
+            longest.scope.cancel()
+            longest.idle_since = None  # it makes room once
+        return None
+
+    async def _refuse(self, stream: trio.SocketStream, text: str) -> None:
+        try:
+            with trio.move_on_after(DEADLINE_S):
+                async with stream:
+                    await stream.send_all(_error(text))
+        except trio.BrokenResourceError:
+            return  # it did not wait for it
+        finally:
+            self._refused.discard(stream)
+
+    async def _serve(self, connection: _Connection) -> None:
+        try:
+            with connection.scope:
+                async with connection.stream:
+                    await self._converse(connection)
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            return  # gone, or too slow to be told so
+        finally:
+            self._connections.discard(connection)
+
+    async def _converse(self, connection: _Connection) -> None:
+        stream = connection.stream
+        pending = bytearray()
+        while True:
+            connection.idle_since = trio.current_time()
+            if not pending and not await _receive(stream, pending):
+                return
+            connection.idle_since = None
+            with trio.fail_after(DEADLINE_S):
+                line = await _receive_line(stream, pending)
+                if line is None:
+                    return
+                reply, goes_on = await self._reply(line)
+                await stream.send_all(reply)
+            if not goes_on:
+                return
+
+    async def _reply(self, line: bytes) -> tuple[bytes, bool]:
+        """Answer one line; also tell whether more lines may follow."""
+        if len(line) > LINE_BYTES:
+            return _error(f"a question has at most {LINE_BYTES} bytes"), False
+        try:
+            question = msgspec.json.decode(line, type=Question)
+        except (msgspec.MsgspecError, RecursionError) as why:
+            return _error(f"that is no question: {why}"), False
+        if question.v != VERSION:
+            text = (
+                f"it speaks version {VERSION}, not {question.v}; use its own sandhost"
+            )
+            return _error(text), True
+        answer = self._answers.get(question.do)
+        if answer is None:
+            known = ", ".join(QUESTIONS)
+            return _error(f"it does not know {question.do!r}, only {known}"), True
+        result = await answer()
+        reply = _ENCODER.encode({"v": VERSION, "ok": True, "result": result})
+        return reply + b"\n", True
+
+    # The answers
+
+    async def _ps(self) -> list[msgspec.Raw]:
+        children = tuple(self._host.children.values())
+        running = [child.process for child in children if child.process is not None]
+        async with self._looking:
+            samples = await self._children.sample(
+                [(process.pid, process.create_time) for process in running]
+            )
+
+        def row(child: Child) -> dict[str, object]:
+            process = child.process
+            name = None if process is None else (process.pid, process.create_time)
+            sample = None if name is None else samples.get(name)
+            return {**child.row(), "usage": None if sample is None else sample.row()}
+
+        return await _rows(children, row)
+
+    async def _clients(self) -> list[msgspec.Raw]:
+        clients = tuple(self._host.fs.tables.clients.values())
+        return await _rows(clients, lambda client: client.row())
+
+    async def _files(self) -> list[msgspec.Raw]:
+        return await _rows(tuple(self._host.fs.tables.files.values()), file_row)
+
+    async def _stats(self) -> dict[str, object]:
+        host = self._host
+        own = process_facts(os.getpid())
+        async with self._looking:
+            samples = await self._own.sample(
+                [] if own is None else [(own.pid, own.create_time)]
+            )
+        return {
+            "pid": os.getpid(),
+            "control_since": timestamp(self._started_at),
+            "children": len(host.children),
+            "clients": len(host.fs.tables.clients),
+            "files": len(host.fs.tables.files),
+            "payload_bytes": host.budget.used_bytes,
+            "payloads_spooled": host.budget.spooled,
+            "control_connections": len(self._connections),
+            "usage": next((sample.row() for sample in samples.values()), None),
+        }
+
+    async def _leaks(self) -> dict[str, object]:
+        async with self._looking:
+            return await check_host(self._host)
+
+
+def _error(text: str) -> bytes:
+    line = "".join(c if c.isprintable() else "?" for c in text[:_ERROR_CHARS])
+    return _ENCODER.encode({"v": VERSION, "ok": False, "error": line}) + b"\n"
+
+
+async def _rows(
+    items: Iterable[T], make: Callable[[T], dict[str, object]]
+) -> list[msgspec.Raw]:
+    """Make and encode the rows of a table, in slices."""
+    rows = []
+    slice_end = time.monotonic() + SLICE_S
+    for item in items:
+        rows.append(msgspec.Raw(_ENCODER.encode(make(item))))
+        if time.monotonic() > slice_end:
+            await trio.lowlevel.checkpoint()
+            slice_end = time.monotonic() + SLICE_S
+    return rows
+
+
+def _may_ask(stream: trio.SocketStream) -> bool:
+    credentials = stream.socket.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size
+    )
+    _, uid, _ = _UCRED.unpack(credentials)
+    return uid in {0, os.geteuid()}
+
+
+async def _receive(stream: trio.SocketStream, pending: bytearray) -> bool:
+    """Take what has come; False at the end of the stream."""
+    data = await stream.receive_some(_RECEIVE_BYTES)
+    pending += data
+    return bool(data)
+
+
+async def _receive_line(stream: trio.SocketStream, pending: bytearray) -> bytes | None:
+    """Take a line, without its LF, out of what has come and what comes.
+
+    Returns:
+        None at the end of the stream; more than ``LINE_BYTES`` where no LF is in them.
+    """
+    searched = 0
+    while (end := pending.find(b"\n", searched)) < 0:
+        searched = len(pending)
+        if searched > LINE_BYTES:
+            return bytes(pending)
+        if not await _receive(stream, pending):
+            return None
+    line = bytes(pending[:end])
+    del pending[: end + 1]
+    return line

@@ -1,0 +1,172 @@
+"""Asking a host: one question over its control socket, one answer.
+
+What it is: the client's side, blocking, without Trio, for commands such as ``ps`` that
+should answer at once.  What it is not: the server (``control``), or what is done with
+an answer (``tables``).
+
+Wire: one JSON object a line each way.
+
+    {"v":1,"do":"ps"}  ->  {"v":1,"ok":true,"result":[...]}
+                       or  {"v":1,"ok":false,"error":"..."}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VERSION = 1
+"""Version of the questions; a host refuses any other."""
+
+QUESTIONS = ("ps", "clients", "files", "stats", "leaks")
+"""What may be asked."""
+
+TIMEOUT_S = 10.0
+"""For the whole exchange; a host closes a slower one as well."""
+
+MAX_REPLY_BYTES = 256 * 1024 * 1024
+"""A longer answer is no host's: a row has some 300 bytes, a host a million files."""
+
+ENVIRONMENT = "SANDHOST_CONTROL"
+"""Names the socket where no option does."""
+
+_RECEIVE_BYTES = 65_536
+_SUN_PATH_BYTES = 108
+
+
+class ControlError(Exception):
+    """No answer, or a refusal; the text is one line: what, where, why, what to do."""
+
+
+def control_path(given: str | None) -> str | None:
+    """Return the socket to ask: the option, ``$SANDHOST_CONTROL``, the run-time one.
+
+    Args:
+        given: the option ``--control``; None where it was not given.
+
+    Returns:
+        None if nothing is named and no host has its socket in the run-time directory.
+    """
+    named = given or os.environ.get(ENVIRONMENT)
+    if named:
+        return named
+    base = os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else None)
+    if base is None:
+        return None
+    default = f"{base}/sandhost/control"
+    return default if os.path.lexists(default) else None
+
+
+def call(path: str, do: str, *, timeout_s: float = TIMEOUT_S) -> Any:
+    """Ask one question and return the answer.
+
+    Args:
+        path: the host's control socket.
+        do: one of ``QUESTIONS``.
+        timeout_s: seconds for all of it.
+
+    Returns:
+        What the host says: rows of a table, or an object; plain JSON values.
+
+    Raises:
+        ControlError: nobody answers, or the host refuses.
+    """
+    deadline = time.monotonic() + timeout_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        _connect(line, path, timeout_s)
+        request = json.dumps({"v": VERSION, "do": do}).encode() + b"\n"
+        try:
+            # A host that is busy says so and closes before it was asked.
+            with contextlib.suppress(BrokenPipeError):
+                line.sendall(request, socket.MSG_NOSIGNAL)
+            reply = _receive_line(line, deadline)
+        except TimeoutError:
+            raise ControlError(
+                f"no answer at {path!r} within {timeout_s:g} s: the host is stopped or"
+                " very busy; try again"
+            ) from None
+        except OSError as why:
+            raise ControlError(f"no answer at {path!r}: {why.strerror}") from None
+    return _result(path, reply)
+
+
+def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
+    line.settimeout(timeout_s)
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - one call, no import
+        if not stat.S_ISSOCK(mode):
+            raise ControlError(f"cannot ask {path!r}: it is not a socket")
+        with _within_reach(path) as name:
+            line.connect(name)
+    except FileNotFoundError:
+        raise ControlError(
+            f"no host at {path!r}: there is no such socket; name the one that a host"
+            " was started with (--control)"
+        ) from None
+    except ConnectionRefusedError:
+        raise ControlError(
+            f"no host at {path!r}: nobody listens, so its host has ended; the next one"
+            " that is given this path replaces the socket"
+        ) from None
+    except PermissionError:
+        raise ControlError(
+            f"cannot ask {path!r}: permission denied; a host answers its own user and"
+            " root"
+        ) from None
+    except OSError as why:
+        raise ControlError(f"cannot ask {path!r}: {why.strerror or why}") from None
+
+
+@contextlib.contextmanager
+def _within_reach(path: str) -> Iterator[str]:
+    """Give a name of the socket that fits into sun_path, which has 108 bytes."""
+    if len(os.fsencode(path)) < _SUN_PATH_BYTES:
+        yield path
+        return
+    parent, name = os.path.split(path)
+    fd = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
+
+
+def _receive_line(line: socket.socket, deadline: float) -> bytes:
+    """Receive up to the first LF, or what came before the end."""
+    parts = []
+    size = 0
+    while size <= MAX_REPLY_BYTES:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        line.settimeout(left_s)
+        part = line.recv(_RECEIVE_BYTES)
+        parts.append(part)
+        size += len(part)
+        if not part or b"\n" in part:
+            break
+    return b"".join(parts)
+
+
+def _result(path: str, reply: bytes) -> Any:
+    text, newline, _ = reply.partition(b"\n")
+    try:
+        answer = json.loads(text) if newline else None
+    except ValueError:  # JSON, or its UTF-8
+        answer = None
+    if not isinstance(answer, dict) or answer.get("v") != VERSION:
+        raise ControlError(
+            f"what answers at {path!r} is not a sandhost of this version; name its"
+            " control socket"
+        )
+    if answer.get("ok") is not True:
+        raise ControlError(f"the host at {path!r} refused: {answer.get('error')}")
+    return answer.get("result")

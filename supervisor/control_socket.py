@@ -1,0 +1,151 @@
+"""The file of a control socket: how a host puts it at a path, and takes it away.
+
+Rules of this file.
+
+1. The file has mode 0600 from its first instant, and is listened on from the instant in
+   which it has its name: nobody takes a starting host's socket for a stale one.
+2. A socket that nobody listens on is replaced, one that somebody listens on is refused,
+   and so is anything that is no socket (attack 39).
+3. What is removed at the end is this host's own file, and no other's.
+
+Sources: unix(7), link(2), flock(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+LOCK_TIMEOUT_S = 1.0
+"""Other hosts that begin in the same directory need it for a millisecond each."""
+
+BACKLOG = 64
+"""Connections that may wait while the host is busy for a moment."""
+
+_MODE = 0o600
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextlib.asynccontextmanager
+async def listening(path: str) -> AsyncIterator[trio.SocketListener]:
+    """Listen at a path for the length of the block; then its file is removed.
+
+    Args:
+        path: where the socket is to be; its directory must exist.
+
+    Raises:
+        OSError: it cannot be there; ``filename`` is the path, ``strerror`` says why and
+            what to do.
+    """
+    parent, name = os.path.split(path)
+    if name in {"", ".", ".."}:
+        raise OSError(errno.EISDIR, "it names a directory; add a name", path)
+    sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with sock:
+        with _said_of(path):
+            # The kernel takes the file's mode from the socket: the umask, which belongs
+            # to all threads, need not be touched.
+            os.fchmod(sock.fileno(), _MODE)
+            async with _locked(parent or ".") as dir_fd:
+                _check_free(dir_fd, name)
+                identity = await _bind(sock, dir_fd, name)
+        try:
+            yield trio.SocketListener(sock)
+        finally:
+            with contextlib.suppress(OSError):
+                _remove(path, identity)
+
+
+@contextlib.contextmanager
+def _said_of(path: str) -> Iterator[None]:
+    """Say of each failure that it is this path's."""
+    try:
+        yield
+    except OSError as why:
+        reason = why.strerror or str(why)
+        raise OSError(why.errno or errno.EIO, reason, path) from None
+
+
+@contextlib.asynccontextmanager
+async def _locked(parent: str) -> AsyncIterator[int]:
+    """Hold the directory, alone among hosts: one at a time replaces a stale socket."""
+    try:
+        dir_fd = os.open(parent, _DIRECTORY)
+    except FileNotFoundError:
+        raise OSError(errno.ENOENT, "its directory does not exist; make it") from None
+    try:
+        with trio.move_on_after(LOCK_TIMEOUT_S) as patience:
+            # Nothing tells that flock(2) would succeed now.
+            while not _try_lock(dir_fd):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        if patience.cancelled_caught:
+            raise OSError(errno.EAGAIN, "its directory is locked; use another one")
+        yield dir_fd
+    finally:
+        os.close(dir_fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_free(dir_fd: int, name: str) -> None:
+    """Take a stale socket away; refuse whatever else is there."""
+    try:
+        mode = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "it is there and not a socket; use another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        refusal = probe.connect_ex(f"/proc/self/fd/{dir_fd}/{name}")
+    if refusal != errno.ECONNREFUSED:
+        # Also EAGAIN (its queue is full) and EACCES: somebody's, and perhaps alive.
+        raise OSError(errno.EADDRINUSE, "a living host listens there; use another path")
+    os.unlink(name, dir_fd=dir_fd)
+
+
+async def _bind(
+    sock: trio.socket.SocketType, dir_fd: int, name: str
+) -> tuple[int, int]:
+    """Give the socket its name once it listens; return what tells its file from others.
+
+    It is made under another name and linked: link(2) fails if anything is there, and
+    there is no moment in which the name leads to a socket that does not listen.
+    """
+    fresh = f".sandhost-{os.urandom(8).hex()}"
+    # Through the directory's descriptor: sun_path has room for 107 bytes only.
+    await sock.bind(f"/proc/self/fd/{dir_fd}/{fresh}")
+    try:
+        status = os.stat(fresh, dir_fd=dir_fd, follow_symlinks=False)
+        mode = stat.S_IMODE(status.st_mode)
+        if mode != _MODE:
+            raise OSError(errno.EPERM, f"its mode would be {mode:o}; use another path")
+        sock.listen(BACKLOG)
+        os.link(fresh, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    finally:
+        os.unlink(fresh, dir_fd=dir_fd)
+    return status.st_dev, status.st_ino
+
+
+def _remove(path: str, identity: tuple[int, int]) -> None:
+    file = Path(path)
+    status = file.lstat()
+    if (status.st_dev, status.st_ino) == identity:
+        file.unlink()

@@ -1,0 +1,286 @@
+"""The watcher: what children use of the machine, and the one user of psutil.
+
+What it is: samples of living processes, on request or periodically.  What it is not: an
+alarm clock; a process's end is told by its pidfd (spec S2).
+
+Rules of this file.
+
+1. A process is named by (pid, create_time), and its identity is proved before *and*
+   after it was sampled: numbers of a process that ended meanwhile, and whose pid was
+   given to somebody else, are thrown away (attack 27).
+2. At most ``SLICE_PROCESSES`` processes or ``SLICE_S`` between two checkpoints: 1,000
+   processes take 65 ms, and no client waits for them.
+3. Nothing is sampled unless somebody wants it: an idle host never wakes up.
+4. psutil is imported when the first sample is taken, in a worker thread: most hosts
+   never take one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from supervisor import proctree
+from supervisor.holdings import is_same_process
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType, TracebackType
+
+SLICE_PROCESSES = 50
+"""Processes looked at between two checkpoints; each costs 65 us and more."""
+
+SLICE_S = 0.002
+"""Longest stretch between two checkpoints, whatever a process costs; the aim is 5 ms."""
+
+MAX_DESCENDANTS = 10_000
+"""Where counting ends: a fork bomb may grow faster than it can be counted."""
+
+ProcessIdentity = proctree.ProcessIdentity
+"""(pid, clock ticks since boot at its start)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one process used at one moment.
+
+    Attributes:
+        pid: its number.
+        create_time: clock ticks since boot.
+        state: psutil's word: ``running``, ``sleeping``, ``stopped``, ``zombie``, ...
+        cpu_time_s: user and kernel time so far, seconds.
+        cpu_percent: of one core, since the sample before; None for the first one.
+        rss_bytes: resident memory.
+        descriptors: open ones; None where this user may not look.
+        threads: how many.
+        descendants: processes beneath it, at most ``MAX_DESCENDANTS`` counted.
+    """
+
+    pid: int
+    create_time: int
+    state: str
+    cpu_time_s: float
+    cpu_percent: float | None
+    rss_bytes: int
+    descriptors: int | None
+    threads: int
+    descendants: int
+
+    def row(self) -> dict[str, object]:
+        """Return it as a JSON object, without what names the process."""
+        return {
+            "state": self.state,
+            "cpu_time_s": round(self.cpu_time_s, 2),
+            "cpu_percent": self.cpu_percent,
+            "rss_bytes": self.rss_bytes,
+            "descriptors": self.descriptors,
+            "threads": self.threads,
+            "descendants": self.descendants,
+        }
+
+
+Samples = dict[ProcessIdentity, Sample]
+
+
+class _Slice:
+    """Counts what was done since the last checkpoint."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._left = SLICE_PROCESSES
+        self._end = time.monotonic() + SLICE_S
+
+    async def step(self) -> None:
+        """Count one process; let others run when the slice is used up."""
+        self._left -= 1
+        if self._left <= 0 or time.monotonic() > self._end:
+            await trio.lowlevel.checkpoint()
+            self._begin()
+
+
+class Watcher:
+    """Samples one set of processes; what it saw of them last tells their CPU's percent.
+
+    Args:
+        targets: what ``run`` samples, asked anew each time; ``sample`` is told.
+    """
+
+    def __init__(
+        self, targets: Callable[[], Iterable[ProcessIdentity]] | None = None
+    ) -> None:
+        self._targets = targets
+        self._psutil: ModuleType | None = None
+        # (cpu seconds, when) of each process at its last sample.
+        self._before: dict[ProcessIdentity, tuple[float, float]] = {}
+        self._subscriptions: set[Subscription] = set()
+        self._wanted = trio.Event()
+
+    async def sample(self, targets: Iterable[ProcessIdentity]) -> Samples:
+        """Sample each process that still is what its name says.
+
+        Args:
+            targets: (pid, create_time) of each.
+
+        Returns:
+            By identity; a process that ended is missing, a zombie is there.
+        """
+        if self._psutil is None:
+            self._psutil = await in_thread(_import_psutil)
+        psutil = self._psutil
+        wanted = tuple(targets)
+        samples: Samples = {}
+        slice_ = _Slice()
+        for identity in wanted:
+            descendants = await _count_descendants(identity[0], slice_)
+            sample = self._sample_one(psutil, identity, descendants)
+            if sample is not None:
+                samples[identity] = sample
+            await slice_.step()
+        self._before = {
+            identity: before
+            for identity, before in self._before.items()
+            if identity in samples
+        }
+        return samples
+
+    def _sample_one(
+        self, psutil: ModuleType, identity: ProcessIdentity, descendants: int
+    ) -> Sample | None:
+        if not is_same_process(*identity):
+            return None
+        try:
+            facts = _look(psutil, identity[0])
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return None
+        at = time.monotonic()
+        if not is_same_process(*identity):
+            return None
+        state, cpu_time_s, rss_bytes, descriptors, threads = facts
+        before = self._before.get(identity)
+        self._before[identity] = (cpu_time_s, at)
+        percent = None
+        if before is not None and at > before[1]:
+            percent = round(100 * (cpu_time_s - before[0]) / (at - before[1]), 1)
+        return Sample(
+            *identity,
+            state,
+            cpu_time_s,
+            percent,
+            rss_bytes,
+            descriptors,
+            threads,
+            descendants,
+        )
+
+    # Periodically
+
+    def subscribe(self) -> Subscription:
+        """Return a subscription; use it as a context manager around ``next``."""
+        return Subscription(self._subscriptions, self._wanted_now)
+
+    def _wanted_now(self) -> None:
+        self._wanted.set()
+
+    async def run(self, interval_s: float) -> None:
+        """Sample every ``interval_s`` seconds while somebody is subscribed.
+
+        With no subscription this waits, without waking up, for the first one.
+        """
+        if self._targets is None:
+            raise ValueError("a watcher that runs must know its targets")
+        while True:
+            if not self._subscriptions:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+            samples = await self.sample(self._targets())
+            for subscription in self._subscriptions:
+                subscription.offer(samples)
+            await trio.sleep(interval_s)
+
+
+class Subscription:
+    """A wish for samples: the newest waits for whoever is slow, older ones are dropped.
+
+    Raises:
+        RuntimeError: used outside its ``with`` block.
+    """
+
+    def __init__(self, among: set[Subscription], begin: Callable[[], None]) -> None:
+        self._among = among
+        self._begin = begin
+        self._newest: Samples | None = None
+        self._came = trio.Event()
+
+    def __enter__(self) -> Self:
+        self._among.add(self)
+        self._begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._among.discard(self)
+
+    def offer(self, samples: Samples) -> None:
+        """Take samples in; for the watcher."""
+        self._newest = samples
+        self._came.set()
+
+    async def next(self) -> Samples:
+        """Wait for samples that were not returned before."""
+        if self not in self._among:
+            raise RuntimeError("a subscription is used within its with block")
+        await self._came.wait()
+        self._came = trio.Event()
+        newest, self._newest = self._newest, None
+        return newest or {}
+
+
+def _look(psutil: ModuleType, pid: int) -> tuple[str, float, int, int | None, int]:
+    """Read a process's state, cpu time (s), memory (bytes), descriptors, threads."""
+    process = psutil.Process(pid)
+    with process.oneshot():
+        times = process.cpu_times()
+        descriptors: int | None = None
+        # A zombie has none, one of another user does not show them.
+        with contextlib.suppress(psutil.AccessDenied, psutil.ZombieProcess):
+            descriptors = process.num_fds()
+        return (
+            process.status(),
+            times.user + times.system,
+            process.memory_info().rss,
+            descriptors,
+            process.num_threads(),
+        )
+
+
+async def _count_descendants(pid: int, slice_: _Slice) -> int:
+    """Count the processes beneath one; a snapshot, in slices like everything here."""
+    ahead = [pid]
+    seen = {pid}
+    for parent in ahead:  # grows while it is walked
+        for child in proctree.children_of(parent):
+            if child not in seen:
+                seen.add(child)
+                ahead.append(child)
+        if len(seen) > MAX_DESCENDANTS:
+            break
+        if parent != pid:
+            await slice_.step()
+    return min(len(seen) - 1, MAX_DESCENDANTS)
+
+
+def _import_psutil() -> ModuleType:
+    import psutil  # noqa: PLC0415 - rule 4
+
+    return psutil

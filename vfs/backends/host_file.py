@@ -1,0 +1,273 @@
+"""Open files of the host's own file systems: plain ones and staged ones.
+
+Rules of this file.
+
+1. What a failed write added beyond the old end is cut off again (spec W5), unless
+   somebody has added to it since.
+2. A staged file has no name until it is published (``O_TMPFILE``): if the host dies,
+   the kernel frees it.  To replace another it needs a name for an instant: a hidden
+   one in the directory of its place, with a lock on the file that ends with this
+   process, so that a later one can tell what to remove (``remove_stale``).
+
+Sources: open(2), link(2), flock(2), write(2), proc(5).
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import secrets
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vfs.hostio import MOUNTS, mount_of
+from vfs.paths import OPEN_FLAGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STAGED_PREFIX = b".sandhost-"
+"""How names of staged files begin, for the instant in which they have one."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_PAGE_MASK = _PAGE_BYTES - 1
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
+_NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
+
+# Where files may not grow beyond a limit, a write may stop in the middle of a page.
+_PAGES_ARE_WHOLE = (
+    resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+)
+
+
+class HostHandle:
+    """An open file of the host; see ``base.Handle``."""
+
+    __slots__ = ("fd", "mount", "pread")
+
+    def __init__(self, fd: int, device: int) -> None:
+        self.fd = fd
+        self.mount = mount = MOUNTS.get(device) or mount_of(device)
+        self.pread: Callable[[int, int], bytes] = partial(mount.read, fd)
+
+    def pread_wait(self, size: int, offset: int) -> bytes:
+        data = os.pread(self.fd, size, offset)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]
+        got = len(data)
+        while got < size:
+            data = os.pread(self.fd, size - got, offset + got)
+            if not data:
+                break
+            pieces.append(data)
+            got += len(data)
+        return b"".join(pieces)
+
+    def pwrite(self, data: bytes | memoryview, offset: int) -> None:
+        mount = self.mount
+        if mount.in_memory:
+            size = len(data)
+            # What lies in one page is written or not: there is nothing to cut off.
+            if (
+                (offset & _PAGE_MASK) + size > _PAGE_BYTES
+                or not _PAGES_ARE_WHOLE
+                or size != os.pwrite(self.fd, data, offset)
+            ):
+                self._pwrite_all(data, offset)
+            return
+        start = time.monotonic()
+        self._pwrite_all(data, offset)
+        mount.note(time.monotonic() - start)
+
+    def _pwrite_all(self, data: bytes | memoryview, offset: int) -> None:
+        size = len(data)
+        old_end = os.fstat(self.fd).st_size
+        done = 0
+        try:
+            while done < size:
+                done += os.pwrite(self.fd, data[done:] if done else data, offset + done)
+        except OSError:
+            self._cut_off(offset + done, old_end)
+            raise
+
+    def append(self, data: bytes | memoryview) -> int:
+        size = len(data)
+        done = 0
+        try:
+            while done < size:
+                done += os.write(self.fd, data[done:] if done else data)
+        except OSError:
+            end = os.lseek(self.fd, 0, os.SEEK_CUR)
+            self._cut_off(end, end - done)
+            raise
+        return os.lseek(self.fd, 0, os.SEEK_CUR)
+
+    def _cut_off(self, end: int, old_end: int) -> None:
+        """Cut off what a failed write added, if nobody has added to it since."""
+        if end > old_end and os.fstat(self.fd).st_size == end:
+            os.ftruncate(self.fd, old_end)
+
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self.fd, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self.fd)
+
+    def publish(self, *, durable: bool) -> None:
+        if durable:
+            os.fsync(self.fd)
+
+    def identity(self) -> tuple[int, int]:
+        status = os.fstat(self.fd)
+        return (status.st_dev, status.st_ino)
+
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.fd,) if self.fd >= 0 else ()
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        os.close(fd)
+
+
+class StagedHandle(HostHandle):
+    """A file that appears under its name only at ``publish`` (spec A3b).
+
+    Args:
+        place_fd: the directory of its place; the caller's, and open for longer.
+        dir_fd: the directory that it will appear in; owned from now on.
+        last: its name there.
+        mode: permission bits of the file that it will replace; None if there is none.
+    """
+
+    __slots__ = ("_dir_fd", "_last", "_place_fd", "_temporary", "_temporary_fd")
+
+    def __init__(
+        self, place_fd: int, dir_fd: int, last: bytes, mode: int | None
+    ) -> None:
+        self._place_fd = place_fd
+        self._dir_fd = dir_fd
+        self._last = last
+        self._temporary_fd = dir_fd
+        fd, self._temporary = _open_unnamed(dir_fd)
+        try:
+            # Locked before it can have a name: see `remove_stale`.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if mode is not None:
+                os.fchmod(fd, mode)
+            super().__init__(fd, os.fstat(fd).st_dev)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def publish(self, *, durable: bool) -> None:
+        if durable:
+            os.fsync(self.fd)
+        if not self._temporary:
+            self._give_name()
+        os.rename(
+            self._temporary,
+            self._last,
+            src_dir_fd=self._temporary_fd,
+            dst_dir_fd=self._dir_fd,
+        )
+        self._temporary = b""
+        if durable:
+            _sync_directory(self._dir_fd)
+
+    def _give_name(self) -> None:
+        """Give the file a hidden name, in the place's directory if that can be."""
+        try:
+            self._link_into(self._place_fd)
+        except OSError as why:
+            if why.errno not in _NOT_THERE:
+                raise
+            self._link_into(self._dir_fd)
+
+    def _link_into(self, dir_fd: int) -> None:
+        name = _hidden_name()
+        # Without the dir_fd arguments CPython would call link(2), which does not follow
+        # /proc/self/fd.
+        os.link(
+            b"/proc/self/fd/%d" % self.fd,
+            name,
+            src_dir_fd=dir_fd,
+            dst_dir_fd=dir_fd,
+            follow_symlinks=True,
+        )
+        self._temporary = name
+        self._temporary_fd = dir_fd
+
+    def descriptors(self) -> tuple[int, ...]:
+        return tuple(fd for fd in (self.fd, self._dir_fd) if fd >= 0)
+
+    def close(self) -> None:
+        dir_fd, self._dir_fd = self._dir_fd, -1
+        try:
+            if self._temporary:
+                os.unlink(self._temporary, dir_fd=self._temporary_fd)
+        finally:
+            os.close(dir_fd)
+            super().close()
+
+
+def _hidden_name() -> bytes:
+    return STAGED_PREFIX + secrets.token_hex(8).encode()
+
+
+def _sync_directory(dir_fd: int) -> None:
+    fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _open_unnamed(dir_fd: int) -> tuple[int, bytes]:
+    """Open a new file for staging; return it and the name it has, if it needs one."""
+    try:
+        fd = os.open(b".", os.O_TMPFILE | os.O_RDWR | OPEN_FLAGS, 0o666, dir_fd=dir_fd)
+    except OSError as why:
+        if why.errno not in _NO_TMPFILE:
+            raise
+    else:
+        return fd, b""
+    name = _hidden_name()
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | OPEN_FLAGS
+    return os.open(name, flags, 0o666, dir_fd=dir_fd), name
+
+
+def remove_stale(dir_fd: int) -> None:
+    """Remove what a host that was killed while it published has left in a directory.
+
+    A staged file of a host that lives is locked; the lock of one that died is gone.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        with os.scandir(fd) as entries:
+            hidden = [e.name for e in entries if e.name.startswith(_PREFIX_TEXT)]
+        for name in hidden:
+            with contextlib.suppress(OSError):  # locked, gone, or not ours to remove
+                _remove_if_unlocked(fd, name)
+    finally:
+        os.close(fd)
+
+
+_PREFIX_TEXT = STAGED_PREFIX.decode()
+
+
+def _remove_if_unlocked(dir_fd: int, name: str) -> None:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | OPEN_FLAGS, dir_fd=dir_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(name, dir_fd=dir_fd)
+    finally:
+        os.close(fd)
