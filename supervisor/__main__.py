@@ -23,6 +23,13 @@ def main() -> None:
         status = _main(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
+    except Exception as why:  # noqa: BLE001 - the last one who can say it in one line
+        if os.environ.get("SANDHOST_TRACEBACK"):
+            raise
+        text = f"sandhost: internal error: {type(why).__name__}: {why}"
+        hint = "; set SANDHOST_TRACEBACK=1 for a report"
+        os.write(2, " ".join((text + hint).split()).encode(errors="replace") + b"\n")
+        status = 125
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -40,6 +47,10 @@ def _main(words: list[str]) -> int:
         return fs_main(words[1:])
     launchpad = None
     if words and words[0] in SPAWNING and not {"-h", "--help"} & set(words[1:2]):
+        if words[0] == "relay" and not _has_door():
+            text = "not inside a child: FD 3 is not open; start it with sandhost run"
+            os.write(2, f"sandhost relay: {text}\n".encode())
+            return 125
         from supervisor.launchpad_start import start_launchpad  # noqa: PLC0415
 
         try:
@@ -52,6 +63,16 @@ def _main(words: list[str]) -> int:
     from supervisor.cli import run_cli  # noqa: PLC0415 - after the launchpad
 
     return run_cli(words, launchpad)
+
+
+def _has_door() -> bool:
+    """Whether the descriptors of a child's door are open (before this opens any)."""
+    try:
+        for number in os.environ.get("FSPROXY_FD", "3").split(","):
+            os.fstat(int(number))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ Rules of this file.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -227,6 +230,128 @@ def pipeline(  # noqa: PLR0913
     return _run("pipeline", ctx, parts, locals())
 
 
+@app.command(
+    context_settings=_COMMAND_LINE,
+    epilog="Example, inside a child: sandhost relay --read data -- sh worker.sh",
+)
+def relay(
+    ctx: typer.Context,
+    command: _Command,
+    read: Annotated[
+        list[str] | None,
+        typer.Option("--read", metavar="P", help="May read only this; repeatable."),
+    ] = None,
+    write: Annotated[
+        list[str] | None,
+        typer.Option("--write", metavar="P", help="May write only this; repeatable."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="M", help="Not available yet.")
+    ] = None,
+    quota: Annotated[
+        str | None, typer.Option("--quota", metavar="N", help="Not available yet.")
+    ] = None,
+) -> int:
+    """Inside a child: run a nested child behind a proxy, with at most these rights."""
+    from supervisor.relay import run_nested  # noqa: PLC0415 - needs Trio
+
+    for option, value in (("model", model), ("quota", quota)):
+        if value is not None:
+            raise CommandError(f"--{option}: not available yet")
+    rights: dict[str, object] | None = None
+    if read or write:
+        rights = {"read": read or [], "write": write or []}
+    return run_nested(ctx.obj, tuple(command), rights)
+
+
+@app.command(epilog="Example: sandhost ps --control run.sock")
+def ps(control: _ControlOf = None, as_json: _Json = False) -> int:
+    """List the children of a host."""
+    return _table("ps", control, as_json=as_json)
+
+
+@app.command(epilog="Example: sandhost clients --json")
+def clients(control: _ControlOf = None, as_json: _Json = False) -> int:
+    """List the clients of a host, nested ones included."""
+    return _table("clients", control, as_json=as_json)
+
+
+@app.command(epilog="Example: sandhost files --json")
+def files(control: _ControlOf = None, as_json: _Json = False) -> int:
+    """List the files that clients of a host have open."""
+    return _table("files", control, as_json=as_json)
+
+
+@app.command(epilog="Example: sandhost doctor --leaks --control run.sock")
+def doctor(
+    leaks: Annotated[
+        bool, typer.Option("--leaks", help="A host's tables against /proc.")
+    ] = False,
+    control: _ControlOf = None,
+    as_json: _Json = False,
+) -> int:
+    """Tell what this machine gives, or what a host has leaked.
+
+    Exit status: 0 nothing found, 1 something found, 2 cannot ask.
+    """
+    from supervisor.control_client import ControlError  # noqa: PLC0415 - one command's
+    from supervisor.doctor import examine_machine, find_leaks  # noqa: PLC0415
+
+    try:
+        if leaks:
+            text, status = find_leaks(control, as_text=not as_json)
+        else:
+            text, status = examine_machine(as_text=not as_json)
+    except ControlError as why:
+        raise CommandError(str(why)) from None
+    _print(text)
+    return status
+
+
+@app.command("fs", context_settings=_COMMAND_LINE)
+def fs_command(words: Annotated[list[str] | None, typer.Argument()] = None) -> int:
+    """Inside a child: cat, put, ls, stat, cp ... on FD 3."""
+    from vfs.fscmd import main as fs_main  # noqa: PLC0415 - never reached by the script
+
+    return fs_main(words or [])
+
+
+def _table(kind: str, control: str | None, *, as_json: bool) -> int:
+    from supervisor import tables  # noqa: PLC0415 - only these commands need it
+    from supervisor.control_client import (  # noqa: PLC0415
+        ControlError,
+        call,
+        control_path,
+    )
+
+    path = control_path(control)
+    if path is None:
+        raise CommandError(
+            "cannot find a host: give --control PATH or set SANDHOST_CONTROL"
+        )
+    try:
+        rows = call(path, kind)
+    except ControlError as why:
+        raise CommandError(str(why)) from None
+    if as_json:
+        _print(tables.as_json(rows))
+        return 0
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = os.get_terminal_size().columns if terminal else tables.WIDTH
+    _print(tables.render(kind, rows, terminal=terminal, width=width))
+    return 0
+
+
+def _print(text: str) -> None:
+    """Print a report; a reader that went away is no fault."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter would complain again when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _run(
     name: str, ctx: typer.Context, commands: list[list[str]], given: dict[str, Any]
 ) -> int:
@@ -310,11 +435,18 @@ def _settings(config: Config | None) -> Any:
 def _existing(path: str | None) -> str | None:
     if path is None:
         return None
-    if not os.path.isdir(path):
-        reason = "not a directory" if os.path.exists(path) else "no such directory"
-        raise OptionError(f"cannot use {path!r}: {reason}; make it first")
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise OptionError(
+            f"cannot use {path!r}: no such directory; make it first"
+        ) from None
+    except OSError as why:
+        raise OptionError(f"cannot use {path!r}: {why.strerror}") from None
+    if not stat.S_ISDIR(mode):
+        raise OptionError(f"cannot use {path!r}: not a directory")
     if not os.access(path, os.X_OK):
-        raise OptionError(f"cannot use {path!r}: permission denied")
+        raise OptionError(f"cannot use {path!r}: {os.strerror(errno.EACCES)}")
     return os.path.abspath(path)
 
 
@@ -361,6 +493,9 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
         return status
     except typer.Abort:
         return 130
+    except OSError as why:  # a standard output that takes no help text
+        _say(title, f"cannot write: {why.strerror}")
+        return status
     return result if isinstance(result, int) else 0
 
 

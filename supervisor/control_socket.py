@@ -135,8 +135,9 @@ async def _bind(
     try:
         status = os.stat(fresh, dir_fd=dir_fd, follow_symlinks=False)
         mode = stat.S_IMODE(status.st_mode)
-        if mode != _MODE:
+        if mode & ~_MODE:
             raise OSError(errno.EPERM, f"its mode would be {mode:o}; use another path")
+        os.chmod(fresh, _MODE, dir_fd=dir_fd)  # the umask may have taken too much
         sock.listen(BACKLOG)
         os.link(fresh, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     finally:

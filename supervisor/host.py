@@ -23,6 +23,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -36,7 +37,7 @@ from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.pump import Pump
-from supervisor.session import Session
+from supervisor.session import FAULT, SLOW, Session
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 
@@ -126,11 +127,7 @@ class Host:
 
     def _session_closed(self, session: Session) -> None:
         client = session.client
-        if session.failure is not None:
-            self.log.write(
-                "WARNING",
-                f"Connection of client {client.id} failed: {session.failure.strerror}",
-            )
+        self._tell_failure(session)
         self.journal.write(
             "client.gone",
             child_id=self.child_of(client),
@@ -138,6 +135,22 @@ class Host:
             reason=session.why_closed,
             closed_files=session.closed_files,
         )
+
+    def _tell_failure(self, session: Session) -> None:
+        failure = session.failure
+        name = session.client.id
+        if session.why_closed == FAULT and failure is not None:
+            where = "".join(traceback.format_tb(failure.__traceback__)[-1:])
+            text = f"Fault serving client {name}: {failure!r} at {' '.join(where.split())}"
+            self.log.write("ERROR", text)
+        elif isinstance(failure, OSError):
+            # The usual ends of a connection are no news.
+            usual = isinstance(failure, BrokenPipeError | ConnectionResetError)
+            level = "DEBUG" if usual else "WARNING"
+            text = f"Connection of client {name} failed: {failure.strerror}"
+            self.log.write(level, text)
+        elif session.why_closed == SLOW:
+            self.log.write("WARNING", f"Client {name} missed its deadline: closed")
 
     async def spawn(self, spec: ChildSpec) -> Child:
         """Start a child and return it; look at ``failure`` for one that did not start.

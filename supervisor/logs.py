@@ -6,16 +6,21 @@ much as starting three children.  Levels are loguru's names.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from vfs.filesystem import timestamp
+
 if TYPE_CHECKING:
-    from loguru import Logger
+    from loguru import Logger, Message
 
 LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 """Level names and their numbers."""
 
-_TEXT = "{time:HH:mm:ss.SSS} {level: <7} {message} {extra}\n"
+_TEXT = "{time:HH:mm:ss.SSS} {level: <7} {message}\n"
 
 
 class Log:
@@ -51,13 +56,21 @@ class Log:
         if as_json is None:
             as_json = sys.stderr is None or not sys.stderr.isatty()
         logger.remove()
-        if sys.stderr is not None:
-            logger.add(
-                sys.stderr,
-                level=self._level,
-                serialize=as_json,
-                format="{message}" if as_json else _TEXT,
-                catch=True,
-            )
+        if as_json:
+            logger.add(_write_json, level=self._level, format="{message}", catch=True)
+        elif sys.stderr is not None:
+            logger.add(sys.stderr, level=self._level, format=_TEXT, catch=True)
         self._logger = logger
         return logger
+
+
+def _write_json(message: Message) -> None:
+    """Write one line of JSON: what happened, when, how bad, about what."""
+    record = message.record
+    line = {
+        "time": timestamp(record["time"].timestamp()),
+        "level": record["level"].name,
+        "message": record["message"],
+        **record["extra"],
+    }
+    os.write(2, msgspec.json.encode(line) + b"\n")

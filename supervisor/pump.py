@@ -60,7 +60,9 @@ class Pump:
     def suspend(self, session: Session) -> None:
         """Leave a session to its own task."""
         if self.sessions.pop(session.read_fd, None) is not None:
-            self._epoll.unregister(session.read_fd)
+            # On the way down the pump may have gone before its sessions.
+            if not self._epoll.closed:
+                self._epoll.unregister(session.read_fd)
         self._left_over.pop(session, None)
         self._deadlines.pop(session, None)
 

@@ -10,12 +10,12 @@ Rules of this file.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
 
@@ -24,14 +24,17 @@ from supervisor.journal import open_journal
 from supervisor.launcher import LaunchpadLost
 from supervisor.logs import Log
 from supervisor.scratch import Scratch
+from supervisor.spawn_request import SpawnError
 from supervisor.spec import ChildSpec, minimal_env
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from supervisor.child import Child
     from supervisor.launchpad_start import LaunchpadProcess
     from supervisor.options import Limits
+
+Ts = TypeVarTuple("Ts")
 
 TIMED_OUT = 124
 HOST_FAILED = 125
@@ -85,23 +88,46 @@ def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions)
     Returns:
         The exit status.
     """
+    return guarded(command, _run, command, launchpad, options)
+
+
+def guarded(
+    command: str, program: Callable[[*Ts], Awaitable[int]], *arguments: *Ts
+) -> int:
+    """Run a Trio program; say in one line what it could not do.
+
+    Returns:
+        What it returned; or the status that its failure stands for.
+    """
+    status = HOST_FAILED
     try:
-        return trio.run(_run, command, launchpad, options)
-    except* LaunchpadLost as why:
-        complain(command, f"{why.exceptions[0]}; start again")
+        status = trio.run(program, *arguments)
+    except* LaunchpadLost as group:
+        complain(command, f"{innermost(group)}; start again")
+    except* SpawnError as group:
+        why = innermost(group)
+        complain(command, str(why))
+        if isinstance(why, SpawnError):
+            status = why.exit_status
     except* OSError as group:
-        complain(command, _what(group))
-    return HOST_FAILED
+        complain(command, _what(innermost(group)))
+    return status
 
 
-def _what(group: BaseExceptionGroup[OSError]) -> str:
+def innermost(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group that is none itself."""
     why: BaseException = group
     while isinstance(why, BaseExceptionGroup):
         why = why.exceptions[0]
-    if isinstance(why, OSError):
-        name = f" {os.fsdecode(why.filename)!r}" if why.filename else ""
-        return f"cannot use{name}: {why.strerror}" if name else f"{why.strerror or why}"
-    return str(why)
+    return why
+
+
+def _what(why: BaseException) -> str:
+    if not isinstance(why, OSError) or not why.strerror:
+        return str(why)
+    if why.filename is None:
+        return why.strerror
+    return f"cannot use {os.fsdecode(why.filename)!r}: {why.strerror}"
 
 
 async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -> int:
@@ -150,7 +176,8 @@ async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:
         last = len(options.commands) - 1
         for index, words in enumerate(options.commands):
             scratch = Scratch(options.root, keep=options.keep)
-            stack.push_async_callback(scratch.remove)
+            stack.push_async_callback(_remove_scratch, host, command, scratch)
+            host.holders.add(scratch.descriptors)
             if options.keep and options.root is None:
                 complain(command, f"keeping the root {scratch.root}")
             reader, writer = (-1, 1) if index == last else os.pipe2(os.O_CLOEXEC)
@@ -174,6 +201,21 @@ async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:
         return statuses
 
 
+async def _remove_scratch(host: Host, command: str, scratch: Scratch) -> None:
+    failure = await scratch.remove()
+    host.holders.discard(scratch.descriptors)
+    if failure is not None:
+        complain(command, failure)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        text = "the working directory is gone; change to one that is there"
+        raise FileNotFoundError(errno.ENOENT, text) from None
+
+
 def _make_spec(
     options: RunOptions,
     words: tuple[str, ...],
@@ -186,7 +228,7 @@ def _make_spec(
     limits = options.limits
     return ChildSpec(
         command=words,
-        cwd=os.path.abspath(options.cwd or "."),
+        cwd=options.cwd or _working_directory(),
         root=scratch.root,
         env=env,
         top_level=options.top_level,
@@ -203,9 +245,3 @@ def _make_spec(
         rlimits=limits.rlimits(),
         stdio=stdio,
     )
-
-
-def broken_pipe_is_quiet() -> None:
-    """Let a closed stdout end this process as it ends others, without a traceback."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -11,7 +11,8 @@ Rules of this file.
    a job; the pump forgets the session until the job is done.
 3. A message that began must end within the deadline, and a reply must be taken within
    it (spec F8); between messages a client may idle for ever.
-4. Whatever goes wrong with the transport closes the session, once (spec S2).
+4. Whatever goes wrong with the transport closes the session, once (spec S2); so does
+   a fault of this program in a request: it costs that client, not the host.
 5. A READ or WRITE line that comes again while its file stays open is *prepared*: what
    it parses to and what the checks found cannot have changed, so the bytes of the line
    lead straight to the call that answers it.  Every CLOSE forgets them all.
@@ -55,6 +56,7 @@ POLLS = 2
 EOF = "pipe EOF"
 PROCESS_EXIT = "process exit"
 SLOW = "deadline"
+FAULT = "internal error"
 """Why a session closed; the first two are the contract's words (spec S3)."""
 
 _UNEXPECTED_EOF = b"ERROR failed to read data: unexpected EOF\n"
@@ -175,7 +177,7 @@ class Session:
         self._over = trio.Event()
         self._stop = False
         self._suspended = False
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
         self.closed_files: list[int] = []
 
     # The hot side
@@ -240,6 +242,9 @@ class Session:
         except OSError as why:
             # Everything but EINTR, which the interpreter retries, is fatal (spec S2).
             self.close_soon(EOF, why)
+            return False
+        except Exception as why:  # noqa: BLE001 - a fault here costs one client
+            self.close_soon(FAULT, why)
             return False
         finally:
             self.requests += TURN_REQUESTS - turns
@@ -516,7 +521,7 @@ class Session:
 
     # The end
 
-    def close_soon(self, why: str, failure: OSError | None = None) -> None:
+    def close_soon(self, why: str, failure: Exception | None = None) -> None:
         """Stop serving; the session's task cleans up.  The first reason counts."""
         if self.why_closed is None:
             self.why_closed = why

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from protocol.limits import FIRST_FILENO
 
 if TYPE_CHECKING:
+    from vfs.ledger import Ledger
     from vfs.openfile import OpenFile
-    from vfs.policy import Ledger, Policy
+    from vfs.policy import Policy
 
 
 class Client:

@@ -17,29 +17,24 @@ import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
+import trio
+
 from vfs.backends import MODES
 from vfs.clients import Client, Tables, file_row, timestamp
 from vfs.errors import AccessDeniedError
 from vfs.hostio import in_thread
+from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES
 from vfs.openfile import OpenFile
-from vfs.paths import DENIED
-from vfs.policy import (
-    CLIENTS,
-    FILES,
-    OPEN_FILES,
-    PUBLISH_ON_CLOSE,
-    SIZE_BYTES,
-    Ledger,
-    Policy,
-)
+from vfs.opening import empty, open_in, open_restricted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from collections.abc import Callable
+    from vfs.backends import Backend, FileStatus
+    from vfs.ledger import Ledger
+    from vfs.places import Place
+    from vfs.policy import Policy
 
-    from vfs.backends import Backend, FileStatus, Handle, Mode
-    from vfs.policy import Place
 __all__ = ["Client", "Filesystem", "Observer", "OpenFile", "file_row", "timestamp"]
 
 
@@ -107,12 +102,13 @@ class Filesystem:
         for file in tuple(client.files.values()):
             self._forget(file)
             closed.append(file.fileno)
+            reason = why
             try:
                 file.abandon()
             except OSError as failure:
-                why = f"{why}; close failed: {failure.strerror}"
+                reason = f"{why}; close failed: {failure.strerror}"
             if self.observer is not None:
-                self.observer.file_closed(file, why=why)
+                self.observer.file_closed(file, why=reason)
         del self.tables.clients[client.id]
         client.ledger.charge(CLIENTS, -1)
         if client.parent is not None:
@@ -158,13 +154,11 @@ class Filesystem:
                     name, mode, create=mode.creates, exclusive=False, staged=False
                 )
             elif top_level:
-                handle = self._open_in(policy.host, name, mode, ledger, staged)
+                handle = open_in(policy.host, name, mode, ledger, staged=staged)
             else:
-                place, handle, staged = self._open_restricted(
-                    policy, name, mode, ledger
-                )
+                handle, place, staged = open_restricted(policy, name, mode, ledger)
             if mode.empties and not staged:
-                self._empty(handle, ledger)
+                empty(handle, ledger)
         except BaseException:
             ledger.charge(OPEN_FILES, -1)
             raise
@@ -184,126 +178,44 @@ class Filesystem:
             self.observer.file_opened(file)
         return file
 
-    def _open_restricted(
-        self, policy: Policy, name: bytes, mode: Mode, ledger: Ledger
-    ) -> tuple[Place, Handle, bool]:
-        failure: OSError | None = None
-        for place, rest in policy.candidates(name, read=mode.reads, write=mode.writes):
-            staged = mode.empties and place.publish == PUBLISH_ON_CLOSE
-            try:
-                handle = self._open_in(place.backend, rest, mode, ledger, staged)
-            except OSError as why:
-                if why.errno not in DENIED:
-                    raise
-                failure = why
-            else:
-                return place, handle, staged
-        raise AccessDeniedError from failure
-
-    def _open_in(
-        self, backend: Backend, name: bytes, mode: Mode, ledger: Ledger, staged: bool
-    ) -> Handle:
-        if mode.creates and ledger.bounds_files:
-            return self._open_counted(backend, name, mode, ledger, staged=staged)
-        return backend.open(
-            name, mode, create=mode.creates, exclusive=False, staged=staged
-        )
-
-    def _open_counted(
-        self, backend: Backend, name: bytes, mode: Mode, ledger: Ledger, *, staged: bool
-    ) -> Handle:
-        """Open where the number of files is bounded: know whether one is made."""
-        while True:
-            try:
-                there = backend.open(
-                    name, mode, create=False, exclusive=False, staged=False
-                )
-            except FileNotFoundError:
-                pass
-            else:
-                if not staged:
-                    return there
-                there.close()
-                return backend.open(
-                    name, mode, create=True, exclusive=False, staged=True
-                )
-            if not ledger.charge(FILES, 1):
-                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-            try:
-                return backend.open(
-                    name, mode, create=True, exclusive=not staged, staged=staged
-                )
-            except FileExistsError:
-                ledger.charge(FILES, -1)  # somebody made it meanwhile: look again
-            except BaseException:
-                ledger.charge(FILES, -1)
-                raise
-
     @staticmethod
-    def _empty(handle: Handle, ledger: Ledger) -> None:
-        """Truncate a file that was opened with ``w`` and found to be one (O7)."""
-        try:
-            freed = handle.size() if ledger.bounds_size else 0
-            handle.truncate(0)
-        except BaseException:
-            handle.close()
-            raise
-        ledger.charge(SIZE_BYTES, -freed)
-
-    def write(self, file: OpenFile, data: bytes | memoryview) -> None:
+    def write(file: OpenFile, data: bytes | memoryview) -> None:
         """Write a whole payload (spec W1, W5, P1).
 
         Raises:
             OSError: nothing of it counts; the offset is as it was.
         """
-        if file.ledger is None:
-            file.write(data)
-        else:
-            growth = self._charge_growth(file, len(data))
-            try:
-                file.write(data)
-            except BaseException:
-                file.ledger.charge(SIZE_BYTES, -growth)
-                raise
-
-    async def write_waiting(self, file: OpenFile, data: bytes | memoryview) -> None:
-        """Write like ``write``, in a worker thread."""
-        growth = self._charge_growth(file, len(data)) if file.ledger else 0
+        growth = file.charge_growth(len(data))
         try:
-            await in_thread(file.write, data)
-            file.handle.mount.try_again()
+            file.write(data)
         except BaseException:
-            if file.ledger is not None:
-                file.ledger.charge(SIZE_BYTES, -growth)
+            file.give_back(growth)
             raise
 
     @staticmethod
-    def _charge_growth(file: OpenFile, size: int) -> int:
-        """Charge what a write of ``size`` bytes will add to the file; return it."""
-        before = file.handle.size()
-        start = before if file.mode.appends else file.offset
-        growth = max(0, start + size - before) if size else 0
-        if file.ledger is not None and not file.ledger.charge(SIZE_BYTES, growth):
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        return growth
+    async def write_waiting(file: OpenFile, data: bytes | memoryview) -> None:
+        """Write like ``write``, in a worker thread."""
+        growth = file.charge_growth(len(data))
+        try:
+            await in_thread(file.write, data)
+        except BaseException:
+            file.give_back(growth)
+            raise
+        finally:
+            file.mount.try_again()
 
-    def truncate(self, file: OpenFile, size: int) -> None:
+    @staticmethod
+    def truncate(file: OpenFile, size: int) -> None:
         """Set a file's size (spec X1).
 
         Raises:
             OSError: ``EBADF`` without write mode, ``EDQUOT``, ``EFBIG``, ...
         """
-        ledger = file.ledger
-        if ledger is None:
-            file.handle.truncate(size)
-            return
-        growth = size - file.handle.size()
-        if not ledger.charge(SIZE_BYTES, growth):
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        growth = file.charge_size(size)
         try:
             file.handle.truncate(size)
         except BaseException:
-            ledger.charge(SIZE_BYTES, -growth)
+            file.give_back(growth)
             raise
 
     def close(self, file: OpenFile) -> None:
@@ -320,11 +232,16 @@ class Filesystem:
                 self.observer.file_closed(file, why=None)
 
     async def close_waiting(self, file: OpenFile) -> None:
-        """Close like ``close``, in a worker thread."""
+        """Close like ``close``, in a worker thread.
+
+        Cancellation: not while it closes, which is bounded: it waits for the disk.
+        """
         self._forget(file)
         self._closing[file] = file.handle.descriptors()
         try:
-            await in_thread(file.close)
+            # Cancelled before it had a thread, nobody would ever close it (I1, I5).
+            with trio.CancelScope(shield=True):
+                await in_thread(file.close)
         finally:
             del self._closing[file]
             if self.observer is not None:
@@ -348,14 +265,18 @@ class Filesystem:
     def stat(self, client: Client, name: bytes, *, claim: bool) -> FileStatus:
         """Tell size, time and kind of a name (spec X1)."""
         backend, rest = self._locate(client, name, claim=claim, read=True)
-        return _mapped(backend.stat, rest)
+        return backend.stat(rest)
 
-    def list(
-        self, client: Client, name: bytes, *, claim: bool
+    async def list_waiting(
+        self, client: Client, name: bytes, *, claim: bool, limit: int
     ) -> list[tuple[bytes, str]]:
-        """List a directory (spec X1)."""
+        """List a directory, in a worker thread: it may be a long one (spec X1).
+
+        Raises:
+            OSError: ``EOVERFLOW``: it has more than ``limit`` entries, or as for OPEN.
+        """
         backend, rest = self._locate(client, name, claim=claim, read=True)
-        return _mapped(backend.list, rest)
+        return await in_thread(backend.list, rest, limit)
 
     def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Make a directory; it counts as a file that was made (spec X1)."""
@@ -363,7 +284,7 @@ class Filesystem:
         if not client.ledger.charge(FILES, 1):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         try:
-            _mapped(backend.make_directory, rest)
+            backend.make_directory(rest)
         except BaseException:
             client.ledger.charge(FILES, -1)
             raise
@@ -371,21 +292,23 @@ class Filesystem:
     def remove(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Remove a file or an empty directory (spec X1).
 
-        What it frees is credited only where nobody has a file open: an open file keeps
-        its bytes until it is closed.
+        The bytes of a file that this child has open are given back when it is closed.
         """
         backend, rest = self._locate(client, name, claim=claim, write=True)
-        freed = _mapped(backend.remove, rest)
-        if client.ledger.bounds_size and not self.tables.files:
-            client.ledger.charge(SIZE_BYTES, -freed)
-        if client.ledger.used[FILES] > 0:
-            client.ledger.charge(FILES, -1)
+        freed, identity = backend.remove(rest)
+        ledger = client.ledger
+        if ledger.bounds_size and not any(
+            file.handle.identity() == identity for file in ledger.open
+        ):
+            ledger.charge(SIZE_BYTES, -freed)
+        if ledger.used[FILES] > 0:
+            ledger.charge(FILES, -1)
 
     def rename(self, client: Client, old: bytes, new: bytes, *, claim: bool) -> None:
         """Rename within what the client may write (spec X1)."""
         source, old_rest = self._locate(client, old, claim=claim, read=True, write=True)
         target, new_rest = self._locate(client, new, claim=claim, write=True)
-        _mapped(source.rename, old_rest, target, new_rest)
+        source.rename(old_rest, target, new_rest)
 
     def _locate(
         self,
@@ -404,13 +327,3 @@ class Filesystem:
         policy.check_available()
         place, rest = policy.candidates(name, read=read, write=write)[0]
         return place.backend, rest
-
-
-def _mapped(call, *args):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN002, ANN202
-    """Call a backend; a name that leads out becomes ``AccessDeniedError``."""
-    try:
-        return call(*args)
-    except OSError as why:
-        if why.errno in DENIED:
-            raise AccessDeniedError from why
-        raise

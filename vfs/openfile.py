@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from typing import TYPE_CHECKING
+
+from vfs.ledger import SIZE_BYTES
 
 if TYPE_CHECKING:
     from vfs.backends import Handle, Mode
     from vfs.clients import Client
-    from vfs.policy import Ledger, Place
+    from vfs.ledger import Ledger
+    from vfs.places import Place
 
 
 class OpenFile:
@@ -101,12 +106,50 @@ class OpenFile:
             OSError: nothing of it shows beyond the old end, the offset stands (W5).
         """
         if self.mode.appends:
-            self.offset = self.handle.append(data)
+            end = self.handle.append(data)
         else:
             self.handle.pwrite(data, self.offset)
-            self.offset += len(data)
+            end = self.offset + len(data)
         if self.durability == "write":
             self.handle.sync()
+        self.offset = end
+
+    # What its ledger counts, if growth is bounded at all
+
+    def charge_growth(self, size: int) -> int:
+        """Charge what a write of ``size`` bytes will add to the file; return it.
+
+        Raises:
+            OSError: ``EDQUOT``: so much may not be added.
+        """
+        if self.ledger is None or not size:
+            return 0
+        old_size = self.handle.size()
+        start = old_size if self.mode.appends else self.offset
+        return self._charge(self.ledger, max(0, start + size - old_size))
+
+    def charge_size(self, size: int) -> int:
+        """Charge what a new size adds to the file or takes from it; return it.
+
+        Raises:
+            OSError: ``EDQUOT``: so much may not be added.
+        """
+        if self.ledger is None:
+            return 0
+        return self._charge(self.ledger, size - self.handle.size())
+
+    @staticmethod
+    def _charge(ledger: Ledger, growth: int) -> int:
+        if not ledger.charge(SIZE_BYTES, growth):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return growth
+
+    def give_back(self, growth: int) -> None:
+        """Take back a charge for what did not happen."""
+        if self.ledger is not None:
+            self.ledger.charge(SIZE_BYTES, -growth)
+
+    # Its end
 
     def close(self) -> None:
         """Close as CLOSE does: publish what is staged, pay what durability asks.

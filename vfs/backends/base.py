@@ -11,7 +11,6 @@ import os
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-
     from vfs.hostio import Mount
 
 

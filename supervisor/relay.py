@@ -1,0 +1,121 @@
+"""``sandhost relay``: a nested child behind a proxy, inside a child (spec section 7).
+
+The relay is a small host of its own: a launchpad ends the nested child's whole tree, the
+proxy (``vfs.relay``) stands between its FD 3 and this process's.  It has no tables and
+no policy: those are the real host's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import trio
+
+from supervisor.launcher import Launcher, SpawnedProcess
+from supervisor.launchpad_start import LaunchpadProcess
+from supervisor.run import (
+    HOST_FAILED,
+    STOPPING_SIGNALS,
+    complain,
+    guarded,
+    innermost,
+)
+from supervisor.spawn_request import SpawnRequest, find_executable
+from vfs.relay import RelayError, open_relay
+
+GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL for the nested child (spec S6)."""
+
+
+def run_nested(
+    launchpad: LaunchpadProcess,
+    command: tuple[str, ...],
+    rights: dict[str, object] | None,
+) -> int:
+    """Run one nested child to its end.
+
+    Args:
+        launchpad: started before this module was imported.
+        command: its program and arguments.
+        rights: what ``NARROW`` asks for; None leaves all of this process's.
+
+    Returns:
+        Its exit status as ``run`` gives it.
+    """
+    return guarded("relay", _relay_or_say_why, launchpad, command, rights)
+
+
+async def _relay_or_say_why(
+    launchpad: LaunchpadProcess,
+    command: tuple[str, ...],
+    rights: dict[str, object] | None,
+) -> int:
+    try:
+        status = await _relay(launchpad, command, rights)
+    except* RelayError as group:
+        complain("relay", str(innermost(group)))
+        status = HOST_FAILED
+    return status
+
+
+async def _relay(
+    launchpad: LaunchpadProcess,
+    command: tuple[str, ...],
+    rights: dict[str, object] | None,
+) -> int:
+    stopped_by: list[int] = []
+    with trio.open_signal_receiver(*STOPPING_SIGNALS) as signals:
+        async with trio.open_nursery() as nursery:
+            launcher = Launcher(launchpad)
+            await nursery.start(launcher.run)
+            async with open_relay() as relay:
+                nested = await relay.new_client(rights)
+                try:
+                    process = await _spawn(launcher, command, nested.child_end.fileno())
+                finally:
+                    nested.child_end.close()
+
+                async def stop_on_signal() -> None:
+                    async for number in signals:
+                        stopped_by.append(number)
+                        if len(stopped_by) == 1:
+                            process.send_signal(signal.SIGTERM)
+                            nursery.start_soon(_kill_later, process)
+                        else:
+                            process.send_signal(signal.SIGKILL)
+
+                nursery.start_soon(stop_on_signal)
+                status = await process.wait_exit()
+                await relay.client_done(nested)
+                process.close()
+            nursery.cancel_scope.cancel()
+    if stopped_by:
+        return 128 + stopped_by[0]
+    if status.signal is not None:
+        return 128 + status.signal
+    return HOST_FAILED if status.code is None else status.code
+
+
+async def _kill_later(process: SpawnedProcess) -> None:
+    await trio.sleep(GRACE_S)
+    process.send_signal(signal.SIGKILL)
+
+
+async def _spawn(
+    launcher: Launcher, command: tuple[str, ...], door: int
+) -> SpawnedProcess:
+    cwd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        env = dict(os.environ)
+        env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
+        request = SpawnRequest(
+            executable=find_executable(command[0], env.get("PATH"), os.getcwd()),
+            argv=command,
+            env=env,
+            cwd_fd=cwd,
+            fds=((0, 0), (1, 1), (2, 2), (door, 3)),
+        )
+        return await launcher.spawn(request)
+    finally:
+        os.close(cwd)

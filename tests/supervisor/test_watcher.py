@@ -1,0 +1,294 @@
+"""The watcher: samples of real processes, and whose they are."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor import proctree, watcher
+from supervisor.watcher import SLICE_PROCESSES, Sample, Watcher
+from tests.helpers.hosts import Stage, stage
+from tests.helpers.spawning import ROOT
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["stage"]
+
+OWN = os.getpid()
+
+
+def identity(pid: int) -> tuple[int, int]:
+    """(pid, create_time) of a process that is there."""
+    stat = proctree.read_parent_and_start(pid)
+    assert stat is not None
+    return pid, stat[1]
+
+
+async def sampled(pid: int) -> Sample:
+    """Sample one process once."""
+    name = identity(pid)
+    return (await Watcher().sample([name]))[name]
+
+
+@contextmanager
+def zombie() -> Iterator[int]:
+    """A process that has ended and is not waited for within the block."""
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    yield pid
+    os.waitpid(pid, 0)
+
+
+# ---------------------------------------------------------------- what is seen
+
+
+# spec S2
+async def test_a_child_is_seen_with_what_it_uses(stage: Stage) -> None:
+    puppet = await stage.puppet()
+    await puppet.do("1")
+    sample = await sampled(puppet.pid)
+    assert sample.state == "sleeping"
+    assert sample.descriptors == 4  # 0, 1, 2 and its door
+    assert sample.threads == 1
+    assert sample.descendants == 0
+    assert 1_000_000 < sample.rss_bytes < 100_000_000
+    assert 0 <= sample.cpu_time_s < 20
+    assert sample.cpu_percent is None
+
+
+# spec S2
+async def test_descendants_are_counted_at_any_depth(stage: Stage) -> None:
+    puppet = await stage.puppet()
+    await puppet.do("daemon()")
+    await puppet.do("forked('forked()')[0]")
+    assert (await sampled(puppet.pid)).descendants == 3
+
+
+async def test_a_fork_bomb_is_counted_up_to_a_bound(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "MAX_DESCENDANTS", 2)
+    puppet = await stage.puppet()
+    await puppet.do("[forked()[0] for _ in range(5)]")
+    assert (await sampled(puppet.pid)).descendants == 2
+
+
+async def test_a_second_sample_tells_the_percent_between_the_two(stage: Stage) -> None:
+    puppet = await stage.puppet()
+    name = identity(puppet.pid)
+    eye = Watcher()
+    await eye.sample([name])
+    burn = "next(i for i in iter(int, 1) if time.process_time() > 0.3)"
+    await puppet.do(burn)
+    second = (await eye.sample([name]))[name]
+    assert second.cpu_percent is not None
+    assert second.cpu_percent > 1
+    assert second.cpu_time_s >= 0.3
+    third = (await eye.sample([name]))[name]
+    assert third.cpu_percent is not None
+    assert third.cpu_percent >= 0
+
+
+async def test_a_stopped_process_is_said_to_be(stage: Stage) -> None:
+    puppet = await stage.puppet()
+    process = puppet.child.process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    while (await sampled(puppet.pid)).state != "stopped":
+        await trio.lowlevel.checkpoint()
+
+
+# ---------------------------------------------------------------- whose it is
+
+
+# spec S2
+async def test_a_zombie_is_seen_as_one() -> None:
+    with zombie() as pid:
+        sample = await sampled(pid)
+    assert sample.state == "zombie"
+    assert sample.rss_bytes == 0
+    assert not sample.descriptors
+
+
+# spec S2
+async def test_a_process_that_is_gone_is_left_out() -> None:
+    with zombie() as pid:
+        name = identity(pid)
+    assert set(await Watcher().sample([name, identity(OWN)])) == {identity(OWN)}
+
+
+# attack 27: the pid is another process's now
+async def test_a_pid_that_was_given_away_is_not_sampled() -> None:
+    pid, create_time = identity(OWN)
+    assert await Watcher().sample([(pid, create_time - 1)]) == {}
+
+
+# attack 27: it was given away while the numbers were being read
+async def test_numbers_of_a_pid_that_was_given_away_meanwhile_are_thrown_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [True, False]
+    monkeypatch.setattr(watcher, "is_same_process", lambda *_: answers.pop(0))
+    assert await Watcher().sample([identity(OWN)]) == {}
+    assert not answers
+
+
+async def test_what_a_process_used_before_its_pid_was_given_away_does_not_count() -> (
+    None
+):
+    eye = Watcher()
+    name = identity(OWN)
+    await eye.sample([name])
+    await eye.sample([])
+    assert (await eye.sample([name]))[name].cpu_percent is None
+
+
+# ---------------------------------------------------------------- at whose cost
+
+
+class _Steps(trio.abc.Instrument):
+    """Counts the steps of one task."""
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self.count = 0
+        self._task = task
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task is self._task
+
+
+# spec S5
+async def test_many_processes_are_sampled_in_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watcher, "SLICE_S", 1000.0)  # the clock must not help
+    eye = Watcher()
+    await eye.sample([identity(OWN)])
+    steps = _Steps(trio.lowlevel.current_task())
+    trio.lowlevel.add_instrument(steps)
+    await eye.sample([identity(OWN)] * (10 * SLICE_PROCESSES))
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.count == 10
+
+
+# spec S5
+async def test_a_slice_ends_early_when_processes_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watcher, "SLICE_S", -1.0)  # every process takes too long
+    eye = Watcher()
+    await eye.sample([identity(OWN)])
+    steps = _Steps(trio.lowlevel.current_task())
+    trio.lowlevel.add_instrument(steps)
+    await eye.sample([identity(OWN)] * 20)
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.count == 20
+
+
+def test_psutil_is_imported_by_the_first_sample_only() -> None:
+    code = """
+import os, sys
+import trio
+from supervisor import proctree
+from supervisor.watcher import Watcher
+eye = Watcher()
+print("psutil" in sys.modules)
+name = os.getpid(), proctree.read_parent_and_start(os.getpid())[1]
+print(len(trio.run(eye.sample, [name])), "psutil" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
+    )
+    assert done.stdout.split() == [b"False", b"1", b"True"]
+
+
+# ---------------------------------------------------------------- periodically
+
+
+class _Targets:
+    """This process, and how often it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self) -> list[tuple[int, int]]:
+        self.asked += 1
+        return [identity(OWN)]
+
+
+async def test_samples_come_periodically_to_whoever_subscribed() -> None:
+    targets = _Targets()
+    eye = Watcher(targets)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(eye.run, 0.01)
+        with eye.subscribe() as subscription:
+            for _ in range(3):
+                assert set(await subscription.next()) == {identity(OWN)}
+        nursery.cancel_scope.cancel()
+    assert targets.asked >= 3
+
+
+async def test_without_a_subscription_nothing_wakes_up() -> None:
+    targets = _Targets()
+    eye = Watcher(targets)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(eye.run, 0.01)
+        await trio.testing.wait_all_tasks_blocked()
+        # Nothing is scheduled, so nothing will be.
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == float(
+            "inf"
+        )
+        with eye.subscribe() as subscription:
+            await subscription.next()
+        asked = targets.asked
+        while trio.lowlevel.current_statistics().seconds_to_next_deadline != float(
+            "inf"
+        ):
+            await trio.lowlevel.checkpoint()
+        assert targets.asked == asked
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slow_subscriber_gets_the_newest_samples_only() -> None:
+    eye = Watcher(_Targets())
+    with eye.subscribe() as slow:
+        slow.offer({})
+        name = identity(OWN)
+        newest = await eye.sample([name])
+        slow.offer(newest)
+        assert await slow.next() == newest
+        with trio.move_on_after(0) as waiting:
+            await slow.next()
+        assert waiting.cancelled_caught
+
+
+async def test_a_subscription_is_used_within_its_block() -> None:
+    subscription = Watcher(_Targets()).subscribe()
+    with pytest.raises(RuntimeError, match="within its with block"):
+        await subscription.next()
+
+
+async def test_a_watcher_without_targets_does_not_run() -> None:
+    with pytest.raises(ValueError, match="must know its targets"):
+        await Watcher().run(1.0)
+
+
+def test_a_row_holds_what_ps_shows() -> None:
+    sample = Sample(1, 2, "running", 1.234, None, 5, None, 6, 7)
+    row: dict[str, Any] = sample.row()
+    assert row == {
+        "state": "running",
+        "cpu_time_s": 1.23,
+        "cpu_percent": None,
+        "rss_bytes": 5,
+        "descriptors": None,
+        "threads": 6,
+        "descendants": 7,
+    }

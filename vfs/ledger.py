@@ -1,0 +1,76 @@
+"""What clients have used of what they may: one count for a client and all beneath it.
+
+Rules of this file.
+
+1. What a client and everything nested in it use is charged to the client and to every
+   ancestor in one step, or to none (spec S7).
+2. What is given back is always taken, so a charge is released on every way out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vfs.openfile import OpenFile
+
+OPEN_FILES, CLIENTS, SIZE_BYTES, FILES = range(4)
+"""What a ledger counts."""
+
+
+class Ledger:
+    """What one client and all beneath it have used of what they may.
+
+    Args:
+        parent: whose use this is part of.
+        open_files: most open files at once; None is no bound of its own.
+        clients: most clients at once.
+        size_bytes: most that files may grow by.
+        files: most files that may be made.
+
+    Attributes:
+        used: by what is counted.
+        bounds_size: here or above, growth is bounded.
+        bounds_files: here or above, the number of files is bounded.
+        open: open files whose growth is bounded, over the whole tree of ledgers.
+    """
+
+    __slots__ = ("bounds_files", "bounds_size", "limits", "open", "parent", "used")
+
+    def __init__(
+        self,
+        parent: Ledger | None = None,
+        *,
+        open_files: int | None = None,
+        clients: int | None = None,
+        size_bytes: int | None = None,
+        files: int | None = None,
+    ) -> None:
+        self.parent = parent
+        self.limits = (open_files, clients, size_bytes, files)
+        self.used = [0, 0, 0, 0]
+        self.bounds_size = size_bytes is not None
+        self.bounds_files = files is not None
+        self.open: set[OpenFile] = set()
+        if parent is not None:
+            self.bounds_size |= parent.bounds_size
+            self.bounds_files |= parent.bounds_files
+            self.open = parent.open
+
+    def charge(self, kind: int, amount: int) -> bool:
+        """Charge ``amount`` here and at every ancestor, or nowhere; tell whether.
+
+        A negative amount gives back and is always taken.
+        """
+        node: Ledger | None = self
+        if amount > 0:
+            while node is not None:
+                limit = node.limits[kind]
+                if limit is not None and node.used[kind] + amount > limit:
+                    return False
+                node = node.parent
+            node = self
+        while node is not None:
+            node.used[kind] += amount
+            node = node.parent
+        return True

@@ -1,0 +1,102 @@
+"""How an OPEN finds its file: which place is asked, and what making a file costs.
+
+Rules of this file.
+
+1. Every place that a name's text may lie in is asked, nearest first, until the kernel
+   says that one holds it (spec A3, A4).
+2. Where the number of files is bounded, a file is charged before it is made.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from vfs.errors import AccessDeniedError
+from vfs.ledger import FILES, SIZE_BYTES
+from vfs.places import PUBLISH_ON_CLOSE
+
+if TYPE_CHECKING:
+    from vfs.backends import Backend, Handle, Mode
+    from vfs.ledger import Ledger
+    from vfs.places import Place
+    from vfs.policy import Policy
+
+
+def open_restricted(
+    policy: Policy, name: bytes, mode: Mode, ledger: Ledger
+) -> tuple[Handle, Place, bool]:
+    """Open a name in the restricted view (spec A3).
+
+    Returns:
+        (the handle, where it was found, whether it is staged).
+
+    Raises:
+        AccessDeniedError: no place holds the name with the rights that it takes.
+        OSError: the open failed.
+    """
+    for place, rest in policy.candidates(name, read=mode.reads, write=mode.writes):
+        staged = mode.empties and place.publish == PUBLISH_ON_CLOSE
+        try:
+            handle = open_in(place.backend, rest, mode, ledger, staged=staged)
+        except AccessDeniedError:
+            continue  # it leads out of this place; another one may hold it
+        return handle, place, staged
+    raise AccessDeniedError
+
+
+def open_in(
+    backend: Backend, name: bytes, mode: Mode, ledger: Ledger, *, staged: bool
+) -> Handle:
+    """Open a name in one tree, charging a file that is made where that is bounded."""
+    if mode.creates and ledger.bounds_files:
+        return _open_counted(backend, name, mode, ledger, staged=staged)
+    return backend.open(name, mode, create=mode.creates, exclusive=False, staged=staged)
+
+
+def _open_counted(
+    backend: Backend, name: bytes, mode: Mode, ledger: Ledger, *, staged: bool
+) -> Handle:
+    """Open where the number of files is bounded: know whether one is made."""
+    exclusive = not staged
+    while True:
+        try:
+            there = backend.open(
+                name, mode, create=False, exclusive=False, staged=False
+            )
+        except FileNotFoundError:
+            pass
+        else:
+            if not staged:
+                return there
+            there.close()
+            return backend.open(name, mode, create=True, exclusive=False, staged=True)
+        if not ledger.charge(FILES, 1):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        try:
+            return backend.open(
+                name, mode, create=True, exclusive=exclusive, staged=staged
+            )
+        except FileExistsError:
+            # Somebody made it meanwhile, or it is a link to nothing: once more.
+            ledger.charge(FILES, -1)
+            exclusive = False
+        except BaseException:
+            ledger.charge(FILES, -1)
+            raise
+
+
+def empty(handle: Handle, ledger: Ledger) -> None:
+    """Truncate a file that was opened with ``w`` and found to be one (O7).
+
+    Raises:
+        OSError: it could not be done; the handle is closed.
+    """
+    try:
+        freed = handle.size() if ledger.bounds_size else 0
+        handle.truncate(0)
+    except BaseException:
+        handle.close()
+        raise
+    ledger.charge(SIZE_BYTES, -freed)
