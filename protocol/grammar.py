@@ -40,7 +40,7 @@ _FALSE_BLANKS = (b"\r", b"\x0b", b"\x0c")
 _CONTROL = bytes(63 if c < 32 or c == 127 else c for c in range(256))
 
 
-def _quick_parser(
+def _quick_parser(  # noqa: C901 - five small closures
     message: Callable[..., m.Request], kinds: tuple[str, ...]
 ) -> Quick | None:
     """Return a parser for faultless lines of a frequent shape, None for other shapes.

@@ -23,7 +23,7 @@ def main() -> None:
         status = _main(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
-    except Exception as why:  # noqa: BLE001 - the last one who can say it in one line
+    except Exception as why:
         if os.environ.get("SANDHOST_TRACEBACK"):
             raise
         text = f"sandhost: internal error: {type(why).__name__}: {why}"

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from supervisor.host import Host
     from supervisor.launcher import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
-    from vfs.clients import Client
     from vfs.policy import Place
 
 SWEEP_TIMEOUT_S = 5.0
@@ -121,6 +120,10 @@ class Child:
                     self.failure = why
                     self._happened(Event.SPAWN_FAILED)
                     return
+                except OSError as why:
+                    self.failure = _not_prepared(why)
+                    self._happened(Event.SPAWN_FAILED)
+                    return
                 await self._live()
         finally:
             if self.state is not State.REAPING:
@@ -139,12 +142,14 @@ class Child:
             size_bytes=spec.max_bytes,
             files=spec.max_files,
         )
-        pairs = self._ends = stack.enter_context(_Ends(spec.transport))
+        pairs = self._ends = _Ends(spec.transport)
+        stack.callback(pairs.close)
         client = host.fs.connect(policy, ledger, f"{self.id}:{spec.transport}")
         self._nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(self._nursery.cancel_scope.cancel)
         stack.push_async_callback(self._close_sessions)
-        self.session = host.open_session(client, *pairs.host_fds(), spec.dialect)
+        read_fd, write_fd = pairs.host_fds()
+        self.session = host.open_session(client, read_fd, write_fd, spec.dialect)
         self.session.on_attach = self._attach
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
@@ -393,6 +398,13 @@ class Child:
         }
 
 
+def _not_prepared(why: OSError) -> SpawnError:
+    """Word what could not be had for a child: its root, a grant, a descriptor."""
+    name = f" {os.fsdecode(why.filename)!r}" if why.filename else ""
+    text = f"cannot start a child: cannot use{name}: {why.strerror}"
+    return SpawnError(why.errno or 0, "request", text)
+
+
 async def _send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> int:
     while True:
         try:
@@ -433,10 +445,8 @@ class _Ends:
         for fd in self._host:
             os.set_blocking(fd, False)
 
-    def __enter__(self) -> _Ends:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
+        """Close what nobody took over."""
         self.close_child_ends()
         for fd in self._host:
             os.close(fd)

@@ -7,6 +7,7 @@ never ignored: a limit that nobody keeps is worse than none.
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -85,7 +86,7 @@ def load_config(path: str) -> Config:
             possible or not available yet.
     """
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             document = tomllib.load(file)
     except OSError as why:
         raise ConfigError(f"cannot read {path!r}: {why.strerror}") from None

@@ -141,7 +141,9 @@ class Host:
         name = session.client.id
         if session.why_closed == FAULT and failure is not None:
             where = "".join(traceback.format_tb(failure.__traceback__)[-1:])
-            text = f"Fault serving client {name}: {failure!r} at {' '.join(where.split())}"
+            text = (
+                f"Fault serving client {name}: {failure!r} at {' '.join(where.split())}"
+            )
             self.log.write("ERROR", text)
         elif isinstance(failure, OSError):
             # The usual ends of a connection are no news.

@@ -1,5 +1,4 @@
-"""Values that users write: sizes, durations, limits, variables; and what is wrong with
-them, in one line."""
+"""Values that users write: sizes, durations, limits, variables; what is wrong with them."""
 
 from __future__ import annotations
 

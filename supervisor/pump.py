@@ -59,10 +59,10 @@ class Pump:
 
     def suspend(self, session: Session) -> None:
         """Leave a session to its own task."""
-        if self.sessions.pop(session.read_fd, None) is not None:
-            # On the way down the pump may have gone before its sessions.
-            if not self._epoll.closed:
-                self._epoll.unregister(session.read_fd)
+        known = self.sessions.pop(session.read_fd, None) is not None
+        # On the way down the pump may have gone before its sessions.
+        if known and not self._epoll.closed:
+            self._epoll.unregister(session.read_fd)
         self._left_over.pop(session, None)
         self._deadlines.pop(session, None)
 
@@ -114,27 +114,19 @@ class Pump:
             os.close(self._bell)
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
-        sessions = self.sessions
-        left_over = self._left_over
-        turn = list(left_over)
-        left_over.clear()
-        alone = len(events) + len(turn) == 1
+        turn = self._left_over
+        self._left_over = {}
         for fd, _ in events:
-            session = sessions.get(fd)
-            if session is None:
-                if fd == self._bell:
-                    os.eventfd_read(self._bell)
-                continue
-            if session in turn:
-                continue
-            if session.serve(alone=alone):
-                left_over[session] = None
-            if session.is_mid_message or self._deadlines:
-                self._watch(session)
+            session = self.sessions.get(fd)
+            if session is not None:
+                turn[session] = None
+            elif fd == self._bell:
+                os.eventfd_read(self._bell)
+        alone = len(turn) == 1
         for session in turn:
             if session.serve(alone=alone):
-                left_over[session] = None
-            if session.is_mid_message or self._deadlines:
+                self._left_over[session] = None
+            if self._deadlines or session.is_mid_message:
                 self._watch(session)
 
     async def watch_deadlines(self) -> None:

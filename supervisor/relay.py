@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
 from supervisor.launcher import Launcher, SpawnedProcess
-from supervisor.launchpad_start import LaunchpadProcess
 from supervisor.run import (
     HOST_FAILED,
     STOPPING_SIGNALS,
@@ -23,6 +24,9 @@ from supervisor.run import (
 )
 from supervisor.spawn_request import SpawnRequest, find_executable
 from vfs.relay import RelayError, open_relay
+
+if TYPE_CHECKING:
+    from supervisor.launchpad_start import LaunchpadProcess
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for the nested child (spec S6)."""
@@ -110,7 +114,7 @@ async def _spawn(
         env = dict(os.environ)
         env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
         request = SpawnRequest(
-            executable=find_executable(command[0], env.get("PATH"), os.getcwd()),
+            executable=find_executable(command[0], env.get("PATH"), str(Path.cwd())),
             argv=command,
             env=env,
             cwd_fd=cwd,

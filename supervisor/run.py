@@ -210,7 +210,7 @@ async def _remove_scratch(host: Host, command: str, scratch: Scratch) -> None:
 
 def _working_directory() -> str:
     try:
-        return os.getcwd()
+        return os.getcwd()  # noqa: PTH109 - a str is wanted
     except FileNotFoundError:
         text = "the working directory is gone; change to one that is there"
         raise FileNotFoundError(errno.ENOENT, text) from None

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol import HostConnection
+from protocol import HostConnection, error
+from protocol.chat import SEPARATORS, ChatBody
 from protocol.limits import MEMO_LINE_BYTES, MEMO_LINES
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
 from supervisor.transport import FileTransfer, bytes_unread, bytes_waiting, revoke
@@ -58,9 +59,6 @@ PROCESS_EXIT = "process exit"
 SLOW = "deadline"
 FAULT = "internal error"
 """Why a session closed; the first two are the contract's words (spec S3)."""
-
-_UNEXPECTED_EOF = b"ERROR failed to read data: unexpected EOF\n"
-
 
 
 def _not_prepared(data: bytes) -> bytes | None:
@@ -95,6 +93,7 @@ class Session:
     """
 
     __slots__ = (
+        "_chat",
         "_drain_reply",
         "_finish",
         "_job",
@@ -158,7 +157,7 @@ class Session:
         self.conn = HostConnection(dialect)
         self.nested: list[Session] = []
         self._on_closed = on_closed
-        self.on_attach: Callable[[Session], Awaitable[bytes]] | None = None
+        self.on_attach: Callable[[Session], Awaitable[bytes | None]] | None = None
         self.zero_copy = False
         self.requests = 0
         self.prepared_reads: dict[bytes, Callable[[], bytes | None]] = {}
@@ -171,6 +170,7 @@ class Session:
         self._payload: Payload | None = None
         self._finish: Callable[[bytes | memoryview], bytes | None] | None = None
         self._drain_reply: bytes | None = None
+        self._chat: ChatBody | None = None
         self._job: Job | None = None
         self._waiting: trio.CancelScope | None = None
         self._wake = trio.Event()
@@ -182,7 +182,9 @@ class Session:
 
     # The hot side
 
-    def serve(self, *, alone: bool) -> bool:
+    def serve(  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path, in one piece
+        self, *, alone: bool
+    ) -> bool:
         """Answer what has come, without waiting.
 
         Args:
@@ -208,10 +210,12 @@ class Session:
                         else:
                             data = _read(self.read_fd, RECEIVE_BYTES)
                             if conn.idle and alone:
-                                data = self._serve_prepared(data)
+                                rest = self._serve_prepared(data)
+                                if rest is None:
+                                    return False
+                                data = rest
                             if not data:
-                                if data is not None:
-                                    self.close_soon(EOF)
+                                self.close_soon(EOF)
                                 return False
                             message = conn.receive_data(data)
                             continue
@@ -307,15 +311,24 @@ class Session:
             space = payload.space()
         count = os.readv(self.read_fd, [space])
         if not count:
-            self._send_last(_UNEXPECTED_EOF)
+            what = b"data: unexpected EOF"
+            if self._chat is not None:
+                what = self._chat.incomplete() + b" data"
+            self._send_last(error(b"failed to read " + what))
             self.close_soon(EOF)
             return None
         conn.body_received(count)
+        if self._chat is not None:
+            self._chat.feed(space[:count])
         if payload is not None:
             payload.advance(count)
         return None if conn.body_left else self._end_body()
 
     def _end_body(self) -> bytes | None:
+        chat, self._chat = self._chat, None
+        if chat is not None and chat.is_separated:
+            self.conn.extend_body(SEPARATORS)
+            return self.drain(self._drain_reply or b"")
         finish, self._finish = self._finish, None
         if self._payload is None:
             reply, self._drain_reply = self._drain_reply, None
@@ -354,13 +367,19 @@ class Session:
             payload.add(piece)
         return None
 
-    def drain(self, reply: bytes) -> bytes | None:
-        """Take the whole body of the current message off the line, then reply (W4)."""
-        self.conn.take_body()
-        if not self.conn.body_left:
-            return reply
+    def drain(self, reply: bytes, chat: ChatBody | None = None) -> bytes | None:
+        """Take the whole body of the current message off the line, then reply (W4).
+
+        Args:
+            reply: what is sent then.
+            chat: follows the body of an LLM_CHAT, which may be longer than declared.
+        """
+        self._chat = chat
+        piece = self.conn.take_body()
+        if chat is not None:
+            chat.feed(piece)
         self._drain_reply = reply
-        return None
+        return None if self.conn.body_left else self._end_body()
 
     def prepare_read(self, request: Read, again: Callable[[], bytes | None]) -> None:
         """Let the line of a READ lead straight to its answer from now on."""
@@ -436,9 +455,10 @@ class Session:
             TooSlowError: the deadline has passed, or the client is gone: nobody waits
                 for a process that shares its descriptor.
         """
-        with trio.fail_after(self.deadline_s) as self._waiting:
+        with trio.fail_after(self.deadline_s) as scope:
+            self._waiting = scope
             if self._stop:
-                self._waiting.cancel()
+                scope.cancel()
             try:
                 yield
             finally:
@@ -491,7 +511,7 @@ class Session:
             while self.zero_copy and not self._stop and bytes_unread(self.write_fd):
                 # No event tells that a socket's queue is empty; clients that send a
                 # WRITE before they read a reply are rare enough to look.
-                await trio.sleep(0.001)
+                await trio.sleep(0.001)  # noqa: ASYNC110
         self.zero_copy = False
 
     def narrow(self, document: bytes) -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from dataclasses import dataclass, field
+from functools import partial
 
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
@@ -77,12 +78,12 @@ class ChildSpec:
         Raises:
             OSError: one of them cannot be reached; its path is in ``filename``.
         """
-        rules = {"publish": self.publish, "durability": self.durability}
-        places = [open_place(self.root, read=True, write=True, relative=b"", **rules)]
+        hold = partial(open_place, publish=self.publish, durability=self.durability)
+        places = [hold(self.root, read=True, write=True, relative=b"")]
         try:
             for path in dict.fromkeys((*self.read, *self.write)):
                 may_read, may_write = path in self.read, path in self.write
-                places.append(open_place(path, read=may_read, write=may_write, **rules))
+                places.append(hold(path, read=may_read, write=may_write))
         except BaseException:
             close_places(places)
             raise

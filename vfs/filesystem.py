@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -30,7 +29,7 @@ from vfs.opening import empty, open_in, open_restricted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfs.backends import Backend, FileStatus
+    from vfs.backends import Backend, FileStatus, Handle, Removed
     from vfs.ledger import Ledger
     from vfs.places import Place
     from vfs.policy import Policy
@@ -103,6 +102,7 @@ class Filesystem:
             self._forget(file)
             closed.append(file.fileno)
             reason = why
+            file.give_back(file.staged_growth)
             try:
                 file.abandon()
             except OSError as failure:
@@ -117,7 +117,7 @@ class Filesystem:
 
     # Files
 
-    def open(
+    def open(  # noqa: C901 - the contract's checks, in its order (spec O4)
         self, client: Client, name: bytes, word: bytes, claim: bool | None
     ) -> OpenFile:
         """Open a file for a client (spec O1-O9, A1-A4).
@@ -146,6 +146,7 @@ class Filesystem:
         full = len(tables.files) >= self._max_host_files
         if full or not ledger.charge(OPEN_FILES, 1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        handle: Handle
         place: Place | None = None
         staged = False
         try:
@@ -174,6 +175,8 @@ class Filesystem:
             staged,
         )
         tables.files[file.fileno] = client.files[file.fileno] = file
+        if ledger.bounds_size:
+            ledger.open.add(file)
         if self.observer is not None:
             self.observer.file_opened(file)
         return file
@@ -202,7 +205,7 @@ class Filesystem:
             file.give_back(growth)
             raise
         finally:
-            file.mount.try_again()
+            file.handle.mount.try_again()
 
     @staticmethod
     def truncate(file: OpenFile, size: int) -> None:
@@ -225,8 +228,12 @@ class Filesystem:
             OSError: publication, fsync or close(2) failed.
         """
         self._forget(file)
+        growth = file.staged_growth
         try:
-            file.close()
+            self._credit(file.ledger, file.close())
+        except BaseException:
+            file.give_back(growth)
+            raise
         finally:
             if self.observer is not None:
                 self.observer.file_closed(file, why=None)
@@ -237,11 +244,16 @@ class Filesystem:
         Cancellation: not while it closes, which is bounded: it waits for the disk.
         """
         self._forget(file)
+        growth = file.staged_growth
         self._closing[file] = file.handle.descriptors()
         try:
             # Cancelled before it had a thread, nobody would ever close it (I1, I5).
             with trio.CancelScope(shield=True):
-                await in_thread(file.close)
+                replaced = await in_thread(file.close)
+            self._credit(file.ledger, replaced)
+        except BaseException:
+            file.give_back(growth)
+            raise
         finally:
             del self._closing[file]
             if self.observer is not None:
@@ -252,6 +264,9 @@ class Filesystem:
         del self.tables.files[file.fileno]
         del client.files[file.fileno]
         client.ledger.charge(OPEN_FILES, -1)
+        if file.ledger is not None:
+            file.ledger.open.discard(file)
+            file.give_back_unlinked()
 
     def descriptors(self) -> Iterator[int]:
         """Yield what open files hold, and those that a thread is closing."""
@@ -295,12 +310,8 @@ class Filesystem:
         The bytes of a file that this child has open are given back when it is closed.
         """
         backend, rest = self._locate(client, name, claim=claim, write=True)
-        freed, identity = backend.remove(rest)
         ledger = client.ledger
-        if ledger.bounds_size and not any(
-            file.handle.identity() == identity for file in ledger.open
-        ):
-            ledger.charge(SIZE_BYTES, -freed)
+        self._credit(ledger, backend.remove(rest))
         if ledger.used[FILES] > 0:
             ledger.charge(FILES, -1)
 
@@ -308,7 +319,15 @@ class Filesystem:
         """Rename within what the client may write (spec X1)."""
         source, old_rest = self._locate(client, old, claim=claim, read=True, write=True)
         target, new_rest = self._locate(client, new, claim=claim, write=True)
-        source.rename(old_rest, target, new_rest)
+        self._credit(client.ledger, source.rename(old_rest, target, new_rest))
+
+    @staticmethod
+    def _credit(ledger: Ledger | None, removed: Removed | None) -> None:
+        """Give back the size of what is gone, unless its last close will."""
+        if ledger is None or not ledger.bounds_size or removed is None:
+            return
+        if not any(f.handle.identity() == removed.identity for f in ledger.open):
+            ledger.charge(SIZE_BYTES, -removed.size)
 
     def _locate(
         self,

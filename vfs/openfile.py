@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vfs.ledger import SIZE_BYTES
 
 if TYPE_CHECKING:
-    from vfs.backends import Handle, Mode
+    from vfs.backends import Handle, Mode, Removed
     from vfs.clients import Client
     from vfs.ledger import Ledger
     from vfs.places import Place
@@ -49,7 +49,7 @@ class OpenFile:
         "staged",
     )
 
-    def __init__(  # noqa: PLR0913 - the columns of the table
+    def __init__(  # noqa: PLR0913, PLR0917 - the columns of the table
         self,
         fileno: int,
         name: bytes,
@@ -149,27 +149,47 @@ class OpenFile:
         if self.ledger is not None:
             self.ledger.charge(SIZE_BYTES, -growth)
 
+    @property
+    def staged_growth(self) -> int:
+        """What is charged for content that has not been published, bytes."""
+        bounded = self.staged and self.ledger is not None
+        return self.handle.size() if bounded else 0
+
+    def give_back_unlinked(self) -> None:
+        """Take back what the content of a removed file was charged, at its last close.
+
+        Precondition: the file is no longer among its ledger's open files.
+        """
+        ledger = self.ledger
+        if ledger is None or self.staged or self.handle.links():
+            return
+        identity = self.handle.identity()
+        if not any(other.handle.identity() == identity for other in ledger.open):
+            ledger.charge(SIZE_BYTES, -self.handle.size())
+
     # Its end
 
-    def close(self) -> None:
+    def close(self) -> Removed | None:
         """Close as CLOSE does: publish what is staged, pay what durability asks.
 
         The file is closed whatever happens (spec C1).
+
+        Returns:
+            What a staged file replaced.
 
         Raises:
             OSError: the publication, the fsync or close(2) failed.
         """
         if self.is_plain:
             self.handle.close()
-            return
+            return None
         durable = self.durability != "none" and self.mode.writes
         try:
-            if self.staged:
-                self.handle.publish(durable=durable)
-            elif durable:
-                self.handle.publish(durable=True)
+            if self.staged or durable:
+                return self.handle.publish(durable=durable)
         finally:
             self.handle.close()
+        return None
 
     def abandon(self) -> None:
         """Close as the end of a client does: what is staged never appears (A3b)."""

@@ -6,11 +6,11 @@ Rules of this file.
    until then.
 2. All payloads of all clients share one budget of memory.  Beyond it a payload goes to
    an unnamed file: nobody waits for somebody else's payload (spec W3).
-3. Memory is taken by what comes, not by what was declared: small payloads use buffers
-   that exist already, large ones a mapping whose pages the kernel gives on first touch
-   (attack 15).
+3. Memory is taken by what comes, not by what was declared: a payload lies in a mapping
+   whose pages the kernel gives on first touch (attack 15).
 """
 
+import errno
 import mmap
 import os
 import tempfile
@@ -20,9 +20,9 @@ DEFAULT_BUDGET_BYTES = 64 * 1024 * 1024
 """Memory for payloads over all clients (spec W3)."""
 
 _CLASSES: Final = ((64 * 1024, 16), (1024 * 1024, 4))
-"""(size, how many are kept) of the buffers that are used again.
+"""(size, how many are kept) of the mappings that are used again.
 
-A fresh 1 MiB buffer costs 256 page faults, about as much as writing it to the file.
+A fresh 1 MiB costs 256 page faults, about as much as writing it to the file.
 """
 
 SCRATCH_BYTES = 64 * 1024
@@ -30,45 +30,24 @@ SCRATCH_BYTES = 64 * 1024
 
 
 class Payload:
-    """One payload being received.
+    """One payload being received; made by ``PayloadBudget.begin``.
 
     Attributes:
         left: bytes that have not come yet.
         size: bytes in all.
     """
 
-    __slots__ = (
-        "_budget",
-        "_buffer",
-        "_charged",
-        "_map",
-        "_spool",
-        "_view",
-        "left",
-        "size",
-    )
+    __slots__ = ("_budget", "_map", "_spool", "_view", "left", "size")
 
-    def __init__(self, budget: "PayloadBudget", size: int) -> None:
+    def __init__(
+        self, budget: "PayloadBudget", size: int, room: mmap.mmap | None, spool: int
+    ) -> None:
         self._budget = budget
+        self._map = room
+        self._spool = spool
+        self._view = budget.scratch if room is None else memoryview(room)[:size]
         self.size = size
         self.left = size
-        self._buffer: bytearray | None = None
-        self._map: mmap.mmap | None = None
-        self._spool = -1
-        self._charged = 0
-        self._view = memoryview(b"")
-
-    def hold(self) -> None:
-        """Take memory or, beyond the budget, a file."""
-        budget = self._budget
-        if not budget.charge(self):
-            self._spool = budget.open_spool()
-            self._view = budget.scratch
-        elif self._buffer is not None:
-            self._view = memoryview(self._buffer)[: self.size]
-        else:
-            self._map = mmap.mmap(-1, self.size)
-            self._view = memoryview(self._map)
 
     @property
     def is_spooled(self) -> bool:
@@ -110,23 +89,25 @@ class Payload:
 
     def view(self) -> memoryview:
         """Return the whole payload; only when nothing is left to come."""
-        if self._spool >= 0 and self._map is None and self.size:
+        if self._spool >= 0 and self._map is None:
             self._map = mmap.mmap(self._spool, self.size, prot=mmap.PROT_READ)
             self._view = memoryview(self._map)
         return self._view
 
     def close(self) -> None:
         """Give memory and file back; safe to call twice."""
-        if self._spool < 0 or self._map is not None:
+        room, self._map = self._map, None
+        if room is not None:
             self._view.release()
         self._view = memoryview(b"")
-        if self._map is not None:
-            self._map.close()
-            self._map = None
-        if self._spool >= 0:
-            os.close(self._spool)
-            self._spool = -1
-        self._budget.release(self)
+        if self._spool < 0:
+            if room is not None:
+                self._budget.take_back(room, self.size)
+            return
+        if room is not None:
+            room.close()
+        os.close(self._spool)
+        self._spool = -1
 
 
 def _write_all(fd: int, data: memoryview) -> None:
@@ -143,7 +124,8 @@ class PayloadBudget:
         spool_dir: where unnamed files are made; the system's temporary directory.
 
     Attributes:
-        used_bytes: memory that payloads hold now.
+        used_bytes: memory that payloads may fill now.
+        spooled: payloads that went to a file so far.
     """
 
     __slots__ = ("_free", "_limit", "_scratch", "_spool_dir", "spooled", "used_bytes")
@@ -153,7 +135,7 @@ class PayloadBudget:
     ) -> None:
         self._limit = limit_bytes
         self._spool_dir = spool_dir
-        self._free: tuple[list[bytearray], ...] = tuple([] for _ in _CLASSES)
+        self._free: dict[int, list[mmap.mmap]] = {size: [] for size, _ in _CLASSES}
         self._scratch = bytearray(SCRATCH_BYTES)
         self.used_bytes = 0
         self.spooled = 0
@@ -164,48 +146,50 @@ class PayloadBudget:
         return memoryview(self._scratch)
 
     def begin(self, size: int) -> Payload:
-        """Return a payload of ``size`` bytes, ready to receive."""
-        payload = Payload(self, size)
-        payload.hold()
-        return payload
+        """Return a payload of ``size`` bytes, at least one, ready to receive.
 
-    def charge(self, payload: Payload) -> bool:
-        """Charge a payload and give it a buffer, if it fits; tell whether."""
-        for index, (class_size, _) in enumerate(_CLASSES):
-            if payload.size <= class_size:
-                if self.used_bytes + class_size > self._limit:
-                    return False
-                free = self._free[index]
-                payload._buffer = free.pop() if free else bytearray(class_size)
-                break
-        else:
-            class_size = payload.size
-            if self.used_bytes + class_size > self._limit:
-                return False
-        payload._charged = class_size
-        self.used_bytes += class_size
-        return True
+        Raises:
+            OSError: the budget is spent, and no file could be made.
+        """
+        room_size = _room_for(size)
+        if self.used_bytes + room_size > self._limit:
+            return Payload(self, size, None, self._open_spool())
+        free = self._free.get(room_size)
+        room = free.pop() if free else mmap.mmap(-1, room_size)
+        self.used_bytes += room_size
+        return Payload(self, size, room, -1)
 
-    def release(self, payload: Payload) -> None:
-        """Take a payload's buffer back."""
-        self.used_bytes -= payload._charged
-        payload._charged = 0
-        buffer, payload._buffer = payload._buffer, None
-        if buffer is None:
-            return
-        for free, (class_size, kept) in zip(self._free, _CLASSES, strict=True):
-            if len(buffer) == class_size and len(free) < kept:
-                free.append(buffer)
+    def take_back(self, room: mmap.mmap, size: int) -> None:
+        """Take the memory of a payload of ``size`` bytes back."""
+        room_size = _room_for(size)
+        self.used_bytes -= room_size
+        for class_size, kept in _CLASSES:
+            if room_size == class_size and len(self._free[class_size]) < kept:
+                self._free[class_size].append(room)
+                return
+        room.close()
 
-    def open_spool(self) -> int:
+    def _open_spool(self) -> int:
         """Open an unnamed file for one payload."""
-        self.spooled += 1
         directory = self._spool_dir or tempfile.gettempdir()
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
         try:
-            return os.open(directory, flags, 0o600)
-        except OSError:
-            # No O_TMPFILE on this file system: make one and take its name away.
+            fd = os.open(directory, flags, 0o600)
+        except OSError as why:
+            if why.errno not in _NO_TMPFILE:
+                raise
             fd, name = tempfile.mkstemp(dir=directory)
             os.unlink(name)
-            return fd
+        self.spooled += 1
+        return fd
+
+
+_NO_TMPFILE: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+
+
+def _room_for(size: int) -> int:
+    """Return how much memory a payload is charged."""
+    for class_size, _ in _CLASSES:
+        if size <= class_size:
+            return class_size
+    return size

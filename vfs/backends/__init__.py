@@ -1,6 +1,6 @@
 """Where files can live: one interface (``base``), the host's disk and plain memory."""
 
-from vfs.backends.base import MODES, Backend, FileStatus, Handle, Mode
+from vfs.backends.base import MODES, Backend, FileStatus, Handle, Mode, Removed
 from vfs.backends.host import HostDirectory
 from vfs.backends.memory import MemoryDirectory
 
@@ -12,4 +12,5 @@ __all__ = [
     "HostDirectory",
     "MemoryDirectory",
     "Mode",
+    "Removed",
 ]

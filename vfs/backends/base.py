@@ -22,6 +22,18 @@ class FileStatus(NamedTuple):
     kind: str
 
 
+class Removed(NamedTuple):
+    """What a name stood for before it was taken away.
+
+    Attributes:
+        size: bytes that are free once nobody has the file open; 0 if it has more names.
+        identity: what told it from any other.
+    """
+
+    size: int
+    identity: tuple[int, int]
+
+
 class Handle(Protocol):
     """An open regular file, without an offset.
 
@@ -58,11 +70,14 @@ class Handle(Protocol):
     def sync(self) -> None:
         """Put data on the disk."""
 
-    def publish(self, *, durable: bool) -> None:
-        """Make a staged file appear under its name; nothing for any other."""
+    def publish(self, *, durable: bool) -> Removed | None:
+        """Make a staged file appear under its name; return what it replaced."""
 
     def identity(self) -> tuple[int, int]:
-        """Return what tells this file from any other, as ``Backend.remove`` does."""
+        """Return what tells this file from any other."""
+
+    def links(self) -> int:
+        """Return how many names the file has; none after its removal."""
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the host's descriptors that the handle holds."""
@@ -100,15 +115,11 @@ class Backend(Protocol):
     def make_directory(self, name: bytes) -> None:
         """Make a directory."""
 
-    def remove(self, name: bytes) -> tuple[int, tuple[int, int]]:
-        """Remove a file or an empty directory, never what a link names.
+    def remove(self, name: bytes) -> Removed:
+        """Remove a file or an empty directory, never what a link names."""
 
-        Returns:
-            (the bytes that this frees once nobody has the file open, what it was).
-        """
-
-    def rename(self, old: bytes, target: Backend, new: bytes) -> None:
-        """Rename an entry, replacing a file; across file systems fails with EXDEV."""
+    def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
+        """Rename an entry, return what it replaced; to another kind of tree: EXDEV."""
 
     def narrow(self, name: bytes, *, create: bool) -> tuple[Backend, bytes | None]:
         """Return a part of the tree, held on its own.

@@ -19,8 +19,13 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from vfs.backends.base import Backend, FileStatus, Mode
-from vfs.backends.host_file import HostHandle, StagedHandle, remove_stale
+from vfs.backends.base import Backend, FileStatus, Mode, Removed
+from vfs.backends.host_file import (
+    HostHandle,
+    StagedHandle,
+    remove_stale,
+    what_goes,
+)
 from vfs.errors import AccessDeniedError
 from vfs.paths import DENIED, OPEN_FLAGS, open_beneath, split_parent
 
@@ -172,19 +177,18 @@ class HostDirectory:
         with self._entry(name) as (fd, last):
             os.mkdir(last, dir_fd=fd)
 
-    def remove(self, name: bytes) -> tuple[int, tuple[int, int]]:
+    def remove(self, name: bytes) -> Removed:
         with self._entry(name) as (fd, last):
             status = os.stat(last, dir_fd=fd, follow_symlinks=False)
             _check_slash(name, status.st_mode)
-            identity = (status.st_dev, status.st_ino)
+            goes = what_goes(fd, last) or Removed(0, (0, 0))
             if stat.S_ISDIR(status.st_mode):
                 os.rmdir(last, dir_fd=fd)
-                return 0, identity
-            os.unlink(last, dir_fd=fd)
-            last_link = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-            return status.st_size if last_link else 0, identity
+            else:
+                os.unlink(last, dir_fd=fd)
+            return goes
 
-    def rename(self, old: bytes, target: Backend, new: bytes) -> None:
+    def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
         if not isinstance(target, HostDirectory):
             raise _error(errno.EXDEV)
         with (
@@ -194,7 +198,9 @@ class HostDirectory:
             mode = os.stat(old_last, dir_fd=old_fd, follow_symlinks=False).st_mode
             _check_slash(old, mode)
             _check_slash(new, mode)
+            replaced = what_goes(new_fd, new_last)
             os.rename(old_last, new_last, src_dir_fd=old_fd, dst_dir_fd=new_fd)
+            return replaced
 
     def narrow(
         self, name: bytes, *, create: bool

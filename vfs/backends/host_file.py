@@ -18,10 +18,12 @@ import fcntl
 import os
 import resource
 import secrets
+import stat
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from vfs.backends.base import Removed
 from vfs.hostio import MOUNTS, mount_of
 from vfs.paths import OPEN_FLAGS
 
@@ -119,13 +121,17 @@ class HostHandle:
     def sync(self) -> None:
         os.fdatasync(self.fd)
 
-    def publish(self, *, durable: bool) -> None:
+    def publish(self, *, durable: bool) -> Removed | None:
         if durable:
             os.fsync(self.fd)
+        return None
 
     def identity(self) -> tuple[int, int]:
         status = os.fstat(self.fd)
         return (status.st_dev, status.st_ino)
+
+    def links(self) -> int:
+        return os.fstat(self.fd).st_nlink
 
     def descriptors(self) -> tuple[int, ...]:
         return (self.fd,) if self.fd >= 0 else ()
@@ -165,11 +171,12 @@ class StagedHandle(HostHandle):
             os.close(fd)
             raise
 
-    def publish(self, *, durable: bool) -> None:
+    def publish(self, *, durable: bool) -> Removed | None:
         if durable:
             os.fsync(self.fd)
         if not self._temporary:
             self._give_name()
+        replaced = what_goes(self._dir_fd, self._last)
         os.rename(
             self._temporary,
             self._last,
@@ -179,6 +186,7 @@ class StagedHandle(HostHandle):
         self._temporary = b""
         if durable:
             _sync_directory(self._dir_fd)
+        return replaced
 
     def _give_name(self) -> None:
         """Give the file a hidden name, in the place's directory if that can be."""
@@ -214,6 +222,17 @@ class StagedHandle(HostHandle):
         finally:
             os.close(dir_fd)
             super().close()
+
+
+def what_goes(dir_fd: int, last: bytes) -> Removed | None:
+    """Return what an entry stands for that is about to go, None if there is none."""
+    try:
+        status = os.stat(last, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    only_name = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    size = status.st_size if only_name else 0
+    return Removed(size, (status.st_dev, status.st_ino))
 
 
 def _hidden_name() -> bytes:

@@ -4,14 +4,16 @@ For children whose scratch must never reach a disk, and for tests: it passes the
 contract suite as the host's disk.  Links do not exist here.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Final
+from typing import Final, TypeAlias
 
-from vfs.backends.base import Backend, FileStatus, Mode
+from vfs.backends.base import Backend, FileStatus, Mode, Removed
 from vfs.errors import AccessDeniedError
 from vfs.hostio import Mount
 
@@ -23,6 +25,7 @@ _PATH_MAX = 4096  # limits.h, the NUL at the end included
 _NAME_MAX = 255
 _NO_ENTRY: Final = (b"", b".", b"..")
 _inodes = count(1)
+_Node: TypeAlias = "_File | _Directory"
 _MEMORY = Mount("tmpfs")
 
 
@@ -40,10 +43,11 @@ class _Space:
 
 
 class _File:
-    __slots__ = ("data", "inode", "mtime_ns", "space")
+    __slots__ = ("data", "inode", "links", "mtime_ns", "space")
 
     def __init__(self, space: _Space) -> None:
         self.data = bytearray()
+        self.links = 0
         self.inode = next(_inodes)
         self.mtime_ns = time.time_ns()
         self.space = space
@@ -76,8 +80,18 @@ class _Directory:
         self.inode = next(_inodes)
         self.mtime_ns = time.time_ns()
 
+    def put(self, name: bytes, node: _Node) -> None:
+        """Enter a node, in place of what had the name."""
+        self.drop(name)
+        self.entries[name] = node
+        if isinstance(node, _File):
+            node.links = 1
 
-_Node = _File | _Directory
+    def drop(self, name: bytes) -> None:
+        """Strike a name out, if there is one."""
+        node = self.entries.pop(name, None)
+        if isinstance(node, _File):
+            node.links = 0
 
 
 class MemoryHandle:
@@ -85,7 +99,9 @@ class MemoryHandle:
 
     __slots__ = ("_file", "_on_publish", "fd", "mount")
 
-    def __init__(self, file: _File, on_publish: Callable[[], None] | None) -> None:
+    def __init__(
+        self, file: _File, on_publish: Callable[[], Removed | None] | None
+    ) -> None:
         self._file = file
         self._on_publish = on_publish
         self.fd = -1
@@ -120,13 +136,15 @@ class MemoryHandle:
     def sync(self) -> None:
         return None
 
-    def publish(self, *, durable: bool) -> None:
+    def publish(self, *, durable: bool) -> Removed | None:
         del durable  # memory never is
-        if self._on_publish is not None:
-            self._on_publish()
+        return None if self._on_publish is None else self._on_publish()
 
     def identity(self) -> tuple[int, int]:
         return (_DEVICE, self._file.inode)
+
+    def links(self) -> int:
+        return self._file.links
 
     def descriptors(self) -> tuple[int, ...]:
         return ()
@@ -200,7 +218,8 @@ class MemoryDirectory:
             directory, last = self._entry(name)
             if name.endswith(b"/"):
                 raise _error(errno.EISDIR) from None
-            node = directory.entries[last] = _File(self._space)
+            node = _File(self._space)
+            directory.put(last, node)
         else:
             if create and exclusive:
                 raise _error(errno.EEXIST)
@@ -214,10 +233,12 @@ class MemoryDirectory:
             raise _error(errno.EISDIR)
         file = _File(self._space)
 
-        def publish() -> None:
-            if isinstance(directory.entries.get(last), _Directory):
+        def publish() -> Removed | None:
+            there = directory.entries.get(last)
+            if isinstance(there, _Directory):
                 raise _error(errno.EISDIR)
-            directory.entries[last] = file
+            directory.put(last, file)
+            return _removed(there)
 
         return MemoryHandle(file, publish)
 
@@ -240,19 +261,18 @@ class MemoryDirectory:
         directory, last = self._entry(name)
         if last in directory.entries:
             raise _error(errno.EEXIST)
-        directory.entries[last] = _Directory()
+        directory.put(last, _Directory())
 
-    def remove(self, name: bytes) -> tuple[int, tuple[int, int]]:
+    def remove(self, name: bytes) -> Removed:
         directory, last = self._entry(name)
         node = _enter(directory, last)
         _check_slash(name, node)
         if isinstance(node, _Directory) and node.entries:
             raise _error(errno.ENOTEMPTY)
-        del directory.entries[last]
-        size = 0 if isinstance(node, _Directory) else len(node.data)
-        return size, (_DEVICE, node.inode)
+        directory.drop(last)
+        return _removed(node) or Removed(0, (_DEVICE, node.inode))
 
-    def rename(self, old: bytes, target: Backend, new: bytes) -> None:
+    def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
         if type(target) is not MemoryDirectory:
             raise _error(errno.EXDEV)
         directory, last = self._entry(old)
@@ -262,12 +282,13 @@ class MemoryDirectory:
         _check_slash(new, node)
         there = new_directory.entries.get(new_last)
         if there is node:
-            return
+            return None
         _check_replaceable(node, there)
         if isinstance(node, _Directory) and _contains(node, new_directory):
             raise _error(errno.EINVAL)
-        del directory.entries[last]
-        new_directory.entries[new_last] = node
+        directory.drop(last)
+        new_directory.put(new_last, node)
+        return _removed(there)
 
     def narrow(
         self, name: bytes, *, create: bool
@@ -297,6 +318,12 @@ class MemoryDirectory:
 
     def close(self) -> None:
         return None
+
+
+def _removed(node: _Node | None) -> Removed | None:
+    if not isinstance(node, _File):
+        return None
+    return Removed(len(node.data), (_DEVICE, node.inode))
 
 
 def _check_name(name: bytes) -> None:

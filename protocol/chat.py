@@ -1,0 +1,57 @@
+"""The payload of LLM_CHAT as it goes by: where its parts end and what separates them.
+
+Four byte strings follow the line, concatenated.  Some clients put an LF after each of
+the first three and leave those out of the counts; that is told by looking at three
+bytes (spec L1).  This looks at them without keeping any.
+"""
+
+from __future__ import annotations
+
+PARTS = (b"input files", b"output files", b"prompt", b"preset")
+"""What an error calls the parts, in order (spec L2)."""
+
+SEPARATORS = 3
+"""How many LFs a separated payload has beyond its counts."""
+
+_LF = 10
+
+
+class ChatBody:
+    """Follows one payload.
+
+    Args:
+        lengths: of the four parts, as declared.
+    """
+
+    __slots__ = ("_hits", "_lengths", "_marks", "_seen")
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        inputs, outputs, prompt, preset = lengths
+        self._lengths = lengths
+        self._marks: tuple[int, ...] = ()
+        if preset >= SEPARATORS:
+            self._marks = (inputs, inputs + outputs + 1, inputs + outputs + prompt + 2)
+        self._seen = 0
+        self._hits = 0
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """Look at the next bytes of the declared payload."""
+        for mark in self._marks:
+            at = mark - self._seen
+            if 0 <= at < len(piece) and piece[at] == _LF:
+                self._hits += 1
+        self._seen += len(piece)
+
+    @property
+    def is_separated(self) -> bool:
+        """Whether three more bytes belong to it; known once all was fed."""
+        return self._hits == SEPARATORS
+
+    def incomplete(self) -> bytes:
+        """Return the name of the first part that has not come whole (spec L2)."""
+        end = 0
+        for name, length in zip(PARTS, self._lengths, strict=True):
+            end += length
+            if self._seen < end:
+                return name
+        return PARTS[-1]

@@ -1,0 +1,291 @@
+"""Requests about open files: OPEN, READ, WRITE, CLOSE, SEEK, SYNC, TRUNCATE.
+
+READ and WRITE are the hot path: no logging, no allocation that a profile does not
+forgive.  What would wait becomes a job of the session.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from protocol import echo, error, invalid, limits
+from supervisor.replies import (
+    NOT_READABLE,
+    NOT_WRITABLE,
+    OK,
+    UNAVAILABLE,
+    denied,
+    reason,
+    unknown,
+)
+from vfs.errors import AccessDeniedError, UnavailableError
+from vfs.hostio import INLINE_WRITE_BYTES, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from protocol import messages as m
+    from supervisor.session import Session
+    from vfs.filesystem import OpenFile
+
+SMALL_READ_BYTES = 65_536
+"""Up to here a READ is copied through this process; above it the kernel moves it."""
+
+
+def do_open(session: Session, request: m.Open) -> bytes | None:
+    """OPEN (spec O1-O9)."""
+    name = request.name
+    try:
+        file = session.fs.open(session.client, name, request.mode, request.flag)
+    except AccessDeniedError:
+        return denied(session, "OPEN", name)
+    except UnavailableError:
+        return UNAVAILABLE
+    except OSError as why:
+        return error(b"failed to open file '" + echo(name) + b"': " + reason(why))
+    return b"OK %d\n" % file.fileno
+
+
+def do_read(  # noqa: C901, PLR0911 - the hot path, in one piece
+    session: Session, request: m.Read
+) -> bytes | None:
+    """READ (spec R1-R3)."""
+    file = session.files.get(request.fileno)
+    if file is None:
+        return invalid("fileno", request.token)
+    if not file.mode.reads:
+        return error(NOT_READABLE + echo(request.token))
+    size = request.size
+    if size > SMALL_READ_BYTES:
+        return _read_large(session, file, size)
+    try:
+        data = file.read(size)
+    except BlockingIOError:
+        session.start(partial(_read_waiting, session, file, size))
+        return None
+    except OSError as why:
+        return error(b"failed to read: " + reason(why))
+    got = len(data)
+    if got != size:
+        return b"OK %d\n%b" % (got, data)
+    if request is not session.last_request:
+        session.last_request = request
+    elif file.handle.fd >= 0:
+        session.prepare_read(request, _read_again(session, file, request))
+    return request.head + data
+
+
+def _read_again(
+    session: Session, file: OpenFile, request: m.Read
+) -> Callable[[], bytes | None]:
+    """Return what answers this READ again while its file stays open."""
+    size, head = request.size, request.head
+    pread, fd = file.handle.mount.read, file.handle.fd
+
+    def again() -> bytes | None:
+        offset = file.offset
+        try:
+            data = pread(fd, size, offset)
+        except OSError:
+            return do_read(session, request)
+        if len(data) != size:
+            return do_read(session, request)
+        file.offset = offset + size
+        return head + data
+
+    return again
+
+
+async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
+    """Read data that is not in memory, in a worker thread."""
+    try:
+        data = await in_thread(file.read_wait, size)
+    except OSError as why:
+        return error(b"failed to read: " + reason(why))
+    return b"OK %d\n%b" % (len(data), data)
+
+
+def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
+    """Answer a READ of more than ``SMALL_READ_BYTES``."""
+    handle = file.handle
+    try:
+        size = min(size, limits.MAX_READ_BYTES, handle.size() - file.offset)
+        if size <= SMALL_READ_BYTES:
+            return do_read_small(session, file, max(size, 0))
+        if handle.fd < 0:
+            data = file.read(size)
+            return b"OK %d\n%b" % (len(data), data)
+    except OSError as why:
+        return error(b"failed to read: " + reason(why))
+    return session.send_file(file, size)
+
+
+def do_read_small(session: Session, file: OpenFile, size: int) -> bytes | None:
+    """Answer a large READ of which little is left."""
+    try:
+        data = file.read(size)
+    except BlockingIOError:
+        session.start(partial(_read_waiting, session, file, size))
+        return None
+    return b"OK %d\n%b" % (len(data), data)
+
+
+def do_write(session: Session, request: m.Write) -> bytes | None:
+    """WRITE (spec W1-W6)."""
+    size = request.size
+    if size > session.max_write_bytes:
+        text = b"%d exceeds limit %d" % (size, session.max_write_bytes)
+        return session.drain(invalid("size", text))
+    file = session.files.get(request.fileno)
+    if file is None:
+        return session.drain(unknown(request))
+    if not file.mode.writes:
+        return session.drain(error(NOT_WRITABLE + echo(request.token)))
+    piece = session.conn.take_body()
+    if len(piece) < size:
+        return session.collect(piece, partial(_write_now, session, request, file))
+    return _write_now(session, request, file, piece)
+
+
+def _write_now(
+    session: Session, request: m.Write, file: OpenFile, data: bytes | memoryview
+) -> bytes | None:
+    size = request.size
+    handle = file.handle
+    if session.zero_copy:
+        session.start(partial(_write_after_read, session, file, data))
+        return None
+    if (
+        size > INLINE_WRITE_BYTES
+        or file.durability == "write"
+        or not file.handle.mount.inline
+    ):
+        session.start(partial(_write_waiting, session, file, data))
+        return None
+    try:
+        if file.is_plain:
+            handle.pwrite(data, file.offset)
+            file.offset += size
+        else:
+            session.fs.write(file, data)
+    except OSError as why:
+        return error(b"failed to write: " + reason(why))
+    if request is not session.last_request:
+        session.last_request = request
+    elif file.is_plain and handle.fd >= 0:
+        session.prepare_write(request, _write_again(session, file, request))
+    return request.head
+
+
+def _write_again(
+    session: Session, file: OpenFile, request: m.Write
+) -> Callable[[bytes], bytes | None]:
+    """Return what takes this WRITE's payload again while its file stays open."""
+    size, head = request.size, request.head
+    pwrite, mount = file.handle.pwrite, file.handle.mount
+
+    def again(data: bytes) -> bytes | None:
+        if session.zero_copy or not mount.inline:
+            return _write_now(session, request, file, data)
+        offset = file.offset
+        try:
+            pwrite(data, offset)
+        except OSError as why:
+            return error(b"failed to write: " + reason(why))
+        file.offset = offset + size
+        return head
+
+    return again
+
+
+async def _write_after_read(
+    session: Session, file: OpenFile, data: bytes | memoryview
+) -> bytes:
+    """Write once the client has taken what an earlier READ lent it.
+
+    ``sendfile`` lends pages of the file, not copies: a WRITE that the client sent before
+    it read that reply must not change what it will read.
+    """
+    await session.wait_taken()
+    return await _write_waiting(session, file, data)
+
+
+async def _write_waiting(
+    session: Session, file: OpenFile, data: bytes | memoryview
+) -> bytes:
+    try:
+        await session.fs.write_waiting(file, data)
+    except OSError as why:
+        return error(b"failed to write: " + reason(why))
+    return b"OK %d\n" % len(data)
+
+
+def do_close(session: Session, request: m.Close) -> bytes | None:
+    """CLOSE (spec C1)."""
+    file = session.files.get(request.fileno)
+    if file is None:
+        return unknown(request)
+    session.forget_prepared()
+    if not file.is_plain and not file.closes_inline:
+        session.start(partial(_close_waiting, session, file))
+        return None
+    try:
+        session.fs.close(file)
+    except OSError as why:
+        return error(b"failed to close: " + reason(why))
+    return OK
+
+
+async def _close_waiting(session: Session, file: OpenFile) -> bytes:
+    try:
+        await session.fs.close_waiting(file)
+    except OSError as why:
+        return error(b"failed to close: " + reason(why))
+    return OK
+
+
+def do_seek(session: Session, request: m.Seek) -> bytes | None:
+    """SEEK (spec X1)."""
+    file = session.files.get(request.fileno)
+    if file is None:
+        return unknown(request)
+    file.offset = request.size
+    return b"OK %d\n" % request.size
+
+
+def do_sync(session: Session, request: m.Sync) -> bytes | None:
+    """SYNC (spec X1)."""
+    file = session.files.get(request.fileno)
+    if file is None:
+        return unknown(request)
+
+    async def sync() -> bytes:
+        try:
+            await in_thread(file.handle.sync)
+        except OSError as why:
+            return error(b"failed to sync: " + reason(why))
+        return OK
+
+    session.start(sync)
+    return None
+
+
+def do_truncate(session: Session, request: m.Truncate) -> bytes | None:
+    """TRUNCATE (spec X1)."""
+    file = session.files.get(request.fileno)
+    if file is None:
+        return unknown(request)
+    if not file.mode.writes:
+        return error(NOT_WRITABLE + echo(request.token))
+
+    async def truncate() -> bytes:
+        await session.wait_taken()
+        try:
+            session.fs.truncate(file, request.size)
+        except OSError as why:
+            return error(b"failed to truncate: " + reason(why))
+        return OK
+
+    session.start(truncate)
+    return None

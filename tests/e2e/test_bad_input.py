@@ -1,0 +1,224 @@
+"""What is wrong with a command line, a file or a disk: one clear line, no traceback."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import (
+    ENVIRONMENT,
+    bound_by_permissions,
+    sandhost,
+    shell,
+    small_disk,
+)
+
+pytestmark = pytest.mark.slow
+
+REFUSED = 125
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run",), "Missing argument"),
+        (("run", "--"), "Missing argument"),
+        (("run", "--bogus", "--", "true"), "No such option: --bogus"),
+        (("run", "--root"), "--root"),
+        (("run", "--dialect", "3", "--", "true"), "--dialect"),
+        (("run", "--dialect", "x", "--", "true"), "--dialect"),
+        (("run", "--timeout", "soon", "--", "true"), "not a time: 'soon'"),
+        (("run", "--timeout", "-1", "--", "true"), "not a time: '-1'"),
+        (("run", "--limit", "wishes=3", "--", "true"), "not a limit: 'wishes=3'"),
+        (("run", "--limit", "memory=lots", "--", "true"), "not a size: 'lots'"),
+        (("run", "--limit", "cpu=1,cpu=2", "--", "true"), "given twice"),
+        (("run", "--env", "NOVALUE", "--", "true"), "not a variable: 'NOVALUE'"),
+        (("run", "--env", "=x", "--", "true"), "not a variable: '=x'"),
+        (("run", "--transport", "pigeon", "--", "true"), "socketpair or pipes"),
+        (("run", "--log-level", "loud", "--", "true"), "not a log level: 'loud'"),
+        (("run", "--log-format", "xml", "--", "true"), "not a log format: 'xml'"),
+        (("run", "--root", "missing", "--", "true"), "'missing': no such directory"),
+        (("run", "--root", "file", "--", "true"), "'file': not a directory"),
+        (("run", "--cwd", "missing", "--", "true"), "'missing': no such directory"),
+        (("run", "--read", "missing", "--", "true"), "missing': No such file"),
+        (("run", "--read", "", "--", "true"), "cannot use ''"),
+        (("run", "--write", "no/such/file", "--", "true"), "No such file"),
+        (("run", "--journal", "no/such/file", "--", "true"), "No such file"),
+        (("run", "--journal", ".", "--", "true"), "Is a directory"),
+        (("run", "--config", "missing", "--", "true"), "'missing': No such file"),
+        (("run", "--config", ".", "--", "true"), "Is a directory"),
+        (("run", "--root", "a\nb\x1b[2J", "--", "true"), "no such directory"),
+        (("pipeline",), "Missing argument"),
+        (("pipeline", "--", "true", ":::"), "a part of the pipeline is empty"),
+        (("pipeline", "--", ":::", "true"), "a part of the pipeline is empty"),
+    ],
+)
+def test_a_bad_command_line_is_refused_in_one_line(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "file").touch()
+    outcome = sandhost(*words, cwd=tmp_path)
+    assert outcome.status == REFUSED
+    assert outcome.out == b""
+    assert outcome.said(said)
+    assert outcome.said(f"sandhost {words[0]}: ")
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    outcome = sandhost("frobnicate")
+    assert (outcome.status, outcome.out) == (2, b"")
+    assert outcome.said("frobnicate")
+
+
+def test_no_command_shows_what_there_is() -> None:
+    outcome = sandhost()
+    assert outcome.status == 2
+    assert b"run" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--sandbox", "auto"),
+        ("--sandbox", "required"),
+        ("--sandbox", "my-profile"),
+        ("--network", "none"),
+        ("--network", "host"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "pipeline"])
+def test_what_is_not_available_yet_is_refused_not_ignored(
+    tmp_path: Path, command: str, options: tuple[str, str]
+) -> None:
+    outcome = sandhost(command, *options, "--", "touch", "done", cwd=tmp_path)
+    assert outcome.status == REFUSED
+    assert outcome.said(f"{options[0]} {options[1]}: not available yet")
+    assert not (tmp_path / "done").exists()
+
+
+def test_no_sandbox_is_available() -> None:
+    assert sandhost("run", "--sandbox", "none", "--", "true").status == 0
+
+
+def no_root(closed: Path) -> tuple[str, ...]:
+    return ("--root", str(closed))
+
+
+def beneath_a_closed_directory(closed: Path) -> tuple[str, ...]:
+    return ("--root", str(closed / "inner"))
+
+
+def no_grant(closed: Path) -> tuple[str, ...]:
+    return ("--read", str(closed / "inner"))
+
+
+def no_working_directory(closed: Path) -> tuple[str, ...]:
+    return ("--cwd", str(closed))
+
+
+def no_journal(closed: Path) -> tuple[str, ...]:
+    return ("--journal", str(closed / "journal"))
+
+
+def no_configuration(closed: Path) -> tuple[str, ...]:
+    return ("--config", str(closed / "config"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        no_root,
+        beneath_a_closed_directory,
+        no_grant,
+        no_working_directory,
+        no_journal,
+        no_configuration,
+    ],
+)
+def test_what_may_not_be_entered_is_said(
+    tmp_path: Path, options: Callable[[Path], tuple[str, ...]]
+) -> None:
+    closed = tmp_path / "closed"
+    (closed / "inner").mkdir(parents=True)
+    closed.chmod(0)
+    try:
+        outcome = sandhost(
+            "run", *options(closed), "--", "true", wrapper=bound_by_permissions()
+        )
+    finally:
+        closed.chmod(0o700)
+    assert outcome.status == REFUSED
+    assert outcome.said("Permission denied")
+
+
+def test_a_program_without_permission_is_126(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o600)
+    outcome = sandhost("run", "--", program)
+    assert outcome.status == 126
+    assert outcome.said("Permission denied")
+
+
+def test_a_working_directory_that_is_gone_is_said(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    outcome = shell("cd gone && rmdir ../gone && exec $S run -- true", cwd=tmp_path)
+    assert outcome.status == REFUSED
+    assert outcome.said("the working directory is gone")
+
+
+def test_a_journal_on_a_full_disk_is_said_once_and_stops_nothing() -> None:
+    words = ("--journal", "/dev/full", "--log-format", "text")
+    script = "for n in 1 2 3; do printf 'OPEN a w false\\n' >&3; read -r r <&3; done"
+    outcome = sandhost("run", *words, "--", "sh", "-c", f"{script}; exit 7")
+    assert outcome.status == 7
+    assert outcome.said("cannot write the journal: No space left on device")
+
+
+# spec W5: a full disk is the child's error, in the system's words.
+def test_a_root_on_a_full_disk_is_the_childs_error(tmp_path: Path) -> None:
+    script = (
+        "printf 'OPEN a w false\\n' >&3; read -r r n <&3;"
+        'printf "WRITE $n 3\\nabc" >&3; read -r r <&3; echo "$r";'
+        'printf "WRITE $n 100000\\n" >&3; head -c 100000 /dev/zero >&3;'
+        'read -r r <&3; echo "$r"'
+    )
+    with small_disk(tmp_path, "32k") as disk:
+        outcome = sandhost("run", "--root", disk, "--", "sh", "-c", script)
+        assert (disk / "a").read_bytes() == b"abc"
+    assert (outcome.status, outcome.err) == (0, b"")
+    assert outcome.out == b"OK 3\nERROR failed to write: No space left on device\n"
+
+
+def test_a_full_disk_for_temporary_directories_is_said(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "4k") as disk:
+        (disk / "filler").write_bytes(bytes(4096))
+        env = {**ENVIRONMENT, "TMPDIR": str(disk)}
+        outcome = sandhost("run", "--", "sh", "-c", "echo $TMPDIR", env=env)
+    if outcome.status == 0:  # the system's own temporary directory takes over
+        assert not outcome.out.startswith(os.fsencode(disk))
+    else:
+        assert outcome.status == REFUSED
+        assert outcome.said("No space left on device")
+
+
+def test_too_few_descriptors_are_said() -> None:
+    outcome = shell("ulimit -n 12; exec $S run -- true")
+    assert outcome.status == REFUSED
+    assert outcome.said("Too many open files")
+
+
+def test_help_that_cannot_be_written_is_said() -> None:
+    outcome = shell("exec $S run --help >/dev/full")
+    assert outcome.status != 0
+    assert outcome.said("No space left on device")
+
+
+# A name that is no text, in the message about it.
+def test_bytes_in_a_command_line_are_shown_as_text() -> None:
+    outcome = sandhost("run", "--", os.fsdecode(b"\xff\n\x1b[2J"))
+    assert outcome.status == 127
+    assert outcome.said("cannot start")
+    assert b"\x1b" not in outcome.err

@@ -1,0 +1,111 @@
+"""Exit statuses of `sandhost run`, and the one line that explains each."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import finished, heard, running, sandhost, shell
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 124, 126, 255])
+def test_the_status_is_the_childs(code: int) -> None:
+    outcome = sandhost("run", "--", "sh", "-c", f"exit {code}")
+    assert (outcome.status, outcome.out, outcome.err) == (code, b"", b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_child_ended_by_a_signal_is_128_and_its_number(number: int) -> None:
+    outcome = sandhost("run", "--", "sh", "-c", f"kill -{int(number)} $$")
+    assert (outcome.status, outcome.err) == (128 + number, b"")
+
+
+def test_what_a_child_prints_passes_through() -> None:
+    outcome = shell('echo in | $S run -- sh -c "cat; echo out; echo err >&2"')
+    assert (outcome.status, outcome.out, outcome.err) == (0, b"in\nout\n", b"err\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("no-such-command", 127, "cannot start 'no-such-command': No such file"),
+        ("./no-such-command", 127, "cannot start"),
+        ("", 127, "cannot start ''"),
+        ("/etc/passwd", 126, "cannot start '/etc/passwd': Permission denied"),
+        ("/", 126, "cannot start '/': Is a directory"),
+        ("./no-program", 126, "Exec format error"),
+        ("./no-interpreter", 127, "/nonexistent/interpreter is not"),
+    ],
+)
+def test_what_cannot_be_started_is_said(
+    tmp_path: Path, command: str, status: int, said: str
+) -> None:
+    texts = {"no-program": "x", "no-interpreter": "#!/nonexistent/interpreter\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    outcome = sandhost("run", "--", command, cwd=tmp_path)
+    assert outcome.status == status
+    assert outcome.said(said)
+    assert outcome.said("sandhost run: ")
+
+
+def test_a_timeout_is_124_and_ends_the_child() -> None:
+    begin = time.monotonic()
+    outcome = sandhost("run", "--timeout", "300ms", "--", "sleep", "1000")
+    assert outcome.status == 124
+    assert 0.3 <= time.monotonic() - begin < 5
+
+
+def test_a_timeout_ends_a_child_that_does_not_listen(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("[host]\ngrace = '200ms'\n")
+    script = "trap '' TERM; while :; do sleep 1000; done"
+    options = ("--config", config, "--timeout", "0.2")
+    assert sandhost("run", *options, "--", "sh", "-c", script).status == 124
+
+
+# spec S6
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+)
+def test_a_signal_stops_run_and_its_child(number: int, status: int) -> None:
+    with running("run", "--", "sh", "-c", "echo $$; exec sleep 1000") as process:
+        child = int(heard(process, b"\n"))
+        process.send_signal(number)
+        outcome = finished(process)
+    assert (outcome.status, outcome.err) == (status, b"")
+    assert not Path(f"/proc/{child}").exists()
+
+
+# spec S6: a child that ends well in its grace period does not hide the signal, and
+# what it still writes is kept.
+def test_a_stopped_child_may_leave_in_order(tmp_path: Path) -> None:
+    script = (
+        "trap 'printf \"OPEN last w false\\nWRITE 1000 3\\nbye\" >&3; exit 0' TERM;"
+        "echo ready; while :; do sleep 0.05; done"
+    )
+    with running("run", "--root", tmp_path, "--", "sh", "-c", script) as process:
+        heard(process, b"ready\n")
+        process.send_signal(signal.SIGTERM)
+        assert finished(process).status == 143
+    assert (tmp_path / "last").read_bytes() == b"bye"
+
+
+# spec S6: the second signal does not wait for the grace period.
+def test_a_second_signal_insists() -> None:
+    script = "trap '' TERM; echo ready; sleep 1000"
+    with running("run", "--", "sh", "-c", script) as process:
+        heard(process, b"ready\n")
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert finished(process).status == 143
+        assert time.monotonic() - begin < 4  # the grace period is 5 s

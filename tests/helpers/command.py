@@ -1,0 +1,154 @@
+"""The command `sandhost` from outside: real processes, and what they said.
+
+What it is: starting the installed command as a user's shell does, with its stdin,
+stdout and stderr in the test's hand, and reading how it ended. What it is not: nothing
+here imports the product.
+"""
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SANDHOST = str(Path(sys.executable).with_name("sandhost"))
+"""The command as it was installed beside this interpreter."""
+
+TIMEOUT_S = 15.0
+"""The longest that any command of a test may take, also on a busy machine."""
+
+PROGRAMS = os.pathsep.join((str(Path(SANDHOST).parent), os.defpath))
+"""PATH of the tests: the commands of this installation and those of the system."""
+
+ENVIRONMENT = {"PATH": PROGRAMS, "HOME": "/nonexistent", "LANG": "C.UTF-8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended.
+
+    Attributes:
+        status: the exit status; negative by signal.
+        out: its stdout.
+        err: its stderr.
+    """
+
+    status: int
+    out: bytes
+    err: bytes
+
+    def said(self, text: str) -> bool:
+        """Whether stderr is exactly one line, not a traceback, and holds a text."""
+        lines = self.err.decode(errors="replace").splitlines()
+        assert len(lines) == 1, f"not one line: {lines}"
+        assert self.err.endswith(b"\n")
+        return text in lines[0]
+
+
+def sandhost(*words: str | Path, **changes: Any) -> Outcome:
+    """Run the command to its end, without a terminal and without input."""
+    with running(*words, **changes) as process:
+        return finished(process)
+
+
+@contextmanager
+def running(*words: str | Path, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the command; at the end it is killed if it still runs."""
+    options: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": ENVIRONMENT,
+    }
+    wrapper = changes.pop("wrapper", ())
+    command = [*wrapper, SANDHOST, *words]
+    with subprocess.Popen(command, **{**options, **changes}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def finished(process: subprocess.Popen[bytes]) -> Outcome:
+    """Wait for the end of a command."""
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return Outcome(process.returncode, out or b"", err or b"")
+
+
+def heard(process: subprocess.Popen[bytes], text: bytes) -> bytes:
+    """Wait until a running command has printed `text`; all that came until then."""
+    assert process.stdout is not None
+    return read_until(process.stdout.fileno(), text)
+
+
+def shell(script: str, **changes: Any) -> Outcome:
+    """Run a shell in which `$S` is the command; for redirections and pipes."""
+    env = {**ENVIRONMENT, "S": SANDHOST, **changes.pop("env", {})}
+    done = subprocess.run(
+        ["/bin/sh", "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=env,
+        timeout=TIMEOUT_S,
+        check=False,
+        **changes,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def read_until(fd: int, text: bytes) -> bytes:
+    """Read from a descriptor until `text` has come; fail if it does not."""
+    deadline = time.monotonic() + TIMEOUT_S
+    got = b""
+    while text not in got:
+        patience = deadline - time.monotonic()
+        ready, _, _ = select.select([fd], [], [], max(0.0, patience))
+        assert ready, f"{text!r} did not come, but {got!r}"
+        try:
+            more = os.read(fd, 65_536)
+        except OSError:  # EIO: nobody has the terminal any more
+            more = b""
+        assert more, f"the end came before {text!r}: {got!r}"
+        got += more
+    return got
+
+
+def bound_by_permissions() -> tuple[str, ...]:
+    """What makes a command obey the permissions of files, which root does not."""
+    if os.geteuid() != 0:
+        return ()
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("root is above permissions, and setpriv (util-linux) is missing")
+    return (setpriv, "--bounding-set=-dac_override,-dac_read_search")
+
+
+@contextmanager
+def small_disk(where: Path, size: str) -> Iterator[Path]:
+    """Mount a file system of a few blocks; skips the test where that is not given.
+
+    Args:
+        where: a directory in which the mount point is made.
+        size: as for tmpfs(5).
+    """
+    point = where / "small"
+    point.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(point)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", str(point)], check=True)

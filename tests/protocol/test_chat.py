@@ -1,0 +1,56 @@
+"""The payload of LLM_CHAT, followed without being kept."""
+
+import pytest
+
+from protocol.chat import ChatBody
+
+
+def fed(lengths: tuple[int, ...], *pieces: bytes) -> ChatBody:
+    body = ChatBody(lengths)
+    for piece in pieces:
+        body.feed(piece)
+    return body
+
+
+def test_a_payload_as_counted_is_not_separated() -> None:
+    # spec L1
+    assert not fed((1, 1, 1, 7), b"iop" + b"general").is_separated
+
+
+@pytest.mark.parametrize("cut", range(11))
+def test_three_uncounted_line_feeds_are_seen_however_the_payload_is_cut(
+    cut: int,
+) -> None:
+    # spec L1
+    payload = b"i\no\np\ngene"
+    assert fed((1, 1, 1, 7), payload[:cut], payload[cut:]).is_separated
+
+
+def test_the_seeds_second_example_is_separated() -> None:
+    # spec L1
+    assert fed((0, 0, 0, 7), b"\n\n\ngene").is_separated
+
+
+def test_two_line_feeds_are_content() -> None:
+    # spec L1
+    assert not fed((1, 1, 1, 7), b"i\no\npXgene").is_separated
+
+
+def test_a_short_preset_is_never_separated() -> None:
+    # spec L1
+    assert not fed((0, 0, 0, 2), b"\n\n").is_separated
+
+
+@pytest.mark.parametrize(
+    ("seen", "name"),
+    [
+        (0, b"input files"),
+        (2, b"output files"),
+        (4, b"prompt"),
+        (6, b"preset"),
+        (8, b"preset"),
+    ],
+)
+def test_the_first_part_that_is_not_whole_is_named(seen: int, name: bytes) -> None:
+    # spec L2
+    assert fed((2, 2, 2, 2), bytes(seen)).incomplete() == name

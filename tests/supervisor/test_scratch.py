@@ -1,0 +1,208 @@
+"""A child's private directories: made for one user, locked while in use, removed whole."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import trio
+
+from supervisor import scratch
+from supervisor.scratch import Scratch, is_abandoned, remove_tree
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where scratch directories are made."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def listing(where: Path) -> list[str]:
+    """What is in a directory."""
+    return sorted(os.listdir(where))
+
+
+def touch(*parts: str) -> None:
+    """Make an empty file, and the directories above it."""
+    path = Path(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+# spec S4
+async def test_root_and_tmp_are_the_users_alone_and_go_away(tmp: Path) -> None:
+    made = Scratch(None)
+    (base,) = listing(tmp)
+    assert base.startswith("sandhost-")
+    assert listing(tmp / base) == ["root", "tmp"]
+    for path in (str(tmp / base), made.root, made.tmp):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+    assert await made.remove() is None
+    assert listing(tmp) == []
+    assert made.descriptors() == ()
+
+
+async def test_a_root_that_was_given_stays(tmp: Path) -> None:
+    given = tmp / "given"
+    given.mkdir()
+    (given / "a").touch()
+    made = Scratch(str(given), keep=True)
+    assert made.root == str(given)
+    assert await made.remove() is None
+    assert listing(tmp) == ["given"]
+    assert listing(given) == ["a"]
+
+
+async def test_a_root_that_is_kept_stays_without_its_tmp(tmp: Path) -> None:
+    made = Scratch(None, keep=True)
+    touch(made.root, "a")
+    assert await made.remove() is None
+    (base,) = listing(tmp)
+    assert base.startswith("sandhost-kept-")
+    assert listing(tmp / base) == ["root"]
+    assert listing(Path(made.root)) == ["a"]
+
+
+# attack 39
+async def test_a_directory_is_abandoned_when_its_host_is_gone(tmp: Path) -> None:
+    made = Scratch(None)
+    base = tmp / listing(tmp)[0]
+    assert not is_abandoned(base)
+    ((lock, what),) = made.descriptors()
+    assert what == "scratch directory"
+    assert not os.get_inheritable(lock)
+    made._unlock()  # as the kernel does for a dead host
+    assert is_abandoned(base)
+    remove_tree(base)
+
+
+def test_nothing_is_left_when_it_cannot_be_made(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.mkdir
+
+    def full(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        if path == "root":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        make(path, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(OSError, match="No space left"):
+        Scratch(None)
+    assert listing(tmp) == []
+
+
+# attack 11
+async def test_a_tree_deeper_than_any_path_is_removed(tmp: Path) -> None:
+    made = Scratch(None)
+    here = os.open(made.root, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d" * 100, dir_fd=here)
+        below = os.open("d" * 100, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    assert await made.remove() is None
+    assert listing(tmp) == []
+
+
+# attack 3
+async def test_links_are_removed_and_not_followed(tmp: Path) -> None:
+    precious = tmp / "precious"
+    precious.mkdir()
+    (precious / "a").touch()
+    made = Scratch(None)
+    os.symlink(precious, Path(made.root, "link"))
+    os.rmdir(made.tmp)
+    os.symlink(precious, made.tmp)
+    assert await made.remove() is None
+    assert listing(tmp) == ["precious"]
+    assert listing(precious) == ["a"]
+
+
+async def test_directories_that_nobody_may_enter_are_removed(tmp: Path) -> None:
+    made = Scratch(None)
+    locked = Path(made.root, "a", "b", "c")
+    touch(str(locked), "file")
+    for path in (locked, locked.parent, locked.parent.parent):
+        os.chmod(path, 0)
+    assert await made.remove() is None
+    assert listing(tmp) == []
+
+
+async def test_many_entries_are_removed(tmp: Path) -> None:
+    made = Scratch(None)
+    for number in range(3000):
+        os.close(os.open(f"{made.root}/{number}", os.O_CREAT))
+    os.mkfifo(f"{made.root}/fifo")
+    os.mkdir(os.fsencode(made.root) + b"/\xff\n")
+    assert await made.remove() is None
+    assert listing(tmp) == []
+
+
+async def test_what_cannot_be_removed_is_told_and_the_rest_is_removed(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Scratch(None)
+    for name in ("a", "stubborn", "z"):
+        touch(made.root, name)
+    unlink = os.unlink
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        if path == "stubborn":
+            raise PermissionError(1, "Operation not permitted", path)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    told = await made.remove()
+    monkeypatch.undo()
+    assert told is not None
+    assert "cannot remove" in told
+    assert "Operation not permitted ('stubborn')" in told
+    assert "\n" not in told
+    (base,) = listing(tmp)
+    left = [name for _, _, names in os.walk(tmp / base) for name in names]
+    assert left == ["stubborn"]
+    assert remove_tree(tmp / base) is None
+
+
+# spec S4
+async def test_it_is_removed_although_everything_is_cancelled(tmp: Path) -> None:
+    made = Scratch(None)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await made.remove()
+    assert listing(tmp) == []
+
+
+async def test_a_removal_that_finds_no_thread_is_given_up(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfs.hostio._limiter", trio.CapacityLimiter(1))
+    monkeypatch.setattr(scratch, "REMOVE_TIMEOUT_S", 0.01)
+    from vfs.hostio import _limiter  # noqa: PLC0415 - the one that was set above
+
+    made = Scratch(None)
+    async with _limiter:
+        told = await made.remove()
+    assert told is not None
+    assert "no thread was free" in told
+    assert is_abandoned(tmp / listing(tmp)[0])  # so somebody will find it
+    assert await made.remove() is None
+    assert listing(tmp) == []
+
+
+def test_what_is_gone_already_needs_no_removal(tmp: Path) -> None:
+    assert remove_tree(tmp / "nothing") is None
+
+
+def test_what_is_no_directory_is_not_removed(tmp: Path) -> None:
+    (tmp / "file").touch()
+    (tmp / "link").symlink_to(tmp)
+    assert remove_tree(tmp / "file") is not None
+    assert remove_tree(tmp / "link") is not None
+    assert listing(tmp) == ["file", "link"]
