@@ -62,7 +62,8 @@ def start_launchpad() -> LaunchpadProcess:
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", "-c", _BOOT, root],
+            # The last word is for whoever asks whose it is, when its parent changed.
+            [sys.executable, "-I", "-S", "-c", _BOOT, root, str(os.getpid())],
             _environment(),
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),

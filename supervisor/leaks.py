@@ -61,7 +61,10 @@ async def check_host(host: Host) -> dict[str, object]:
     for round_ in range(ROUNDS):
         if round_:
             await trio.sleep(PAUSE_S)
-        now = {**_descriptors(host), **_rows(host), **await _processes(host)}
+        now = _descriptors(host)
+        await trio.lowlevel.checkpoint()
+        now |= _rows(host)
+        now |= await _processes(host)
         suspects = {k: row for k, row in now.items() if k in suspects or not round_}
         if not suspects:
             break

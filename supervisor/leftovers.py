@@ -5,7 +5,7 @@ What it is: looking.  What it is not: removing; whoever reads the report decides
 Rules of this file.
 
 1. Something is a leftover only if a fact says that its host is gone: a launchpad whose
-   parent holds no pidfd of it, a scratch directory that nobody locks, a socket that
+   parent is not the process that its command line names, a scratch directory that nobody locks, a socket that
    nobody listens on.  Names alone prove nothing; anybody may call himself anything.
 2. What this user may not look at is reported as unknown, never as clean.
 3. What is found is looked at again after ``PAUSE_S``: a host that is ending right now is
@@ -168,9 +168,8 @@ class _Look:
     def _is_mine(self, pid: int) -> bool:
         """Tell whether a process is this user's; root's are all."""
         # Not the owner of /proc/PID: for a process that cannot be dumped that is root.
-        status = holdings.read_file(f"/proc/{pid}/status") or b""
-        lines = [line for line in status.splitlines() if line.startswith(b"Uid:")]
-        return bool(lines) and (self._uid == 0 or int(lines[0].split()[1]) == self._uid)
+        users = _field_of(pid, b"Uid:")
+        return bool(users) and (self._uid == 0 or int(users[0]) == self._uid)
 
     def _is_launchpad(self, facts: holdings.ProcessFacts) -> bool:
         if facts.name != LAUNCHPAD_NAME or not self._is_mine(facts.pid):
@@ -178,23 +177,15 @@ class _Look:
         return _BOOT in (holdings.read_file(f"/proc/{facts.pid}/cmdline") or b"")
 
     def _has_host(self, launchpad: holdings.ProcessFacts) -> bool:
-        """Tell whether its parent holds a pidfd of it, as a host does from the start."""
-        parent = launchpad.parent
-        try:
-            numbers = os.listdir(f"/proc/{parent}/fdinfo")  # noqa: PTH208
-        except FileNotFoundError:
-            return False
-        except PermissionError:
-            self._doubt(
-                f"launchpad {launchpad.pid}: may not look at its parent {parent}"
-            )
+        """Tell whether its parent still is the host that started it."""
+        line = holdings.read_file(f"/proc/{launchpad.pid}/cmdline") or b""
+        host = line.rstrip(b"\0").rpartition(b"\0")[2]
+        # All numbers that the parent has in nested pid namespaces: the host knew one.
+        numbers = _field_of(launchpad.parent, b"NSpid:")
+        if not numbers:
+            self._doubt(f"launchpad {launchpad.pid}: its parent cannot be looked at")
             return True
-        wanted = b"Pid:\t%d" % launchpad.pid
-        return any(
-            wanted
-            in (holdings.read_file(f"/proc/{parent}/fdinfo/{n}") or b"").split(b"\n")
-            for n in numbers
-        )
+        return host in numbers
 
     def _is_orphan(self, facts: holdings.ProcessFacts) -> bool:
         """Tell whether it was a host's child, or a child's, and has no launchpad above."""
@@ -233,6 +224,14 @@ class _Look:
 
     def _doubt(self, text: str) -> None:
         self.unknown[text] = None
+
+
+def _field_of(pid: int, title: bytes) -> list[bytes]:
+    """Return the words of one line of ``/proc/PID/status``; none if it cannot be read."""
+    for line in (holdings.read_file(f"/proc/{pid}/status") or b"").splitlines():
+        if line.startswith(title):
+            return line.split()[1:]
+    return []
 
 
 def is_deaf(path: str) -> bool:

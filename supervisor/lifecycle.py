@@ -65,7 +65,8 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
         _E.CLEANED: _IMPOSSIBLE,
     },
     _S.DOOMED: {
-        _E.SPAWNED: (_S.STOPPING, _A.KILL),
+        # Asked, not killed: it may run already, and be about to write its last words.
+        _E.SPAWNED: (_S.STOPPING, _A.TERMINATE),
         _E.SPAWN_FAILED: (_S.REAPING, _A.CLEAN_UP),
         _E.EOF: (_S.DOOMED, _A.CLOSE_CLIENT),
         _E.STOP: (_S.DOOMED, _A.NOTHING),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 """Level names and their numbers."""
 
-_TEXT = "{time:HH:mm:ss.SSS} {level: <7} {message}\n"
+_TEXT = "{time:HH:mm:ss.SSS} {level: <7} {message}"  # loguru ends the line itself
 
 
 class Log:

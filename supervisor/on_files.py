@@ -44,7 +44,22 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
         return UNAVAILABLE
     except OSError as why:
         return error(b"failed to open file '" + echo(name) + b"': " + reason(why))
-    return b"OK %d\n" % file.fileno
+    fileno = file.fileno
+    if file.is_plain:
+        line = b"CLOSE %d\n" % fileno
+        session.prepared[line] = partial(_close_plain, session, file, line)
+    return b"OK %d\n" % fileno
+
+
+def _close_plain(session: Session, file: OpenFile, line: bytes) -> bytes:
+    """Answer the CLOSE of a file that waits for nothing; ``line`` was prepared."""
+    session.prepared.pop(line, None)
+    session.forget(file.fileno)
+    try:
+        session.fs.close(file)
+    except OSError as why:
+        return error(b"failed to close: " + reason(why))
+    return OK
 
 
 def do_read(  # noqa: C901, PLR0911 - the hot path, in one piece
@@ -72,7 +87,8 @@ def do_read(  # noqa: C901, PLR0911 - the hot path, in one piece
     if request is not session.last_request:
         session.last_request = request
     elif file.handle.fd >= 0:
-        session.prepare_read(request, _read_again(session, file, request))
+        line = b"READ %b %d\n" % (request.token, size)
+        session.prepare(line, request.fileno, _read_again(session, file, request))
     return request.head + data
 
 
@@ -183,7 +199,7 @@ def _write_again(
 ) -> Callable[[bytes], bytes | None]:
     """Return what takes this WRITE's payload again while its file stays open."""
     size, head = request.size, request.head
-    pwrite, mount = file.handle.pwrite, file.handle.mount
+    pwrite, mount = file.handle.writer(size), file.handle.mount
 
     def again(data: bytes) -> bytes | None:
         if session.zero_copy or not mount.inline:
@@ -226,15 +242,11 @@ def do_close(session: Session, request: m.Close) -> bytes | None:
     file = session.files.get(request.fileno)
     if file is None:
         return unknown(request)
-    session.forget_prepared()
-    if not file.is_plain and not file.closes_inline:
-        session.start(partial(_close_waiting, session, file))
-        return None
-    try:
-        session.fs.close(file)
-    except OSError as why:
-        return error(b"failed to close: " + reason(why))
-    return OK
+    if file.is_plain or file.closes_inline:
+        return _close_plain(session, file, b"CLOSE %d\n" % file.fileno)
+    session.forget(file.fileno)
+    session.start(partial(_close_waiting, session, file))
+    return None
 
 
 async def _close_waiting(session: Session, file: OpenFile) -> bytes:

@@ -293,7 +293,11 @@ def _status_of(program: str) -> int:
         pid = os.posix_spawn(argv[0], argv, {})
     except OSError as why:
         raise _UnknownError(f"no process to try it in: {why.strerror}") from None
-    pidfd = os.pidfd_open(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        os.waitid(os.P_PID, pid, os.WEXITED)
+        raise _UnknownError("there is no pidfd to wait by") from None
     try:
         in_time = bool(select.select([pidfd], [], [], PROBE_TIMEOUT_S)[0])
         if not in_time:

@@ -13,9 +13,10 @@ Rules of this file.
    it (spec F8); between messages a client may idle for ever.
 4. Whatever goes wrong with the transport closes the session, once (spec S2); so does
    a fault of this program in a request: it costs that client, not the host.
-5. A READ or WRITE line that comes again while its file stays open is *prepared*: what
-   it parses to and what the checks found cannot have changed, so the bytes of the line
-   lead straight to the call that answers it.  Every CLOSE forgets them all.
+5. A line that is likely to come is *prepared*: a READ or WRITE that came before, the
+   CLOSE of a file that is open.  What it parses to and what the checks find cannot
+   change while the file stays open, so its bytes lead straight to what answers it.
+   Closing a file forgets its lines.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ import trio
 
 from protocol import HostConnection, error
 from protocol.chat import SEPARATORS, ChatBody
-from protocol.limits import MEMO_LINE_BYTES, MEMO_LINES
+from protocol.limits import MEMO_LINE_BYTES
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
 from supervisor.transport import FileTransfer, bytes_unread, bytes_waiting, revoke
 from vfs.hostio import in_thread
 from vfs.policy import close_places
 
 if TYPE_CHECKING:
-    from protocol.messages import Read, Request, Write
+    from protocol.messages import Request, Write
     from supervisor.pump import Pump
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
@@ -61,7 +62,18 @@ FAULT = "internal error"
 """Why a session closed; the first two are the contract's words (spec S3)."""
 
 
-def _not_prepared(data: bytes) -> bytes | None:
+Reply = bytes | None
+"""What a handler returns: the reply, or None when it comes later."""
+
+Again = Callable[[], Reply]
+"""Answers a prepared line."""
+
+PREPARED_LINES = 512
+"""When the READs among the prepared lines are forgotten: beside the CLOSE of each file
+that a client may have open by default there is room for as many READs."""
+
+
+def _not_prepared(data: bytes) -> Reply:
     raise RuntimeError(f"no WRITE is prepared, and {len(data)} bytes came for one")
 
 
@@ -97,6 +109,7 @@ class Session:
         "_drain_reply",
         "_finish",
         "_job",
+        "_lines_of",
         "_on_closed",
         "_over",
         "_payload",
@@ -104,6 +117,7 @@ class Session:
         "_suspended",
         "_waiting",
         "_wake",
+        "_write_fileno",
         "budget",
         "client",
         "closed_files",
@@ -113,12 +127,12 @@ class Session:
         "failure",
         "files",
         "fs",
-        "max_write_bytes",
         "last_request",
+        "max_write_bytes",
         "narrowed_places",
         "nested",
         "on_attach",
-        "prepared_reads",
+        "prepared",
         "pump",
         "read_fd",
         "requests",
@@ -160,10 +174,12 @@ class Session:
         self.on_attach: Callable[[Session], Awaitable[bytes | None]] | None = None
         self.zero_copy = False
         self.requests = 0
-        self.prepared_reads: dict[bytes, Callable[[], bytes | None]] = {}
+        self.prepared: dict[bytes, Again] = {}
+        self._lines_of: dict[int, list[bytes]] = {}
+        self._write_fileno = -1
         self.write_line = b""
         self.write_size = -1
-        self.write_again: Callable[[bytes], bytes | None] = _not_prepared
+        self.write_again: Callable[[bytes], Reply] = _not_prepared
         self.last_request: object = None
         self.narrowed_places: tuple[Place, ...] = ()
         self.why_closed: str | None = None
@@ -195,25 +211,29 @@ class Session:
             Whether requests are left over that this turn did not get to.
         """
         conn = self.conn
-        handlers = HANDLERS
+        read_fd = self.read_fd
+        write_fd = self.write_fd
+        prepared = self.prepared
         misses = 0
         turns = TURN_REQUESTS
         message = conn.next_message() if conn.pending else None
         try:
             while True:
                 if message is not None:
-                    reply = handlers[type(message)](self, message)
+                    reply = HANDLERS[type(message)](self, message)
                 else:
                     try:
                         if conn.body_left:
                             reply = self._receive_body()
                         else:
-                            data = _read(self.read_fd, RECEIVE_BYTES)
-                            if conn.idle and alone:
-                                rest = self._serve_prepared(data)
-                                if rest is None:
-                                    return False
-                                data = rest
+                            data = _read(read_fd, RECEIVE_BYTES)
+                            if alone and conn.idle:
+                                size = len(data)
+                                if size == self.write_size or data in prepared:
+                                    rest = self._serve_prepared(data)
+                                    if rest is None:
+                                        return False
+                                    data = rest
                             if not data:
                                 self.close_soon(EOF)
                                 return False
@@ -230,7 +250,12 @@ class Session:
                         return False
                     message = None  # its body is on the way
                     continue
-                if not self._put(reply):
+                try:
+                    sent = _write(write_fd, reply)
+                except BlockingIOError:
+                    sent = 0
+                if sent != len(reply):
+                    self.start(partial(self.send, memoryview(reply)[sent:]))
                     return False
                 turns -= 1
                 if conn.pending:
@@ -268,12 +293,17 @@ class Session:
         """
         read_fd = self.read_fd
         write_fd = self.write_fd
-        reads = self.prepared_reads
+        prepared = self.prepared
+        write_line = self.write_line
+        write_size = self.write_size
+        write_again = self.write_again
+        head = len(write_line)
         for _ in range(TURN_REQUESTS):
-            if len(data) < MEMO_LINE_BYTES and (again := reads.get(data)) is not None:
+            size = len(data)
+            if size == write_size and data.startswith(write_line):
+                reply = write_again(data[head:])
+            elif size < MEMO_LINE_BYTES and (again := prepared.get(data)) is not None:
                 reply = again()
-            elif data.startswith(self.write_line) and len(data) == self.write_size:
-                reply = self.write_again(data[len(self.write_line) :])
             else:
                 break
             if reply is None:
@@ -289,17 +319,6 @@ class Session:
             _yield_core()
             data = _read(read_fd, RECEIVE_BYTES)
         return data
-
-    def _put(self, reply: bytes) -> bool:
-        """Send a reply; what does not fit at once is left to the session's task."""
-        try:
-            sent = _write(self.write_fd, reply)
-        except BlockingIOError:
-            sent = 0
-        if sent == len(reply):
-            return True
-        self.start(partial(self.send, memoryview(reply)[sent:]))
-        return False
 
     def _receive_body(self) -> bytes | None:
         """Receive some of a body; return the reply once it is complete."""
@@ -381,25 +400,36 @@ class Session:
         self._drain_reply = reply
         return None if self.conn.body_left else self._end_body()
 
-    def prepare_read(self, request: Read, again: Callable[[], bytes | None]) -> None:
-        """Let the line of a READ lead straight to its answer from now on."""
-        if len(self.prepared_reads) >= MEMO_LINES:
-            self.prepared_reads.clear()
-        line = b"READ %b %d\n" % (request.token, request.size)
-        self.prepared_reads[line] = again
+    def prepare(self, line: bytes, fileno: int, again: Again) -> None:
+        """Let a line lead straight to its answer for as long as a file stays open.
 
-    def prepare_write(
-        self, request: Write, again: Callable[[bytes], bytes | None]
-    ) -> None:
+        Args:
+            line: a whole request line, LF included.
+            fileno: the file that the answer is about.
+            again: answers it.
+        """
+        if len(self.prepared) >= PREPARED_LINES:
+            for lines in self._lines_of.values():
+                for one in lines:
+                    self.prepared.pop(one, None)
+            self._lines_of.clear()
+        self.prepared[line] = again
+        self._lines_of.setdefault(fileno, []).append(line)
+
+    def prepare_write(self, request: Write, again: Callable[[bytes], Reply]) -> None:
         """Let the line of a WRITE lead straight to the call that takes its payload."""
         self.write_line = b"WRITE %b %d\n" % (request.token, request.size)
         self.write_size = len(self.write_line) + request.size
         self.write_again = again
+        self._write_fileno = request.fileno
 
-    def forget_prepared(self) -> None:
-        """Forget what lines lead to: a file is being closed."""
-        self.prepared_reads.clear()
-        self.write_size = -1
+    def forget(self, fileno: int) -> None:
+        """Forget what lines about a file lead to: it is being closed."""
+        if self._lines_of:
+            for line in self._lines_of.pop(fileno, ()):
+                self.prepared.pop(line, None)
+        if fileno == self._write_fileno:
+            self.write_size = -1
 
     def start(self, job: Job) -> None:
         """Hand the current request to the session's own task."""
@@ -508,10 +538,10 @@ class Session:
     async def wait_taken(self) -> None:
         """Wait until the client has taken the bytes of files that READs lent it."""
         with trio.fail_after(self.deadline_s):
-            while self.zero_copy and not self._stop and bytes_unread(self.write_fd):
+            while self.zero_copy and not self._stop and bytes_unread(self.write_fd):  # noqa: ASYNC110
                 # No event tells that a socket's queue is empty; clients that send a
                 # WRITE before they read a reply are rare enough to look.
-                await trio.sleep(0.001)  # noqa: ASYNC110
+                await trio.sleep(0.001)
         self.zero_copy = False
 
     def narrow(self, document: bytes) -> None:

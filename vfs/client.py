@@ -18,7 +18,8 @@ import os
 
 from protocol import limits
 from protocol import messages as m
-from vfs.client_link import BlockingEndpoint, errors
+from vfs.client_link import BlockingEndpoint
+from vfs.client_turn import client_errors
 
 __all__ = [
     "AccessDeniedError",
@@ -62,8 +63,8 @@ else:
 
     def __getattr__(name: str) -> object:
         """Hand an error class on: ``from vfs.client import NotFoundError``."""
-        if name.endswith("Error") and hasattr(errors(), name):
-            return getattr(errors(), name)
+        if name.endswith("Error") and hasattr(client_errors(), name):
+            return getattr(client_errors(), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -240,7 +241,7 @@ class Client(BlockingEndpoint):
             UnknownCommandError: the host has no ATTACH, or no way to pass it here.
         """
         if self._attach_fd < 0:
-            raise errors().no_way_to_attach()
+            raise client_errors().no_way_to_attach()
         passed: list[int] = []
         try:
             self._ask(m.Attach(), passed=passed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 
-from vfs.client_link import errors
+from vfs.client_turn import client_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def status(body: bytes) -> Status:
         case {"size": int(size), "mtime_ns": int(mtime_ns), "kind": str(kind)}:
             return Status(size, mtime_ns, kind)
         case _:
-            raise errors().unreadable("STAT", body)
+            raise client_errors().unreadable("STAT", body)
 
 
 def entries(body: bytes) -> list[tuple[str, str]]:
     """Return what LIST's body says, as (name, kind) pairs."""
     rows = _parse(body)
     if not isinstance(rows, list):
-        raise errors().unreadable("LIST", body)
+        raise client_errors().unreadable("LIST", body)
     found = []
     for row in rows:
         match row:
@@ -60,7 +60,7 @@ def entries(body: bytes) -> list[tuple[str, str]]:
             case {"name_b64": str(encoded), "kind": str(kind)}:
                 found.append((_decode_name(encoded), kind))
             case _:
-                raise errors().unreadable("LIST", body)
+                raise client_errors().unreadable("LIST", body)
     return found
 
 
@@ -74,7 +74,7 @@ def mapping(body: bytes) -> dict[str, object]:
     """Return the JSON object that a body is."""
     value = _parse(body)
     if not isinstance(value, dict):
-        raise errors().unreadable("the request", body)
+        raise client_errors().unreadable("the request", body)
     return value
 
 
@@ -82,7 +82,7 @@ def _parse(body: bytes) -> object:
     try:
         return json.loads(body)
     except ValueError:
-        raise errors().unreadable("the request", body) from None
+        raise client_errors().unreadable("the request", body) from None
 
 
 def encode_rights(rights: Mapping[str, object]) -> bytes:
@@ -108,8 +108,8 @@ def chat_parts(
         encoded = [os.fsencode(name) for name in names]
         for name in encoded:
             if b"\n" in name:
-                raise errors().unsendable_name(name)
+                raise client_errors().unsendable_name(name)
         lists.append(b"\n".join(encoded))
     if "\n" in preset:
-        raise errors().unsendable_name(preset)
+        raise client_errors().unsendable_name(preset)
     return lists[0], lists[1], prompt.encode(), preset.encode()

@@ -1,14 +1,14 @@
-"""One request and its reply on a child's connection, and whose turn it is.
+"""One request and its reply on a child's connection.
 
 ``vfs.client`` builds the requests and reads the answers; here is what happens between.
-``vfs.aio`` has the same in Trio's words and shares ``Turn`` and ``Endpoint``.
+``vfs.aio`` has the same in Trio's words and shares ``Endpoint``.
 
 Rules of this file.
 
 1. Beside ``protocol`` it imports only what a bare interpreter has loaded already (and
-   fcntl, which is one page): this is what every child pays for.
+   fcntl, which is small): this is what every child pays for.
 2. One request at a time on a connection, from its first byte to its reply's last:
-   ``Turn`` (spec T5).
+   ``vfs.client_turn`` (spec T5).
 3. A request that ended in the middle leaves a stream whose next bytes nobody can name.
    The connection is then given up for good: a wrong reply is worse than none.
 4. The host drains whatever it is sent (spec W4), so to send everything and then to
@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import os
 import stat
-from _thread import allocate_lock, get_ident
-from fcntl import F_GETSIG, F_SETSIG, LOCK_EX, LOCK_NB, LOCK_UN, fcntl, lockf
 
 from protocol import ClientConnection, ProtocolError, RemoteProtocolError, limits
 from protocol import messages as m
+from vfs.client_turn import Turn, client_errors
 
 TYPE_CHECKING = False  # `typing` alone would double the time of importing this file
 if TYPE_CHECKING:
@@ -38,104 +37,6 @@ RECEIVE_BYTES = 65_536
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 """Longest reply body accepted where the request names no size (LIST, LLM_CHAT)."""
-
-UNDER_WAY = 63
-"""Mark on a connection while a request is under way; see ``Turn``."""
-
-
-def errors() -> ModuleType:
-    """Return ``vfs.client_errors``, which the first failure loads."""
-    import vfs.client_errors  # noqa: PLC0415 - rule 1
-
-    return vfs.client_errors
-
-
-class Turn:
-    """Whose turn it is on a connection: one thread of one process (spec T5).
-
-    Threads are kept apart by a lock object, processes by a POSIX record lock on the
-    connection's descriptor, which the kernel drops with its holder.  But what a holder
-    that died in the middle of a request leaves behind would be taken for the next one's
-    reply, or what the next one sends for the rest of a payload.  So a request under way
-    is marked where the mark outlives the process and everybody sees it: in the signal
-    number of the open file description (F_SETSIG, fcntl(2)).  That number has no other
-    effect unless somebody asks for O_ASYNC.  All of it costs 1.6 us a request.
-
-    Invariant: a process closes no duplicate of the descriptor while it has its turn, or
-    the kernel drops the record lock.
-
-    Args:
-        shared: other processes may use the connection too.
-    """
-
-    __slots__ = ("_holder", "_lock", "_pid", "_shared")
-
-    def __init__(self, *, shared: bool) -> None:
-        self._shared = shared
-        self._lock = allocate_lock()
-        self._holder = 0
-        self._pid = os.getpid()
-
-    def take(self, fd: int, *, wait: bool = True) -> bool:
-        """Take the turn and mark that a request is under way.
-
-        Args:
-            fd: the descriptor that requests are written to: a write lock asks for one
-                that is open for writing.
-            wait: for the others to finish.
-
-        Returns:
-            Whether it was taken; always so after waiting.
-
-        Raises:
-            ConnectionLostError: a process died in the middle of its request.
-            FsProxyError: ``EDEADLK``: this thread has the turn already (a finalizer or
-                a signal handler came between a request and its reply).
-        """
-        if self._pid != os.getpid():
-            # Forked: whoever held the lock over there does not exist over here.
-            self._lock = allocate_lock()
-            self._holder = 0
-            self._pid = os.getpid()
-        if wait and self._holder == get_ident():
-            raise errors().deadlock()
-        if not self._lock.acquire(wait):
-            return False
-        try:
-            if self._shared:
-                self._take_from_processes(fd, wait=wait)
-        except (BlockingIOError, PermissionError):  # both mean "locked", fcntl(2)
-            self._lock.release()
-            return False
-        except BaseException:
-            self._lock.release()
-            raise
-        self._holder = get_ident()
-        return True
-
-    @staticmethod
-    def _take_from_processes(fd: int, *, wait: bool) -> None:
-        lockf(fd, LOCK_EX if wait else LOCK_EX | LOCK_NB)
-        if fcntl(fd, F_GETSIG) == UNDER_WAY:
-            lockf(fd, LOCK_UN)
-            raise errors().abandoned(fd)
-        fcntl(fd, F_SETSIG, UNDER_WAY)
-
-    def give_back(self, fd: int, *, usable: bool) -> None:
-        """Let the next one have it.
-
-        Args:
-            fd: as it was taken.
-            usable: the next bytes belong to the next request; else the mark stays.
-        """
-        self._holder = 0
-        try:
-            if self._shared:
-                if usable:
-                    fcntl(fd, F_SETSIG, 0)
-                lockf(fd, LOCK_UN)
-        finally:
-            self._lock.release()
 
 
 _DOOR = Turn(shared=True)
@@ -222,12 +123,12 @@ class Endpoint:
         next one, or a forked process.
         """
         if self._lost is not None:
-            raise errors().lost(self._lost)
+            raise client_errors().lost(self._lost)
         connection = ClientConnection(self.dialect)
         try:
             return connection, connection.send(request)
         except ValueError:
-            raise errors().unsendable(request, names) from None
+            raise client_errors().unsendable(request, names) from None
 
     def _learn_write_limit(self, refusal: OSError, size: int) -> bool:
         """Take the host's cap on WRITE from its refusal; tell whether it helps."""
@@ -241,7 +142,9 @@ class Endpoint:
 def _descriptors(text: str) -> tuple[int, ...]:
     numbers = text.split(",")
     if len(numbers) > 3 or not all(n.isascii() and n.isdigit() for n in numbers):
-        raise errors().not_a_child(f"FSPROXY_FD={text!r} is not one to three numbers")
+        raise client_errors().not_a_child(
+            f"FSPROXY_FD={text!r} is not one to three numbers"
+        )
     return tuple(int(n) for n in numbers)
 
 
@@ -249,9 +152,9 @@ def _check(fd: int) -> None:
     try:
         mode = os.fstat(fd).st_mode
     except OSError:
-        raise errors().not_a_child(f"descriptor {fd} is not open") from None
+        raise client_errors().not_a_child(f"descriptor {fd} is not open") from None
     if not stat.S_ISSOCK(mode) and not stat.S_ISFIFO(mode):
-        raise errors().not_a_child(f"descriptor {fd} is no connection to a host")
+        raise client_errors().not_a_child(f"descriptor {fd} is no connection to a host")
 
 
 def check_end(connection: ClientConnection) -> None:
@@ -304,7 +207,7 @@ class BlockingEndpoint(Endpoint):
             self._exchange(m.Close(token), b"", (), None, 0, None)
         reply, body = self._exchange(request, payload, names, into, most, passed)
         if not reply.ok:
-            raise errors().from_reply(reply.text, *names)
+            raise client_errors().from_reply(reply.text, *names)
         return reply, body
 
     def _exchange(
@@ -330,12 +233,12 @@ class BlockingEndpoint(Endpoint):
             usable = True
         except ProtocolError as why:
             self._lost = f"{why}; the connection is given up"
-            raise errors().lost(self._lost) from why
+            raise client_errors().lost(self._lost) from why
         except (EOFError, ConnectionError) as why:
             # Whoever shares the connection finds that out alone: no mark needed.
             usable = True
             self._lost = f"the host is gone: {why}"
-            raise errors().lost(self._lost) from why
+            raise client_errors().lost(self._lost) from why
         finally:
             if not usable and self._lost is None:
                 self._lost = "a request was interrupted; the connection is given up"

@@ -228,6 +228,9 @@ class Filesystem:
             OSError: publication, fsync or close(2) failed.
         """
         self._forget(file)
+        if file.is_plain and self.observer is None:
+            file.handle.close()
+            return
         growth = file.staged_growth
         try:
             self._credit(file.ledger, file.close())

@@ -19,7 +19,8 @@ import sys
 import time
 
 from vfs.client import Client
-from vfs.client_link import errors
+from vfs.client_turn import client_errors
+from vfs.fscmd_line import Call, Command, UsageError, read, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,62 +34,6 @@ OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 """Exit statuses; the last two are 128 + the number of SIGINT, of SIGPIPE."""
 
 _MANY = sys.maxsize
-_CONTROL = bytes(63 if c < 32 or c == 127 else c for c in range(256))
-
-
-class Command:
-    """One command.
-
-    Attributes:
-        run: does it, and returns the exit status.
-        usage: its arguments, in words.
-        about: what it does, in one line.
-        example: a command line.
-        least: fewest names.
-        most: most names.
-        option: an option of its own, beside those of all; empty for none.
-    """
-
-    __slots__ = ("about", "example", "least", "most", "option", "run", "usage")
-
-    def __init__(
-        self,
-        run: Callable[[Call], int],
-        usage: str,
-        about: str,
-        example: str,
-        names: tuple[int, int] = (1, 1),
-        option: str = "",
-    ) -> None:
-        self.run = run
-        self.usage = usage
-        self.about = about
-        self.example = example
-        self.least, self.most = names
-        self.option = option
-
-
-class Call:
-    """A command line that was read.
-
-    Attributes:
-        names: the arguments.
-        option: the command's own option was given.
-        top_level: the view asked for; None: what the environment says.
-        client: the connection; there when the command runs.
-    """
-
-    __slots__ = ("client", "names", "option", "top_level")
-    client: Client
-
-    def __init__(self) -> None:
-        self.names: list[bytes] = []
-        self.option = False
-        self.top_level: bool | None = None
-
-
-class UsageError(Exception):
-    """The command line is wrong; the text says how."""
 
 
 class StepError(Exception):
@@ -101,7 +46,7 @@ class Doing:
     __slots__ = ("_what",)
 
     def __init__(self, verb: str, name: bytes | None = None) -> None:
-        self._what = verb if name is None else f"{verb} {_shown(name)}"
+        self._what = verb if name is None else f"{verb} {shown(name)}"
 
     def __enter__(self) -> None:
         pass
@@ -125,7 +70,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as why:
-        status = USAGE if isinstance(why, errors().NotAChildError) else FAILED
+        status = USAGE if isinstance(why, client_errors().NotAChildError) else FAILED
         return _complain(why.strerror or str(why), status)
 
 
@@ -135,36 +80,14 @@ def _run(argv: list[str]) -> int:
         return _print(_help().general(COMMANDS))
     command = COMMANDS.get(word)
     if command is None:
-        what = f"unknown command {_shown(os.fsencode(word))}" if argv else "no command"
+        what = f"unknown command {shown(os.fsencode(word))}" if argv else "no command"
         raise UsageError(what)
     options = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if "--help" in options or "-h" in options:
         return _print(_help().of_command(word, command))
-    call = _read(word, command, argv[1:])
+    call = read(word, command, argv[1:])
     call.client = Client()
     return command.run(call)
-
-
-def _read(word: str, command: Command, arguments: list[str]) -> Call:
-    call = Call()
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "--":
-            call.names += map(os.fsencode, rest)
-        elif argument in ("--top-level", "--restricted"):
-            call.top_level = argument == "--top-level"
-        elif argument.startswith("-") and argument == command.option:
-            call.option = True
-        elif argument.startswith("-"):
-            shown = _shown(os.fsencode(argument))
-            raise UsageError(f"unknown option {shown} for {word}")
-        else:
-            call.names.append(os.fsencode(argument))
-    if not command.least <= len(call.names) <= command.most:
-        raise UsageError(
-            f"{word} takes {command.usage or 'no name'}, got {len(call.names)} names"
-        )
-    return call
 
 
 def _help() -> ModuleType:
@@ -201,7 +124,7 @@ def _put(call: Call) -> int:
 def _cp(call: Call) -> int:
     source, target = call.names
     if os.path.normpath(source) == os.path.normpath(target):
-        raise StepError(f"{_shown(source)} and {_shown(target)} are the same file")
+        raise StepError(f"{shown(source)} and {shown(target)} are the same file")
     with (
         _own_connection(call.client) as client,
         Opened(client, source, "r", call.top_level) as read_from,
@@ -260,7 +183,7 @@ def _rm(call: Call) -> int:
 
 def _mv(call: Call) -> int:
     old, new = call.names
-    with Doing(f"rename {_shown(old)} to", new):
+    with Doing(f"rename {shown(old)} to", new):
         call.client.rename(old, new, call.top_level)
     return OK
 
@@ -326,9 +249,9 @@ def _own_connection(client: Client) -> Client:
     """Return a connection of this process's own where there is one (rule 3)."""
     try:
         return client.attach()
-    except errors().ConnectionLostError:
+    except client_errors().ConnectionLostError:
         raise
-    except errors().FsProxyError:
+    except client_errors().FsProxyError:
         return client  # an older host, or the child has all the connections it may
 
 
@@ -410,11 +333,6 @@ def _wait(fd: int, *, writable: bool) -> None:
     from vfs.client_rare import wait  # noqa: PLC0415 - rarely needed
 
     wait(fd, writable=writable)
-
-
-def _shown(name: bytes) -> str:
-    """Return a name fit for one line of text, quoted."""
-    return f"'{os.fsdecode(name.translate(_CONTROL))}'"
 
 
 def _complain(text: str, status: int = FAILED) -> int:

@@ -140,7 +140,7 @@ class _Walk:
                 if fd is not None:
                     return fd
         if flags & os.O_CREAT:
-            raise _error(errno.EISDIR)
+            raise _error(errno.EEXIST if flags & os.O_EXCL else errno.EISDIR)
         return os.open(b".", flags | OPEN_FLAGS, dir_fd=self._here)
 
     def _step(self, part: bytes, flags: int) -> int | None:

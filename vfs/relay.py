@@ -196,19 +196,22 @@ class Relay:
         """Start a lane for a connection that a nested client attached."""
         near, far = socket.socketpair()
         lane = self._attached_lane(near, attached)
-        parent.nested.append(lane)
-        self._start(lane)
+        self._start(lane, parent.nested)
         return far
 
-    def _start(self, lane: Lane) -> None:
-        self._lanes.add(lane)
-        self._nursery.start_soon(self._run, lane)
+    def _start(self, lane: Lane, siblings: set[Lane] | None = None) -> None:
+        holders = (self._lanes,) if siblings is None else (self._lanes, siblings)
+        for holder in holders:
+            holder.add(lane)
+        self._nursery.start_soon(self._run, lane, holders)
 
-    async def _run(self, lane: Lane) -> None:
+    @staticmethod
+    async def _run(lane: Lane, holders: tuple[set[Lane], ...]) -> None:
         try:
             await lane.run()
         finally:
-            self._lanes.discard(lane)
+            for holder in holders:
+                holder.discard(lane)
 
 
 @asynccontextmanager

@@ -60,6 +60,9 @@ class AttachedLane(Lane):
         knows: as for ``Lane``.
         adopt: starts a lane for a connection that the nested client attached; takes it
             and this lane, and returns the nested client's end.
+
+    Attributes:
+        nested: the lanes of what the nested client attached.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class AttachedLane(Lane):
         adopt: Callable[[socket.socket, AttachedLane], socket.socket],
     ) -> None:
         super().__init__(number, near, dialects[0], knows)
-        self.nested: list[AttachedLane] = []
+        self.nested: set[Lane] = set()
         self._upstream = trio.socket.from_stdlib_socket(upstream)
         self._replies = ClientConnection(dialects[1])
         self._adopt = adopt
@@ -83,7 +86,7 @@ class AttachedLane(Lane):
 
     def end(self) -> None:
         """Take the nested client for gone, and what it attached with it."""
-        for lane in self.nested:
+        for lane in tuple(self.nested):
             lane.end()
         super().end()
         if self._chats:

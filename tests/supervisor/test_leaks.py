@@ -20,14 +20,12 @@ from supervisor.holdings import Baseline
 from supervisor.leaks import check_host, held
 from supervisor.leftovers import STAGED_PREFIX
 from supervisor.scratch import Scratch
-from tests.helpers.hosts import Stage, eventually, stage
-from tests.helpers.spawning import ROOT
+from tests.helpers.hosts import Stage, eventually, opened
+from tests.helpers.spawning import ROOT, watching
 from vfs.backends import host_file
 from vfs.payload import PayloadBudget
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["stage"]
 
 ASKING = (
     "import sys; from supervisor.doctor import find_leaks;"
@@ -41,10 +39,14 @@ def own(stage: Stage, *numbers: int) -> None:
     stage.host.holders.add(lambda: [(fd, "test") for fd in numbers])
 
 
-@pytest.fixture(autouse=True)
-def test_descriptors_are_known(stage: Stage) -> None:
-    """What the stage holds to talk to its children is no leak."""
-    stage.host.holders.add(lambda: [(fd, "test") for fd in (stage.null, *stage._pipes)])
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """A host that knows what the test holds to talk to its children."""
+    async with opened(tmp_path) as stage:
+        stage.host.holders.add(
+            lambda: [(fd, "test") for fd in (stage.null, *stage._pipes)]
+        )
+        yield stage
 
 
 @contextlib.contextmanager
@@ -76,15 +78,16 @@ async def test_a_host_at_work_explains_everything(stage: Stage, transport: str) 
     puppet = await stage.puppet(transport=transport, publish="on-close")
     await puppet.open(b"a", b"w")
     await puppet.open(b"b", b"a")
-    await puppet.do("attached()")
+    if transport == "socketpair":
+        await puppet.do("attached()")
     report = await clean(stage)
     explained = report["explained"]
     assert explained["open file"] == 3  # a staged file holds its directory too
     assert explained["pidfd"] == 1
     assert explained["working directory"] == 2
     assert explained["root or grant"] == 1
-    # Its own, the attached one, and over pipes the side socket.
-    assert explained["connection"] == (2 if transport == "socketpair" else 4)
+    # Its own and the attached one; two pipes and the socket beside them.
+    assert explained["connection"] == (2 if transport == "socketpair" else 3)
     assert explained["pump"] == 2
     assert explained["launchpad"] == 2
     assert explained["journal"] == 1
@@ -283,12 +286,12 @@ async def test_a_child_whose_process_is_another_is_shown(stage: Stage) -> None:
 
 
 @contextlib.asynccontextmanager
-async def stopped(pid: int) -> AsyncIterator[None]:
-    """Stop a process for the length of the block."""
+async def stopped(pid: int) -> AsyncIterator[int]:
+    """Stop a process for the length of the block; gives its pidfd."""
     pidfd = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
-        yield
+        yield pidfd
     finally:
         signal.pidfd_send_signal(pidfd, signal.SIGCONT)
         os.close(pidfd)
@@ -313,10 +316,13 @@ async def test_what_a_dead_child_left_is_shown_until_it_is_swept(stage: Stage) -
     daemon = await puppet.do("daemon()")
     process = puppet.child.process
     assert process is not None
-    async with stopped(stage.launchpad):
-        process.send_signal(signal.SIGKILL)
-        await trio.lowlevel.wait_readable(process.descriptors()[0])
-        report: dict[str, Any] = await check_host(stage.host)
+    with watching([puppet.pid]) as (dead,):
+        own(stage, dead.pidfd)
+        async with stopped(stage.launchpad) as pidfd:
+            own(stage, pidfd)
+            process.send_signal(signal.SIGKILL)
+            await dead.ended()
+            report: dict[str, Any] = await check_host(stage.host)
     assert [row["pid"] for row in report["processes"]] == [daemon]
     assert [row["pid"] for row in report["zombies"]] == [puppet.pid]
     await puppet.child.wait_gone()

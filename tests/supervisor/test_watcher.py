@@ -67,8 +67,11 @@ async def test_a_child_is_seen_with_what_it_uses(stage: Stage) -> None:
 async def test_descendants_are_counted_at_any_depth(stage: Stage) -> None:
     puppet = await stage.puppet()
     await puppet.do("daemon()")
-    await puppet.do("forked('forked()')[0]")
-    assert (await sampled(puppet.pid)).descendants == 3
+    script = "(sleep 1000 & sleep 1000 & echo; wait) & wait"
+    await puppet.do(
+        f"os.popen({script!r}).readline()"  # a shell, a shell, two that sleep
+    )
+    assert (await sampled(puppet.pid)).descendants == 5
 
 
 async def test_a_fork_bomb_is_counted_up_to_a_bound(

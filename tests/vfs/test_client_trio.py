@@ -12,7 +12,8 @@ import trio
 import trio.testing
 
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost, Gate
+from tests.helpers.fakehost import FakeHost
+from tests.helpers.fakeline import Gate
 from vfs import aio_link
 from vfs import client as door
 from vfs.aio import AsyncClient
@@ -223,6 +224,7 @@ async def test_tasks_take_turns(client: AsyncClient) -> None:
             nursery.start_soon(work, name)
 
 
+@pytest.mark.slow
 async def test_another_process_on_the_line_is_waited_for(
     client: AsyncClient, host: FakeHost, line: socket.socket
 ) -> None:

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost, Gate
+from tests.helpers.fakehost import FakeHost
+from tests.helpers.fakeline import Gate
+
+pytestmark = pytest.mark.slow
 
 PYTHON = sys.executable
 PROGRAM = "import sys; from vfs.fscmd import main; sys.exit(main(sys.argv[1:]))"

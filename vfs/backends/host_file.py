@@ -12,6 +12,8 @@ Rules of this file.
 Sources: open(2), link(2), flock(2), write(2), proc(5).
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
@@ -68,17 +70,25 @@ class HostHandle:
             got += len(data)
         return b"".join(pieces)
 
+    def writer(self, size: int) -> Callable[[bytes, int], None]:
+        if size > _PAGE_BYTES or not (self.mount.in_memory and _PAGES_ARE_WHOLE):
+            return self.pwrite
+        fd = self.fd
+        last_start = _PAGE_BYTES - size
+        pwrite = os.pwrite
+        pwrite_all = self._pwrite_all
+
+        def write(data: bytes, offset: int) -> None:
+            # What lies in one page is written or not: there is nothing to cut off.
+            if offset & _PAGE_MASK > last_start or size != pwrite(fd, data, offset):
+                pwrite_all(data, offset)
+
+        return write
+
     def pwrite(self, data: bytes | memoryview, offset: int) -> None:
         mount = self.mount
         if mount.in_memory:
-            size = len(data)
-            # What lies in one page is written or not: there is nothing to cut off.
-            if (
-                (offset & _PAGE_MASK) + size > _PAGE_BYTES
-                or not _PAGES_ARE_WHOLE
-                or size != os.pwrite(self.fd, data, offset)
-            ):
-                self._pwrite_all(data, offset)
+            self._pwrite_all(data, offset)
             return
         start = time.monotonic()
         self._pwrite_all(data, offset)

@@ -123,6 +123,10 @@ class MemoryHandle:
         file.data[offset:end] = data
         file.mtime_ns = time.time_ns()
 
+    def writer(self, size: int) -> Callable[[bytes, int], None]:
+        del size
+        return self.pwrite
+
     def append(self, data: bytes | memoryview) -> int:
         self.pwrite(data, len(self._file.data))
         return len(self._file.data)
@@ -292,7 +296,7 @@ class MemoryDirectory:
 
     def narrow(
         self, name: bytes, *, create: bool
-    ) -> tuple["MemoryDirectory", bytes | None]:
+    ) -> tuple[MemoryDirectory, bytes | None]:
         try:
             node = self._walk(name)
         except FileNotFoundError:
@@ -304,7 +308,7 @@ class MemoryDirectory:
         directory, last = self._entry(name)
         return self._part(directory), last
 
-    def _part(self, directory: _Directory) -> "MemoryDirectory":
+    def _part(self, directory: _Directory) -> MemoryDirectory:
         part = MemoryDirectory()
         part._root = directory
         part._space = self._space

@@ -1,0 +1,114 @@
+"""`run --config F`: what `[policy.run]` sets, and what is refused with file and key."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import SANDHOST, Outcome, sandhost
+
+pytestmark = pytest.mark.slow
+
+
+def run_with(where: Path, text: str, script: str, *options: str | Path) -> Outcome:
+    """Run a shell script under a configuration, in a directory of its own."""
+    (where / "config.toml").write_text(text)
+    words = ("run", "--config", "config.toml", *options, "--log-level", "error")
+    return sandhost(*words, "--", "sh", "-c", script, SANDHOST, cwd=where)
+
+
+def test_policy_run_gives_the_defaults(tmp_path: Path) -> None:
+    for name in ("root", "granted"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "granted" / "file").write_text("granted\n")
+    text = f"""
+        [policy.run]
+        root = "{tmp_path}/root"
+        read = ["{tmp_path}/granted"]
+        limits = {{ open_files = 1, bytes = "8" }}
+        publish = "on-close"
+        durability = "close"
+        """
+    script = (
+        f"$0 fs cat {tmp_path}/granted/file; echo 1234567 | $0 fs put a;"
+        "echo 12345678 | $0 fs put b; ls root; echo $FSPROXY_TOP_LEVEL"
+    )
+    outcome = run_with(tmp_path, text, script)
+    assert outcome.status == 0
+    # With publication at CLOSE, the file that did not fit never appears.
+    assert outcome.out == b"granted\na\nfalse\n"
+    assert b"Disk quota exceeded" in outcome.err
+
+
+def test_options_go_before_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    text = '[policy.run]\nroot = "missing"\nlimits = { open_files = 1 }\n'
+    script = "for n in a b; do printf 'OPEN %s w false\\n' $n >&3; read -r r <&3; echo $r; done"
+    options = ("--root", "other", "--limit", "open_files=2")
+    outcome = run_with(tmp_path, text, script, *options)
+    assert (outcome.status, outcome.out) == (0, b"OK 1000\nOK 1001\n")
+    assert sorted(p.name for p in (tmp_path / "other").iterdir()) == ["a", "b"]
+
+
+def test_a_top_level_right_may_come_from_the_configuration(tmp_path: Path) -> None:
+    text = "[policy.run]\ntop_level = true\n"
+    outcome = run_with(tmp_path, text, "$0 fs cat config.toml")
+    assert (outcome.status, outcome.out) == (0, text.encode())
+
+
+# spec W3: the cap on WRITE is configurable, and told.
+def test_the_cap_on_a_write_is_configurable(tmp_path: Path) -> None:
+    script = (
+        "printf 'OPEN a w false\\n' >&3; read -r r <&3;"
+        "printf 'WRITE 1000 5\\nabcde' >&3; read -r r <&3; echo $r;"
+        "printf 'WRITE 1000 4\\nabcd' >&3; read -r r <&3; echo $r"
+    )
+    outcome = run_with(tmp_path, "[limits]\nwrite = '4'\n", script)
+    assert outcome.out == b"ERROR invalid size: 5 exceeds limit 4\nOK 4\n"
+
+
+# spec F8: so is the deadline.
+def test_the_deadline_is_configurable(tmp_path: Path) -> None:
+    script = "printf 'PI' >&3; cat <&3; echo closed"
+    outcome = run_with(tmp_path, "[limits]\ndeadline = '200ms'\n", script)
+    assert (outcome.status, outcome.out) == (0, b"closed\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[llm]\n", "[llm]: the LLM gateway: not available yet"),
+        ("[toolexec]\n", "[toolexec]: ToolExec: not available yet"),
+        ("[tools]\n", "[tools]: tools: not available yet"),
+        ("[sidecar.x]\n", "[sidecar]: sidecars: not available yet"),
+        ("[file_descriptor]\n", "not available yet"),
+        ("[sandbox.x]\n", "not available yet"),
+        ("[metrics]\n", "not available yet"),
+        ("[policy.run]\nsandbox = 'required'\n", "policy.run.sandbox"),
+        ("[policy.run]\nnetwork = 'none'\n", "policy.run.network: not available yet"),
+        ("[policy.run]\nquota = 5\n", "policy.run.quota: not available yet"),
+        ("[policy.run]\nmodel = 'm'\n", "policy.run.model: not available yet"),
+        ("[policy.run]\ntools = []\n", "policy.run.tools: not available yet"),
+        ("[policy.run]\nread = 'x'\n", "$.policy"),
+        ("[policy.run]\ntypo = 1\n", "typo"),
+        ("[typo]\n", "typo"),
+        ("[limits]\nwrite = 'lots'\n", "limits.write: not a size: 'lots'"),
+        ("[limits]\nline = '1M'\n", "limits.line"),
+        ("[limits]\nclients_per_child = 0\n", "limits.clients_per_child"),
+        ("[host]\ngrace = 'soon'\n", "host.grace: not a time: 'soon'"),
+        ("[policy.run]\nlimits = { wishes = 3 }\n", "policy.run.limits: not a limit"),
+        ("[policy.run]\npublish = 'never'\n", "policy.run.publish"),
+        ("[policy.run]\ndurability = 'maybe'\n", "policy.run.durability"),
+        ("not toml", "not TOML"),
+        ("\xff", "not TOML"),
+    ],
+)
+def test_what_a_configuration_cannot_mean_is_refused_with_file_and_key(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "config.toml").write_bytes(text.encode("latin-1"))
+    words = ("run", "--config", "config.toml", "--", "touch", "done")
+    outcome = sandhost(*words, cwd=tmp_path)
+    assert outcome.status == 125
+    assert outcome.said(said)
+    assert outcome.said("'config.toml'")
+    assert not (tmp_path / "done").exists()

@@ -1,0 +1,120 @@
+"""`--limit` of `sandhost run`: each bound is kept, and said to the child alone."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import Outcome, sandhost
+
+pytestmark = pytest.mark.slow
+
+RAW = """
+ask() { printf "$1" >&3; IFS= read -r reply <&3; printf '%s\\n' "$reply"; }
+"""
+DENIED_BY_QUOTA = "Disk quota exceeded"
+
+
+def limited(limit: str, script: str, root: Path | None = None) -> Outcome:
+    options: tuple[str | Path, ...] = () if root is None else ("--root", root)
+    words = ("run", *options, "--limit", limit, "--", "sh", "-c", RAW + script)
+    outcome = sandhost(*words)
+    assert outcome.err == b""
+    return outcome
+
+
+# attack 18
+def test_open_files() -> None:
+    script = (
+        "for n in a b c d; do ask \"OPEN $n w false\\n\"; done; ask 'CLOSE 1001\\n';"
+    )
+    outcome = limited("open_files=3", script + "ask 'OPEN e w false\\n'")
+    assert outcome.out.decode().splitlines() == [
+        "OK 1000",
+        "OK 1001",
+        "OK 1002",
+        "ERROR failed to open file 'd': Too many open files",
+        "OK",
+        "OK 1003",
+    ]
+
+
+# spec W5
+def test_bytes(tmp_path: Path) -> None:
+    script = (
+        "ask 'OPEN a w false\\n'; ask 'WRITE 1000 6\\nabcdef'; ask 'WRITE 1000 5\\nghijk';"
+        "ask 'WRITE 1000 4\\nghij'; ask 'WRITE 1000 1\\nx'; ask 'TRUNCATE 1000 11\\n';"
+        "ask 'SEEK 1000 0\\n'; ask 'WRITE 1000 3\\nABC'; ask 'TRUNCATE 1000 2\\n';"
+        "ask 'SEEK 1000 2\\n'; ask 'WRITE 1000 8\\nyyyyyyyy'"
+    )
+    outcome = limited("bytes=10", script, tmp_path)
+    assert outcome.out.decode().splitlines() == [
+        "OK 1000",
+        "OK 6",
+        f"ERROR failed to write: {DENIED_BY_QUOTA}",
+        "OK 4",
+        f"ERROR failed to write: {DENIED_BY_QUOTA}",
+        f"ERROR failed to truncate: {DENIED_BY_QUOTA}",
+        "OK 0",
+        "OK 3",
+        "OK",
+        "OK 2",
+        "OK 8",
+    ]
+    assert (tmp_path / "a").read_bytes() == b"AByyyyyyyy"
+
+
+def test_files(tmp_path: Path) -> None:
+    (tmp_path / "old").touch()
+    script = (
+        "ask 'OPEN old w false\\n'; ask 'OPEN a w false\\n'; ask 'MKDIR false d\\n';"
+        "ask 'OPEN b w false\\n'; ask 'OPEN a r+ false\\n'; ask 'REMOVE false d\\n';"
+        "ask 'OPEN b w false\\n'"
+    )
+    outcome = limited("files=2", script, tmp_path)
+    assert outcome.out.decode().splitlines() == [
+        "OK 1000",
+        "OK 1001",
+        "OK",
+        f"ERROR failed to open file 'b': {DENIED_BY_QUOTA}",
+        "OK 1002",
+        "OK",
+        "OK 1003",
+    ]
+
+
+def test_cpu() -> None:
+    outcome = limited("cpu=1", "while :; do :; done")
+    assert outcome.status in {128 + 24, 128 + 9}  # SIGXCPU, or SIGKILL a second later
+
+
+def test_memory() -> None:
+    program = "bytearray(400 << 20)"
+    words = ("--", sys.executable, "-I", "-S", "-c", program)
+    assert sandhost("run", "--limit", "memory=200M", *words).status == 1
+    assert sandhost("run", "--limit", "memory=1G", *words).status == 0
+
+
+# Root is not bound by the number of its processes; the limit is set all the same.
+def test_processes_and_the_others_are_set_for_the_kernel() -> None:
+    outcome = limited(
+        "processes=77,cpu=5,memory=512M", "ulimit -p; ulimit -t; ulimit -v"
+    )
+    assert outcome.out.split() == [b"77", b"5", b"524288"]
+
+
+def test_several_limits_may_be_given_apart() -> None:
+    words = ("run", "--limit", "cpu=5", "--limit", "open_files=1", "--", "sh", "-c")
+    script = RAW + "ulimit -t; ask 'OPEN a w false\\n'; ask 'OPEN b w false\\n'"
+    lines = sandhost(*words, script).out.splitlines()
+    assert lines[:2] == [b"5", b"OK 1000"]
+    assert lines[2].endswith(b"Too many open files")
+
+
+# What a child reaches past its limit is its own error: another child of the same
+# pipeline does not see it.
+def test_a_limit_is_each_childs_own() -> None:
+    script = "printf 'OPEN a w false\\n' >&3; read -r r <&3; echo $r"
+    words = ("--", "sh", "-c", script, ":::", "sh", "-c", f"cat; {script}")
+    outcome = sandhost("pipeline", "--limit", "open_files=1", *words)
+    assert outcome.out.splitlines() == [b"OK 1000", b"OK 1001"]

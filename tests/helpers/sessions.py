@@ -1,0 +1,275 @@
+r"""A host without processes: pump, sessions and VFS behind real sockets, in one test.
+
+    async def test_x(hall: Hall) -> None:
+        line = hall.connect()
+        assert await line.ask(b"PING\n") == b"OK"
+
+What it is: the host's own `Pump`, `Session` and `Filesystem`; a client is the other end
+of a socketpair, or of two pipes, in the test's hands.  When the hall is left every table,
+ledger and budget must be as before.
+What it is not: no child processes, no launchpad, no journal; `tests/helpers/hosts.py` has
+those.
+"""
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+import pytest
+import trio
+
+from supervisor.pump import Pump
+from supervisor.session import PROCESS_EXIT, Session
+from vfs.filesystem import Client, Filesystem
+from vfs.payload import PayloadBudget
+from vfs.policy import Ledger, Place, Policy, close_places, open_place
+
+NEIGHBOUR_S = 0.1
+"""The longest that another client's READ may take, whatever anybody does (spec S5)."""
+
+
+class Line:
+    """A client's end, as a test holds it.
+
+    Attributes:
+        session: the host's end.
+        client: whom the host takes this for.
+    """
+
+    def __init__(self, session: Session, reader: int, writer: int) -> None:
+        self.session = session
+        self.client = session.client
+        self.reader = reader
+        self.writer = writer
+        self._held = b""
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes, whatever they are."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self.writer, left) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.writer)
+
+    async def receive(self, size: int = 65_536) -> bytes:
+        """Return some bytes that came; none at the end."""
+        if self._held:
+            data, self._held = self._held[:size], self._held[size:]
+            return data
+        while True:
+            try:
+                return os.read(self.reader, size)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.reader)
+            except ConnectionResetError:
+                return b""
+
+    async def line(self) -> bytes:
+        """Return the next reply line, without its LF."""
+        data = b""
+        while b"\n" not in data:
+            piece = await self.receive()
+            if not piece:
+                raise EOFError(data)
+            data += piece
+        found, _, rest = data.partition(b"\n")
+        self._held = rest + self._held
+        return found
+
+    async def exactly(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        pieces: list[bytes] = []
+        while size:
+            piece = await self.receive(size)
+            if not piece:
+                raise EOFError(b"".join(pieces)[-100:])
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    async def rest(self) -> bytes:
+        """Return everything up to the end."""
+        pieces = []
+        while piece := await self.receive():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def ask(self, request: bytes) -> bytes:
+        """Send a request, payload included; return the reply line."""
+        await self.send(request)
+        return await self.line()
+
+    async def body(self) -> bytes:
+        """Take a reply `OK n` and its n bytes."""
+        head = await self.line()
+        assert head.startswith(b"OK "), head
+        return await self.exactly(int(head.split()[1]))
+
+    async def open(
+        self, name: bytes, mode: bytes = b"r", flag: bytes = b"false"
+    ) -> int:
+        """Open a file that must open; return its fileno."""
+        reply = await self.ask(b"OPEN %b %b %b\n" % (name, mode, flag))
+        assert reply.startswith(b"OK "), reply
+        return int(reply[3:])
+
+    async def read(self, fileno: int, size: int) -> bytes:
+        """READ; the read must succeed."""
+        await self.send(b"READ %d %d\n" % (fileno, size))
+        return await self.body()
+
+    async def write(self, fileno: int, data: bytes) -> bytes:
+        """WRITE; return the reply line."""
+        return await self.ask(b"WRITE %d %d\n%b" % (fileno, len(data), data))
+
+    def close(self) -> None:
+        """Close this end."""
+        fds, self.reader, self.writer = {self.reader, self.writer}, -1, -1
+        for fd in fds - {-1}:
+            os.close(fd)
+
+    def shut_down(self) -> None:
+        """Send no more, and go on receiving."""
+        with socket.socket(fileno=os.dup(self.writer)) as sock:
+            sock.shutdown(socket.SHUT_WR)
+
+    async def gone(self) -> None:
+        """Wait until the host has cleaned up after this client."""
+        await self.session._over.wait()
+
+
+class Hall:
+    """A host without processes.
+
+    Attributes:
+        root: the private root of clients that are given no policy.
+        fs: its VFS.
+        pump: its pump.
+        budget: its memory for payloads.
+        ledger: what clients that are given no ledger are charged to.
+        denials: what clients reached for in vain, in order.
+        closed: sessions that are over.
+    """
+
+    def __init__(self, where: Path, nursery: trio.Nursery) -> None:
+        self.where = where
+        self.root = where / "root"
+        self.root.mkdir()
+        self.fs = Filesystem()
+        self.fs.on_denied = self._note_denial
+        self.pump = Pump()
+        self.budget = PayloadBudget(spool_dir=os.fspath(where))
+        self.ledger = Ledger()
+        self.denials: list[tuple[str, str, bytes]] = []
+        self.closed: list[Session] = []
+        self.lines: list[Line] = []
+        self._nursery = nursery
+        self._places: list[Place] = []
+        self._cwd = os.open(where, os.O_PATH | os.O_DIRECTORY)
+
+    def _note_denial(self, client: Client, what: str, name: bytes) -> None:
+        self.denials.append((client.id, what, name))
+
+    def place(self, path: Path, **rights: object) -> Place:
+        """Hold a place until the hall is left."""
+        held = open_place(os.fspath(path), **rights)  # type: ignore[arg-type]
+        self._places.append(held)
+        return held
+
+    def policy(
+        self, *grants: Place, top_level: bool = False, **rules: object
+    ) -> Policy:
+        """Return a policy of the root, made with `rules`, and grants."""
+        root = self.place(self.root, read=True, write=True, relative=b"", **rules)
+        return Policy((root, *grants), top_level=top_level, cwd_fd=self._cwd)
+
+    def connect(
+        self,
+        policy: Policy | None = None,
+        ledger: Ledger | None = None,
+        *,
+        transport: str = "socketpair",
+        dialect: int = 2,
+        max_write_bytes: int = 16 * 1024 * 1024,
+        deadline_s: float = 30.0,
+        parent: Client | None = None,
+    ) -> Line:
+        """Connect a client and begin to serve it."""
+        mine, theirs = _pair() if transport == "socketpair" else _pipes()
+        session = Session(
+            self.pump,
+            self.fs,
+            self.fs.connect(
+                self.policy() if policy is None else policy,
+                self.ledger if ledger is None else ledger,
+                f"test:{transport}",
+                parent,
+            ),
+            *theirs,
+            self.budget,
+            dialect=dialect,
+            max_write_bytes=max_write_bytes,
+            deadline_s=deadline_s,
+            on_closed=self.closed.append,
+        )
+        line = Line(session, *mine)
+        self.lines.append(line)
+        self._nursery.start_soon(session.run)
+        self.pump.add(session)
+        return line
+
+    def served(self) -> Self:
+        """Return this, after the proof that nobody holds anything any more."""
+        assert not self.fs.tables.clients
+        assert not self.fs.tables.files
+        assert self.ledger.used[:2] == [0, 0]
+        assert self.budget.used_bytes == 0
+        return self
+
+    async def close(self) -> None:
+        """End every session, and check what is left."""
+        for line in self.lines:
+            line.close()
+            await line.session.finish(PROCESS_EXIT)
+        close_places(self._places)
+        os.close(self._cwd)
+        self.served()
+
+
+def _pair() -> tuple[tuple[int, int], tuple[int, int]]:
+    ends = [end.detach() for end in socket.socketpair()]
+    for fd in ends:
+        os.set_blocking(fd, False)
+    return (ends[0], ends[0]), (ends[1], ends[1])
+
+
+def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    host_reads, child_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    child_reads, host_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    return (child_reads, child_writes), (host_reads, host_writes)
+
+
+@asynccontextmanager
+async def open_hall(where: Path) -> AsyncIterator[Hall]:
+    """Open a hall in a directory; everything in it ends with the block."""
+    async with trio.open_nursery() as nursery:
+        hall = Hall(where, nursery)
+        nursery.start_soon(hall.pump.run)
+        nursery.start_soon(hall.pump.watch_deadlines)
+        try:
+            yield hall
+            await hall.close()
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def hall(tmp_path: Path, no_leaks: None) -> AsyncIterator[Hall]:
+    """Return a hall in a fresh directory; the test is checked for leaks."""
+    del no_leaks
+    async with open_hall(tmp_path) as opened:
+        yield opened

@@ -1,0 +1,458 @@
+"""The doctor: what is probed is tried, what dead hosts left is found, living ones' is not.
+
+Other hosts may live and die on this machine meanwhile, so tests look for their own.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import doctor, holdings, probes
+from supervisor.control_client import ControlError
+from supervisor.doctor import examine_machine, find_leaks, leaks_text
+from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.leftovers import find_leftovers
+from supervisor.probes import MISSING, PRESENT, PROBES, UNKNOWN, Finding, probe_machine
+from supervisor.scratch import Scratch
+from tests.helpers.hosts import Stage, stage
+from tests.helpers.spawning import ROOT, all_ended_within, host_command, watching
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["stage"]
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No host of the machine's is found by the environment."""
+    monkeypatch.delenv("SANDHOST_CONTROL", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def found(what: str) -> Finding:
+    """The finding of one name."""
+    (finding,) = [f for f in probe_machine() if f.what == what]
+    return finding
+
+
+def refusing(code: int) -> Any:
+    """Something to call that always fails."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def test_what_every_host_needs_is_here() -> None:
+    lacking = [f for f in probe_machine() if f.is_needed and f.state != PRESENT]
+    assert not lacking
+
+
+def test_every_row_says_what_was_tried_and_what_is_done_without() -> None:
+    findings = probe_machine()
+    assert len(findings) == len(PROBES) >= 15
+    for finding in findings:
+        assert finding.state in {PRESENT, MISSING, UNKNOWN}
+        assert finding.what
+        assert finding.detail
+        assert finding.probed
+        assert finding.without
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_probing_leaves_this_process_as_it_was(before: int) -> None:
+    kept, own = subreaper(), os.getpid()
+    try:
+        prctl(PR_SET_CHILD_SUBREAPER, before)
+        probe_machine()
+        assert subreaper() == before
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, kept)
+    groups = probes._own_cgroup() if found("cgroup v2").state == PRESENT else "/"
+    assert f"sandhost-doctor-{own}" not in os.listdir(groups)
+
+
+def subreaper() -> int:
+    """Whether orphans come to this process: PR_GET_CHILD_SUBREAPER."""
+    answer = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(answer), 0, 0, 0)
+    return answer.value
+
+
+@pytest.mark.parametrize(
+    ("what", "where", "name"),
+    [
+        ("user namespaces", probes, "_status_of"),
+        ("pidfds", os, "pidfd_open"),
+        ("O_TMPFILE in TMPDIR", os, "open"),
+        ("RWF_NOWAIT in TMPDIR", os, "preadv"),
+        ("flock in TMPDIR", fcntl, "flock"),
+        ("openat2", probes, "_call"),
+        ("close_range", probes, "_call"),
+        ("Landlock", probes, "_call"),
+        ("seccomp filters", probes, "_call"),
+        ("cgroup v2", os, "mkdir"),
+    ],
+)
+def test_what_the_kernel_refuses_is_missing(
+    what: str, where: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (probe,) = [p for p in PROBES if p.what == what]
+    monkeypatch.setattr(where, name, refusing(errno.EOPNOTSUPP))
+    finding = probes._try(probe)
+    monkeypatch.undo()
+    assert finding.state == MISSING
+    assert finding.detail == os.strerror(errno.EOPNOTSUPP)
+
+
+def test_an_old_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.uname()
+    old = os.uname_result((real[0], real[1], "5.3.18-lts", real[3], real[4]))
+    monkeypatch.setattr(os, "uname", lambda: old)
+    finding = probes._try(PROBES[0])
+    assert (finding.what, finding.state) == ("Linux", MISSING)
+    assert "older than 5.4" in finding.detail
+
+
+def test_a_program_that_is_not_there_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert found("bubblewrap").state == MISSING
+
+
+def test_a_user_namespace_that_is_refused_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probes, "_UNSHARE", "import os; os._exit(1)")
+    finding = found("user namespaces")
+    assert finding.state == MISSING
+    assert finding.detail == f"unshare: {os.strerror(errno.EPERM)}"
+    monkeypatch.setattr(probes, "_UNSHARE", "import os; os._exit(129)")
+    assert found("user namespaces").detail.startswith("mapping a user: ")
+
+
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "signal.pause()"])
+def test_what_could_not_be_tried_is_unknown(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "_UNSHARE", f"import os, signal; {ends}")
+    monkeypatch.setattr(probes, "PROBE_TIMEOUT_S", 0.3)
+    assert found("user namespaces").state == UNKNOWN
+
+
+def test_no_process_to_try_it_in_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_spawn", refusing(errno.EAGAIN))
+    assert found("user namespaces").state == UNKNOWN
+
+
+def test_the_report_fits_80_columns_and_is_honest_about_walls() -> None:
+    text, status = examine_machine()
+    assert status == doctor.CLEAN
+    assert max(map(len, text.splitlines())) <= 80
+    flat = " ".join(text.split())
+    assert "profile none" in flat
+    assert "are not available yet, whatever this machine gives" in flat
+    for probe in PROBES:
+        assert " ".join(probe.probed.split()) in flat
+
+
+def test_the_report_as_json_has_a_row_for_each() -> None:
+    text, status = examine_machine(as_text=False)
+    report = json.loads(text)
+    assert status == doctor.CLEAN
+    assert report["isolation"] == {"profile": "none", "layers": []}
+    assert [row["what"] for row in report["probes"]] == [p.what for p in PROBES]
+    assert set(report["probes"][0]) == {
+        "what",
+        "state",
+        "detail",
+        "probed",
+        "without",
+        "needed",
+    }
+
+
+def test_a_machine_without_what_is_needed_is_told_by_the_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", refusing(errno.ENOSYS))
+    _, status = examine_machine()
+    assert status == doctor.FOUND
+
+
+# ---------------------------------------------------------------- scratch directories
+
+
+@pytest.fixture
+def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where scratch directories are made."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def scratch_found(tmp: Path) -> list[str]:
+    """The scratch directories that are found in one place."""
+    report: dict[str, Any] = find_leftovers(str(tmp))
+    return [row["path"] for row in report["scratch"]]
+
+
+# attack 39
+async def test_a_dead_hosts_scratch_directory_is_found(tmp: Path) -> None:
+    living, kept, dead = Scratch(None), Scratch(None, keep=True), Scratch(None)
+    os.close(os.open(f"{dead.root}/.sandhost-0123", os.O_CREAT))
+    dead._unlock()
+    kept._unlock()
+    report: dict[str, Any] = find_leftovers(str(tmp))
+    base = os.path.dirname(dead.root)
+    assert [row["path"] for row in report["scratch"]] == [base]
+    assert report["staged"] == [{"directory": dead.root, "name": ".sandhost-0123"}]
+    assert not report["clean"]
+    assert report["counts"]["scratch"] == report["counts"]["staged"] == 1
+    for scratch in (living, kept, dead):
+        assert await scratch.remove() is None
+
+
+def test_what_only_has_such_a_name_is_not_found(tmp: Path) -> None:
+    (tmp / "sandhost-file").touch()
+    (tmp / "sandhost-link").symlink_to(tmp)
+    (tmp / "other").mkdir()
+    assert scratch_found(tmp) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_directory_is_not_found(tmp: Path) -> None:
+    (tmp / "sandhost-mine").mkdir()
+    (tmp / "sandhost-theirs").mkdir()
+    os.chown(tmp / "sandhost-theirs", 65_534, 65_534)
+    assert scratch_found(tmp) == [str(tmp / "sandhost-mine")]
+
+
+def test_a_directory_that_is_locked_meanwhile_is_not_found(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp / "sandhost-new").mkdir()
+    locks = []
+
+    def meanwhile(*_: object) -> None:
+        lock = os.open(tmp / "sandhost-new", os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        locks.append(lock)
+
+    monkeypatch.setattr("select.select", meanwhile)
+    assert scratch_found(tmp) == []
+    os.close(locks[0])
+
+
+def test_what_may_not_be_looked_at_is_unknown_and_not_clean(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp / "sandhost-secret").mkdir()
+    monkeypatch.setattr("supervisor.leftovers.is_abandoned", refusing(errno.EACCES))
+    report: dict[str, Any] = find_leftovers(str(tmp))
+    (line,) = [text for text in report["unknown"] if "sandhost-secret" in text]
+    assert "Permission denied" in line
+    assert "unknown: scratch directory" in leaks_text("test", report)
+
+
+# ---------------------------------------------------------------- processes
+
+
+def launchpads(tmp: Path) -> dict[int, dict[str, Any]]:
+    """The launchpads without a host that are found, by pid."""
+    report: dict[str, Any] = find_leftovers(str(tmp))
+    return {row["pid"]: row for row in report["launchpads"]}
+
+
+@contextlib.contextmanager
+def dead_host(tmp: Path) -> Iterator[tuple[int, list[int]]]:
+    """A host that was killed while its launchpad was stopped, so that it stays.
+
+    Gives the launchpad's pid and those of what is beneath it.
+    """
+    said = tmp / "said"
+    command = host_command(
+        said, 1, ("/bin/sh", "-c", "sleep 1000 & echo $$ $! >&3; wait")
+    )
+    host = subprocess.Popen(command, cwd=ROOT)
+    while not said.exists() or said.read_text().count("\n") < 2:
+        assert host.poll() is None
+    words = said.read_text().split()
+    pad = int(words[words.index("launchpad") + 1])
+    beneath = [int(word) for word in words if word.isdigit() and int(word) != pad]
+    with watching([pad, *beneath]) as watched:
+        signal.pidfd_send_signal(watched[0].pidfd, signal.SIGSTOP)
+        host.kill()
+        host.wait()
+        try:
+            yield pad, beneath
+        finally:
+            signal.pidfd_send_signal(watched[0].pidfd, signal.SIGCONT)
+            assert all_ended_within(watched, 5)
+
+
+# attack 39
+def test_a_launchpad_without_its_host_is_found_until_it_has_ended(
+    tmp_path: Path,
+) -> None:
+    with dead_host(tmp_path) as (pad, beneath):
+        row = launchpads(tmp_path)[pad]
+        assert row["beneath"] == len(beneath) == 2
+        assert row["name"] == "sandhost-pad"
+        _, status = find_leaks(None, tmp=str(tmp_path))
+        assert status == doctor.FOUND
+    assert pad not in launchpads(tmp_path)
+
+
+async def test_a_living_hosts_launchpad_is_not_found(stage: Stage) -> None:
+    await stage.puppet()
+    assert stage.launchpad not in launchpads(stage.where)
+
+
+def test_a_process_that_only_calls_itself_so_is_not_found(tmp_path: Path) -> None:
+    shutil.copy("/bin/sleep", tmp_path / "sandhost-pad")
+    with subprocess.Popen([tmp_path / "sandhost-pad", "1000"]) as impostor:
+        try:
+            assert impostor.pid not in launchpads(tmp_path)
+        finally:
+            impostor.kill()
+
+
+def test_a_parent_that_may_not_be_looked_at_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = holdings.read_file
+    parents = set()
+
+    def closed(path: str) -> bytes | None:
+        return None if path in parents else read(path)
+
+    with dead_host(tmp_path) as (pad, _):
+        facts = holdings.process_facts(pad)
+        assert facts is not None
+        parents.add(f"/proc/{facts.parent}/status")
+        monkeypatch.setattr(holdings, "read_file", closed)
+        report: dict[str, Any] = find_leftovers(str(tmp_path))
+        monkeypatch.undo()
+        assert pad not in [row["pid"] for row in report["launchpads"]]
+        assert [text for text in report["unknown"] if f"launchpad {pad}:" in text]
+
+
+def orphans(tmp: Path) -> list[int]:
+    """The pids of orphans that are found."""
+    report: dict[str, Any] = find_leftovers(str(tmp))
+    return [row["pid"] for row in report["orphans"]]
+
+
+# attack 39
+def test_a_process_that_had_a_door_and_no_launchpad_is_found(tmp_path: Path) -> None:
+    command = ["/bin/sleep", "1000"]
+    with (
+        subprocess.Popen(command, env={"FSPROXY_FD": "3"}) as orphan,
+        subprocess.Popen(command, env={"NOT_FSPROXY_FD": "3"}) as stranger,
+    ):
+        try:
+            pids = orphans(tmp_path)
+        finally:
+            orphan.kill()
+            stranger.kill()
+    assert orphan.pid in pids
+    assert stranger.pid not in pids
+
+
+async def test_a_living_hosts_child_is_no_orphan(stage: Stage) -> None:
+    puppet = await stage.puppet()
+    daemon = await puppet.do("daemon()")
+    assert not {puppet.pid, daemon} & set(orphans(stage.where))
+
+
+# ---------------------------------------------------------------- sockets, and asking
+
+
+# attack 39
+def test_a_socket_that_nobody_listens_on_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "control")
+    monkeypatch.setenv("SANDHOST_CONTROL", path)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    text, status = find_leaks(None, tmp=str(tmp_path))
+    assert status == doctor.FOUND
+    assert f"path {path}" in text
+    with pytest.raises(ControlError, match="nobody listens"):
+        find_leaks(path)
+
+
+def test_a_host_that_is_named_and_not_there_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ControlError, match="no such socket"):
+        find_leaks(str(tmp_path / "control"))
+    monkeypatch.setenv("SANDHOST_CONTROL", str(tmp_path / "control"))
+    with pytest.raises(ControlError, match="no such socket"):
+        find_leaks(None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [({"clean": True}, 0), ({"clean": False}, 1), ({}, 1)]
+)
+def test_a_host_is_asked_where_one_is_named(
+    answer: dict[str, object], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def call(path: str, do: str) -> dict[str, object]:
+        asked.append((path, do))
+        return answer
+
+    monkeypatch.setattr(doctor, "call", call)
+    assert find_leaks("/x/control")[1] == status
+    assert asked == [("/x/control", "leaks")]
+
+
+def test_an_answer_that_is_no_report_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "call", lambda *_: [])
+    with pytest.raises(ControlError, match="no report of leaks"):
+        find_leaks("/x/control")
+
+
+# attack 23
+def test_names_in_the_report_cannot_forge_lines() -> None:
+    report = {
+        "clean": False,
+        "staged": [{"directory": "a\nnothing found", "name": "\x1b[2J"}],
+    }
+    lines = leaks_text("host 1", report).splitlines()
+    assert lines == [
+        "host 1:",
+        "1 names of files that were being published:",
+        "  directory a?nothing found, name ?[2J",
+    ]
+
+
+def test_the_doctor_needs_no_trio() -> None:
+    code = "import sys, supervisor.doctor; print('trio' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
+    )
+    assert done.stdout.strip() == b"False"

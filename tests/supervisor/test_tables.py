@@ -1,0 +1,191 @@
+"""Tables for people: within the width, one line a row, nothing a terminal would obey."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from supervisor.tables import (
+    CUT,
+    TABLES,
+    WIDTH,
+    Column,
+    as_json,
+    printable,
+    render,
+    render_columns,
+)
+from tests.helpers.spawning import ROOT
+
+CHILD: dict[str, Any] = {
+    "id": "child-1",
+    "pid": 4711,
+    "state": "running",
+    "command": ["/bin/sh", "-c", "sleep 1000"],
+    "usage": {
+        "state": "sleeping",
+        "cpu_time_s": 3.14,
+        "cpu_percent": 0.5,
+        "rss_bytes": 3_400_000,
+        "descriptors": 4,
+        "threads": 1,
+        "descendants": 2,
+    },
+}
+CLIENT: dict[str, Any] = {
+    "id": "c1",
+    "pipe_id": "child-1:socketpair",
+    "open_files": [1000, 1002],
+    "connected_at": "2031-05-06T07:08:09.123456Z",
+    "parent_id": None,
+    "pid": 4711,
+}
+FILE: dict[str, Any] = {
+    "fileno": 1000,
+    "filename": "report.txt",
+    "mode": "r+",
+    "client_id": "c1",
+    "opened_at": "2031-05-06T07:08:09.123456Z",
+    "is_top_level": False,
+    "offset": 42,
+}
+ROWS = {"ps": CHILD, "clients": CLIENT, "files": FILE}
+
+# As long, as wide and as strange as each can be.
+WORST = {
+    "ps": {
+        **CHILD,
+        "id": "child-1000000",
+        "pid": 4_194_304,
+        "command": ["\N{CJK UNIFIED IDEOGRAPH-65E5}" * 500, "\x1b[2J\r\n\x9b"],
+        "usage": {
+            "state": "sleeping",
+            "cpu_time_s": 1e9,
+            "cpu_percent": 6400.0,
+            "rss_bytes": 10**15,
+            "descriptors": 1_048_576,
+            "threads": 100_000,
+            "descendants": 10_000,
+        },
+    },
+    "clients": {
+        **CLIENT,
+        "id": "c1000000",
+        "parent_id": "c1000000",
+        "pipe_id": "child-1000000:socketpair",
+        "open_files": list(range(1000, 2000)),
+    },
+    "files": {
+        **FILE,
+        "fileno": 10**9,
+        "client_id": "c1000000",
+        "filename": "e\N{COMBINING ACUTE ACCENT}\x00\n" * 1000,
+        "offset": 10**18,
+    },
+}
+
+
+def cells(text: str) -> int:
+    """Columns on a terminal, for the characters used here."""
+    return sum(2 if c >= "\u3000" else c != "\u0301" for c in text)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_every_line_fits_whatever_the_rows_hold(kind: str, terminal: bool) -> None:
+    text = render(kind, [WORST[kind], ROWS[kind], {**ROWS[kind], "usage": None}])
+    if terminal:
+        drawn = render(kind, [WORST[kind]], terminal=True)
+        text = drawn.replace("\x1b[1m", "").replace("\x1b[36m", "")
+        text = text.replace("\x1b[0m", "")
+    lines = text.splitlines()
+    assert len(lines) == (2 if terminal else 4)
+    assert max(map(cells, lines)) <= WIDTH
+    assert all(line.isprintable() for line in lines)
+
+
+def test_an_ordinary_table_is_complete() -> None:
+    head, row = render("ps", [CHILD]).splitlines()
+    assert head.split() == [
+        "CHILD", "PID", "STATE", "CPU%", "TIME", "RSS", "FDS", "THR", "SUB", "COMMAND",
+    ]  # fmt: skip
+    assert row.split() == [
+        "child-1", "4711", "running", "0.5", "3.1s", "3.24M", "4", "1", "2",
+        "/bin/sh", "-c", "sleep", "1000",
+    ]  # fmt: skip
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    row = {**CHILD, "pid": None, "state": "starting", "usage": None}
+    words = render("ps", [row]).splitlines()[1].split()
+    assert words[:9] == ["child-1", "-", "starting", "-", "-", "-", "-", "-", "-"]
+
+
+@pytest.mark.parametrize("state", ["zombie", "stopped"])
+def test_a_process_that_does_not_run_is_said_not_to(state: str) -> None:
+    row = {**CHILD, "usage": {**CHILD["usage"], "state": state}}
+    assert render("ps", [row]).splitlines()[1].split()[2] == state
+
+
+def test_what_was_cut_says_so() -> None:
+    long = render("files", [{**FILE, "filename": "a" * 200}]).splitlines()[1]
+    assert long.endswith("a" + CUT)
+    assert len(long) == WIDTH
+    short = render("files", [FILE]).splitlines()[1]
+    assert short.endswith(" report.txt")
+
+
+def test_a_wide_terminal_is_used() -> None:
+    row = {**FILE, "filename": "a" * 150}
+    assert render("files", [row], width=300).splitlines()[1].endswith("a" * 150)
+
+
+def test_an_empty_table_is_its_head() -> None:
+    assert len(render("clients", []).splitlines()) == 1
+
+
+def test_numbers_stand_right_and_words_left() -> None:
+    columns = (
+        Column("N", lambda row: str(row["n"]), is_right=True),
+        Column("W", lambda row: row["w"]),
+    )
+    rows = [{"n": 5, "w": "a"}, {"n": 500, "w": "bcd"}]
+    assert render_columns(columns, rows) == "  N W\n  5 a\n500 bcd\n"
+
+
+# attack 13
+def test_what_a_child_chose_reaches_no_terminal_as_an_order() -> None:
+    name = "\x1b]0;x\x07\x9b2J\r\n\u202e[red]\x7f"
+    for terminal in (False, True):
+        text = render("files", [{**FILE, "filename": name}], terminal=terminal)
+        assert "?]0;x??2J???[red]?" in text
+    assert printable(name) == "?]0;x??2J???[red]?"
+
+
+def test_on_a_terminal_the_head_stands_out() -> None:
+    head, row = render("ps", [CHILD], terminal=True).splitlines()
+    assert head.startswith("\x1b[1mCHILD")
+    assert row.startswith("\x1b[36mchild-1\x1b[0m")
+
+
+# spec S1
+def test_json_is_the_rows_and_nothing_else() -> None:
+    rows = [WORST["files"], FILE]
+    text = as_json(rows)
+    assert json.loads(text) == rows
+    assert text.isascii()
+    assert "\x1b" not in text
+
+
+def test_rich_is_imported_for_a_terminal_only() -> None:
+    code = (
+        "import sys; from supervisor.tables import render;"
+        " render('ps', []); print('rich' in sys.modules);"
+        " render('ps', [], terminal=True); print('rich' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
+    )
+    assert done.stdout.split() == [b"False", b"True"]
