@@ -12,7 +12,10 @@ trap 'rm -rf "$work"' EXIT
 root=$work/root
 journal=$work/journal
 control=$work/control
-mkdir "$root"
+mkdir "$root" "$work/tmp"
+TMPDIR=$work/tmp
+export TMPDIR
+sandhost doctor --leaks --json > "$work/before" || true
 
 step() { printf '\n== %s\n' "$1"; }
 say() { printf '   %s\n' "$1"; }
@@ -68,6 +71,6 @@ say "$opened files were opened, $closed were closed, one of them for a dead chil
 [ "$opened" -eq "$closed" ] || fail "a file was never closed"
 
 step "7. Nothing is left"
-left=$(sandhost doctor --leaks --json 2>/dev/null || true)
-printf '%s' "$left" | python3 "$here/nothing_left.py" "$work"
+sandhost doctor --leaks --json > "$work/after" || true
+python3 "$here/nothing_left.py" "$work/before" "$work/after"
 say "done"

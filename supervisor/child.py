@@ -92,6 +92,11 @@ class Child:
         self._stopped.set()
         self._happened(Event.STOP)
 
+    def session_closed(self, session: Session) -> None:
+        """Take note that a conversation is over; the process may go on (spec S3)."""
+        if session is self.session and session.why_closed != PROCESS_EXIT:
+            self._happened(Event.EOF)
+
     async def wait_gone(self) -> int:
         """Wait until nothing of it is left; return its exit status, 128+n by signal."""
         await self.gone.wait()

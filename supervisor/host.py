@@ -127,6 +127,9 @@ class Host:
 
     def _session_closed(self, session: Session) -> None:
         client = session.client
+        child = self.children.get(self.child_of(client))
+        if child is not None:
+            child.session_closed(session)
         self._tell_failure(session)
         self.journal.write(
             "client.gone",

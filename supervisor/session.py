@@ -652,12 +652,16 @@ class Session:
     def _clean_up(self) -> None:
         """Give everything back, in reverse order of acquisition; runs once."""
         self._stop = True
-        self.pump.forget(self)
-        self._drop_payload()
+        with contextlib.ExitStack() as stack:  # each step, whatever became of another
+            stack.callback(self._over.set)
+            stack.callback(self._on_closed, self)
+            for fd in {self.read_fd, self.write_fd}:
+                stack.callback(os.close, fd)
+                stack.callback(revoke, fd)
+            stack.callback(close_places, self.narrowed_places)
+            stack.callback(self._disconnect)
+            stack.callback(self._drop_payload)
+            stack.callback(self.pump.forget, self)
+
+    def _disconnect(self) -> None:
         self.closed_files = self.fs.disconnect(self.client, self.why_closed or EOF)
-        close_places(self.narrowed_places)
-        for fd in {self.read_fd, self.write_fd}:
-            revoke(fd)
-            os.close(fd)
-        self._on_closed(self)
-        self._over.set()

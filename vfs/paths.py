@@ -91,14 +91,9 @@ def open_beneath_kernel(dir_fd: int, name: bytes, flags: int) -> int:
 
 def open_beneath_walk(dir_fd: int, name: bytes, flags: int) -> int:
     """Open ``name`` beneath ``dir_fd`` without openat2; see ``open_beneath_kernel``."""
-    if b"\0" in name:
-        raise _error(errno.EINVAL)
-    if len(name) >= _PATH_MAX:
-        raise _error(errno.ENAMETOOLONG)
+    check_name(name)
     if name.startswith(b"/"):
         raise _error(errno.EXDEV)
-    if not name:
-        raise _error(errno.ENOENT)
     for _ in range(_RETRIES):
         walk = _Walk(dir_fd, name)
         try:
@@ -272,6 +267,23 @@ open_beneath = open_beneath_kernel if _has_openat2() else open_beneath_walk
 
 DENIED = frozenset({errno.EXDEV, errno.ELOOP})
 """What ``open_beneath`` raises when a name leads out of its directory."""
+
+
+def check_name(name: bytes) -> None:
+    """Raise what the kernel raises for a name that cannot be one (spec O8).
+
+    It must be asked before a name is taken apart; and CPython answers NUL with another
+    exception.
+
+    Raises:
+        OSError: ``EINVAL``: a NUL; ``ENAMETOOLONG``; ``ENOENT``: empty.
+    """
+    if b"\0" in name:
+        raise _error(errno.EINVAL)
+    if len(name) >= _PATH_MAX:
+        raise _error(errno.ENAMETOOLONG)
+    if not name:
+        raise _error(errno.ENOENT)
 
 
 def split_parent(name: bytes) -> tuple[bytes, bytes]:

@@ -33,6 +33,8 @@ VFS_DOORS = (
     "vfs.fscmd",
     "vfs.relay",
     "vfs.errors",
+    "vfs.policy",
+    "vfs.payload",
     "vfs.hostio",
 )
 PSUTIL_HOMES = ("supervisor.watcher", "supervisor.reaper")

@@ -122,7 +122,7 @@ def test_fifty_junk_descriptors_of_the_shell_stay_outside(
 def test_a_child_leads_a_session_with_default_signals() -> None:
     outcome = shell(
         "trap '' HUP INT TERM USR1 CHLD PIPE; exec $S run -- "
-        "sh -c 'grep -E \"^Sig(Ign|Blk)\" /proc/$$/status'"
+        "grep -E '^Sig(Ign|Blk)' /proc/self/status"
     )
     assert outcome.out.split() == [b"SigBlk:", b"0" * 16, b"SigIgn:", b"0" * 16]
     assert looked()["leads"] == [True, True]

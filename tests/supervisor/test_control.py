@@ -1,39 +1,29 @@
-"""The control socket of a real host: its file, who may ask, and what is answered.
+"""The control socket of a real host: who may ask, what is answered, bad input.
 
-Questions are asked in a thread by the blocking client, or byte for byte over a socket.
+The socket's file is in `test_control_socket.py`, the asking side in
+`test_control_client.py`.
 """
 
 import contextlib
 import errno
-import fcntl
-import json
 import os
 import re
 import socket
-import stat
-import subprocess
-import sys
 import tempfile
-import threading
-import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from supervisor import control
-from supervisor.control import LINE_BYTES, MAX_CONNECTIONS, serve_control
-from supervisor.control_client import ControlError, call, control_path
+from supervisor.control import LINE_BYTES, MAX_CONNECTIONS
 from supervisor.leaks import held
+from tests.helpers.control import Line, ask, connected, controlled, path
 from tests.helpers.hosts import NEIGHBOUR_S, Stage, eventually, stage
-from tests.helpers.spawning import ROOT
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["stage"]
+__all__ = ["path", "stage"]
 
 # The contract's names, which other programs read.
 CLIENT_NAMES = ["id", "pipe_id", "open_files", "connected_at"]
@@ -48,75 +38,9 @@ FILE_NAMES = [
 RFC_3339_UTC = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 
 
-@contextlib.asynccontextmanager
-async def controlled(stage: Stage, path: str | None = None) -> AsyncIterator[str]:
-    """Serve a stage's control socket; gives its path."""
-    where = path or str(stage.where / "control")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, stage.host, where)
-        yield where
-        nursery.cancel_scope.cancel()
-
-
-@pytest.fixture
-async def path(stage: Stage) -> AsyncIterator[str]:
-    async with controlled(stage) as path:
-        yield path
-
-
-async def ask(path: str, do: str) -> Any:
-    """Ask with the blocking client, in a thread beside the host."""
-    return await trio.to_thread.run_sync(call, path, do)
-
-
 def connections(stage: Stage) -> int:
     """How many control connections the host holds."""
     return list(held(stage.host).values()).count("control connection")
-
-
-def is_socket(path: str) -> bool:
-    """Whether a socket is there."""
-    return stat.S_ISSOCK(os.lstat(path).st_mode)
-
-
-class Line:
-    """A connection on which a test says what it wants."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
-        self._heard = b""
-
-    async def say(self, data: bytes) -> None:
-        """Send bytes."""
-        await self.stream.send_all(data)
-
-    async def hear(self) -> Any:
-        """Receive one line; None at the end of the stream."""
-        while b"\n" not in self._heard:
-            try:
-                more = await self.stream.receive_some(65_536)
-            except trio.BrokenResourceError:  # closed with something of ours unread
-                more = b""
-            if not more:
-                assert not self._heard
-                return None
-            self._heard += more
-        text, _, self._heard = self._heard.partition(b"\n")
-        return json.loads(text)
-
-    async def ask(self, data: bytes) -> Any:
-        """Send bytes, receive one line."""
-        await self.say(data)
-        return await self.hear()
-
-
-@contextlib.asynccontextmanager
-async def connected(path: str) -> AsyncIterator[Line]:
-    """Connect to a control socket."""
-    sock = trio.socket.socket(socket.AF_UNIX)
-    await sock.connect(path)
-    async with trio.SocketStream(sock) as stream:
-        yield Line(stream)
 
 
 # ---------------------------------------------------------------- answers
@@ -406,245 +330,3 @@ async def test_another_user_is_refused_whatever_the_mode_of_the_file(
             assert b"its own user and root only" in done.stdout
             os.chmod(path, 0o600)
             assert await ask(path, "ps") == []
-
-
-# ---------------------------------------------------------------- the socket's file
-
-
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
-async def test_the_file_is_its_owners_alone_whatever_the_umask(
-    stage: Stage, umask: int
-) -> None:
-    before = os.umask(umask)
-    try:
-        async with controlled(stage) as path:
-            status = os.lstat(path)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(status.st_mode) == 0o600
-    assert status.st_uid == os.geteuid()
-
-
-async def test_the_file_is_gone_when_the_host_stops(stage: Stage) -> None:
-    async with controlled(stage) as path:
-        assert is_socket(path)
-    assert sorted(os.listdir(stage.where)) == ["journal", "root"]
-
-
-# attack 39
-async def test_a_socket_that_a_dead_host_left_is_replaced(stage: Stage) -> None:
-    path = str(stage.where / "control")
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(path)
-        dead.listen()
-    async with controlled(stage):
-        assert await ask(path, "ps") == []
-
-
-# attack 39
-async def test_a_living_hosts_socket_is_not_taken(stage: Stage, path: str) -> None:
-    with pytest.raises(OSError, match="a living host listens there") as refusal:
-        await serve_control(stage.host, path)
-    assert refusal.value.errno == errno.EADDRINUSE
-    assert refusal.value.filename == path
-    assert await ask(path, "ps") == []
-
-
-# attack 39
-async def test_a_socket_whose_queue_is_full_is_alive(stage: Stage) -> None:
-    path = str(stage.where / "control")
-    with contextlib.ExitStack() as stack:
-        busy = stack.enter_context(socket.socket(socket.AF_UNIX))
-        busy.bind(path)
-        busy.listen(0)
-        waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
-        waiting.connect(path)
-        with pytest.raises(OSError, match="a living host listens there"):
-            await serve_control(stage.host, path)
-    assert is_socket(path)
-
-
-@pytest.mark.parametrize("kind", ["file", "directory", "fifo", "link"])
-async def test_what_is_not_a_socket_is_left_alone(stage: Stage, kind: str) -> None:
-    where = stage.where / "control"
-    if kind == "file":
-        where.write_text("precious")
-    elif kind == "directory":
-        where.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(where)
-    else:
-        where.symlink_to("nowhere")
-    before = where.lstat()
-    with pytest.raises(OSError, match="it is there and not a socket") as refusal:
-        await serve_control(stage.host, str(where))
-    assert refusal.value.filename == str(where)
-    assert where.lstat() == before
-
-
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("missing/control", "its directory does not exist"),
-        ("control/", "it names a directory"),
-        ("journal/control", "Not a directory"),
-        ("x" * 256, "File name too long"),
-    ],
-)
-async def test_a_place_that_will_not_do_is_told(
-    stage: Stage, path: str, why: str
-) -> None:
-    with pytest.raises(OSError, match=why) as refusal:
-        await serve_control(stage.host, f"{stage.where}/{path}")
-    assert refusal.value.filename == f"{stage.where}/{path}"
-
-
-async def test_a_locked_directory_is_given_up_in_time(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("supervisor.control_socket.LOCK_TIMEOUT_S", 0.05)
-    holder = os.open(stage.where, os.O_RDONLY)
-    try:
-        fcntl.flock(holder, fcntl.LOCK_SH)
-        with pytest.raises(OSError, match="its directory is locked"):
-            await serve_control(stage.host, str(stage.where / "control"))
-    finally:
-        os.close(holder)
-
-
-async def test_many_hosts_that_want_one_path_leave_one_that_answers(
-    stage: Stage,
-) -> None:
-    path = str(stage.where / "control")
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(path)
-    refused = 0
-
-    async def want() -> None:
-        nonlocal refused
-        try:
-            await serve_control(stage.host, path)
-        except OSError as why:
-            if why.errno != errno.EADDRINUSE:
-                raise
-            refused += 1
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(8):
-            nursery.start_soon(want)
-        await eventually(lambda: refused == 7)
-        assert await ask(path, "ps") == []
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_stopping_host_leaves_anothers_socket_alone(stage: Stage) -> None:
-    async with controlled(stage) as path:
-        os.unlink(path)
-        with socket.socket(socket.AF_UNIX) as other:
-            other.bind(path)
-    assert is_socket(path)
-
-
-async def test_a_path_longer_than_an_address_works(stage: Stage) -> None:
-    deep = stage.where / ("d" * 100) / ("e" * 100)
-    deep.mkdir(parents=True)
-    async with controlled(stage, str(deep / "control")) as path:
-        assert await ask(path, "ps") == []
-
-
-# ---------------------------------------------------------------- the asking side
-
-
-@contextlib.contextmanager
-def impostor(path: Path, says: bytes) -> Iterator[None]:
-    """Listen at a path, say something to whoever connects, and close."""
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(4096)
-            connection.sendall(says)
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield
-        thread.join()
-
-
-def test_no_socket_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ControlError, match="there is no such socket") as why:
-        call(str(tmp_path / "control"), "ps")
-    assert "\n" not in str(why.value)
-
-
-# attack 39
-def test_a_dead_hosts_socket_is_said_in_one_line(tmp_path: Path) -> None:
-    path = str(tmp_path / "control")
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(path)
-    with pytest.raises(ControlError, match="nobody listens, so its host has ended"):
-        call(path, "ps")
-
-
-def test_something_else_is_not_asked(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ControlError, match="it is not a socket"):
-        call(str(tmp_path / "file"), "ps")
-
-
-@pytest.mark.parametrize(
-    "says", [b"", b"220 ready\n", b"[]\n", b'{"v":2,"ok":true}\n', b'{"v":1', b"\xff\n"]
-)
-def test_an_impostor_is_found_out(tmp_path: Path, says: bytes) -> None:
-    with (
-        impostor(tmp_path / "control", says),
-        pytest.raises(ControlError, match="is not a sandhost of this version"),
-    ):
-        call(str(tmp_path / "control"), "ps")
-
-
-def test_a_host_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(tmp_path / "control"))
-        silent.listen()
-        begin = time.monotonic()
-        with pytest.raises(ControlError, match=r"no answer .* within 0\.1 s"):
-            call(str(tmp_path / "control"), "ps", timeout_s=0.1)
-    assert time.monotonic() - begin < 5
-
-
-async def test_a_refusal_reaches_the_asker(path: str) -> None:
-    with pytest.raises(ControlError, match="refused: it does not know 'reboot'"):
-        await ask(path, "reboot")
-
-
-def test_asking_needs_no_framework() -> None:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]);"
-        " import supervisor.control_client, supervisor.tables; print(*sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(ROOT)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert not loaded & {"trio", "msgspec", "psutil", "rich", "typer", "loguru"}
-
-
-def test_the_path_comes_from_the_option_the_environment_or_the_run_time_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv("SANDHOST_CONTROL", raising=False)
-    assert control_path(None) is None
-    (tmp_path / "sandhost").mkdir()
-    (tmp_path / "sandhost" / "control").touch()
-    assert control_path(None) == str(tmp_path / "sandhost" / "control")
-    monkeypatch.setenv("SANDHOST_CONTROL", "/elsewhere")
-    assert control_path(None) == "/elsewhere"
-    assert control_path("/given") == "/given"

@@ -1,7 +1,6 @@
 """A host's tables against /proc: everything it holds is explained, every leak is seen."""
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -18,11 +17,9 @@ from supervisor import leaks
 from supervisor.control import serve_control
 from supervisor.holdings import Baseline
 from supervisor.leaks import check_host, held
-from supervisor.leftovers import STAGED_PREFIX
 from supervisor.scratch import Scratch
-from tests.helpers.hosts import Stage, eventually, opened
+from tests.helpers.hosts import Stage, eventually
 from tests.helpers.spawning import ROOT, watching
-from vfs.backends import host_file
 from vfs.payload import PayloadBudget
 
 pytestmark = pytest.mark.slow
@@ -32,41 +29,6 @@ ASKING = (
     " text, status = find_leaks(sys.argv[1], as_text=False);"
     " open(sys.argv[2], 'w').write(text); sys.exit(status)"
 )
-
-
-def own(stage: Stage, *numbers: int) -> None:
-    """Say that descriptors of this process are the test's and not the host's."""
-    stage.host.holders.add(lambda: [(fd, "test") for fd in numbers])
-
-
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    """A host that knows what the test holds to talk to its children."""
-    async with opened(tmp_path) as stage:
-        stage.host.holders.add(
-            lambda: [(fd, "test") for fd in (stage.null, *stage._pipes)]
-        )
-        yield stage
-
-
-@contextlib.contextmanager
-def leaked() -> Iterator[int]:
-    """A descriptor that nobody explains."""
-    fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-async def clean(stage: Stage) -> dict[str, Any]:
-    """Check, and expect to find nothing; gives the report."""
-    report: dict[str, Any] = await check_host(stage.host)
-    found = {k: v for k, v in report.items() if isinstance(v, list) and v}
-    assert report["clean"], found
-    assert not found
-    assert not any(report["counts"].values())
-    return report
 
 
 # ---------------------------------------------------------------- nothing to find
@@ -343,75 +305,6 @@ async def test_a_process_and_a_zombie_of_the_host_itself_are_shown(
     assert report["zombies"] == []
     assert [row["pid"] for row in after["zombies"]] == [sleeper]
     await clean(stage)
-
-
-# ---------------------------------------------------------------- staged names
-
-
-# spec A3b, attack 39
-async def test_a_staged_name_that_is_nobodys_is_shown(stage: Stage) -> None:
-    await stage.puppet()
-    deep = stage.root / "a" / "b"
-    deep.mkdir(parents=True)
-    (deep / ".sandhost-0123").touch()
-    (deep / ".sandhost").touch()
-    report = await check_host(stage.host)
-    assert report["staged"] == [{"directory": str(deep), "name": ".sandhost-0123"}]
-    assert report["staged_search_complete"] is True
-
-
-# spec A3b
-async def test_a_staged_name_that_is_being_written_is_explained(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real_open = os.open
-
-    def no_unnamed_files(path: Any, flags: int, *args: Any, **more: Any) -> int:
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, "no unnamed files")
-        return real_open(path, flags, *args, **more)
-
-    puppet = await stage.puppet(publish="on-close")
-    monkeypatch.setattr(os, "open", no_unnamed_files)
-    await puppet.open(b"a", b"w")
-    monkeypatch.undo()
-    assert [name[:10] for name in os.listdir(stage.root)] == [STAGED_PREFIX]
-    await clean(stage)
-
-
-def test_staged_names_begin_as_the_backend_makes_them() -> None:
-    assert os.fsencode(STAGED_PREFIX) == host_file.STAGED_PREFIX
-
-
-async def test_only_what_a_child_may_write_is_searched(stage: Stage) -> None:
-    outside = stage.where / "outside"
-    outside.mkdir()
-    (outside / ".sandhost-0123").touch()
-    await stage.puppet(read=(str(outside),))
-    await clean(stage)
-
-
-async def test_beside_a_granted_file_only_its_directory_is_searched(
-    stage: Stage,
-) -> None:
-    beside = stage.where / "beside"
-    (beside / "deep").mkdir(parents=True)
-    (beside / "deep" / ".sandhost-0123").touch()
-    await stage.puppet(write=(str(beside / "file"),))
-    await clean(stage)
-    (beside / ".sandhost-4567").touch()
-    report: dict[str, Any] = await check_host(stage.host)
-    assert [row["name"] for row in report["staged"]] == [".sandhost-4567"]
-
-
-async def test_a_search_that_was_cut_short_is_said_to_be(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("supervisor.leftovers.SEARCH_S", -1.0)
-    (stage.root / "a").touch()
-    await stage.puppet()
-    report = await check_host(stage.host)
-    assert report["staged_search_complete"] is False
 
 
 # ---------------------------------------------------------------- asked from outside

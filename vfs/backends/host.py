@@ -27,7 +27,7 @@ from vfs.backends.host_file import (
     what_goes,
 )
 from vfs.errors import AccessDeniedError
-from vfs.paths import DENIED, OPEN_FLAGS, open_beneath, split_parent
+from vfs.paths import DENIED, OPEN_FLAGS, check_name, open_beneath, split_parent
 
 _TYPE_MASK = 0o170000
 _NO_ENTRY: Final = (b"", b".", b"..")
@@ -121,8 +121,7 @@ class HostDirectory:
         meanwhile leads at most to another entry beneath it.
         """
         for _ in range(_MAX_LINKS):
-            if b"\0" in name:
-                raise _error(errno.EINVAL)
+            check_name(name)
             directory, last = split_parent(name)
             if last in _NO_ENTRY or name.endswith(b"/"):
                 raise _error(errno.EISDIR)
@@ -164,8 +163,9 @@ class HostDirectory:
     @contextlib.contextmanager
     def _entry(self, name: bytes) -> Iterator[tuple[int, bytes]]:
         """Hold the directory of a name; yield it with the name's last component."""
+        check_name(name)
         directory, last = split_parent(name)
-        if last in _NO_ENTRY or b"\0" in last:
+        if last in _NO_ENTRY:
             raise _error(errno.EINVAL)
         fd = self._open(directory, _DIRECTORY)
         try:

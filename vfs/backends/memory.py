@@ -9,19 +9,21 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
 from itertools import count
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from vfs.backends.base import Backend, FileStatus, Mode, Removed
 from vfs.errors import AccessDeniedError
 from vfs.hostio import Mount
+from vfs.paths import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
 """Most that all files of a tree hold together: it is the host's own memory (I9)."""
 
 _DEVICE = -1  # no real st_dev
-_PATH_MAX = 4096  # limits.h, the NUL at the end included
 _NAME_MAX = 255
 _NO_ENTRY: Final = (b"", b".", b"..")
 _inodes = count(1)
@@ -331,14 +333,9 @@ def _removed(node: _Node | None) -> Removed | None:
 
 
 def _check_name(name: bytes) -> None:
-    if b"\0" in name:
-        raise _error(errno.EINVAL)
-    if len(name) >= _PATH_MAX:
-        raise _error(errno.ENAMETOOLONG)
+    check_name(name)
     if name.startswith(b"/"):
         raise AccessDeniedError
-    if not name:
-        raise _error(errno.ENOENT)
 
 
 def _enter(directory: _Directory, part: bytes) -> _Node:

@@ -1,0 +1,98 @@
+"""The host dies by kill -9: nothing of it outlives it, and a new one starts clean."""
+
+import os
+import random
+import secrets
+import select
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.rounds import HOST_KILLS, SEED
+from tests.helpers.hostprocess import HostProcess, Hosts, marked
+from tests.helpers.hosts import CHILDREN
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+GONE_WITHIN_S = 1.0
+"""How soon the whole tree of a killed host is gone."""
+
+TREE = ("/bin/sh", str(CHILDREN / "tree.sh"))
+PYTHON_TREE = (sys.executable, "-I", "-S", str(CHILDREN / "tree.py"))
+
+
+def survivors(host: HostProcess, mark: str) -> list[int]:
+    """What is left of a killed host: processes with its mark, and its launchpad."""
+    ended = select.select([host.launchpad], [], [], 0)[0]
+    return marked(mark) + ([] if ended else [-1])
+
+
+def wait_gone(host: HostProcess, mark: str) -> float:
+    """Wait until nothing of a killed host is left; how long that took, in seconds."""
+    begin = time.monotonic()
+    while left := survivors(host, mark):
+        assert time.monotonic() - begin < GONE_WITHIN_S, f"alive: {left}"
+        select.select([host.launchpad], [], [], 0.005)
+    return time.monotonic() - begin
+
+
+# spec S3, attack 28 and attack 39: at any moment, whatever its children are doing.
+@pytest.mark.timeout(60 + HOST_KILLS * 3)
+def test_a_killed_host_takes_its_whole_tree_with_it(
+    tmp_path: Path, host_processes: Hosts
+) -> None:
+    seed = SEED or secrets.randbits(32)
+    print(f"CHAOS_SEED={seed}")
+    choice = random.Random(seed)
+    slowest = 0.0
+    grown = 0
+    for _ in range(HOST_KILLS):
+        # A number of seconds that nobody else sleeps: it stands in every argument list.
+        mark = f"1000.{choice.randrange(10**12):012d}"
+        commands = [choice.choice([TREE, PYTHON_TREE]) for _ in range(3)]
+        words = [(*command, mark) for command in commands]
+        env = {"SANDHOST_TEST_MARK": mark}
+        with host_processes.open(tmp_path, *words, env=env) as host:
+            time.sleep(choice.random() ** 2 * 0.4)
+            grown = max(grown, len(marked(mark)))
+            host.kill()
+            slowest = max(slowest, wait_gone(host, mark))
+    print(f"{HOST_KILLS} hosts killed; the slowest tree was gone in {slowest:.3f} s")
+    assert grown > 6, "no tree ever grew: the test proves nothing"
+
+
+# attack 39: what a crash leaves is no obstacle, and nothing half done shows.
+def test_a_new_host_starts_clean_after_a_crash(
+    tmp_path: Path, host_processes: Hosts
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").write_text("old")
+    script = (
+        "printf 'OPEN a w false\\n' >&3; read -r r n <&3;"
+        'printf "WRITE $n 3\\nnew" >&3; read -r r <&3; : > written; exec sleep 1000'
+    )
+    mark = f"1000.{secrets.randbelow(10**12):012d}"
+    command = ("/bin/sh", "-c", script.replace("1000", mark))
+    with host_processes.open(tmp_path, command, publish="on-close") as host:
+        host_processes.hear("up")
+        deadline = time.monotonic() + 5
+        while not (tmp_path / "written").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        host.kill()
+        wait_gone(host, mark)
+    assert os.listdir(root) == ["a"]
+    assert (root / "a").read_text() == "old"
+    finish = script.replace(
+        "exec sleep 1000", 'printf "CLOSE $n\\n" >&3; read -r r <&3'
+    )
+    with host_processes.open(
+        tmp_path, ("/bin/sh", "-c", finish), publish="on-close"
+    ) as host:
+        host_processes.hear("up")
+        select.select([host.pidfd], [], [], 5)
+    assert os.listdir(root) == ["a"]
+    assert (root / "a").read_text() == "new"
