@@ -41,6 +41,13 @@ def main() -> None:
 
 
 def _main(words: list[str]) -> int:
+    # Another distribution, supervisord, installs an import package of the same name.
+    beside = __file__.rpartition("/")[0] + "/supervisorctl.py"
+    if os.access(beside, os.F_OK):
+        text = "supervisord is installed in the same environment and shares the package"
+        hint = "install sandhost into an environment of its own"
+        os.write(2, f"sandhost: {text} 'supervisor'; {hint}\n".encode())
+        return 125
     if words[:1] == ["fs"]:
         from vfs.fscmd import main as fs_main  # noqa: PLC0415 - the light entry
 

@@ -78,10 +78,13 @@ class UnknownError(Exception):
 def linux() -> str:
     """Return the release, if it is new enough."""
     release = os.uname().release
-    parts = release.split("-")[0].split(".")
     if os.uname().sysname != "Linux":
         raise MissingError(f"this is {os.uname().sysname}")
-    if tuple(int(part) for part in parts[:2]) < OLDEST_LINUX:
+    major, _, rest = release.partition(".")
+    minor = rest.partition(".")[0].partition("-")[0]
+    if not (major.isdecimal() and minor.isdecimal()):
+        raise UnknownError(f"{release} is no number of a release")
+    if (int(major), int(minor)) < OLDEST_LINUX:
         raise MissingError(
             f"{release} is older than {OLDEST_LINUX[0]}.{OLDEST_LINUX[1]}"
         )

@@ -1,10 +1,13 @@
-"""What chaos gets: hosts in processes of their own, and the number of rounds."""
+"""What chaos gets: a host in the test's process, and hosts in processes of their own."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.helpers.hostprocess import Hosts, hosts
+from tests.helpers.hosts import stage
+
+__all__ = ["stage"]
 
 
 @pytest.fixture

@@ -18,11 +18,14 @@ from supervisor.control import serve_control
 from supervisor.holdings import Baseline
 from supervisor.leaks import check_host, held
 from supervisor.scratch import Scratch
+from tests.helpers.explained import clean, leaked, own, stage
 from tests.helpers.hosts import Stage, eventually
 from tests.helpers.spawning import ROOT, watching
 from vfs.payload import PayloadBudget
 
 pytestmark = pytest.mark.slow
+
+__all__ = ["stage"]
 
 ASKING = (
     "import sys; from supervisor.doctor import find_leaks;"

@@ -2,12 +2,16 @@
 
 import errno
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.helpers.trees import content, names, opened, put, tree
 from vfs.backends import Backend, HostDirectory, MemoryDirectory
 from vfs.errors import AccessDeniedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["tree"]
 
@@ -32,7 +36,7 @@ def test_a_name_that_cannot_be(
 ) -> None:
     tree.make_directory(b"d")
     put(tree, b"file", b"x")
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: opened(tree, name, b"w", staged=staged),
         lambda: tree.stat(name),
         lambda: tree.list(name, 10),
@@ -67,12 +71,13 @@ def test_a_name_that_leads_out(tree: Backend, name: bytes) -> None:
         tree.list(name, 10)
     with pytest.raises(AccessDeniedError):
         tree.narrow(name, create=True)
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: tree.make_directory(name),
         lambda: tree.remove(name),
         lambda: tree.rename(b"file", tree, name),
         lambda: tree.rename(name, tree, b"new"),
-    ):
+    ]
+    for call in calls:
         with pytest.raises((AccessDeniedError, OSError)) as raised:
             call()
         if not name.endswith((b"..", b"/")):

@@ -10,6 +10,7 @@ import resource
 import socket
 import stat
 import unicodedata
+from pathlib import Path
 
 import pytest
 

@@ -246,8 +246,8 @@ def forest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
 def test_both_ways_give_the_same_answer(forest: Tree, name: bytes, flags: int) -> None:
     before = set(forest.root.rglob("*"))
     answers = []
-    for way in WAYS:
-        answers.append(forest.answer(way, name, flags))
+    for one in WAYS:
+        answers.append(forest.answer(one, name, flags))
         for made in set(forest.root.rglob("*")) - before:
             made.unlink()
     assert answers[0] == answers[1]
