@@ -319,6 +319,7 @@ class Child:
             nested = host.open_session(client, fd, fd, session.dialect)
             nested.on_attach = self._attach
             session.nested.append(nested)
+            nested.parent = session
             if self._nursery is None:
                 raise RuntimeError("a child without a nursery has no clients")
             self._nursery.start_soon(nested.run)

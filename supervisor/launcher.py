@@ -144,6 +144,8 @@ class SpawnedProcess:
 
     def send_signal(self, signal: int) -> None:
         """Signal this process alone; nothing if it has ended already."""
+        if self._pidfd < 0:  # closed, so ended
+            return
         try:
             signals.pidfd_send_signal(self._pidfd, signal)
         except ProcessLookupError:

@@ -45,11 +45,12 @@ class Log:
         """Write one line; control characters in ``message`` become ``?`` (attack 23)."""
         if LEVELS[level] < self._threshold:
             return
-        logger = self._logger or self._start()
+        logger = self._logger or self.start()
         line = "".join(c if c.isprintable() else "?" for c in message)
         logger.bind(**fields).log(level, "{}", line)
 
-    def _start(self) -> Logger:
+    def start(self) -> Logger:
+        """Set loguru up, for modules that log through it themselves."""
         from loguru import logger  # noqa: PLC0415 - see the module's docstring
 
         as_json = self._as_json

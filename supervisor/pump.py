@@ -126,7 +126,8 @@ class Pump:
         for session in turn:
             if session.serve(alone=alone):
                 self._left_over[session] = None
-            if self._deadlines or session.is_mid_message:
+            conn = session.conn
+            if self._deadlines or conn.body_left or not conn.idle:
                 self._watch(session)
 
     async def watch_deadlines(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.launcher import Launcher, SpawnedProcess
+from supervisor.logs import Log
 from supervisor.run import (
     HOST_FAILED,
     STOPPING_SIGNALS,
@@ -47,6 +48,7 @@ def run_nested(
     Returns:
         Its exit status as ``run`` gives it.
     """
+    Log("INFO").start()  # the relay tells which files it closed for a nested child
     return guarded("relay", _relay_or_say_why, launchpad, command, rights)
 
 

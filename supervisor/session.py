@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,7 +34,13 @@ from protocol import HostConnection, error
 from protocol.chat import SEPARATORS, ChatBody
 from protocol.limits import MEMO_LINE_BYTES
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
-from supervisor.transport import FileTransfer, bytes_unread, bytes_waiting, revoke
+from supervisor.transport import (
+    FileTransfer,
+    bytes_unread,
+    bytes_waiting,
+    deepen,
+    revoke,
+)
 from vfs.hostio import in_thread
 from vfs.policy import close_places
 
@@ -108,6 +115,7 @@ class Session:
         "_chat",
         "_drain_reply",
         "_finish",
+        "_is_deep",
         "_job",
         "_lines_of",
         "_on_closed",
@@ -132,6 +140,7 @@ class Session:
         "narrowed_places",
         "nested",
         "on_attach",
+        "parent",
         "prepared",
         "pump",
         "read_fd",
@@ -170,6 +179,7 @@ class Session:
         self.dialect = dialect
         self.conn = HostConnection(dialect)
         self.nested: list[Session] = []
+        self.parent: Session | None = None
         self._on_closed = on_closed
         self.on_attach: Callable[[Session], Awaitable[bytes | None]] | None = None
         self.zero_copy = False
@@ -193,6 +203,7 @@ class Session:
         self._over = trio.Event()
         self._stop = False
         self._suspended = False
+        self._is_deep = False
         self.failure: Exception | None = None
         self.closed_files: list[int] = []
 
@@ -227,13 +238,17 @@ class Session:
                             reply = self._receive_body()
                         else:
                             data = _read(read_fd, RECEIVE_BYTES)
-                            if alone and conn.idle:
-                                size = len(data)
-                                if size == self.write_size or data in prepared:
-                                    rest = self._serve_prepared(data)
-                                    if rest is None:
-                                        return False
-                                    data = rest
+                            size = len(data)
+                            if conn.idle and (
+                                size == self.write_size
+                                or (size < MEMO_LINE_BYTES and data in prepared)
+                            ):
+                                rest = self._serve_prepared(
+                                    data, TURN_REQUESTS if alone else 1
+                                )
+                                if rest is None:
+                                    return False
+                                data = rest
                             if not data:
                                 self.close_soon(EOF)
                                 return False
@@ -278,15 +293,16 @@ class Session:
         finally:
             self.requests += TURN_REQUESTS - turns
 
-    def _serve_prepared(self, data: bytes) -> bytes | None:
+    def _serve_prepared(self, data: bytes, rounds: int) -> bytes | None:
         """Answer prepared requests for as long as one follows the other.
 
         Args:
             data: what was received last.
+            rounds: most requests to answer.
 
         Returns:
-            What was received last and is not prepared; None if the session was handed
-            to its task.
+            What was received last and is not prepared; None if all was answered, or
+            the session was handed to its task.
 
         Raises:
             BlockingIOError: nothing has come since the last reply.
@@ -298,14 +314,14 @@ class Session:
         write_size = self.write_size
         write_again = self.write_again
         head = len(write_line)
-        for _ in range(TURN_REQUESTS):
+        while True:
             size = len(data)
             if size == write_size and data.startswith(write_line):
                 reply = write_again(data[head:])
             elif size < MEMO_LINE_BYTES and (again := prepared.get(data)) is not None:
                 reply = again()
             else:
-                break
+                return data
             if reply is None:
                 return None
             try:
@@ -316,9 +332,11 @@ class Session:
                 self.start(partial(self.send, memoryview(reply)[sent:]))
                 return None
             self.requests += 1
+            rounds -= 1
+            if not rounds:
+                return None
             _yield_core()
             data = _read(read_fd, RECEIVE_BYTES)
-        return data
 
     def _receive_body(self) -> bytes | None:
         """Receive some of a body; return the reply once it is complete."""
@@ -508,6 +526,9 @@ class Session:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
         transfer = FileTransfer(self.write_fd, file, size)
         self.zero_copy = True
+        if not self._is_deep:
+            self._is_deep = True
+            deepen(self.write_fd)
         if not transfer.is_in_memory():
             self.start(partial(self._send_file_waiting, transfer))
             return None
@@ -576,6 +597,9 @@ class Session:
         if self.why_closed is None:
             self.why_closed = why
             self.failure = failure
+        if failure is not None:
+            # Frames that are kept with it would hold parts of the payload's memory.
+            traceback.clear_frames(failure.__traceback__)
         self._stop = True
         self._suspended = True
         self.pump.suspend(self)
@@ -655,6 +679,8 @@ class Session:
         with contextlib.ExitStack() as stack:  # each step, whatever became of another
             stack.callback(self._over.set)
             stack.callback(self._on_closed, self)
+            if self.parent is not None:
+                stack.callback(self.parent.nested.remove, self)
             for fd in {self.read_fd, self.write_fd}:
                 stack.callback(os.close, fd)
                 stack.callback(revoke, fd)

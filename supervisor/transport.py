@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import sys
 import termios
 from typing import TYPE_CHECKING
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 _PROBE_STEP_BYTES = 128 * 1024
 """Distance of the probes for data in memory: the kernel reads ahead in such steps."""
+
+DEEP_BYTES = 1024 * 1024
+"""How much a socket may hold for a client that READs large pieces: Linux doubles it.
+
+It bounds what a client that reads slowly pins: pages of files, not copies."""
 
 _ZEROS = bytes(65_536)
 
@@ -104,6 +110,20 @@ class FileTransfer:
         self._left -= sent
         self.is_done = not self._left
         return True
+
+
+def deepen(fd: int) -> None:
+    """Let a socket or pipe hold a whole large reply, as far as the system allows it (tcp(7)).
+
+    A reply that fits is sent in one call.  One that does not makes the two ends take
+    turns, and a turn costs 20 us where the child is in a scheduling group of its own.
+    """
+    with contextlib.suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, DEEP_BYTES)
+            return
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DEEP_BYTES)
 
 
 def revoke(fd: int) -> None:

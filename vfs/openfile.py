@@ -185,6 +185,9 @@ class OpenFile:
             return None
         durable = self.durability != "none" and self.mode.writes
         try:
+            if self.staged and not self.client.policy.places:
+                # Its client gave up every right before: nobody may publish for it.
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             if self.staged or durable:
                 return self.handle.publish(durable=durable)
         finally:

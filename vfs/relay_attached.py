@@ -45,6 +45,9 @@ QUEUE_REQUESTS = 64
 _LF = 10
 
 
+_NO_RIGHTS = b'{"read":[],"write":[]}'
+
+
 class UpstreamLostError(Exception):
     """The host closed the attached connection, or sent what is no reply."""
 
@@ -272,15 +275,21 @@ class AttachedLane(Lane):
     async def _close_files(self) -> bool:
         """Close upstream what the nested client left open; tell whether it is done."""
         closing = sorted(self.filenos)
+        # A CLOSE publishes what is staged, and the nested client never asked for that:
+        # without rights the host drops it, and the old content stands (spec A3b).
+        gives_up = bool(closing) and self._knows(b"NARROW")
         with trio.move_on_after(SETTLE_S):
             try:
+                if gives_up:
+                    self._out += self._replies.send(m.Narrow(len(_NO_RIGHTS)))
+                    self._out += _NO_RIGHTS
                 for fileno in closing:
                     self._out += self._replies.send(m.Close(b"%d" % fileno))
                     await self._flush()
                     logger.bind(event="relay.closed", lane=self.number).info(
                         "Sent close request for fileno {} (downstream EOF)", fileno
                     )
-                for _ in closing:
+                for _ in range(len(closing) + gives_up):
                     await self._next_reply()
             except UpstreamLostError:
                 return True  # the host has released them

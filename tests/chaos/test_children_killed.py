@@ -34,7 +34,10 @@ ENDS = (
     *("torn", "torn", "torn", "header", "between", "reading", "unread", "pipelined"),
     *("session", "daemon", "heir", "busy", "busy", "closed"),
 )
-"""How `writer.sh` may end; "heir" and "busy" wait for the kill from outside."""
+"""How `writer.sh` may end."""
+
+KILLED_FROM_OUTSIDE = ("heir", "busy", "unread")
+"""Those that go on for ever, or wait for a host that waits for them."""
 
 WRITER = ("/bin/sh", str(CHILDREN / "writer.sh"))
 
@@ -122,7 +125,7 @@ class Chaos:
         assert child.session is not None
         assert child.process is not None
         self.ledgers.append(child.session.client.ledger)
-        if this.end in ("heir", "busy"):
+        if this.end in KILLED_FROM_OUTSIDE:
             await trio.sleep(this.delay_s)
             child.process.send_signal(9)
         await child.wait_gone()
@@ -153,13 +156,10 @@ class Chaos:
         }
         for field, value in fields.items():
             write = write.replace(field, value)
-        nested = f"forked({write!r}, 'daemon()', fd=attached())"
-        if transport == "pipes":  # its connections are attached beside the pipes
-            nested = f"forked({write!r}, 'daemon()')"
-        deeper = f"forked({write!r}, {nested!r})"
-        await child.do("daemon()")
-        child.tell(deeper)
-        await trio.sleep(this.delay_s)
+        # Attached before its door is in the middle of a WRITE.
+        nested = f"forked('daemon()', {write!r}, fd=attached())"
+        child.tell(f"(daemon(), forked({nested!r}, {write!r}, fd=attached()))")
+        await trio.sleep(this.delay_s * 3)  # it starts more slowly
         await child.kill()
 
     def check(self, this: Round, path: Path) -> str | None:
@@ -170,7 +170,8 @@ class Chaos:
         if this.end == "closed" and this.number % PYTHON_ONE_IN:
             kept = this.old if this.mode[0] == "a" else b""
             wanted = kept + b"".join(path.read_bytes() for path in this.records)
-            return None if data == wanted else "what was acknowledged is not there"
+            if data != wanted:
+                return f"{len(data)} bytes in place of {len(wanted)} acknowledged ones"
         return faults(data)
 
     async def observe(self) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -105,7 +106,35 @@ async def test_a_spooled_payload_is_explained(
     assert payload is not None
     assert payload.is_spooled
     await clean(stage)
+    copy = os.dup(payload.descriptors()[0])  # as a mapping keeps one of its own
+    await clean(stage)
+    os.close(copy)
     assert await puppet.do("send(bytes(50_000)) and line()") == b"OK 100000"
+
+
+# I1
+async def test_a_file_that_a_thread_is_closing_is_explained(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puppet = await stage.puppet(durability="close")
+    fileno = await puppet.open(b"a", b"w")
+    fd = stage.host.fs.tables.files[fileno].handle.fd
+    let_go, fsync = threading.Event(), os.fsync
+
+    def slow(number: int) -> None:
+        let_go.wait(10)
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    puppet.tell(f"ask(b'CLOSE {fileno}\\n')")
+    try:
+        await eventually(lambda: fileno not in stage.host.fs.tables.files)
+        assert held(stage.host)[fd] == "open file"
+        await clean(stage)
+    finally:
+        let_go.set()
+    assert await puppet.hear() == b"OK"
+    assert "open file" not in held(stage.host).values()
 
 
 async def test_a_narrowed_client_explains_its_new_places(stage: Stage) -> None:

@@ -124,12 +124,23 @@ async def test_links_are_removed_and_not_followed(tmp: Path) -> None:
     assert listing(precious) == ["a"]
 
 
-async def test_directories_that_nobody_may_enter_are_removed(tmp: Path) -> None:
+async def test_directories_that_nobody_may_enter_are_removed(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Scratch(None)
     locked = Path(made.root, "a", "b", "c")
     touch(str(locked), "file")
     for path in (locked, locked.parent, locked.parent.parent):
         os.chmod(path, 0)
+    rename = os.rename
+
+    def move(old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        # What the kernel asks of everybody but root: that it may be written.
+        mode = os.stat(old, dir_fd=src_dir_fd, follow_symlinks=False).st_mode
+        assert mode & 0o700 == 0o700
+        rename(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", move)
     assert await made.remove() is None
     assert listing(tmp) == []
 

@@ -244,6 +244,7 @@ async def test_without_a_subscription_nothing_wakes_up() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(eye.run, 0.01)
         await trio.testing.wait_all_tasks_blocked()
+        assert targets.asked == 0
         # Nothing is scheduled, so nothing will be.
         assert trio.lowlevel.current_statistics().seconds_to_next_deadline == float(
             "inf"

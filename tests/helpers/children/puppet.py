@@ -14,26 +14,27 @@ import struct
 import sys
 import time
 
-_DOOR = [int(number) for number in os.environ.get("FSPROXY_FD", "3").split(",")]
-IN = _DOOR[0]
-OUT = _DOOR[1] if len(_DOOR) > 1 else IN
+_door = [int(number) for number in os.environ.get("FSPROXY_FD", "3").split(",")]
+IN = _door[0]
+OUT = _door[1] if len(_door) > 1 else IN
 
 _held: dict[int, bytes] = {}  # what came beyond a line, by descriptor
 
 
-def send(data: bytes, fd: int = OUT) -> int:
+def send(data: bytes, fd: int | None = None) -> int:
     """Send `data`; tell how much of it the host took before it closed."""
     view = memoryview(data)
     try:
         while view:
-            view = view[os.write(fd, view) :]
+            view = view[os.write(OUT if fd is None else fd, view) :]
     except (BrokenPipeError, ConnectionResetError):
         pass
     return len(data) - len(view)
 
 
-def line(fd: int = IN) -> bytes:
+def line(fd: int | None = None) -> bytes:
     """Receive one line, without its LF; what came of it if the host closed."""
+    fd = IN if fd is None else fd
     data = _held.pop(fd, b"")
     while b"\n" not in data:
         more = _receive(fd, 65_536)
@@ -46,8 +47,9 @@ def line(fd: int = IN) -> bytes:
     return text
 
 
-def take(size: int, fd: int = IN) -> bytes:
+def take(size: int, fd: int | None = None) -> bytes:
     """Receive exactly `size` bytes, fewer if the host closed."""
+    fd = IN if fd is None else fd
     data = _held.pop(fd, b"")
     while len(data) < size:
         more = _receive(fd, size - len(data))
@@ -68,8 +70,8 @@ def _receive(fd: int, size: int) -> bytes:
 
 def ask(data: bytes, fd: int | None = None) -> bytes:
     """Send a request and receive its reply line."""
-    send(data, OUT if fd is None else fd)
-    return line(IN if fd is None else fd)
+    send(data, fd)
+    return line(fd)
 
 
 def read(fileno: int, size: int, fd: int | None = None) -> bytes:
@@ -77,7 +79,7 @@ def read(fileno: int, size: int, fd: int | None = None) -> bytes:
     reply = ask(b"READ %d %d\n" % (fileno, size), fd)
     if reply[:2] != b"OK":
         return reply
-    return take(int(reply[3:]), IN if fd is None else fd)
+    return take(int(reply[3:]), fd)
 
 
 def opened(
@@ -124,7 +126,7 @@ def daemon() -> int:
             os._exit(0)
         os.write(theirs, b"%d" % os.getpid())
         for number in descriptors():
-            if number not in _DOOR:
+            if number not in _door:
                 os.close(number)
         _sleep_for_ever()
     os.waitpid(middle, 0)
@@ -139,41 +141,57 @@ def forked(*expressions: str, fd: int | None = None) -> tuple[int, list[object]]
 
     Args:
         expressions: evaluated in order.
-        fd: what it finds as FD 3; None for this process's own.
+        fd: what it finds as FD 3; None for this process's own door.
     """
     ours, theirs = os.pipe()
     if not (pid := os.fork()):
-        if fd is not None:
-            os.dup2(fd, IN)
+        os.close(ours)
         _held.clear()
+        if fd is not None:
+            _enter_by(fd)
         values = [eval(text) for text in expressions]  # noqa: S307 - the test's own
-        os.write(theirs, repr(values).encode())
+        os.write(theirs, repr(values).encode() + b"\n")
         os.close(theirs)
         _sleep_for_ever()
     os.close(theirs)
     text = b""
-    while more := os.read(ours, 65_536):
+    while not text.endswith(b"\n"):
+        more = os.read(ours, 65_536)
+        if not more:
+            raise EOFError(f"process {pid} ended without an answer")
         text += more
     os.close(ours)
     return pid, eval(text)  # noqa: S307 - what the fork above wrote
+
+
+def _enter_by(fd: int) -> None:
+    """Make a connection the door of this process."""
+    global _door, OUT  # noqa: PLW0603 - a process has one door
+    os.dup2(fd, IN)
+    _door, OUT = [IN], IN
 
 
 def attached(fd: int | None = None) -> int | bytes:
     """ATTACH: the descriptor of one more connection, or the error line."""
     import socket  # noqa: PLC0415 - slow to import, and most puppets need none
 
-    send(b"ATTACH\n", OUT if fd is None else fd)
-    door = socket.socket(fileno=os.dup(IN if fd is None else fd))
-    with door:
+    beside = len(_door) > 2 and fd is None
+    send(b"ATTACH\n", fd)
+    reply = b""
+    if beside and not (reply := line()).startswith(b"OK"):
+        return reply
+    number = _door[2] if beside else IN if fd is None else fd
+    with socket.socket(fileno=os.dup(number)) as door:
         data, control, _, _ = door.recvmsg(1, socket.CMSG_LEN(4))
-    reply = data + line(IN if fd is None else fd)
+    if not beside:
+        reply = data + line(fd)
     if not control:
         return reply
     (passed,) = struct.unpack("i", control[0][2])
     return int(passed)
 
 
-def stuff(count: int, data: bytes = b"PING\n", fd: int = OUT) -> int:
+def stuff(count: int, data: bytes = b"PING\n", fd: int | None = None) -> int:
     """Send `data` with `count` copies of the null device's descriptor beside it."""
     null = os.open(os.devnull, os.O_RDONLY)
     sent = pass_on([null] * count, data, fd)
@@ -181,11 +199,11 @@ def stuff(count: int, data: bytes = b"PING\n", fd: int = OUT) -> int:
     return sent
 
 
-def pass_on(numbers: list[int], data: bytes = b"PING\n", fd: int = OUT) -> int:
+def pass_on(numbers: list[int], data: bytes = b"PING\n", fd: int | None = None) -> int:
     """Send `data` with copies of descriptors beside it."""
     import socket  # noqa: PLC0415 - slow to import, and most puppets need none
 
-    with socket.socket(fileno=os.dup(fd)) as door:
+    with socket.socket(fileno=os.dup(OUT if fd is None else fd)) as door:
         return socket.send_fds(door, [data], numbers)
 
 

@@ -1,0 +1,199 @@
+"""Staying in the Trio thread where that does not wait, and leaving it where it does."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from vfs import hostio
+from vfs.hostio import MOUNTS, Mount, in_thread, mount_of
+
+SIZE = 200_000
+
+
+@pytest.fixture
+def file(tmp_path: Path, no_leaks: None) -> Iterator[int]:
+    """Return a descriptor of a file with `SIZE` bytes on the test's disk."""
+    del no_leaks
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.write(fd, bytes(range(250)) * (SIZE // 250))
+    yield fd
+    os.close(fd)
+
+
+# Reading without waiting
+
+
+def test_what_is_in_memory_is_read_at_once(file: int) -> None:
+    mount = mount_of(os.fstat(file).st_dev)
+    if not (mount.in_memory or mount.inline):
+        pytest.skip("the disk of this test can't tell what is in memory")
+    assert mount.read(file, 1000, 500) == os.pread(file, 1000, 500)
+    assert mount.read(file, SIZE, 10) == os.pread(file, SIZE, 10)
+    assert mount.read(file, 10, SIZE) == b""
+    assert mount.read(file, 0, 0) == b""
+
+
+def test_what_is_on_the_disk_only_is_refused(file: int) -> None:
+    mount = mount_of(os.fstat(file).st_dev)
+    if mount.in_memory or not mount.inline:
+        pytest.skip("the disk of this test has nothing that is not in memory")
+    os.fsync(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    with pytest.raises(BlockingIOError):
+        mount.read(file, SIZE, 0)
+    assert os.pread(file, SIZE, 0)[:3] == b"\0\1\2"
+    assert len(mount.read(file, SIZE, 0)) == SIZE
+
+
+# A read that gets half of it without waiting gives nothing, and moves nothing.
+def test_half_in_memory_is_not_in_memory(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int, flags: int) -> int:
+        del fd, flags
+        calls.append(offset)
+        if len(calls) == 2:
+            raise BlockingIOError(errno.EAGAIN, "not there")
+        buffers[0][:4096] = b"x" * 4096
+        return 4096
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with pytest.raises(BlockingIOError):
+        Mount("ext4").read(file, 10_000, 100)
+    assert calls == [100, 4196]
+
+
+def test_parts_are_put_together(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(range(200)) * 10
+    steps = iter((7, 1, 500, 0))
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int, flags: int) -> int:
+        del fd, flags
+        count = min(next(steps), len(content) - offset)
+        buffers[0][:count] = content[offset : offset + count]
+        return count
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert Mount("ext4").read(file, 1000, 50) == content[50:558]
+
+
+# A file that does not know the flag, on a file system that does, goes to a thread.
+def test_a_file_that_does_not_know_the_flag(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = iter((errno.EOPNOTSUPP, errno.EIO))
+
+    def preadv(*_: object) -> int:
+        raise OSError(next(codes), "no")
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with pytest.raises(BlockingIOError):
+        Mount("xfs").read(file, 10, 0)
+    with pytest.raises(OSError, match="no") as raised:
+        Mount("xfs").read(file, 10, 0)
+    assert raised.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs", "overlay", "unknown"])
+def test_what_nobody_knows_always_goes_to_a_thread(file: int, kind: str) -> None:
+    mount = Mount(kind)
+    assert not mount.in_memory
+    assert not mount.inline
+    with pytest.raises(BlockingIOError):
+        mount.read(file, 10, 0)
+    mount.try_again()
+    assert not mount.inline
+
+
+# Mounts
+
+
+def test_a_mount_is_looked_up_by_its_device(tmp_path: Path) -> None:
+    device = tmp_path.stat().st_dev
+    assert mount_of(device) is mount_of(device)
+    shm = Path("/dev/shm")
+    if os.path.ismount(shm):
+        assert mount_of(shm.stat().st_dev).in_memory
+    try:
+        assert not mount_of(1 << 40).inline
+    finally:
+        MOUNTS.pop(1 << 40, None)
+
+
+def test_a_slow_mount_is_written_by_threads_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    mount = Mount("ext4")
+    mount.note(hostio.SLOW_WRITE_S)
+    before = [mount.inline]
+    mount.note(hostio.SLOW_WRITE_S * 1.01)
+    assert [*before, mount.inline] == [True, False]
+    clock[0] += hostio.SLOW_MOUNT_S * 0.99
+    mount.try_again()
+    after = [mount.inline]
+    clock[0] += hostio.SLOW_MOUNT_S * 0.02
+    mount.try_again()
+    assert [*after, mount.inline] == [False, True]
+
+
+# Threads
+
+
+# I1: a call that has begun is waited for, whoever is cancelled.
+async def test_a_call_that_has_begun_is_never_abandoned() -> None:
+    begun, may_end = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
+    ended: list[bool] = []
+
+    def call() -> None:
+        token.run_sync_soon(begun.set)
+        may_end.wait()
+        ended.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(in_thread, call)
+        await begun.wait()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.testing.wait_all_tasks_blocked()
+        assert not ended
+        may_end.set()
+    assert ended == [True]
+
+
+async def test_threads_are_bounded_and_the_others_wait() -> None:
+    may_end = threading.Event()
+    running: list[int] = []
+    lock = threading.Lock()
+
+    def call() -> None:
+        with lock:
+            running.append(threading.get_ident())
+        may_end.wait()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(hostio.MAX_THREADS + 5):
+            nursery.start_soon(in_thread, call)
+        while hostio._limiter.statistics().tasks_waiting < 5:
+            await trio.lowlevel.checkpoint()
+        while len(running) < hostio.MAX_THREADS:
+            await trio.lowlevel.checkpoint()
+        assert len(running) == hostio.MAX_THREADS
+        may_end.set()
+    assert len(running) == hostio.MAX_THREADS + 5
+
+
+async def test_what_a_call_returns_and_raises_comes_back() -> None:
+    assert await in_thread(divmod, 17, 5) == (3, 2)
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(divmod, 1, 0)

@@ -1,0 +1,305 @@
+"""What is charged, to whom, and that all of it comes back."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.worlds import World, close, world
+from vfs.filesystem import Client, Filesystem, OpenFile
+from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES, Ledger
+
+__all__ = ["world"]
+
+KINDS = (OPEN_FILES, CLIENTS, SIZE_BYTES, FILES)
+
+
+# spec S7: a charge is taken at every ancestor, or at none.
+@given(
+    limits=st.lists(st.none() | st.integers(0, 20), min_size=1, max_size=5),
+    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(-5, 10)), max_size=40),
+)
+def test_a_charge_is_taken_everywhere_or_nowhere(
+    limits: list[int | None], steps: list[tuple[int, int]]
+) -> None:
+    chain: list[Ledger] = []
+    for limit in limits:
+        chain.append(Ledger(chain[-1] if chain else None, size_bytes=limit))
+    used = [0] * len(chain)
+    for index, amount in steps:
+        at = index % len(chain)
+        taken = chain[at].charge(SIZE_BYTES, amount)
+        fits = all(
+            limit is None or used[level] + amount <= limit
+            for level, limit in enumerate(limits[: at + 1])
+        )
+        assert taken is (fits or amount <= 0)
+        if taken:
+            for level in range(at + 1):
+                used[level] += amount
+        assert [node.used[SIZE_BYTES] for node in chain] == used
+        assert all(node.used[kind] == 0 for node in chain for kind in (0, 1, 3))
+
+
+def test_what_is_bounded_above_is_bounded_below() -> None:
+    top = Ledger(size_bytes=10)
+    below = Ledger(Ledger(top, files=3))
+    assert (top.bounds_size, top.bounds_files) == (True, False)
+    assert (below.bounds_size, below.bounds_files) == (True, True)
+    assert below.open is top.open
+    assert Ledger().open is not top.open
+
+
+# What files cost
+
+
+class Room:
+    """A client whose files are bounded, in the root of a world."""
+
+    def __init__(self, world: World, **limits: int) -> None:
+        self.world = world
+        self.fs: Filesystem = world.fs
+        self.top = Ledger(None, **limits)
+        self.policy = world.policy()
+        self.client = self.connect()
+
+    def connect(self, parent: Client | None = None) -> Client:
+        """Connect one more client, charged to the same top."""
+        return self.fs.connect(self.policy, Ledger(self.top), "test", parent)
+
+    def open(self, name: bytes, mode: bytes) -> OpenFile:
+        """Open a file for the client."""
+        return self.fs.open(self.client, name, mode, False)
+
+    @property
+    def used(self) -> dict[str, int]:
+        """What the top has been charged."""
+        names = ("open_files", "clients", "bytes", "files")
+        return dict(zip(names, self.top.used, strict=True))
+
+
+def refused(call: Callable[[], object], code: int) -> None:
+    """Make sure that a call is refused for a reason."""
+    with pytest.raises(OSError, match=r".") as raised:
+        call()
+    assert raised.value.errno == code
+
+
+# attack 18, spec S7
+def test_open_files_are_bounded(world: World) -> None:
+    room = Room(world, open_files=3)
+    files = [room.open(b"file", b"r") for _ in range(3)]
+    refused(lambda: room.open(b"file", b"r"), errno.EMFILE)
+    nested = room.connect(room.client)
+    refused(lambda: room.fs.open(nested, b"file", b"r", False), errno.EMFILE)
+    room.fs.close(files.pop())
+    files.append(room.fs.open(nested, b"file", b"r", False))
+    refused(lambda: room.open(b"file", b"r"), errno.EMFILE)
+    # What is refused for another reason costs nothing.
+    room.fs.close(files.pop())
+    for name, code in ((b"nothing", errno.ENOENT), (b".", errno.EISDIR)):
+        refused(lambda n=name: room.open(n, b"r"), code)  # type: ignore[misc]
+    assert room.used["open_files"] == 2
+    room.fs.disconnect(room.client, "test")
+    assert room.used["open_files"] == 0
+    assert not room.fs.tables.files
+
+
+# attack 18: over all clients.
+def test_the_host_keeps_a_reserve(world: World) -> None:
+    room = Room(world)
+    room.fs = world.fs = Filesystem(max_host_files=2)
+    one, other = room.connect(), room.connect()
+    for client in (one, other):
+        room.fs.open(client, b"file", b"r", False)
+    refused(lambda: room.fs.open(one, b"file", b"r", False), errno.EMFILE)
+    room.fs.disconnect(other, "test")
+    room.fs.open(one, b"file", b"r", False)
+    room.fs.disconnect(one, "test")
+
+
+# spec S7
+def test_clients_are_bounded(world: World) -> None:
+    room = Room(world, clients=3)
+    one = room.connect(room.client)
+    two = room.connect(one)
+    refused(lambda: room.connect(two), errno.EUSERS)
+    # Nested clients go with the one that they hang on.
+    room.fs.disconnect(one, "test")
+    assert room.used["clients"] == 1
+    assert list(room.fs.tables.clients) == [room.client.id]
+    room.fs.disconnect(room.client, "test")
+    assert room.used["clients"] == 0
+
+
+# attack 20
+def test_growth_is_bounded(world: World) -> None:
+    room = Room(world, size_bytes=100)
+    file = room.open(b"a", b"w+")
+    room.fs.write(file, bytes(60))
+    refused(lambda: room.fs.write(file, bytes(41)), errno.EDQUOT)
+    assert file.offset == 60
+    assert file.handle.size() == 60
+    file.offset = 30
+    room.fs.write(file, bytes(60))  # 30 of it were there
+    assert room.used["bytes"] == 90
+    file.offset = 10**9  # a hole counts
+    refused(lambda: room.fs.write(file, b"x"), errno.EDQUOT)
+    refused(lambda: room.fs.truncate(file, 101), errno.EDQUOT)
+    room.fs.truncate(file, 20)
+    assert room.used["bytes"] == 20
+    room.fs.write(file, b"")
+    room.fs.close(file)
+    appending = room.open(b"a", b"a")
+    room.fs.write(appending, bytes(80))
+    refused(lambda: room.fs.write(appending, b"x"), errno.EDQUOT)
+    room.fs.close(appending)
+    # Emptied again by `w`: it is free again.
+    room.fs.close(room.open(b"a", b"w"))
+    assert room.used["bytes"] == 0
+    room.fs.disconnect(room.client, "test")
+
+
+# attack 20
+def test_what_is_removed_is_free_again(world: World) -> None:
+    room = Room(world, size_bytes=100, files=3)
+    for _ in range(5):
+        for name in (b"a", b"b"):
+            file = room.open(name, b"w")
+            room.fs.write(file, bytes(50))
+            room.fs.close(file)
+        assert room.used == {"open_files": 0, "clients": 1, "bytes": 100, "files": 2}
+        held = room.open(b"a", b"r")
+        room.fs.remove(room.client, b"a", claim=False)
+        room.fs.rename(room.client, b"b", b"c", claim=False)
+        assert room.used["bytes"] == 100  # somebody has it open
+        room.fs.close(held)
+        assert room.used["bytes"] == 50
+        room.fs.remove(room.client, b"c", claim=False)
+        assert room.used == {"open_files": 0, "clients": 1, "bytes": 0, "files": 0}
+    room.fs.disconnect(room.client, "test")
+
+
+def test_what_a_renaming_replaces_is_free_again(world: World) -> None:
+    room = Room(world, size_bytes=100)
+    for name in (b"a", b"b"):
+        file = room.open(name, b"w")
+        room.fs.write(file, bytes(50))
+        room.fs.close(file)
+    held = [room.open(b"b", b"r") for _ in range(2)]
+    room.fs.rename(room.client, b"a", b"b", claim=False)
+    room.fs.close(held[0])
+    assert room.used["bytes"] == 100
+    room.fs.close(held[1])
+    assert room.used["bytes"] == 50
+    room.fs.disconnect(room.client, "test")
+
+
+# attack 20
+def test_files_are_bounded(world: World) -> None:
+    room = Room(world, files=2)
+    room.fs.close(room.open(b"file", b"w"))  # was there
+    room.fs.close(room.open(b"a", b"w"))
+    room.fs.make_directory(room.client, b"d", claim=False)
+    for mode in (b"w", b"a", b"w+", b"a+"):
+        refused(lambda m=mode: room.open(b"b", m), errno.EDQUOT)  # type: ignore[misc]
+    refused(
+        lambda: room.fs.make_directory(room.client, b"e", claim=False), errno.EDQUOT
+    )
+    assert sorted(os.listdir(world.where / "root")) == ["a", "d", "file"]
+    refused(
+        lambda: room.fs.make_directory(room.client, b"d", claim=False), errno.EDQUOT
+    )
+    room.fs.remove(room.client, b"d", claim=False)
+    refused(
+        lambda: room.fs.make_directory(room.client, b"a", claim=False), errno.EEXIST
+    )
+    room.fs.close(room.open(b"b", b"a+"))
+    assert room.used["files"] == 2
+    room.fs.disconnect(room.client, "test")
+
+
+# attack 20: a link that leads to nothing is one new file, and no endless search.
+def test_a_file_that_is_made_through_a_link_counts(world: World) -> None:
+    room = Room(world, files=1)
+    for name in ("one", "two"):
+        (world.where / "root" / name).symlink_to(f"to-{name}")
+    room.fs.close(room.open(b"one", b"w"))
+    assert room.used["files"] == 1
+    refused(lambda: room.open(b"two", b"w"), errno.EDQUOT)
+    room.fs.disconnect(room.client, "test")
+
+
+@pytest.fixture
+def staging(world: World) -> Room:
+    """Return a bounded room that publishes on CLOSE."""
+    room = Room(world, size_bytes=100, files=5)
+    place = room.policy.places[0]
+    place.publish = "on-close"
+    return room
+
+
+# spec A3b, attack 20: what never appeared cost nothing in the end.
+async def test_what_was_staged_and_dropped_is_free_again(staging: Room) -> None:
+    room = staging
+    for end in ("close", "waiting", "gone"):
+        client = room.connect(room.client)
+        file = room.fs.open(client, b"new", b"w", False)
+        room.fs.write(file, bytes(90))
+        assert room.used["bytes"] == 90
+        if end == "gone":
+            room.fs.disconnect(client, "test")
+        else:
+            (room.world.where / "root" / "new").mkdir()
+            with pytest.raises(IsADirectoryError):
+                await close(room.fs, file, waiting=end == "waiting")
+            (room.world.where / "root" / "new").rmdir()
+            room.fs.disconnect(client, "test")
+        assert room.used["bytes"] == 0
+    room.fs.disconnect(room.client, "test")
+
+
+# spec A3b, attack 20: what replaces an old file takes its place.
+async def test_what_is_replaced_on_close_is_free_again(staging: Room) -> None:
+    room = staging
+    for number in range(6):
+        file = room.open(b"same", b"w")
+        await room.fs.write_waiting(file, bytes(40))
+        if number % 2:
+            room.fs.close(file)
+        else:
+            await room.fs.close_waiting(file)
+        assert room.used["bytes"] == 40
+    room.fs.disconnect(room.client, "test")
+
+
+# spec W5: a write in a thread that fails costs nothing.
+async def test_a_write_that_fails_is_not_charged(world: World) -> None:
+    room = Room(world, size_bytes=10**18)
+    file = room.open(b"a", b"w")
+    file.offset = 10**17
+    with pytest.raises(OSError, match="too large"):
+        await room.fs.write_waiting(file, bytes(5000))
+    with pytest.raises(OSError, match="too large"):
+        room.fs.write(file, bytes(5000))
+    assert (file.offset, room.used["bytes"]) == (10**17, 0)
+    room.fs.disconnect(room.client, "test")
+
+
+# I1, I5: who is cancelled while it waits for a thread still closes.
+async def test_a_close_is_never_abandoned(staging: Room, tmp_path: Path) -> None:
+    room = staging
+    file = room.open(b"new", b"w")
+    room.fs.write(file, b"content")
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await room.fs.close_waiting(file)
+    assert (room.world.where / "root" / "new").read_bytes() == b"content"
+    assert not list(room.fs.descriptors())
+    room.fs.disconnect(room.client, "test")
+    del tmp_path
