@@ -1,0 +1,115 @@
+"""`sandhost relay` as a user types it, inside a child of a real host."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import SANDHOST, sandhost
+
+pytestmark = pytest.mark.slow
+
+
+def run_child(
+    root: Path, script: str, *options: str | Path
+) -> tuple[int, bytes, bytes]:
+    """Run a shell child in which `$0` is the command."""
+    words = ("--log-level", "error", "--root", root, *options)
+    outcome = sandhost("run", *words, "--", "sh", "-c", script, SANDHOST)
+    return outcome.status, outcome.out, outcome.err
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("open", "closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(f"in {name}")
+    return tmp_path
+
+
+def test_a_nested_child_shares_the_root_and_its_status_comes_back(root: Path) -> None:
+    # spec N1, A5
+    script = "$0 relay -- sh -c '$0 fs cat open/file; exit 7' $0"
+    assert run_child(root, script) == (7, b"in open", b"")
+
+
+def test_eight_levels_reach_the_root(root: Path) -> None:
+    # spec N1
+    script = "$0 relay -- " * 8 + "$0 fs cat open/file"
+    assert run_child(root, script) == (0, b"in open", b"")
+
+
+def test_a_narrowed_nested_child_reads_what_it_was_left_and_nothing_else(
+    root: Path,
+) -> None:
+    # spec A5
+    script = (
+        "$0 relay --read open -- sh -c '$0 fs cat open/file;"
+        " $0 fs cat closed/file; echo x | $0 fs put open/new' $0"
+    )
+    status, out, err = run_child(root, script)
+    assert (status, out) == (1, b"in open")
+    assert err.count(b"access denied") == 2
+    assert not (root / "open" / "new").exists()
+
+
+def test_rights_that_were_given_up_do_not_come_back_below(root: Path) -> None:
+    # spec A5, attack 38
+    script = "$0 relay --read open -- $0 relay --read closed -- $0 fs cat closed/file"
+    status, out, err = run_child(root, script)
+    assert (status, out) == (125, b"")
+    assert b"not within this client's rights" in err
+
+
+def test_a_nested_child_of_a_top_level_one_is_restricted(root: Path) -> None:
+    # spec N3
+    script = "$0 relay -- $0 fs cat --top-level /etc/hostname"
+    status, out, err = run_child(root, script, "--top-level")
+    assert (status, out) == (1, b"")
+    assert b"access denied" in err
+
+
+def test_what_a_killed_nested_child_had_staged_never_appears(
+    root: Path, tmp_path: Path
+) -> None:
+    # spec A3b, N2
+    config = tmp_path / "config.toml"
+    config.write_text('[policy.run]\npublish = "on-close"\n')
+    script = (
+        "$0 relay -- sh -c '"
+        'printf "OPEN open/file w false\\n" >&3; read _ n <&3;'
+        ' printf "WRITE $n 3\\nnew" >&3; read x <&3; kill -9 $$\''
+    )
+    status, _, err = run_child(root, script, "--config", config)
+    assert status == 137
+    assert b"Sent close request for fileno 1000 (downstream EOF)" in err
+    assert (root / "open" / "file").read_text() == "in open"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("no-such-program", 127, b"No such file or directory"),
+        ("/etc/passwd", 126, b"Permission denied"),
+    ],
+)
+def test_a_nested_child_that_cannot_start_says_why(
+    root: Path, command: str, status: int, said: bytes
+) -> None:
+    code, out, err = run_child(root, f"$0 relay -- {command}")
+    assert (code, out) == (status, b"")
+    assert said in err
+    assert err.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--model x", "--quota 5"])
+def test_what_is_not_there_yet_is_refused(root: Path, option: str) -> None:
+    status, out, err = run_child(root, f"$0 relay {option} -- true")
+    assert (status, out) == (125, b"")
+    assert b"not available yet" in err
+
+
+def test_outside_a_child_it_says_so() -> None:
+    outcome = sandhost("relay", "--", "true")
+    assert outcome.status == 125
+    assert outcome.err.count(b"\n") == 1
+    assert b"not inside a child" in outcome.err
