@@ -36,6 +36,10 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
+_SERVICE = ("serve", "check-config", "spawn", "kill", "logs", "quota", "trace", "top")
+NOT_YET = frozenset({*_SERVICE, "reload", "stop", "llm", "fd", "shim", "mcp"})
+"""Commands of the plan that this version does not have."""
+
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
 
 app = typer.Typer(
@@ -475,28 +479,31 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
         words: without the program's name.
         launchpad: for commands that spawn children; None for others.
     """
-    name = words[0] if words and words[0] in app_commands() else ""
+    name = words[0] if words and words[0] in app_commands() | NOT_YET else ""
     title = f"sandhost {name}".rstrip()
     status = REFUSED if name in SPAWNING else USAGE
-    if not words:
-        app(["--help"], standalone_mode=False, prog_name="sandhost")
-        return USAGE
+    if name in NOT_YET:
+        _say(title, "not available yet")
+        return status
     try:
-        result = app(words, standalone_mode=False, obj=launchpad, prog_name="sandhost")
+        result = app(
+            words or ["--help"],
+            standalone_mode=False,
+            obj=launchpad,
+            prog_name="sandhost",
+        )
     except (UsageFault, _ParseError) as why:
         said = getattr(why, "format_message", why.__str__)()
         text = " ".join(said.split()).rstrip(".")
         _say(title, f"{text}; see '{title} --help'")
-        return status
     except CommandError as why:
         _say(title, str(why))
-        return status
     except typer.Abort:
-        return 130
-    except OSError as why:  # a standard output that takes no help text
-        _say(title, f"cannot write: {why.strerror}")
-        return status
-    return result if isinstance(result, int) else 0
+        status = 130
+    else:
+        if words:  # without any it was a question for help, and a mistake
+            status = result if isinstance(result, int) else 0
+    return status
 
 
 def app_commands() -> set[str]:

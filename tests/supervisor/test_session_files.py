@@ -1,0 +1,449 @@
+"""READ, WRITE, CLOSE and offsets, end to end over real sockets."""
+
+import errno
+import os
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import trio
+
+from protocol.limits import MAX_READ_BYTES
+from tests.helpers.sessions import Hall, Line, hall
+
+__all__ = ["hall"]
+
+KIB = 1024
+MIB = 1024 * 1024
+
+
+@pytest.fixture(params=["socketpair", "pipes"])
+def line(hall: Hall, request: pytest.FixtureRequest) -> Line:
+    """Return a client's end, over each transport."""
+    return hall.connect(transport=request.param)
+
+
+def pattern(size: int, start: int = 0) -> bytes:
+    """Return bytes that tell where they are."""
+    first, last = start // 8, (start + size) // 8 + 1
+    text = b"".join(b"%07d " % number for number in range(first, last))
+    return text[start - first * 8 :][:size]
+
+
+# READ
+
+
+# spec R1: as many as asked for, or as there are.
+@pytest.mark.parametrize(
+    "size", [0, 1, 100, 4096, 8192, 65_535, 65_536, 65_537, 200_000, 3 * MIB]
+)
+async def test_a_read_is_filled(hall: Hall, line: Line, size: int) -> None:
+    (hall.root / "file").write_bytes(pattern(size + 10))
+    fileno = await line.open(b"file")
+    assert await line.read(fileno, size) == pattern(size)
+    assert await line.read(fileno, size + 100) == pattern(10, size)
+    for ask in (0, 1, 100_000):
+        assert await line.read(fileno, ask) == b""
+
+
+# spec R1: what anybody appends is seen.
+async def test_what_is_appended_later_is_seen(hall: Hall, line: Line) -> None:
+    (hall.root / "file").write_bytes(b"one")
+    fileno = await line.open(b"file")
+    assert await line.read(fileno, 100_000) == b"one"
+    assert await line.read(fileno, 100) == b""
+    with (hall.root / "file").open("ab") as appending:
+        appending.write(b"two" + bytes(100_000))
+    assert await line.read(fileno, 3) == b"two"
+    assert await line.read(fileno, 200_000) == bytes(100_000)
+
+
+# spec R1, R3: 16 MiB at most, and a size is no allocation.
+async def test_a_read_is_capped(hall: Hall, line: Line) -> None:
+    with (hall.root / "file").open("wb") as file:
+        file.truncate(MAX_READ_BYTES + 5)
+    fileno = await line.open(b"file")
+    await line.send(b"READ %d %d\n" % (fileno, 10**17))
+    head = await line.line()
+    assert head == b"OK %d" % MAX_READ_BYTES
+    left = MAX_READ_BYTES
+    while left:
+        left -= len(await line.exactly(min(left, MIB)))
+    assert await line.read(fileno, 10**17) == bytes(5)
+
+
+# spec R2: count, fileno, size, mode.
+async def test_the_order_of_a_reads_checks(hall: Hall, line: Line) -> None:
+    (hall.root / "file").touch()
+    read, write = await line.open(b"file"), await line.open(b"file", b"a")
+    for request, reply in (
+        (b"READ", b"READ requires fileno and size"),
+        (b"READ x", b"READ requires fileno and size"),
+        (b"READ x y z", b"READ requires fileno and size"),
+        (b"READ x y", b"invalid fileno: x"),
+        (b"READ 77 y", b"invalid fileno: 77"),
+        (b"READ 77 5", b"invalid fileno: 77"),
+        (b"READ %d y" % read, b"invalid size: y"),
+        (b"READ %d y" % write, b"invalid size: y"),
+        (b"READ %d 5" % write, b"file not open for reading: %d" % write),
+        (b"READ %d 0" % write, b"file not open for reading: %d" % write),
+        (b"READ %d 100000" % write, b"file not open for reading: %d" % write),
+    ):
+        assert await line.ask(request + b"\n") == b"ERROR " + reply
+
+
+# spec R1: a file that shrinks while it is on its way; the promise is kept.
+@pytest.mark.parametrize("keep", [0, 100_000, MIB])
+async def test_a_file_that_shrinks_on_its_way(
+    hall: Hall, line: Line, keep: int
+) -> None:
+    size = 8 * MIB
+    (hall.root / "file").write_bytes(b"x" * size)
+    fileno = await line.open(b"file")
+    await line.send(b"READ %d %d\nPING\n" % (fileno, size))
+    assert await line.line() == b"OK %d" % size
+    got = await line.exactly(MIB)
+    os.truncate(hall.root / "file", keep)
+    got += await line.exactly(size - MIB)
+    assert got.strip(b"\0") == b"x" * len(got.strip(b"\0"))
+    assert len(got) == size
+    # In step: the next reply is the next reply.
+    assert await line.line() == b"OK"
+
+
+# spec R2: an error of the disk is an error of that READ, and the offset stands.
+@pytest.mark.parametrize("size", [100, 300_000])
+async def test_a_read_that_fails(
+    hall: Hall, line: Line, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    (hall.root / "file").write_bytes(pattern(500_000))
+    fileno = await line.open(b"file")
+    assert await line.read(fileno, 10) == pattern(10)
+    file = line.session.files[fileno]
+    with monkeypatch.context() as patch:
+
+        def broken(*_: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        patch.setattr(os, "preadv", broken)
+        patch.setattr(os, "pread", broken)
+        patch.setattr(os, "sendfile", broken)
+        patch.setattr(file.handle.mount, "read", broken)
+        if hasattr(file.handle, "pread"):
+            patch.setattr(file.handle, "pread", broken)
+        reply = await line.ask(b"READ %d %d\n" % (fileno, size))
+    assert reply == b"ERROR failed to read: Input/output error"
+    assert await line.read(fileno, size) == pattern(size, 10)
+
+
+# The zero-copy rule: a WRITE behind a large READ does not change what was read.
+@pytest.mark.parametrize("where", ["disk", "tmpfs"])
+@pytest.mark.parametrize("how", ["write", "truncate", "prepared"])
+async def test_a_write_behind_a_large_read(
+    hall: Hall, line: Line, where: str, how: str
+) -> None:
+    size = 150_000
+    name = hall.root / "file"
+    if where == "tmpfs":
+        shm = os.path.join("/dev/shm", f"behind-{os.getpid()}")
+        name = hall.root.parent / shm
+        line = hall.connect(
+            hall.policy(top_level=True), transport=line.client.pipe_id[5:]
+        )
+    name.write_bytes(b"a" * size)
+    try:
+        fileno = (
+            await line.open(os.fsencode(name), b"r+", b"true")
+            if (where == "tmpfs")
+            else await line.open(b"file", b"r+")
+        )
+        if how == "prepared":
+            for _ in range(3):
+                assert await line.write(fileno, b"a" * 100) == b"OK 100"
+                assert await line.ask(b"SEEK %d 0\n" % fileno) == b"OK 0"
+        requests = b"READ %d %d\nSEEK %d 0\n" % (fileno, size, fileno)
+        if how == "truncate":
+            requests += b"TRUNCATE %d 10\nTRUNCATE %d %d\n" % (fileno, fileno, size)
+        else:
+            count = 100 if how == "prepared" else size
+            requests += b"WRITE %d %d\n%b" % (fileno, count, b"b" * count)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(line.send, requests)
+            # The host has taken in what there is room for, and nobody has read.
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            assert await line.body() == b"a" * size
+            assert await line.line() == b"OK 0"
+            expected = [b"OK", b"OK"] if how == "truncate" else [b"OK %d" % count]
+            assert [await line.line() for _ in expected] == expected
+        changed = b"b" * count if how != "truncate" else b"a" * 10 + bytes(size)
+        assert name.read_bytes()[: len(changed)] == changed[:size]
+    finally:
+        name.unlink()
+
+
+# WRITE
+
+
+# spec W1
+@pytest.mark.parametrize(
+    "size", [0, 1, 4095, 4096, 8192, 65_536, 65_537, 1_000_000, 5 * MIB, 16 * MIB]
+)
+async def test_a_write_is_whole(hall: Hall, line: Line, size: int) -> None:
+    data = pattern(size)
+    fileno = await line.open(b"file", b"w+")
+    assert await line.write(fileno, data) == b"OK %d" % size
+    assert await line.write(fileno, b"end") == b"OK 3"
+    assert (hall.root / "file").read_bytes() == data + b"end"
+
+
+# spec W1: a payload is data, whatever it contains.
+async def test_a_payload_is_never_a_request(hall: Hall, line: Line) -> None:
+    fileno = await line.open(b"file", b"w")
+    data = b"\nCLOSE %d\nOPEN evil w false\n\0\xff\r\n" % fileno
+    assert await line.write(fileno, data) == b"OK %d" % len(data)
+    assert await line.ask(b"CLOSE %d\n" % fileno) == b"OK"
+    assert (hall.root / "file").read_bytes() == data
+    assert os.listdir(hall.root) == ["file"]
+
+
+# spec W2, I6: the client goes before the last byte came.
+@pytest.mark.parametrize("size", [10, 5000, 100_000, 2 * MIB])
+@pytest.mark.parametrize("mode", [b"w", b"a", b"r+"])
+@pytest.mark.parametrize("half", [False, True])
+async def test_a_payload_that_does_not_end(
+    hall: Hall, line: Line, size: int, mode: bytes, half: bool
+) -> None:
+    (hall.root / "file").write_bytes(b"old")
+    fileno = await line.open(b"file", mode)
+    before = (hall.root / "file").read_bytes()
+    await line.send(b"WRITE %d %d\n" % (fileno, size))
+    await line.send(b"x" * (size - 1))
+    if half and line.reader == line.writer:
+        line.shut_down()
+        assert await line.rest() == b"ERROR failed to read data: unexpected EOF\n"
+    line.close()
+    await line.gone()
+    assert (hall.root / "file").read_bytes() == before
+    assert hall.budget.used_bytes == 0
+
+
+# spec W3: more than may be written at once is drained, then refused.
+async def test_a_payload_beyond_the_cap(hall: Hall) -> None:
+    line = hall.connect(max_write_bytes=1000)
+    fileno = await line.open(b"file", b"w")
+    assert await line.write(fileno, b"x" * 1000) == b"OK 1000"
+    for size in (1001, 100_000, 3 * MIB):
+        expected = b"ERROR invalid size: %d exceeds limit 1000" % size
+        assert await line.write(fileno, b"x" * size) == expected
+        # spec W6: the cap comes before the fileno.
+        assert await line.write(77, b"x" * size) == expected
+    assert hall.budget.used_bytes == 0
+    assert await line.ask(b"PING\n") == b"OK"
+    assert (hall.root / "file").stat().st_size == 1000
+
+
+# spec W4: in step, whatever the error.
+@pytest.mark.parametrize("size", [0, 1, 100, 9000, 300_000])
+@pytest.mark.parametrize(
+    ("tokens", "reply"),
+    [
+        (b"77 {size}", b"invalid fileno: 77"),
+        (b"0 {size}", b"invalid fileno: 0"),
+        (b"x {size}", b"invalid fileno: x"),
+        (b"-1 {size}", b"invalid fileno: -1"),
+        (b"{foreign} {size}", b"invalid fileno: {foreign}"),
+        (b"{read} {size}", b"file not open for writing: {read}"),
+        (b"{write} {size} more", b"WRITE requires fileno and size"),
+    ],
+)
+async def test_a_refused_payload_is_taken_off_the_line(
+    hall: Hall, line: Line, tokens: bytes, reply: bytes, size: int
+) -> None:
+    (hall.root / "file").touch()
+    other = hall.connect()
+    numbers = {
+        b"{foreign}": await other.open(b"file", b"a"),
+        b"{read}": await line.open(b"file"),
+        b"{write}": await line.open(b"file", b"a"),
+        b"{size}": size,
+    }
+    for name, number in numbers.items():
+        tokens = tokens.replace(name, b"%d" % number)
+        reply = reply.replace(name, b"%d" % number)
+    payload = b"PING\n" * (size // 5 + 1)
+    await line.send(b"WRITE %b\n%b" % (tokens, payload[:size]))
+    assert await line.line() == b"ERROR " + reply
+    assert await line.ask(b"LLM_QUOTA\n") == b"ERROR LLM quota not available"
+    assert (hall.root / "file").read_bytes() == b""
+
+
+# spec W4, W6: where the size is none, nothing is taken.
+@pytest.mark.parametrize(
+    ("request_line", "reply"),
+    [
+        (b"WRITE", b"WRITE requires fileno and size"),
+        (b"WRITE 1000", b"WRITE requires fileno and size"),
+        (b"WRITE 1000 -5", b"invalid size: -5"),
+        (b"WRITE x y", b"invalid size: y"),
+        (b"WRITE 1000 5x", b"invalid size: 5x"),
+        (b"WRITE 1000 1000000000000000000", b"invalid size: 1000000000000000000"),
+        (b"WRITE 1000 0x5 more", b"WRITE requires fileno and size"),
+    ],
+)
+async def test_without_a_size_nothing_is_taken(
+    line: Line, request_line: bytes, reply: bytes
+) -> None:
+    await line.send(request_line + b"\nPING\n")
+    assert await line.line() == b"ERROR " + reply
+    assert await line.line() == b"OK"
+
+
+# spec W5: an error of the device; the offset stands, the session goes on.
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("size", [1, 10_000, 2 * MIB])
+@pytest.mark.parametrize("mode", [b"r+", b"a+"])
+async def test_a_write_that_fails(
+    hall: Hall,
+    line: Line,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    size: int,
+    mode: bytes,
+) -> None:
+    (hall.root / "file").write_bytes(b"0123456789")
+    fileno = await line.open(b"file", mode)
+    assert await line.read(fileno, 4) == b"0123"
+    plain = {"pwrite": os.pwrite, "write": os.write}
+    target = line.session.files[fileno].handle.fd
+
+    def half(real: Callable[..., int], fd: int, data: bytes, *at: int) -> int:
+        if fd != target:
+            return real(fd, data, *at)
+        if len(data) == size and size > 1:
+            return real(fd, memoryview(data)[: size // 2], *at)
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        for name, real in plain.items():
+            patch.setattr(os, name, partial(half, real))
+        reply = await line.write(fileno, b"x" * size)
+    assert reply == b"ERROR failed to write: " + os.strerror(code).encode()
+    content = (hall.root / "file").read_bytes()
+    assert len(content) == 10
+    assert content[:4] == b"0123"
+    assert await line.read(fileno, 2) == content[4:6]
+    assert await line.write(fileno, b"zz") == b"OK 2"
+
+
+# spec W5: a disk that takes a payload in pieces.
+@pytest.mark.parametrize("mode", [b"w", b"a"])
+async def test_short_writes_are_continued(
+    hall: Hall, line: Line, monkeypatch: pytest.MonkeyPatch, mode: bytes
+) -> None:
+    fileno = await line.open(b"file", mode)
+    data = pattern(1000)
+    plain = {"pwrite": os.pwrite, "write": os.write}
+    target = line.session.files[fileno].handle.fd
+
+    def some(real: Callable[..., int], fd: int, piece: bytes, *at: int) -> int:
+        return real(fd, memoryview(piece)[:7] if fd == target else piece, *at)
+
+    for name, real in plain.items():
+        monkeypatch.setattr(os, name, partial(some, real))
+    assert await line.write(fileno, data) == b"OK 1000"
+    monkeypatch.undo()
+    assert (hall.root / "file").read_bytes() == data
+
+
+# CLOSE
+
+
+# spec C1
+async def test_closing(hall: Hall, line: Line) -> None:
+    (hall.root / "file").touch()
+    fileno = await line.open(b"file")
+    assert await line.ask(b"CLOSE %d\n" % fileno) == b"OK"
+    for token in (b"%d" % fileno, b"0", b"1", b"2", b"3", b"-1", b"x", b"1 2"[:1]):
+        reply = await line.ask(b"CLOSE %b\n" % token)
+        assert reply == b"ERROR invalid fileno: %b" % token
+    assert (
+        await line.ask(b"READ %d 1\n" % fileno) == b"ERROR invalid fileno: %d" % fileno
+    )
+    assert not hall.fs.tables.files
+
+
+# spec C1, A3b: a publication that fails.
+async def test_a_close_that_cannot_publish(hall: Hall) -> None:
+    line = hall.connect(hall.policy(publish="on-close"))
+    (hall.root / "file").write_bytes(b"old")
+    staged = await line.open(b"dir", b"w")
+    good = await line.open(b"file", b"w")
+    for fileno in (staged, good):
+        assert await line.write(fileno, b"fresh") == b"OK 5"
+    (hall.root / "dir").mkdir()
+    assert (hall.root / "file").read_bytes() == b"old"
+    assert await line.ask(b"CLOSE %d\n" % staged) == (
+        b"ERROR failed to close: Is a directory"
+    )
+    assert (
+        await line.ask(b"CLOSE %d\n" % staged) == b"ERROR invalid fileno: %d" % staged
+    )
+    assert await line.ask(b"CLOSE %d\n" % good) == b"OK"
+    assert (hall.root / "file").read_bytes() == b"fresh"
+    assert sorted(os.listdir(hall.root)) == ["dir", "file"]
+
+
+# spec A3b: what is staged dies with the client, the old content stands.
+async def test_what_is_staged_dies_with_its_client(hall: Hall) -> None:
+    line = hall.connect(hall.policy(publish="on-close"))
+    (hall.root / "file").write_bytes(b"old")
+    for name in (b"file", b"new"):
+        fileno = await line.open(name, b"w+")
+        assert await line.write(fileno, b"fresh") == b"OK 5"
+        assert await line.ask(b"SEEK %d 0\n" % fileno) == b"OK 0"
+        assert await line.read(fileno, 10) == b"fresh"
+    line.close()
+    await line.gone()
+    assert os.listdir(hall.root) == ["file"]
+    assert (hall.root / "file").read_bytes() == b"old"
+
+
+# Offsets
+
+
+# spec P1
+async def test_offsets(hall: Hall, line: Line) -> None:
+    (hall.root / "file").write_bytes(b"0123456789")
+    one, other = await line.open(b"file", b"r+"), await line.open(b"file", b"r+")
+    assert await line.read(one, 3) == b"012"
+    assert await line.write(one, b"XX") == b"OK 2"
+    assert await line.read(other, 10) == b"012XX56789"
+    assert await line.read(one, 10) == b"56789"
+    fresh = await line.open(b"fresh", b"w+")
+    assert await line.write(fresh, b"abc") == b"OK 3"
+    assert await line.read(fresh, 10) == b""
+    appending = await line.open(b"file", b"a+")
+    assert await line.read(appending, 2) == b"01"
+    assert await line.write(appending, b"end") == b"OK 3"
+    assert await line.read(appending, 10) == b""
+    assert await line.read(one, 10) == b"end"
+
+
+# spec P1: appends of several handles and clients never overwrite each other.
+async def test_appends_of_many(hall: Hall) -> None:
+    lines = [hall.connect() for _ in range(4)]
+
+    async def append(line: Line, letter: bytes) -> None:
+        fileno = await line.open(b"log", b"a")
+        for number in range(30):
+            size = 1 + number * 37 % 900
+            assert await line.write(fileno, letter * size) == b"OK %d" % size
+
+    async with trio.open_nursery() as nursery:
+        for line, letter in zip(lines, (b"a", b"b", b"c", b"d"), strict=True):
+            nursery.start_soon(append, line, letter)
+    total = sum(1 + number * 37 % 900 for number in range(30))
+    content = (hall.root / "log").read_bytes()
+    assert {letter: content.count(letter) for letter in (b"a", b"b", b"c", b"d")} == (
+        dict.fromkeys((b"a", b"b", b"c", b"d"), total)
+    )
