@@ -20,7 +20,7 @@ from supervisor.replies import (
     unknown,
 )
 from vfs.errors import AccessDeniedError, UnavailableError
-from vfs.hostio import INLINE_WRITE_BYTES, in_thread
+from vfs.hostio import INLINE_WRITE_BYTES, PAGE_BYTES, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,13 +48,18 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     if file.is_plain:
         line = b"CLOSE %d\n" % fileno
         session.prepared[line] = partial(_close_plain, session, file, line)
+        if request is session.last_request:
+            session.prepare_open(request)
+        else:
+            session.last_request = request
     return b"OK %d\n" % fileno
 
 
 def _close_plain(session: Session, file: OpenFile, line: bytes) -> bytes:
     """Answer the CLOSE of a file that waits for nothing; ``line`` was prepared."""
     session.prepared.pop(line, None)
-    session.forget(file.fileno)
+    if session.lines_of or session.write_fileno == file.fileno:
+        session.forget(file.fileno)
     try:
         session.fs.close(file)
     except OSError as why:
@@ -199,20 +204,26 @@ def _write_again(
 ) -> Callable[[bytes], bytes | None]:
     """Return what takes this WRITE's payload again while its file stays open."""
     size, head = request.size, request.head
-    pwrite, mount = file.handle.writer(size), file.handle.mount
+    write, fd = file.handle.mount.write_page, file.handle.fd
+    last_start = PAGE_BYTES - size
 
-    def again(data: bytes) -> bytes | None:
-        if session.zero_copy or not mount.inline:
-            return _write_now(session, request, file, data)
+    def by_page(data: bytes) -> bytes | None:
         offset = file.offset
+        if offset % PAGE_BYTES > last_start:
+            return _write_now(session, request, file, data)
         try:
-            pwrite(data, offset)
+            done = write(fd, data, offset)  # type: ignore[misc]
         except OSError as why:
             return error(b"failed to write: " + reason(why))
+        if done != size:
+            return _write_now(session, request, file, data)
         file.offset = offset + size
         return head
 
-    return again
+    def by_handler(data: bytes) -> bytes | None:
+        return _write_now(session, request, file, data)
+
+    return by_handler if write is None or last_start < 0 else by_page
 
 
 async def _write_after_read(

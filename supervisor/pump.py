@@ -45,7 +45,8 @@ class Pump:
         self._epoll.register(self._bell, select.EPOLLIN)
         self.sessions: dict[int, Session] = {}
         self._left_over: dict[Session, None] = {}
-        self._deadlines: dict[Session, float] = {}
+        # (when, requests that the session had answered when its message began)
+        self._deadlines: dict[Session, tuple[float, int]] = {}
         self._deadline_added = trio.Event()
 
     def descriptors(self) -> tuple[int, ...]:
@@ -59,10 +60,12 @@ class Pump:
 
     def suspend(self, session: Session) -> None:
         """Leave a session to its own task."""
-        known = self.sessions.pop(session.read_fd, None) is not None
-        # On the way down the pump may have gone before its sessions.
-        if known and not self._epoll.closed:
-            self._epoll.unregister(session.read_fd)
+        # By identity: the number of a session that is over may be another's by now (I1).
+        if self.sessions.get(session.read_fd) is session:
+            del self.sessions[session.read_fd]
+            # On the way down the pump may have gone before its sessions.
+            if not self._epoll.closed:
+                self._epoll.unregister(session.read_fd)
         self._left_over.pop(session, None)
         self._deadlines.pop(session, None)
 
@@ -78,12 +81,17 @@ class Pump:
 
     def _watch(self, session: Session) -> None:
         """Start or stop the clock of a message that has begun (spec F8)."""
-        if session.is_mid_message:
-            if session not in self._deadlines:
-                self._deadlines[session] = time.monotonic() + session.deadline_s
-                self._deadline_added.set()
-        elif session in self._deadlines:
-            del self._deadlines[session]
+        known = self._deadlines.get(session)
+        if not session.is_mid_message:
+            if known is not None:
+                del self._deadlines[session]
+        elif known is None or known[1] != session.requests:
+            # Another message than the last time: a client that always has one under
+            # way is busy, not slow. Taken out first, for they stand in order of time.
+            self._deadlines.pop(session, None)
+            deadline = time.monotonic() + session.deadline_s
+            self._deadlines[session] = (deadline, session.requests)
+            self._deadline_added.set()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -137,7 +145,7 @@ class Pump:
                 self._deadline_added = trio.Event()
                 await self._deadline_added.wait()
                 continue
-            session, deadline = next(iter(self._deadlines.items()))
+            session, (deadline, _) = next(iter(self._deadlines.items()))
             delay = deadline - time.monotonic()
             if delay <= 0:
                 session.close_soon(SLOW)

@@ -34,6 +34,8 @@ from protocol import HostConnection, error
 from protocol.chat import SEPARATORS, ChatBody
 from protocol.limits import MEMO_LINE_BYTES
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
+from supervisor.on_files import do_open
+from supervisor.replies import reason
 from supervisor.transport import (
     FileTransfer,
     bytes_unread,
@@ -45,7 +47,7 @@ from vfs.hostio import in_thread
 from vfs.policy import close_places
 
 if TYPE_CHECKING:
-    from protocol.messages import Request, Write
+    from protocol.messages import Open, Request, Write
     from supervisor.pump import Pump
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
@@ -58,6 +60,10 @@ RECEIVE_BYTES = 8192
 
 TURN_REQUESTS = 64
 """Requests of one client before the others get their turn: about half a millisecond."""
+
+TURN_PIECES = 32
+"""Pieces of one client's payload or line that are taken before the others get their
+turn: 2 MiB of a payload, about half a millisecond."""
 
 POLLS = 2
 """Times that the core is yielded and polled after a reply before the pump parks."""
@@ -74,6 +80,9 @@ Reply = bytes | None
 
 Again = Callable[[], Reply]
 """Answers a prepared line."""
+
+NO_FILE = 0
+"""Stands for the file of a line that is about none: no fileno is 0 (spec O9)."""
 
 PREPARED_LINES = 512
 """When the READs among the prepared lines are forgotten: beside the CLOSE of each file
@@ -117,7 +126,6 @@ class Session:
         "_finish",
         "_is_deep",
         "_job",
-        "_lines_of",
         "_on_closed",
         "_over",
         "_payload",
@@ -125,7 +133,6 @@ class Session:
         "_suspended",
         "_waiting",
         "_wake",
-        "_write_fileno",
         "budget",
         "client",
         "closed_files",
@@ -136,6 +143,7 @@ class Session:
         "files",
         "fs",
         "last_request",
+        "lines_of",
         "max_write_bytes",
         "narrowed_places",
         "nested",
@@ -148,6 +156,7 @@ class Session:
         "why_closed",
         "write_again",
         "write_fd",
+        "write_fileno",
         "write_line",
         "write_size",
         "zero_copy",
@@ -185,8 +194,8 @@ class Session:
         self.zero_copy = False
         self.requests = 0
         self.prepared: dict[bytes, Again] = {}
-        self._lines_of: dict[int, list[bytes]] = {}
-        self._write_fileno = -1
+        self.lines_of: dict[int, list[bytes]] = {}
+        self.write_fileno = -1
         self.write_line = b""
         self.write_size = -1
         self.write_again: Callable[[bytes], Reply] = _not_prepared
@@ -227,6 +236,7 @@ class Session:
         prepared = self.prepared
         misses = 0
         turns = TURN_REQUESTS
+        pieces = TURN_PIECES
         message = conn.next_message() if conn.pending else None
         try:
             while True:
@@ -253,6 +263,10 @@ class Session:
                                 self.close_soon(EOF)
                                 return False
                             message = conn.receive_data(data)
+                            if message is None:  # a part of a line
+                                pieces -= 1
+                                if pieces < 0:
+                                    return False
                             continue
                     except BlockingIOError:
                         misses += 1
@@ -261,7 +275,8 @@ class Session:
                         _yield_core()
                         continue
                 if reply is None:
-                    if self._suspended:
+                    pieces -= 1
+                    if self._suspended or pieces < 0:
                         return False
                     message = None  # its body is on the way
                     continue
@@ -358,7 +373,10 @@ class Session:
         if self._chat is not None:
             self._chat.feed(space[:count])
         if payload is not None:
-            payload.advance(count)
+            try:
+                payload.advance(count)
+            except OSError as why:
+                self._refuse_payload(why)
         return None if conn.body_left else self._end_body()
 
     def _end_body(self) -> bytes | None:
@@ -398,11 +416,20 @@ class Session:
         left = self.conn.body_left
         if not left:
             return finish(piece)
-        self._payload = payload = self.budget.begin(len(piece) + left)
         self._finish = finish
-        if piece:
-            payload.add(piece)
+        try:
+            self._payload = self.budget.begin(len(piece) + left)
+            if piece:
+                self._payload.add(piece)
+        except OSError as why:
+            self._refuse_payload(why)
         return None
+
+    def _refuse_payload(self, why: OSError) -> None:
+        """Drain a payload for which there is no room, neither in memory nor on disk."""
+        self._drop_payload()
+        self._finish = None
+        self._drain_reply = error(b"failed to read data: " + reason(why))
 
     def drain(self, reply: bytes, chat: ChatBody | None = None) -> bytes | None:
         """Take the whole body of the current message off the line, then reply (W4).
@@ -427,26 +454,37 @@ class Session:
             again: answers it.
         """
         if len(self.prepared) >= PREPARED_LINES:
-            for lines in self._lines_of.values():
+            for lines in self.lines_of.values():
                 for one in lines:
                     self.prepared.pop(one, None)
-            self._lines_of.clear()
+            self.lines_of.clear()
         self.prepared[line] = again
-        self._lines_of.setdefault(fileno, []).append(line)
+        self.lines_of.setdefault(fileno, []).append(line)
+
+    def prepare_open(self, request: Open) -> None:
+        """Let the line of an OPEN lead straight to its handler: it is parsed already."""
+        line = b"OPEN %b %b %b\n" % (
+            request.name,
+            request.mode,
+            b"true" if request.flag else b"false",
+        )
+        # In dialect 1 the same words mean something else (spec O5).
+        if self.dialect == 2 and len(line) < MEMO_LINE_BYTES:
+            self.prepare(line, NO_FILE, partial(do_open, self, request))
 
     def prepare_write(self, request: Write, again: Callable[[bytes], Reply]) -> None:
         """Let the line of a WRITE lead straight to the call that takes its payload."""
         self.write_line = b"WRITE %b %d\n" % (request.token, request.size)
         self.write_size = len(self.write_line) + request.size
         self.write_again = again
-        self._write_fileno = request.fileno
+        self.write_fileno = request.fileno
 
     def forget(self, fileno: int) -> None:
         """Forget what lines about a file lead to: it is being closed."""
-        if self._lines_of:
-            for line in self._lines_of.pop(fileno, ()):
+        if self.lines_of:
+            for line in self.lines_of.pop(fileno, ()):
                 self.prepared.pop(line, None)
-        if fileno == self._write_fileno:
+        if fileno == self.write_fileno:
             self.write_size = -1
 
     def start(self, job: Job) -> None:
@@ -489,6 +527,8 @@ class Session:
             self.close_soon(SLOW)
         except OSError as why:
             self.close_soon(EOF, why)
+        except Exception as why:  # noqa: BLE001 - a fault here costs one client
+            self.close_soon(FAULT, why)
         self._job = None
         self._drop_payload()
         if not self._stop:
@@ -526,6 +566,7 @@ class Session:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
         transfer = FileTransfer(self.write_fd, file, size)
         self.zero_copy = True
+        self.write_size = -1  # a WRITE has to look at what this READ lends
         if not self._is_deep:
             self._is_deep = True
             deepen(self.write_fd)
@@ -544,9 +585,14 @@ class Session:
                 _yield_core()
         return b""
 
-    async def _send_file_waiting(self, transfer: FileTransfer) -> None:
-        await in_thread(transfer.load)
+    async def _send_file_waiting(self, transfer: FileTransfer) -> bytes | None:
+        try:
+            await in_thread(transfer.load)
+        except OSError as why:
+            transfer.give_up()
+            return error(b"failed to read: " + reason(why))
         await self._send_file(transfer)
+        return None
 
     async def _send_file(self, transfer: FileTransfer) -> None:
         with self.patience():
@@ -629,6 +675,9 @@ class Session:
                 left = self._do_sent(left)
             except OSError:
                 return  # a reset connection holds nothing more
+            except Exception as why:  # noqa: BLE001 - a fault here costs one client
+                self.failure = why
+                return
             if self._job is None:
                 return
 

@@ -25,6 +25,9 @@ It bounds what a client that reads slowly pins: pages of files, not copies."""
 
 _ZEROS = bytes(65_536)
 
+_NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What sendfile says of a file that the kernel cannot send by itself (sendfile(2))."""
+
 
 def bytes_waiting(fd: int) -> int:
     """Return how many bytes wait to be read from a socket or pipe (FIONREAD)."""
@@ -34,12 +37,12 @@ def bytes_waiting(fd: int) -> int:
 
 
 def bytes_unread(fd: int) -> int:
-    """Return how many sent bytes the peer has not read, 0 for a pipe (TIOCOUTQ)."""
+    """Return how many sent bytes the peer has not read, at least (TIOCOUTQ)."""
     count = bytearray(4)
     try:
         fcntl.ioctl(fd, termios.TIOCOUTQ, count)
     except OSError:
-        return 0
+        return bytes_waiting(fd)  # a pipe tells the same at both ends
     return int.from_bytes(count, sys.byteorder)
 
 
@@ -55,10 +58,11 @@ class FileTransfer:
         is_done: the reply is out.
     """
 
-    __slots__ = ("_at", "_fd", "_head", "_left", "_to", "is_done")
+    __slots__ = ("_at", "_fd", "_file", "_head", "_left", "_to", "is_done")
 
     def __init__(self, write_fd: int, file: OpenFile, size: int) -> None:
         self._to = write_fd
+        self._file = file
         self._fd = file.handle.fd
         self._head = b"OK %d\n" % size
         self._at = file.offset
@@ -74,13 +78,22 @@ class FileTransfer:
                 os.preadv(self._fd, probe, at, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
-        except OSError as why:
-            # File systems in memory do not know the flag; they need no probe either.
-            return why.errno == errno.EOPNOTSUPP
+        except OSError:
+            # Most file systems in memory do not know the flag; they need no probe
+            # either. What is wrong elsewhere will be found by `load`.
+            return self._file.handle.mount.in_memory
         return True
 
+    def give_up(self) -> None:
+        """Take the READ back, before any of it was sent."""
+        self._file.offset = self._at
+
     def load(self) -> None:
-        """Make the kernel hold the data (for a worker thread)."""
+        """Make the kernel hold the data (for a worker thread).
+
+        Raises:
+            OSError: the disk failed.
+        """
         at, left = self._at, self._left
         while left > 0:
             got = len(os.pread(self._fd, min(left, 1 << 20), at))
@@ -100,7 +113,12 @@ class FileTransfer:
                 self._head = self._head[os.write(self._to, self._head) :]
                 if self._head:
                     return True
-            sent = os.sendfile(self._to, self._fd, self._at, self._left)
+            try:
+                sent = os.sendfile(self._to, self._fd, self._at, self._left)
+            except OSError as why:
+                if why.errno not in _NO_SENDFILE:
+                    raise
+                sent = self._copy()
             if not sent:
                 # The file shrank after its size was promised: the promise holds (R1).
                 sent = os.write(self._to, _ZEROS[: self._left])
@@ -110,6 +128,11 @@ class FileTransfer:
         self._left -= sent
         self.is_done = not self._left
         return True
+
+    def _copy(self) -> int:
+        """Send a piece through this process; return its size, 0 at the file's end."""
+        piece = os.pread(self._fd, min(self._left, len(_ZEROS)), self._at)
+        return os.write(self._to, piece) if piece else 0
 
 
 def deepen(fd: int) -> None:

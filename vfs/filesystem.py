@@ -24,7 +24,7 @@ from vfs.errors import AccessDeniedError
 from vfs.hostio import in_thread
 from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES
 from vfs.openfile import OpenFile
-from vfs.opening import empty, open_in, open_restricted
+from vfs.opening import emptied_at_once, open_in, open_restricted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,6 +122,8 @@ class Filesystem:
     ) -> OpenFile:
         """Open a file for a client (spec O1-O9, A1-A4).
 
+        If ``must_empty`` is set then, ``empty_waiting`` has to finish it.
+
         Args:
             client: who asks.
             name: as on the wire.
@@ -158,8 +160,9 @@ class Filesystem:
                 handle = open_in(policy.host, name, mode, ledger, staged=staged)
             else:
                 handle, place, staged = open_restricted(policy, name, mode, ledger)
-            if mode.empties and not staged:
-                empty(handle, ledger)
+            must_empty = (
+                mode.empties and not staged and not emptied_at_once(handle, ledger)
+            )
         except BaseException:
             ledger.charge(OPEN_FILES, -1)
             raise
@@ -174,6 +177,7 @@ class Filesystem:
             ledger if ledger.bounds_size else None,
             staged,
         )
+        file.must_empty = must_empty
         tables.files[file.fileno] = client.files[file.fileno] = file
         if ledger.bounds_size:
             ledger.open.add(file)
@@ -208,18 +212,32 @@ class Filesystem:
             file.handle.mount.try_again()
 
     @staticmethod
-    def truncate(file: OpenFile, size: int) -> None:
-        """Set a file's size (spec X1).
+    async def truncate_waiting(file: OpenFile, size: int) -> None:
+        """Set a file's size, in a worker thread: to free much takes long (spec X1).
 
         Raises:
-            OSError: ``EBADF`` without write mode, ``EDQUOT``, ``EFBIG``, ...
+            OSError: ``EDQUOT``, ``EFBIG``, ...
         """
         growth = file.charge_size(size)
         try:
-            file.handle.truncate(size)
+            await in_thread(file.handle.truncate, size)
         except BaseException:
             file.give_back(growth)
             raise
+
+    async def empty_waiting(self, file: OpenFile) -> None:
+        """Finish an OPEN that has found a long file to truncate, in a worker thread.
+
+        Raises:
+            OSError: the file could not be truncated; it is not open any more.
+        """
+        try:
+            await self.truncate_waiting(file, 0)
+        except BaseException:
+            self._forget(file)
+            file.abandon()
+            raise
+        file.must_empty = False
 
     def close(self, file: OpenFile) -> None:
         """Close a file (spec C1); it is gone from the tables whatever happens.
@@ -227,10 +245,15 @@ class Filesystem:
         Raises:
             OSError: publication, fsync or close(2) failed.
         """
-        self._forget(file)
         if file.is_plain and self.observer is None:
+            # As _forget below, without what only other files need.
+            client = file.client
+            del self.tables.files[file.fileno]
+            del client.files[file.fileno]
+            client.ledger.charge(OPEN_FILES, -1)
             file.handle.close()
             return
+        self._forget(file)
         growth = file.staged_growth
         try:
             self._credit(file.ledger, file.close())
@@ -307,22 +330,27 @@ class Filesystem:
             client.ledger.charge(FILES, -1)
             raise
 
-    def remove(self, client: Client, name: bytes, *, claim: bool) -> None:
-        """Remove a file or an empty directory (spec X1).
+    async def remove_waiting(
+        self, client: Client, name: bytes, *, claim: bool
+    ) -> None:
+        """Remove a file or an empty directory, in a worker thread (spec X1).
 
         The bytes of a file that this child has open are given back when it is closed.
         """
         backend, rest = self._locate(client, name, claim=claim, write=True)
         ledger = client.ledger
-        self._credit(ledger, backend.remove(rest))
+        self._credit(ledger, await in_thread(backend.remove, rest))
         if ledger.used[FILES] > 0:
             ledger.charge(FILES, -1)
 
-    def rename(self, client: Client, old: bytes, new: bytes, *, claim: bool) -> None:
-        """Rename within what the client may write (spec X1)."""
+    async def rename_waiting(
+        self, client: Client, old: bytes, new: bytes, *, claim: bool
+    ) -> None:
+        """Rename within what the client may write, in a worker thread (spec X1)."""
         source, old_rest = self._locate(client, old, claim=claim, read=True, write=True)
         target, new_rest = self._locate(client, new, claim=claim, write=True)
-        self._credit(client.ledger, source.rename(old_rest, target, new_rest))
+        replaced = await in_thread(source.rename, old_rest, target, new_rest)
+        self._credit(client.ledger, replaced)
 
     @staticmethod
     def _credit(ledger: Ledger | None, removed: Removed | None) -> None:

@@ -15,6 +15,7 @@ Sources: preadv2(2), proc(5) for mountinfo.
 
 import errno
 import os
+import resource
 import time
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
@@ -26,6 +27,10 @@ Ts = TypeVarTuple("Ts")
 
 INLINE_WRITE_BYTES = 1024 * 1024
 """Longest write that runs inline: about 200 us into the page cache."""
+
+INLINE_TRUNCATE_BYTES = 16 * 1024 * 1024
+"""Longest file that is emptied inline: to free its pages takes about a millisecond, as
+long as others wait anyhow; a GiB takes 100 ms."""
 
 SLOW_WRITE_S = 0.02
 """An inline write that takes longer marks its mount: other clients have waited."""
@@ -76,6 +81,15 @@ def _pread_never(fd: int, size: int, offset: int) -> bytes:
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+"""What the kernel writes as one."""
+
+# Where files may not grow beyond a limit, a write may stop in the middle of a page.
+_PAGES_ARE_WHOLE = (
+    resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+)
+
+
 class Mount:
     """How one mounted file system is to be read and written.
 
@@ -85,9 +99,19 @@ class Mount:
         read: ``pread(fd, size, offset)`` that never waits: it raises
             ``BlockingIOError`` where the data is not in memory, may answer less than
             there is, and answers nothing only at the end of the file.
+        write_page: ``pwrite(fd, data, offset)`` for data within one page, which is
+            written whole or not at all; None where that, or the time it takes, is not
+            certain.
     """
 
-    __slots__ = ("_nowait", "_slow_until", "in_memory", "inline", "read")
+    __slots__ = (
+        "_nowait",
+        "_slow_until",
+        "in_memory",
+        "inline",
+        "read",
+        "write_page",
+    )
 
     def __init__(self, kind: str) -> None:
         self._nowait = kind in _NOWAIT_FILE_SYSTEMS
@@ -99,6 +123,9 @@ class Mount:
             self.read = os.pread
         else:
             self.read = _pread_nowait if self._nowait else _pread_never
+        self.write_page: Callable[[int, bytes, int], int] | None = None
+        if self.in_memory and _PAGES_ARE_WHOLE:
+            self.write_page = os.pwrite
 
     def note(self, seconds: float) -> None:
         """Take note of how long an inline write took."""

@@ -30,6 +30,7 @@ class OpenFile:
         offset: where the next READ or WRITE starts, in bytes.
         durability: when fsync is paid: ``none``, ``close`` or ``write``.
         ledger: charged for growth, or None where nothing bounds it.
+        must_empty: what it held is still to be truncated (``w`` of a long file).
         is_plain: a write is one pwrite at the offset and a close one close, no more.
     """
 
@@ -42,6 +43,7 @@ class OpenFile:
         "is_top_level",
         "ledger",
         "mode",
+        "must_empty",
         "name",
         "offset",
         "opened_at",
@@ -69,6 +71,7 @@ class OpenFile:
         self.is_top_level = is_top_level
         self.handle = handle
         self.offset = 0
+        self.must_empty = False
         self.place = place
         self.ledger = ledger
         self.staged = staged

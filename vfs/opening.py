@@ -14,6 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from vfs.errors import AccessDeniedError
+from vfs.hostio import INLINE_TRUNCATE_BYTES
 from vfs.ledger import FILES, SIZE_BYTES
 from vfs.places import PUBLISH_ON_CLOSE
 
@@ -87,16 +88,24 @@ def _open_counted(
             raise
 
 
-def empty(handle: Handle, ledger: Ledger) -> None:
+def emptied_at_once(handle: Handle, ledger: Ledger) -> bool:
     """Truncate a file that was opened with ``w`` and found to be one (O7).
+
+    Returns:
+        False if there is so much to free that a thread should do it: nothing is done.
 
     Raises:
         OSError: it could not be done; the handle is closed.
     """
     try:
-        freed = handle.size() if ledger.bounds_size else 0
-        handle.truncate(0)
+        size = handle.size()
+        if size > INLINE_TRUNCATE_BYTES:
+            return False
+        if size:
+            handle.truncate(0)
     except BaseException:
         handle.close()
         raise
-    ledger.charge(SIZE_BYTES, -freed)
+    if ledger.bounds_size:
+        ledger.charge(SIZE_BYTES, -size)
+    return True

@@ -10,6 +10,7 @@ Rules of this file.
    whose pages the kernel gives on first touch (attack 15).
 """
 
+import contextlib
 import errno
 import mmap
 import os
@@ -105,9 +106,15 @@ class Payload:
                 self._budget.take_back(room, self.size)
             return
         if room is not None:
-            room.close()
+            _unmap(room)
         os.close(self._spool)
         self._spool = -1
+
+
+def _unmap(room: mmap.mmap) -> None:
+    # The frames of a call that failed may still hold a part of it; with them it goes.
+    with contextlib.suppress(BufferError):
+        room.close()
 
 
 def _write_all(fd: int, data: memoryview) -> None:
@@ -167,7 +174,7 @@ class PayloadBudget:
             if room_size == class_size and len(self._free[class_size]) < kept:
                 self._free[class_size].append(room)
                 return
-        room.close()
+        _unmap(room)
 
     def _open_spool(self) -> int:
         """Open an unnamed file for one payload."""

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import trio
 
 from supervisor import proctree
 from supervisor.child import Child
@@ -162,6 +163,26 @@ async def test_nobody_waits_for_a_reader_that_outlived_its_child(stage: Stage) -
     await child.kill()
     assert time.monotonic() - start < 1.0  # the deadline (spec F8) is 30 s
     stage.assert_nothing_left()
+
+
+# I1: a number that a closed connection had may be another's by the time its process
+# ends; that one goes on.
+async def test_an_exit_touches_no_connection_that_took_over_a_number(
+    stage: Stage,
+) -> None:
+    first, heir = await stage.puppet(), await stage.puppet()
+    assert first.child.session is not None
+    number = first.child.session.read_fd
+    await first.do("os.close(IN)")
+    await eventually(lambda: len(stage.host.fs.tables.clients) == 1)
+    connections = []
+    while number not in stage.host.pump.sessions:
+        connections.append(await heir.do("attached()"))
+        assert len(connections) < 60
+    assert await first.leave() == 0
+    with trio.fail_after(2):
+        answers = await heir.do(f"{{ask(b'PING\\n', d) for d in {connections}}}")
+    assert answers == {b"OK"}
 
 
 # spec S3: nested clients are closed before the client they hang on.

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -126,6 +127,7 @@ async def test_a_stopped_child_delays_nobody(hasty: Stage) -> None:
     "flood",
     [
         "[ask(b'PING\\n') for _ in range(10**9)]",
+        "[ask(b'READ %d 1\\n' % E) for _ in range(10**9)]",
         "[(send(b'PING\\n' * 500), take(1500)) for _ in range(10**9)]",
         "[(send(os.urandom(1000).replace(b'WRITE', b'') + b'\\n'), line())"
         " for _ in range(10**9)]",
@@ -134,14 +136,18 @@ async def test_a_stopped_child_delays_nobody(hasty: Stage) -> None:
         " for _ in range(10**9)]",
         "[ask(b'CLOSE %d\\n' % opened(b'big')) for _ in range(10**9)]",
     ],
-    ids=["ping", "pipelined", "garbage", "reads", "writes", "opens"],
+    ids=["ping", "same", "pipelined", "garbage", "reads", "writes", "opens"],
 )
 async def test_a_flood_delays_nobody(stage: Stage, flood: str) -> None:
     (stage.root / "big").write_bytes(bytes(16 * 1024 * 1024))
     calm = await neighbour(stage)
     child = await stage.puppet()
-    reading, writing = await child.open(b"big"), await child.open(b"out", b"w")
-    child.tell(flood.replace("F", str(reading)).replace("G", str(writing)))
+    (stage.root / "empty").touch()
+    names = {"E": (b"empty", b"r"), "F": (b"big", b"r"), "G": (b"out", b"w")}
+    for letter, (name, mode) in names.items():
+        fileno = await child.open(name, mode)
+        flood = re.sub(rf"\b{letter}\b", str(fileno), flood)
+    child.tell(flood)
     session = child.child.session
     assert session is not None
     slowest = await slowest_read(calm)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Dialogue:
     """A client's end of one session, and the session."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, dialect: int = 2) -> None:
         self.ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         fd = theirs.detach()
@@ -40,7 +40,7 @@ class Dialogue:
             fd,
             fd,
             PayloadBudget(),
-            dialect=2,
+            dialect=dialect,
             max_write_bytes=1 << 20,
             deadline_s=5.0,
             on_closed=lambda _: None,
@@ -156,6 +156,31 @@ def test_closing_a_file_forgets_every_line_about_it(
     invalid = b"ERROR invalid fileno: %b\n" % fileno
     assert [talk.ask(line) for line in (*lines, close)] == [invalid] * 3
     assert not talk.session.prepared
+
+
+def test_an_open_that_comes_again_opens_again(talk: Dialogue) -> None:
+    # spec O9, O4
+    line = b"OPEN f w false\n"
+    for _ in range(4):
+        fileno = talk.ask(line)[3:-1]
+        assert talk.ask(b"CLOSE %b\n" % fileno) == b"OK\n"
+    assert line in talk.session.prepared
+    for _ in range(8):  # all that its ledger allows
+        assert talk.ask(line).startswith(b"OK ")
+    assert talk.ask(line) == b"ERROR failed to open file 'f': Too many open files\n"
+
+
+def test_in_dialect_1_a_flag_is_no_context_however_often_it_comes(
+    tmp_path: Path,
+) -> None:
+    # spec O5
+    dialogue = Dialogue(tmp_path, dialect=1)
+    try:
+        for _ in range(4):
+            assert dialogue.ask(b"OPEN f w internal\n").startswith(b"OK ")
+        assert dialogue.ask(b"OPEN f w false\n") == b"ERROR invalid context: false\n"
+    finally:
+        dialogue.close()
 
 
 def test_filenos_rise_and_are_never_used_again(talk: Dialogue) -> None:

@@ -11,8 +11,6 @@ import os
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfs.hostio import Mount
 
 
@@ -59,9 +57,6 @@ class Handle(Protocol):
 
     def pwrite(self, data: bytes | memoryview, offset: int) -> None:
         """Write all of ``data``, or cut off again what it added and raise (spec W5)."""
-
-    def writer(self, size: int) -> Callable[[bytes, int], None]:
-        """Return what writes payloads of ``size`` bytes like ``pwrite``, but faster."""
 
     def append(self, data: bytes | memoryview) -> int:
         """Write all at the end, likewise; return the offset after it (spec P1)."""

@@ -18,7 +18,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import resource
 import secrets
 import stat
 import time
@@ -35,15 +34,8 @@ if TYPE_CHECKING:
 STAGED_PREFIX = b".sandhost-"
 """How names of staged files begin, for the instant in which they have one."""
 
-_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-_PAGE_MASK = _PAGE_BYTES - 1
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
-
-# Where files may not grow beyond a limit, a write may stop in the middle of a page.
-_PAGES_ARE_WHOLE = (
-    resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-)
 
 
 class HostHandle:
@@ -69,21 +61,6 @@ class HostHandle:
             pieces.append(data)
             got += len(data)
         return b"".join(pieces)
-
-    def writer(self, size: int) -> Callable[[bytes, int], None]:
-        if size > _PAGE_BYTES or not (self.mount.in_memory and _PAGES_ARE_WHOLE):
-            return self.pwrite
-        fd = self.fd
-        last_start = _PAGE_BYTES - size
-        pwrite = os.pwrite
-        pwrite_all = self._pwrite_all
-
-        def write(data: bytes, offset: int) -> None:
-            # What lies in one page is written or not: there is nothing to cut off.
-            if offset & _PAGE_MASK > last_start or size != pwrite(fd, data, offset):
-                pwrite_all(data, offset)
-
-        return write
 
     def pwrite(self, data: bytes | memoryview, offset: int) -> None:
         mount = self.mount

@@ -125,10 +125,6 @@ class MemoryHandle:
         file.data[offset:end] = data
         file.mtime_ns = time.time_ns()
 
-    def writer(self, size: int) -> Callable[[bytes, int], None]:
-        del size
-        return self.pwrite
-
     def append(self, data: bytes | memoryview) -> int:
         self.pwrite(data, len(self._file.data))
         return len(self._file.data)

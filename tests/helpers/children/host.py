@@ -20,7 +20,9 @@ import trio
 from supervisor.host import open_host
 from supervisor.journal import open_journal
 from supervisor.launchpad_start import LaunchpadProcess, start_launchpad
+from supervisor.logs import Log
 from supervisor.spec import ChildSpec, minimal_env
+from vfs.hostio import in_thread
 
 
 def say(text: str) -> None:
@@ -42,7 +44,10 @@ async def serve(order: dict[str, Any], launchpad: LaunchpadProcess) -> None:
         **order,
     }
     journal = open_journal(f"{where}/journal", say)
-    async with open_host(launchpad, journal=journal) as host:
+    # Quiet: the first line of a log imports the logger, and its files may not open.
+    log = Log("ERROR")
+    async with open_host(launchpad, journal=journal, log=log) as host:
+        await in_thread(os.getpid)  # from now on one worker thread is there, and waits
         children = [await host.spawn(ChildSpec(tuple(c), **spec)) for c in commands]
         pids = [child.process.pid for child in children if child.process is not None]
         say(f"up {' '.join(map(str, pids))}")
