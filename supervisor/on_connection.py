@@ -70,8 +70,14 @@ def do_narrow(session: Session, request: m.Request) -> bytes | None:
 
 
 def _narrow_now(session: Session, document: bytes | memoryview) -> bytes | None:
+    # A job, so that others have a turn between one document and the next.
+    session.start(partial(_narrow, session, bytes(document)))
+    return None
+
+
+async def _narrow(session: Session, document: bytes) -> bytes:
     try:
-        session.narrow(bytes(document))
+        session.narrow(document)
     except RightsError as why:
         return error(b"invalid rights: " + echo(str(why).encode()))
     return OK

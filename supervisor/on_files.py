@@ -44,6 +44,9 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
         return UNAVAILABLE
     except OSError as why:
         return error(b"failed to open file '" + echo(name) + b"': " + reason(why))
+    if file.must_empty:
+        session.start(partial(_open_waiting, session, file))
+        return None
     fileno = file.fileno
     if file.is_plain:
         line = b"CLOSE %d\n" % fileno
@@ -53,6 +56,16 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
         else:
             session.last_request = request
     return b"OK %d\n" % fileno
+
+
+async def _open_waiting(session: Session, file: OpenFile) -> bytes:
+    """Finish an OPEN for which a long file is to be truncated."""
+    try:
+        await session.fs.empty_waiting(file)
+    except OSError as why:
+        name = echo(file.name)
+        return error(b"failed to open file '" + name + b"': " + reason(why))
+    return b"OK %d\n" % file.fileno
 
 
 def _close_plain(session: Session, file: OpenFile, line: bytes) -> bytes:
@@ -305,7 +318,7 @@ def do_truncate(session: Session, request: m.Truncate) -> bytes | None:
     async def truncate() -> bytes:
         await session.wait_taken()
         try:
-            session.fs.truncate(file, request.size)
+            await session.fs.truncate_waiting(file, request.size)
         except OSError as why:
             return error(b"failed to truncate: " + reason(why))
         return OK

@@ -1,4 +1,8 @@
-"""Requests about names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1)."""
+"""Requests about names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
+
+What may take long is done in a worker thread: to read a long directory, and to free the
+blocks of a long file, which REMOVE and RENAME may do.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ import msgspec
 from protocol import echo, error, limits
 from supervisor.replies import OK, UNAVAILABLE, Handler, denied, reason
 from vfs.errors import AccessDeniedError, UnavailableError
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from protocol import messages as m
     from supervisor.session import Session
@@ -32,15 +37,39 @@ def named(
     def handler(session: Session, request: m.NameRequest) -> bytes | None:
         try:
             return call(session, request)
-        except AccessDeniedError:
-            return denied(session, word, request.name)
-        except UnavailableError:
-            return UNAVAILABLE
-        except OSError as why:
-            name = echo(request.name)
-            return error(b"failed to %b '%b': %b" % (verb.encode(), name, reason(why)))
+        except (AccessDeniedError, UnavailableError, OSError) as why:
+            return _failure(session, word, verb, request.name, why)
 
     return handler
+
+
+def named_waiting(
+    word: str, verb: str, call: Callable[[Session, m.NameRequest], Awaitable[bytes]]
+) -> Handler:
+    """Make the handler of a command about one name that may take long: a job."""
+
+    async def work(session: Session, request: m.NameRequest) -> bytes:
+        try:
+            return await call(session, request)
+        except (AccessDeniedError, UnavailableError, OSError) as why:
+            return _failure(session, word, verb, request.name, why)
+
+    def handler(session: Session, request: m.NameRequest) -> bytes | None:
+        session.start(partial(work, session, request))
+        return None
+
+    return handler
+
+
+def _failure(
+    session: Session, word: str, verb: str, name: bytes, why: Exception
+) -> bytes:
+    if isinstance(why, AccessDeniedError):
+        return denied(session, word, name)
+    if isinstance(why, OSError):
+        text = (verb.encode(), echo(name), reason(why))
+        return error(b"failed to %b '%b': %b" % text)
+    return UNAVAILABLE
 
 
 def body(document: object) -> bytes:
@@ -54,28 +83,15 @@ def _stat(session: Session, request: m.NameRequest) -> bytes:
     return body({"size": status.size, "mtime_ns": status.mtime_ns, "kind": status.kind})
 
 
-def do_list(session: Session, request: m.ListDir) -> bytes | None:
-    """LIST (spec X1): a directory may be long, so it is read in a worker thread."""
+async def _list(session: Session, request: m.NameRequest) -> bytes:
+    entries = await session.fs.list_waiting(
+        session.client, request.name, claim=request.flag, limit=MAX_LIST_ENTRIES
+    )
+    return await in_thread(_listing, entries)
 
-    async def list_directory() -> bytes:
-        try:
-            entries = await session.fs.list_waiting(
-                session.client,
-                request.name,
-                claim=request.flag,
-                limit=MAX_LIST_ENTRIES,
-            )
-        except AccessDeniedError:
-            return denied(session, "LIST", request.name)
-        except UnavailableError:
-            return UNAVAILABLE
-        except OSError as why:
-            name = echo(request.name)
-            return error(b"failed to list '" + name + b"': " + reason(why))
-        return body([{**_name_field(name), "kind": kind} for name, kind in entries])
 
-    session.start(list_directory)
-    return None
+def _listing(entries: list[tuple[bytes, str]]) -> bytes:
+    return body([{**_name_field(name), "kind": kind} for name, kind in entries])
 
 
 def _name_field(name: bytes) -> dict[str, str]:
@@ -91,8 +107,8 @@ def _make(session: Session, request: m.NameRequest) -> bytes:
     return OK
 
 
-def _remove(session: Session, request: m.NameRequest) -> bytes:
-    session.fs.remove(session.client, request.name, claim=request.flag)
+async def _remove(session: Session, request: m.NameRequest) -> bytes:
+    await session.fs.remove_waiting(session.client, request.name, claim=request.flag)
     return OK
 
 
@@ -113,17 +129,21 @@ def _rename_now(
     new = bytes(names[request.old_length :])
     if not old or not new:
         return error(b"RENAME requires two names")
+    session.start(partial(_rename_waiting, session, old, new, request.flag))
+    return None
+
+
+async def _rename_waiting(
+    session: Session, old: bytes, new: bytes, claim: bool
+) -> bytes:
     try:
-        session.fs.rename(session.client, old, new, claim=request.flag)
-    except AccessDeniedError:
-        return denied(session, "RENAME", old)
-    except UnavailableError:
-        return UNAVAILABLE
-    except OSError as why:
-        return error(b"failed to rename '" + echo(old) + b"': " + reason(why))
+        await session.fs.rename_waiting(session.client, old, new, claim=claim)
+    except (AccessDeniedError, UnavailableError, OSError) as why:
+        return _failure(session, "RENAME", "rename", old, why)
     return OK
 
 
 do_stat = named("STAT", "stat", _stat)
+do_list = named_waiting("LIST", "list", _list)
 do_make = named("MKDIR", "make", _make)
-do_remove = named("REMOVE", "remove", _remove)
+do_remove = named_waiting("REMOVE", "remove", _remove)

@@ -44,7 +44,7 @@ from supervisor.transport import (
     revoke,
 )
 from vfs.hostio import in_thread
-from vfs.policy import close_places
+from vfs.policy import OPEN_FILES, close_places
 
 if TYPE_CHECKING:
     from protocol.messages import Open, Request, Write
@@ -617,7 +617,7 @@ class Session:
         Raises:
             RightsError: the document does not narrow what the client has.
         """
-        policy = self.client.policy.narrowed(document)
+        policy = self.client.policy.narrowed(document, self.client.ledger)
         self.narrowed_places += tuple(
             place for place in policy.places if place not in self.client.policy.places
         )
@@ -739,4 +739,5 @@ class Session:
             stack.callback(self.pump.forget, self)
 
     def _disconnect(self) -> None:
+        self.client.ledger.charge(OPEN_FILES, -len(self.narrowed_places))
         self.closed_files = self.fs.disconnect(self.client, self.why_closed or EOF)

@@ -330,9 +330,7 @@ class Filesystem:
             client.ledger.charge(FILES, -1)
             raise
 
-    async def remove_waiting(
-        self, client: Client, name: bytes, *, claim: bool
-    ) -> None:
+    async def remove_waiting(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Remove a file or an empty directory, in a worker thread (spec X1).
 
         The bytes of a file that this child has open are given back when it is closed.

@@ -106,36 +106,36 @@ class Policy:
             found.sort(key=lambda pair: len(pair[1]))
         return found
 
-    def narrowed(self, document: bytes) -> Policy:
+    def narrowed(self, document: bytes, ledger: Ledger | None = None) -> Policy:
         """Return a policy with at most these rights (spec A5).
 
         Args:
             document: JSON ``{"read": [...], "write": [...]}``; names given become the
                 only places; an empty document only drops the top-level right.
+            ledger: charged an open file for each place that is new, for each is held
+                open (attack 18); given back by whoever closes them.
 
         Raises:
             RightsError: the document is not of that form, or asks for what this policy
                 does not have.
         """
-        try:
-            wanted = msgspec.json.decode(document, type=Rights)
-        except msgspec.MsgspecError as why:
-            raise RightsError(str(why)) from None
-        if wanted.model is not None or wanted.quota is not None:
-            raise RightsError("model and quota are not available yet")
+        wanted = _parsed(document)
         if wanted.read is None and wanted.write is None:
             return Policy(self.places, root=self.root)
         rights: dict[str, list[bool]] = {}
-        for name in wanted.read or ():
-            rights.setdefault(name, [False, False])[0] = True
-        for name in wanted.write or ():
-            rights.setdefault(name, [False, False])[1] = True
+        for index, names in enumerate((wanted.read, wanted.write)):
+            for name in names or ():
+                rights.setdefault(name, [False, False])[index] = True
+        if ledger is not None and not ledger.charge(OPEN_FILES, len(rights)):
+            raise RightsError("too many names: each takes the place of an open file")
         places: list[Place] = []
         try:
             for name, (read, write) in rights.items():
                 places.append(self._part(name, read=read, write=write))
         except BaseException:
             close_places(places)
+            if ledger is not None:
+                ledger.charge(OPEN_FILES, -len(rights))
             raise
         return Policy(tuple(places), root=self.root)
 
@@ -153,6 +153,16 @@ class Policy:
         except OSError as why:
             reason = os.strerror(why.errno or 0)
             raise RightsError(f"cannot narrow to {text!r}: {reason}") from None
+
+
+def _parsed(document: bytes) -> Rights:
+    try:
+        wanted = msgspec.json.decode(document, type=Rights)
+    except msgspec.MsgspecError as why:
+        raise RightsError(str(why)) from None
+    if wanted.model is not None or wanted.quota is not None:
+        raise RightsError("model and quota are not available yet")
+    return wanted
 
 
 def _share_rights(places: tuple[Place, ...]) -> None:

@@ -128,7 +128,7 @@ async def test_processes_of_one_child_share_its_door(stage: Stage) -> None:
     assert sorted(row["requests"] for row in rows) == [300] * 4
 
 
-# spec A1: a claim is no right.
+# attack 1, spec A1: a claim is no right.
 async def test_a_claim_of_a_restricted_child_is_denied_and_on_record(
     stage: Stage,
 ) -> None:

@@ -257,12 +257,24 @@ async def test_a_pid_that_was_given_to_somebody_else_is_not_signalled(
         await process.end_tree()
         other = await stage.puppet()  # its death makes the launchpad look for leftovers
         await other.kill()
-        assert os.waitid(os.P_PID, bystander, os.WEXITED | os.WNOHANG) is None
+        assert Path(f"/proc/{bystander}/comm").read_text() == "sleep\n"
     finally:
-        pidfd = os.pidfd_open(bystander)
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        os.close(pidfd)
+        kill_and_reap(bystander)
+
+
+# I3: a stop may come at any moment, also before there is a process.
+@pytest.mark.parametrize("delay_s", [0.0, 0.0005, 0.001, 0.002, 0.004])
+async def test_a_stop_ends_a_child_that_is_just_being_started(
+    stage: Stage, delay_s: float
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stage.host.spawn, stage.spec(("/bin/sleep", "1000")))
+        await trio.sleep(delay_s)
+        await eventually(lambda: bool(stage.host.children))
+        (child,) = stage.host.children.values()
+        stage.host.request_stop()
+    assert await child.wait_gone() == 128 + signal.SIGTERM
+    stage.assert_nothing_left()
 
 
 def start_with_pid(*wanted: int) -> int:
@@ -276,8 +288,13 @@ def start_with_pid(*wanted: int) -> int:
         new = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
         if new == pid:
             return new
-        pidfd = os.pidfd_open(new)
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        os.close(pidfd)
+        kill_and_reap(new)
     pytest.skip("another process was faster to take the pid")
+
+
+def kill_and_reap(pid: int) -> None:
+    """End a process that this one started."""
+    pidfd = os.pidfd_open(pid)
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    os.close(pidfd)

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -129,16 +129,22 @@ async def test_a_stopped_child_delays_nobody(hasty: Stage) -> None:
         "[ask(b'PING\\n') for _ in range(10**9)]",
         "[ask(b'READ %d 1\\n' % E) for _ in range(10**9)]",
         "[(send(b'PING\\n' * 500), take(1500)) for _ in range(10**9)]",
-        "[(send(os.urandom(1000).replace(b'WRITE', b'') + b'\\n'), line())"
-        " for _ in range(10**9)]",
+        (
+            "[(send(os.urandom(1000).replace(b'WRITE', b'') + b'\\n'), line())"
+            " for _ in range(10**9)]"
+        ),
         "[(ask(b'SEEK %d 0\\n' % F), read(F, 16777216)) for _ in range(10**9)]",
-        "[(ask(b'SEEK %d 0\\n' % G), ask(b'WRITE %d 1048576\\n' % G + bytes(1048576)))"
-        " for _ in range(10**9)]",
+        (
+            "[(ask(b'SEEK %d 0\\n' % G),"
+            " ask(b'WRITE %d 1048576\\n' % G + bytes(1048576))) for _ in range(10**9)]"
+        ),
         "[ask(b'CLOSE %d\\n' % opened(b'big')) for _ in range(10**9)]",
     ],
     ids=["ping", "same", "pipelined", "garbage", "reads", "writes", "opens"],
 )
-async def test_a_flood_delays_nobody(stage: Stage, flood: str) -> None:
+async def test_a_flood_delays_nobody(
+    stage: Stage, flood: str, tell: Callable[[str], None]
+) -> None:
     (stage.root / "big").write_bytes(bytes(16 * 1024 * 1024))
     calm = await neighbour(stage)
     child = await stage.puppet()
@@ -151,7 +157,7 @@ async def test_a_flood_delays_nobody(stage: Stage, flood: str) -> None:
     session = child.child.session
     assert session is not None
     slowest = await slowest_read(calm)
-    print(f"slowest READ beside a flood: {slowest * 1000:.1f} ms")
+    tell(f"slowest READ beside a flood: {slowest * 1000:.1f} ms")
     assert slowest < NEIGHBOUR_S
     await child.kill()
 

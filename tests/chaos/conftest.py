@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.helpers.figures import tell
 from tests.helpers.hostprocess import Hosts, hosts
 from tests.helpers.hosts import stage
 
-__all__ = ["stage"]
+__all__ = ["stage", "tell"]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,14 @@ import trio
 from supervisor.host import Settings
 from tests.chaos.records import Store, faults, record
 from tests.chaos.rounds import ROUNDS, SEED
-from tests.helpers.hosts import CHILDREN, NEIGHBOUR_S, Puppet, Stage, opened
+from tests.helpers.hosts import (
+    CHILDREN,
+    NEIGHBOUR_S,
+    Puppet,
+    Stage,
+    eventually,
+    opened,
+)
 from vfs.hostio import in_thread
 from vfs.policy import CLIENTS, OPEN_FILES, Ledger
 
@@ -26,6 +33,9 @@ AT_ONCE = 8
 
 PYTHON_ONE_IN = 12
 """Of so many children one is Python: it needs 20 ms to start, a shell 1 ms."""
+
+SMALL_BUDGET_BYTES = 2 * 1024 * 1024
+"""So that some payloads are spooled."""
 
 KILLS = 200
 """Kills whose clean-up is measured."""
@@ -191,13 +201,11 @@ class Chaos:
 # spec W2, S2, S3, S4, S5, S7; I5, I6, I9
 @pytest.mark.timeout(90 + ROUNDS // 4)
 async def test_no_kill_of_a_child_leaves_anything_or_tears_a_write(
-    tmp_path: Path,
+    tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     seed = SEED or secrets.randbits(32)
-    print(f"CHAOS_SEED={seed}")
-    small_budget = Settings(
-        payload_budget_bytes=2 << 20
-    )  # so that payloads are spooled
+    tell(f"CHAOS_SEED={seed}")
+    small_budget = Settings(payload_budget_bytes=SMALL_BUDGET_BYTES)
     async with opened(tmp_path, small_budget, log_level="ERROR") as stage:
         (stage.root / "calm").write_bytes(b"c" * 4096)
         with (stage.root / "big").open("wb") as big:
@@ -212,7 +220,7 @@ async def test_no_kill_of_a_child_leaves_anything_or_tears_a_write(
                     workers.start_soon(chaos.work)
             chaos.over.set()
         took = time.monotonic() - begin
-        print(
+        tell(
             f"{ROUNDS} kills in {took:.1f} s ({ROUNDS / took:.0f}/s), "
             f"{stage.host.budget.spooled} payloads spooled; beside them {chaos.reads} "
             f"READs, the slowest {chaos.slowest_s * 1000:.1f} ms"
@@ -231,7 +239,9 @@ async def test_no_kill_of_a_child_leaves_anything_or_tears_a_write(
 
 
 # spec S4: measured and printed; `make bench` holds the figure.
-async def test_how_soon_a_killed_child_is_cleaned_up(stage: Stage) -> None:
+async def test_how_soon_a_killed_child_is_cleaned_up(
+    stage: Stage, tell: Callable[[str], None]
+) -> None:
     script = (
         "for n in a b c; do printf 'OPEN %s w false\\n' $n >&3; read -r r <&3; done;"
         "setsid sleep 1000 & printf 'MKDIR false ready\\n' >&3; exec sleep 1000"
@@ -241,8 +251,7 @@ async def test_how_soon_a_killed_child_is_cleaned_up(stage: Stage) -> None:
         child = await stage.sh(script)
         assert child.process is not None
         ready = stage.root / "ready"
-        while not ready.exists():
-            await trio.sleep(0.001)
+        await eventually(ready.exists)
         ready.rmdir()
         begin = time.monotonic()
         child.process.send_signal(9)
@@ -251,7 +260,7 @@ async def test_how_soon_a_killed_child_is_cleaned_up(stage: Stage) -> None:
         stage.assert_nothing_left()
     took.sort()
     p99 = took[math.ceil(0.99 * len(took)) - 1]
-    print(
+    tell(
         f"kill -9 to everything freed, {KILLS} times: median {took[len(took) // 2]:.2f} "
         f"ms, p99 {p99:.2f} ms, slowest {took[-1]:.2f} ms"
     )

@@ -6,6 +6,7 @@ import secrets
 import select
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,10 @@ def wait_gone(host: HostProcess, mark: str) -> float:
 # spec S3, attack 28 and attack 39: at any moment, whatever its children are doing.
 @pytest.mark.timeout(60 + HOST_KILLS * 3)
 def test_a_killed_host_takes_its_whole_tree_with_it(
-    tmp_path: Path, host_processes: Hosts
+    tmp_path: Path, host_processes: Hosts, tell: Callable[[str], None]
 ) -> None:
     seed = SEED or secrets.randbits(32)
-    print(f"CHAOS_SEED={seed}")
+    tell(f"CHAOS_SEED={seed}")
     choice = random.Random(seed)
     slowest = 0.0
     grown = 0
@@ -59,7 +60,7 @@ def test_a_killed_host_takes_its_whole_tree_with_it(
             grown = max(grown, len(marked(mark)))
             host.kill()
             slowest = max(slowest, wait_gone(host, mark))
-    print(f"{HOST_KILLS} hosts killed; the slowest tree was gone in {slowest:.3f} s")
+    tell(f"{HOST_KILLS} hosts killed; the slowest tree was gone in {slowest:.3f} s")
     assert grown > 6, "no tree ever grew: the test proves nothing"
 
 

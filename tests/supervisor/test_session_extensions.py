@@ -294,29 +294,41 @@ async def test_a_nested_client_has_what_its_parent_has_left(hall: Hall) -> None:
 
 # spec A5, F6
 @pytest.mark.parametrize(
-    ("request_bytes", "reply"),
+    ("text", "reply"),
     [
-        (b"NARROW 2\n{}", b"OK"),
-        (b"NARROW 2\n[]", b"ERROR invalid rights: Expected `object`, got `array`"),
-        (b"NARROW 0\n", b"ERROR invalid rights: Input data was truncated"),
-        (b"NARROW x\n", b"ERROR invalid size: x"),
-        (b"NARROW\n", b"ERROR NARROW requires size"),
-        (b"NARROW 2 3\n{}", b"ERROR NARROW requires size"),
+        (b"{}", b"OK"),
+        (b"[]", b"Expected `object`, got `array`"),
+        (b"", b"Input data was truncated"),
+        (b'{"read": [""]}', b"an empty name"),
+        (b'{"read": ["no"]}', b"cannot narrow to 'no': No such file or directory"),
         (
-            b"NARROW 70000\n" + b" " * 70_000,
-            b"ERROR invalid size: 70000 exceeds limit 65536",
+            b'{"read": ["a\\n\\u001b"]}',
+            rb"cannot narrow to 'a\n\x1b': No such file or directory",
         ),
-        (
-            b'NARROW 20\n{"read":["a\\n\\u001b"]}'.replace(b"20", b"23"),
-            b"ERROR invalid rights: cannot narrow to 'a\\n\\x1b': "
-            b"No such file or directory",
-        ),
+        (b'{"read": ["/etc"]}', b"not within this client's rights: '/etc'"),
+        (b'{"model": "small"}', b"model and quota are not available yet"),
     ],
 )
-async def test_a_document_of_rights(
+async def test_a_document_of_rights(line: Line, text: bytes, reply: bytes) -> None:
+    found = await line.ask(b"NARROW %d\n%b" % (len(text), text))
+    assert found == (reply if reply == b"OK" else b"ERROR invalid rights: " + reply)
+    assert await line.ask(b"PING\n") == b"OK"
+
+
+# spec A5, W4
+@pytest.mark.parametrize(
+    ("request_bytes", "reply"),
+    [
+        (b"NARROW x\n", b"invalid size: x"),
+        (b"NARROW\n", b"NARROW requires size"),
+        (b"NARROW 2 3\n{}", b"NARROW requires size"),
+        (b"NARROW 70000\n" + b" " * 70_000, b"invalid size: 70000 exceeds limit 65536"),
+    ],
+)
+async def test_a_narrowing_that_is_not_well_formed(
     line: Line, request_bytes: bytes, reply: bytes
 ) -> None:
-    assert await line.ask(request_bytes) == reply
+    assert await line.ask(request_bytes) == b"ERROR " + reply
     assert await line.ask(b"PING\n") == b"OK"
 
 
@@ -365,8 +377,10 @@ async def test_narrowing_again_and_again(hall: Hall) -> None:
         (b"LLM_CHAT false 0 0 0 2\n\n\n", b"LLM not available"),
         (
             b"LLM_CHAT false 0 0\n",
-            b"LLM_CHAT requires is_top_level, input_files_count, output_files_count, "
-            b"prompt_length, and preset_length",
+            (
+                b"LLM_CHAT requires is_top_level, input_files_count, "
+                b"output_files_count, prompt_length, and preset_length"
+            ),
         ),
         (b"LLM_CHAT false 0 x 0 0\n", b"invalid output_files_count: x"),
         (b"LLM_QUOTA\n", b"LLM quota not available"),

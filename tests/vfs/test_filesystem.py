@@ -330,7 +330,7 @@ async def test_durability_is_paid_as_it_says(
 
 
 # spec X1, A3: names take the same rights as files.
-def test_names_take_the_rights_of_files(world: World) -> None:
+async def test_names_take_the_rights_of_files(world: World) -> None:
     read, write = world.place("in", read=True), world.place("out", write=True)
     fs = world.fs
     client = world.client(world.policy(read, write))
@@ -343,17 +343,17 @@ def test_names_take_the_rights_of_files(world: World) -> None:
         with pytest.raises(AccessDeniedError):
             fs.make_directory(client, name, claim=False)
         with pytest.raises(AccessDeniedError):
-            fs.remove(client, name, claim=False)
+            await fs.remove_waiting(client, name, claim=False)
         with pytest.raises(AccessDeniedError):
-            fs.rename(client, b"file", name, claim=False)
+            await fs.rename_waiting(client, b"file", name, claim=False)
         with pytest.raises(AccessDeniedError):
-            fs.rename(client, name, b"new", claim=False)
+            await fs.rename_waiting(client, name, b"new", claim=False)
     fs.make_directory(client, world.name("out/d"), claim=False)
     # To move a file is to read it, so what can only be written stays where it is.
     with pytest.raises(AccessDeniedError):
-        fs.rename(client, writable, b"new", claim=False)
-    fs.rename(client, b"file", world.name("out/moved"), claim=False)
-    fs.remove(client, writable, claim=False)
+        await fs.rename_waiting(client, writable, b"new", claim=False)
+    await fs.rename_waiting(client, b"file", world.name("out/moved"), claim=False)
+    await fs.remove_waiting(client, writable, claim=False)
     assert sorted(os.listdir(world.where / "out")) == ["d", "moved"]
     fs.disconnect(client, "test")
 
@@ -367,7 +367,7 @@ async def test_a_false_claim_is_denied_for_names_too(world: World) -> None:
     with pytest.raises(AccessDeniedError):
         await fs.list_waiting(client, b".", claim=True, limit=10)
     with pytest.raises(AccessDeniedError):
-        fs.rename(client, b"file", b"new", claim=True)
+        await fs.rename_waiting(client, b"file", b"new", claim=True)
     fs.disconnect(client, "test")
 
 
@@ -385,9 +385,10 @@ async def test_listing(world: World) -> None:
 
 
 # spec X1: between two file systems it is the system's own error, not a denial.
-def test_renaming_to_another_file_system(world: World) -> None:
+async def test_renaming_to_another_file_system(world: World) -> None:
     shm = Path("/dev/shm")
-    if not os.access(shm, os.W_OK) or shm.stat().st_dev == world.where.stat().st_dev:
+    devices = {os.stat(path).st_dev for path in (shm, world.where)}
+    if not os.access(shm, os.W_OK) or len(devices) == 1:
         pytest.skip("there is no second file system to write to")
     target = shm / f"other-{os.getpid()}"
     target.mkdir()
@@ -395,7 +396,9 @@ def test_renaming_to_another_file_system(world: World) -> None:
         other = world.place(os.fspath(target), read=True, write=True)
         client = world.client(world.policy(other))
         with pytest.raises(OSError, match="cross-device") as raised:
-            world.fs.rename(client, b"file", os.fsencode(target / "file"), claim=False)
+            await world.fs.rename_waiting(
+                client, b"file", os.fsencode(target / "file"), claim=False
+            )
         assert raised.value.errno == errno.EXDEV
         world.fs.disconnect(client, "test")
     finally:

@@ -10,9 +10,12 @@ tried, and the error's class or the bytes that came.
 import json
 import os
 import sys
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vfs.client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def nested_process(grant: str) -> dict[str, str]:

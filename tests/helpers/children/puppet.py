@@ -166,7 +166,7 @@ def forked(*expressions: str, fd: int | None = None) -> tuple[int, list[object]]
 
 def _enter_by(fd: int) -> None:
     """Make a connection the door of this process."""
-    global _door, OUT  # noqa: PLW0603 - a process has one door
+    global _door, OUT
     os.dup2(fd, IN)
     _door, OUT = [IN], IN
 
