@@ -530,6 +530,7 @@ class Session:
         except Exception as why:  # noqa: BLE001 - a fault here costs one client
             self.close_soon(FAULT, why)
         self._job = None
+        self.requests += 1
         self._drop_payload()
         if not self._stop:
             self._suspended = False

@@ -16,6 +16,7 @@ Sources: preadv2(2), proc(5) for mountinfo.
 import errno
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
@@ -46,6 +47,14 @@ _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 _NOWAIT_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs"})
 """Where RWF_NOWAIT tells data in memory from data on the disk; elsewhere (network and
 user-space file systems) every read goes to a thread."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a worker thread may keep the interpreter from the Trio thread.
+
+Each call into the kernel lets go of it, and getting it back from a busy thread takes
+that long: with the usual 5 ms a READ beside a long LIST would take 20."""
+
+sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 _limiter = trio.CapacityLimiter(MAX_THREADS)
 

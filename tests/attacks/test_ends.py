@@ -257,7 +257,11 @@ async def test_a_pid_that_was_given_to_somebody_else_is_not_signalled(
         await process.end_tree()
         other = await stage.puppet()  # its death makes the launchpad look for leftovers
         await other.kill()
-        assert Path(f"/proc/{bystander}/comm").read_text() == "sleep\n"
+        assert proctree.read_parent_and_start(bystander) is not None
+        assert bystander in proctree.children_of(os.getpid())
+        pidfd = os.pidfd_open(bystander)
+        assert not select.select([pidfd], [], [], 0)[0], "he was signalled"
+        os.close(pidfd)
     finally:
         kill_and_reap(bystander)
 

@@ -53,6 +53,9 @@ EXPECTED = {
 }
 """What must have failed at least once, or the test has missed it."""
 
+APPEND = ("append", "none")
+DIRECT_SPEC = {"publish": "direct", "durability": "none"}
+
 MOST_CALLS = 60
 """Far more than the write path has of any call: a loop that gets there never ends."""
 
@@ -106,14 +109,14 @@ class Seen:
 
 
 @contextmanager
-def traced(tid: int, inject: str, log: Path) -> Iterator[None]:
+def traced(tid: int, inject: str, log: Path, *more: str) -> Iterator[None]:
     """Trace one thread of a host from outside."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is missing")
     trace = f"trace={','.join(WRITE_PATH)}"
     words = ("-p", str(tid), "-e", trace, "-e", f"inject={inject}", "-o", str(log))
-    with subprocess.Popen([strace, *words], stderr=subprocess.PIPE) as process:
+    with subprocess.Popen([strace, *words, *more], stderr=subprocess.PIPE) as process:
         try:
             assert process.stderr is not None
             said = read_until(process.stderr.fileno(), b"\n")
@@ -136,18 +139,23 @@ def thread_of(host: HostProcess, which: str) -> int:
 def play(
     hosts: Hosts, where: Path, mode: tuple[str, str], which: str, inject: str
 ) -> Seen:
-    """Run the scripted child in a host with one fault in one of its threads."""
+    """Run the scripted child in a host with one fault in one of its threads.
+
+    A fault of `write` in the append mode is one of the file, not of the connection.
+    """
     root, log, begin = where / "root", where / "strace", where / "begin"
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     (root / "a").write_bytes(OLD)
     begin.unlink(missing_ok=True)
     os.mkfifo(begin)
-    publish, durability = mode
-    command = (*WRITER, str(begin), "a")
-    with hosts.open(where, command, publish=publish, durability=durability) as host:
+    spec = {"publish": mode[0], "durability": mode[1]}
+    is_append = mode == APPEND
+    command = (*WRITER, str(begin), "a", "a" if is_append else "w")
+    only = ("-P", str(root / "a")) if is_append else ()
+    with hosts.open(where, command, **(DIRECT_SPEC if is_append else spec)) as host:
         hosts.hear("up")
-        with traced(thread_of(host, which), inject, log):
+        with traced(thread_of(host, which), inject, log, *only):
             os.close(os.open(begin, os.O_WRONLY))
             ended = select.select([host.pidfd], [], [], TIMEOUT_S)[0]
             assert ended, "the host hangs"
@@ -168,7 +176,7 @@ def play(
     [("ENOSPC", b"No space left on device"), ("EIO", b"Input/output error")],
     ids=["ENOSPC", "EIO"],
 )
-def test_every_call_that_fails_is_told_and_tears_nothing(
+def test_every_call_that_fails_is_told_and_tears_nothing(  # noqa: PLR0917 - fixtures
     tmp_path: Path,
     host_processes: Hosts,
     mode: tuple[str, str],
@@ -259,3 +267,28 @@ def check_death(seen: Seen, publish: str) -> None:
     assert seen.data.startswith(seen.acknowledged) or seen.data == OLD, (
         f"lost at {where}"
     )
+
+
+# spec W5, P1: appends that fail are cut off again, those before and behind stand.
+@pytest.mark.parametrize("which", ["main", "worker"])
+@pytest.mark.parametrize("fault", ["error=ENOSPC", "error=EIO", "signal=SIGKILL"])
+def test_every_append_that_fails_is_whole_or_absent(
+    tmp_path: Path, host_processes: Hosts, which: str, fault: str
+) -> None:
+    failed = 0
+    for number in range(1, MOST_CALLS):
+        inject = f"write:{fault}:when={number}"
+        seen = play(host_processes, tmp_path, APPEND, which, inject)
+        if seen.was_killed:
+            wholes = [b"".join(PIECES[:count]) for count in range(len(PIECES) + 1)]
+            assert seen.data in [OLD + whole for whole in wholes]
+            assert seen.data.startswith(OLD + seen.acknowledged)
+        else:
+            assert seen.data == OLD + seen.acknowledged
+        if seen.failed_at < 0 and not seen.was_killed:
+            assert seen.is_closed
+            break
+        failed += 1
+    else:
+        pytest.fail("there is no end of write")
+    assert failed == (2 if which == "main" else 1)

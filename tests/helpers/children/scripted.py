@@ -1,6 +1,6 @@
 """A child that writes one file in three WRITEs, when it is told to begin.
 
-argv: a FIFO whose end of file is the signal, and the file's name. Prints the reply line
+argv: a FIFO whose end of file is the signal, the file's name and its mode. Prints the reply line
 of each request; "gone" where the host does not answer any more.
 """
 
@@ -34,10 +34,10 @@ def ask(request: bytes) -> bytes:
 
 def main() -> None:
     """Open, write, close."""
-    begin, name = sys.argv[1:]
+    begin, name, mode = sys.argv[1:]
     with open(begin, "rb") as fifo:
         fifo.read()
-    opened = ask(b"OPEN %b w false\n" % os.fsencode(name))
+    opened = ask(b"OPEN %b %b false\n" % (os.fsencode(name), os.fsencode(mode)))
     if not opened.startswith(b"OK"):
         return
     fileno = opened.split()[1]

@@ -1,0 +1,66 @@
+"""`sandhost run` is killed by -9: nothing runs on, and the next run is not disturbed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import (
+    ENVIRONMENT,
+    SANDHOST,
+    finished,
+    heard,
+    running,
+    sandhost,
+)
+
+pytestmark = pytest.mark.slow
+
+GONE_WITHIN_S = 1.0
+
+
+# attack 39: orphans, a stale socket, a staged file.
+def test_a_killed_run_is_followed_by_a_clean_one(tmp_path: Path) -> None:
+    root, control = tmp_path / "root", tmp_path / "control"
+    root.mkdir()
+    (root / "a").write_text("old")
+    config = tmp_path / "config"
+    config.write_text('[policy.run]\npublish = "on-close"\n')
+    options = ("--root", root, "--control", control, "--config", config)
+    script = (
+        "printf 'OPEN a w false\\n' >&3; read -r r n <&3;"
+        'printf "WRITE $n 3\\nnew" >&3; read -r r <&3;'
+        "setsid sleep 1000 & echo $! $$; wait"
+    )
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    with running("run", *options, "--", "sh", "-c", script, env=env) as process:
+        pids = heard(process, b"\n").split()
+        process.send_signal(signal.SIGKILL)
+        assert finished(process).status == -signal.SIGKILL
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while any(Path(f"/proc/{pid.decode()}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "a child outlived its host"
+    assert os.listdir(root) == ["a"]
+    assert (root / "a").read_text() == "old"
+    words = ("run", *options, "--", "sh", "-c", "echo again | $0 fs put a", SANDHOST)
+    outcome = sandhost(*words, env=env)
+    assert (outcome.status, outcome.err) == (0, b"")
+    assert (root / "a").read_text() == "again\n"
+    assert not control.exists()
+
+
+# A host that lost its launchpad cannot go on, and says so; nothing runs on.
+def test_a_killed_launchpad_ends_the_run_in_one_line() -> None:
+    script = "setsid sleep 1000 & echo $! $PPID; wait"
+    with running("run", "--", "sh", "-c", script) as process:
+        daemon, launchpad = map(int, heard(process, b"\n").split())
+        pidfd = os.pidfd_open(launchpad)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+        outcome = finished(process)
+    assert outcome.status == 125
+    assert b"Traceback" not in outcome.err
+    assert b"launchpad" in outcome.err
+    assert not Path(f"/proc/{daemon}").exists()

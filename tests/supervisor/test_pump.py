@@ -1,0 +1,208 @@
+"""The pump: everybody gets a turn, and nobody is woken for nothing."""
+
+import os
+import time
+
+import pytest
+import trio
+
+from supervisor import pump as pump_module
+from supervisor.pump import SLICE_S, Pump
+from supervisor.session import EOF, POLLS, TURN_REQUESTS
+from tests.helpers.sessions import Hall, Line, hall
+
+__all__ = ["hall"]
+
+
+async def taken(line: Line, count: int) -> None:
+    """Take the replies of `count` PINGs."""
+    assert await line.exactly(3 * count) == b"OK\n" * count
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks but the one that made it."""
+
+    def __init__(self) -> None:
+        self.me = trio.lowlevel.current_task()
+        self.steps: list[str] = []
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Note a step."""
+        if task is not self.me:
+            self.steps.append(task.name)
+
+
+# Turns
+
+
+# spec S5: of many clients that all have much to ask, each gets as much.
+async def test_clients_get_equal_turns(hall: Hall) -> None:
+    policy = hall.policy()
+    lines = [hall.connect(policy) for _ in range(5)]
+    spread = 0
+    async with trio.open_nursery() as nursery:
+        for line in lines:
+            await line.send(b"PING\n" * 5000)
+            nursery.start_soon(taken, line, 5000)
+        while max(done := [line.session.requests for line in lines]) < 5000:
+            spread = max(spread, max(done) - min(done))
+            await trio.lowlevel.checkpoint()
+    # A turn, and what a client that was handed to its own task comes late by.
+    assert 0 < spread <= 20 * TURN_REQUESTS
+
+
+# More clients than one poll returns.
+async def test_more_clients_than_a_poll_returns(hall: Hall) -> None:
+    policy = hall.policy()
+    lines = [hall.connect(policy) for _ in range(3 * pump_module._BATCH + 5)]
+    for _ in range(3):
+        for line in lines:
+            await line.send(b"PING\n" * 2)
+        with trio.fail_after(5):
+            for line in lines:
+                await taken(line, 2)
+
+
+# spec S5: Trio's other tasks get their turn while clients keep the pump busy.
+async def test_other_tasks_get_their_turn(hall: Hall) -> None:
+    policy = hall.policy()
+    lines = [hall.connect(policy) for _ in range(4)]
+    longest = 0.0
+    async with trio.open_nursery() as nursery:
+        for line in lines:
+            await line.send(b"PING\n" * 10_000)
+            nursery.start_soon(taken, line, 10_000)
+        last = time.perf_counter()
+        while any(line.session.requests < 10_000 for line in lines):
+            await trio.lowlevel.checkpoint()
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+    # A slice, one round of turns, and whatever else this machine does meanwhile.
+    assert longest < SLICE_S + 0.1
+
+
+# Idling
+
+
+# An idle host never wakes up, however many clients it has.
+@pytest.mark.parametrize("clients", [0, 1, 300])
+async def test_an_idle_pump_is_parked(hall: Hall, clients: int) -> None:
+    policy = hall.policy()
+    lines = [hall.connect(policy) for _ in range(clients)]
+    for line in lines:
+        assert await line.ask(b"PING\n") == b"OK"
+    await trio.testing.wait_all_tasks_blocked()
+    steps = Steps()
+    trio.lowlevel.add_instrument(steps)
+    busy = time.process_time()
+    await trio.sleep(0.3)  # the idling itself
+    busy = time.process_time() - busy
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.steps == []
+    assert busy < 0.1
+
+
+# After a reply the core is yielded twice at most, then nothing until something comes.
+async def test_the_polling_after_a_reply_is_bounded(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yields: list[float] = []
+    real = os.sched_yield
+
+    def counted() -> None:
+        yields.append(time.monotonic())
+        real()
+
+    line = hall.connect()
+    assert await line.ask(b"PING\n") == b"OK"
+    await trio.testing.wait_all_tasks_blocked()
+    monkeypatch.setattr("supervisor.session._yield_core", counted)
+    await line.send(b"PING\n")
+    assert await line.line() == b"OK"
+    await trio.testing.wait_all_tasks_blocked()
+    assert 1 <= len(yields) <= 1 + POLLS
+
+
+# The clock of an unfinished message does not tick once it is finished.
+async def test_no_clock_ticks_between_messages(hall: Hall) -> None:
+    line = hall.connect(deadline_s=0.05)
+    await line.send(b"PI")
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(hall.pump._deadlines) == 1
+    assert await line.ask(b"NG\n") == b"OK"
+    await trio.testing.wait_all_tasks_blocked()
+    assert not hall.pump._deadlines
+    await trio.sleep(0.15)  # the deadline passes
+    steps = Steps()
+    trio.lowlevel.add_instrument(steps)
+    await trio.sleep(0.1)
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.steps == []
+    assert await line.ask(b"PING\n") == b"OK"
+
+
+# Whose a session is
+
+
+# A session is in the set, or its task owns it.
+async def test_a_session_with_a_job_is_not_in_the_set(hall: Hall) -> None:
+    line = hall.connect()
+    may_end = trio.Event()
+
+    async def job() -> bytes:
+        await may_end.wait()
+        return b"done\n"
+
+    session = line.session
+    session.start(job)
+    assert session.read_fd not in hall.pump.sessions
+    await line.send(b"PING\n" * 3)
+    await trio.testing.wait_all_tasks_blocked()
+    assert session.requests == 0
+    may_end.set()
+    # spec T3: what was sent meanwhile comes after it.
+    assert await line.exactly(14) == b"done\nOK\nOK\nOK\n"
+    assert hall.pump.sessions[session.read_fd] is session
+
+
+# Requests that were received before a job began are answered without anything new.
+async def test_what_was_received_before_a_job_is_not_forgotten(hall: Hall) -> None:
+    line = hall.connect()
+    (hall.root / "file").touch()
+    fileno = await line.open(b"file")
+    await line.send(b"SYNC %d\nPING\nSYNC %d\nSYNC %d\nPING\n" % ((fileno,) * 3))
+    assert await line.exactly(15) == b"OK\n" * 5
+
+
+# A session that is over is in no table of the pump.
+async def test_a_session_that_is_over_is_forgotten(hall: Hall) -> None:
+    lines = [hall.connect() for _ in range(3)]
+    await lines[0].send(b"PI")
+    await lines[1].send(b"PING\n" * 1000)
+    lines[2].session.close_soon(EOF)
+    for line in lines:
+        line.close()
+    for line in lines:
+        await line.gone()
+    assert not hall.pump.sessions
+    assert not hall.pump._left_over
+    assert not hall.pump._deadlines
+    # I1: what it is asked again about one that is over is nothing to its successor.
+    successor = hall.connect()
+    for line in lines:
+        hall.pump.forget(line.session)
+    assert await successor.ask(b"PING\n") == b"OK"
+
+
+async def test_the_pump_gives_back_its_descriptors() -> None:
+    pump = Pump()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pump.run)
+        await trio.testing.wait_all_tasks_blocked()
+        held = pump.descriptors()
+        for fd in held:
+            os.fstat(fd)
+        nursery.cancel_scope.cancel()
+    for fd in held:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
