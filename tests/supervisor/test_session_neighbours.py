@@ -7,8 +7,8 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 import pytest
@@ -45,6 +45,16 @@ async def assert_a_neighbour_is_served(hall: Hall, reads: int = READS) -> None:
         assert await line.read(fileno, 100) == b"x" * 100
         longest = max(longest, time.perf_counter() - start)
     assert longest < NEIGHBOUR_S
+
+
+@contextmanager
+def endless(fd: int) -> Iterator[None]:
+    """Let a process of its own write zeros, as fast as they are taken."""
+    os.set_blocking(fd, True)
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=fd) as process:
+        yield
+        process.kill()
+    os.set_blocking(fd, False)
 
 
 # Floods: each as fast as the socket takes it, from a thread of its own.
@@ -107,11 +117,8 @@ async def test_an_endless_message_drowns_nobody_else(
 ) -> None:
     line = hall.connect(transport=transport)
     await line.send(before)
-    os.set_blocking(line.writer, True)
-    with subprocess.Popen(["cat", "/dev/zero"], stdout=line.writer) as process:
+    with endless(line.writer):
         await assert_a_neighbour_is_served(hall)
-        process.kill()
-    os.set_blocking(line.writer, False)
 
 
 # spec S5: one that asks for much and takes nothing.

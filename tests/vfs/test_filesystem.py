@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.helpers.worlds import World, close, world
 from vfs.backends import MemoryDirectory
-from vfs.errors import AccessDeniedError
 from vfs.filesystem import Client, Filesystem, OpenFile, timestamp
 from vfs.ledger import Ledger
 from vfs.places import Place
@@ -323,97 +321,4 @@ async def test_durability_is_paid_as_it_says(
     assert reading.read(10) == b"onetwo"
     world.fs.close(reading)
     assert not calls
-    world.fs.disconnect(client, "test")
-
-
-# Names
-
-
-# spec X1, A3: names take the same rights as files.
-async def test_names_take_the_rights_of_files(world: World) -> None:
-    read, write = world.place("in", read=True), world.place("out", write=True)
-    fs = world.fs
-    client = world.client(world.policy(read, write))
-    readable, writable = world.name("in/file"), world.name("out/file")
-    assert fs.stat(client, readable, claim=False).size == 2
-    for name in (writable, world.name("else/file"), b"../else"):
-        with pytest.raises(AccessDeniedError):
-            fs.stat(client, name, claim=False)
-    for name in (readable, world.name("in/d"), world.name("else/d"), b"../d"):
-        with pytest.raises(AccessDeniedError):
-            fs.make_directory(client, name, claim=False)
-        with pytest.raises(AccessDeniedError):
-            await fs.remove_waiting(client, name, claim=False)
-        with pytest.raises(AccessDeniedError):
-            await fs.rename_waiting(client, b"file", name, claim=False)
-        with pytest.raises(AccessDeniedError):
-            await fs.rename_waiting(client, name, b"new", claim=False)
-    fs.make_directory(client, world.name("out/d"), claim=False)
-    # To move a file is to read it, so what can only be written stays where it is.
-    with pytest.raises(AccessDeniedError):
-        await fs.rename_waiting(client, writable, b"new", claim=False)
-    await fs.rename_waiting(client, b"file", world.name("out/moved"), claim=False)
-    await fs.remove_waiting(client, writable, claim=False)
-    assert sorted(os.listdir(world.where / "out")) == ["d", "moved"]
-    fs.disconnect(client, "test")
-
-
-# spec X1, A1: a claim without the right.
-async def test_a_false_claim_is_denied_for_names_too(world: World) -> None:
-    client = world.client(world.policy())
-    fs = world.fs
-    with pytest.raises(AccessDeniedError):
-        fs.stat(client, b"file", claim=True)
-    with pytest.raises(AccessDeniedError):
-        await fs.list_waiting(client, b".", claim=True, limit=10)
-    with pytest.raises(AccessDeniedError):
-        await fs.rename_waiting(client, b"file", b"new", claim=True)
-    fs.disconnect(client, "test")
-
-
-# spec X1
-async def test_listing(world: World) -> None:
-    client = world.client(world.policy(top_level=True))
-    assert await world.fs.list_waiting(client, b".", claim=False, limit=10) == [
-        (b"file", "file")
-    ]
-    tops = await world.fs.list_waiting(client, b".", claim=True, limit=10)
-    assert (b"root", "directory") in tops
-    with pytest.raises(OSError, match="too large"):
-        await world.fs.list_waiting(client, b".", claim=True, limit=2)
-    world.fs.disconnect(client, "test")
-
-
-# spec X1: between two file systems it is the system's own error, not a denial.
-async def test_renaming_to_another_file_system(world: World) -> None:
-    shm = Path("/dev/shm")
-    devices = {os.stat(path).st_dev for path in (shm, world.where)}
-    if not os.access(shm, os.W_OK) or len(devices) == 1:
-        pytest.skip("there is no second file system to write to")
-    target = shm / f"other-{os.getpid()}"
-    target.mkdir()
-    try:
-        other = world.place(os.fspath(target), read=True, write=True)
-        client = world.client(world.policy(other))
-        with pytest.raises(OSError, match="cross-device") as raised:
-            await world.fs.rename_waiting(
-                client, b"file", os.fsencode(target / "file"), claim=False
-            )
-        assert raised.value.errno == errno.EXDEV
-        world.fs.disconnect(client, "test")
-    finally:
-        target.rmdir()
-
-
-# spec A2: in the top-level view a loop of links is an error like any other.
-def test_a_loop_in_the_top_level_view(world: World) -> None:
-    (world.where / "loop").symlink_to("loop")
-    client = world.client(world.policy(top_level=True))
-    for call in (
-        lambda: world.fs.open(client, b"loop", b"r", True),
-        lambda: world.fs.stat(client, b"loop", claim=True),
-    ):
-        with pytest.raises(OSError, match="symbolic links") as raised:
-            call()
-        assert raised.value.errno == errno.ELOOP
     world.fs.disconnect(client, "test")
