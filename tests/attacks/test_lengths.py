@@ -80,11 +80,12 @@ async def test_a_line_of_sixty_four_megabytes_costs_its_limit(stage: Stage) -> N
 async def test_descriptors_sent_to_the_host_are_dropped(stage: Stage) -> None:
     child = await stage.puppet()
     await child.ask(b"PING\n")
-    before = descriptors()
+    before, memory = descriptors(), resident_bytes()
     for _ in range(40):
         assert await child.do("stuff(250)") == 5
         assert await child.do("line()") == b"OK"
     assert descriptors() == before
+    assert resident_bytes() - memory < GROWTH_BYTES
     # Proof that nobody holds one any more: the end of a pipe whose other end was sent.
     assert await child.do("globals().__setitem__('P', os.pipe())") is None
     await child.do("pass_on([P[1]])")
@@ -123,9 +124,39 @@ async def test_descriptors_stuffed_into_the_side_socket_go_with_the_child(
     try:
         await child.do(f"pass_on([os.open({name!r}, os.O_WRONLY)], b'x', 5)")
         await child.do("[os.close(n) for n in descriptors() if n > 5 and n < 64]")
-        for _ in range(20):
-            await child.do("stuff(200, b'x', 5)")
+        for _ in range(4):
+            await child.do("stuff(100, b'x', 5)")
         assert await child.ask(b"PING\n") == b"OK"
+        assert descriptors() - before == {end}
+        with pytest.raises(BlockingIOError):  # somebody holds the other end: the socket
+            os.read(end, 1)
+        await child.kill()
+        assert os.read(end, 1) == b""
+    finally:
+        os.close(end)
+
+
+# attack 30: likewise what waits in a socket that the host does not read for a while.
+async def test_descriptors_sent_behind_an_unread_reply_go_with_the_child(
+    stage: Stage,
+) -> None:
+    with (stage.root / "big").open("wb") as file:
+        file.truncate(16 << 20)
+    child = await stage.puppet()
+    fileno = await child.open(b"big")
+    session = child.child.session
+    assert session is not None
+    await child.do(f"send(b'READ {fileno} 16777216\\n')")
+    await eventually(lambda: session._waiting is not None)
+    before = descriptors()
+    name = os.fsencode(stage.where / "fifo")
+    os.mkfifo(name)
+    end = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        await child.do(f"pass_on([os.open({name!r}, os.O_WRONLY)])")
+        await child.do("[os.close(n) for n in descriptors() if n > 3 and n < 64]")
+        for _ in range(8):
+            await child.do("stuff(50)")
         assert descriptors() - before == {end}
         with pytest.raises(BlockingIOError):  # somebody holds the other end: the socket
             os.read(end, 1)

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from supervisor.host import Settings
-from tests.helpers.hosts import NEIGHBOUR_S, Puppet, Stage, eventually, opened
+from tests.helpers.hosts import (
+    NEIGHBOUR_S,
+    Puppet,
+    Stage,
+    eventually,
+    favoured,
+    opened,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -38,15 +45,12 @@ async def neighbour(stage: Stage) -> Puppet:
 
 async def slowest_read(child: Puppet) -> float:
     """The slowest of many READs of a neighbour, in seconds."""
-    fileno = min(stage_files(child))
-    slowest = await child.do(f"slowest({fileno}, {READS})")
+    assert child.child.session is not None
+    fileno = min(child.child.session.files)
+    with favoured(child.pid):
+        slowest = await child.do(f"slowest({fileno}, {READS})")
     assert isinstance(slowest, float)
     return slowest
-
-
-def stage_files(child: Puppet) -> list[int]:
-    assert child.child.session is not None
-    return list(child.child.session.files)
 
 
 def closed_for(stage: Stage, child: Puppet) -> str | None:

@@ -21,6 +21,7 @@ from tests.helpers.hosts import (
     Puppet,
     Stage,
     eventually,
+    favoured,
     opened,
 )
 from vfs.hostio import in_thread
@@ -123,7 +124,9 @@ class Chaos:
             else:
                 await self.play_python(this)
             fault = await in_thread(self.check, this, path)
-            if fault is not None:
+            if fault is None:
+                path.unlink(missing_ok=True)  # ten thousand would fill a small disk
+            else:
                 self.wrong.append(f"{fault} in {this}")
 
     async def play_shell(self, this: Round) -> None:
@@ -190,11 +193,11 @@ class Chaos:
         fileno = await calm.open(b"calm")
         await calm.do(f"slowest({fileno}, 20)")
         self.observing.set()
-        while not self.over.is_set():
-            self.slowest_s = max(
-                self.slowest_s, await calm.do(f"slowest({fileno}, 200)")
-            )
-            self.reads += 200
+        with favoured(calm.pid):
+            while not self.over.is_set():
+                slowest_s = await calm.do(f"slowest({fileno}, 200)")
+                self.slowest_s = max(self.slowest_s, slowest_s)
+                self.reads += 200
         await calm.leave()
 
 
@@ -229,12 +232,7 @@ async def test_no_kill_of_a_child_leaves_anything_or_tears_a_write(
         stage.assert_nothing_left()
         used = {(led.used[OPEN_FILES], led.used[CLIENTS]) for led in chaos.ledgers}
         assert used == {(0, 0)}
-        strange = [
-            name
-            for name in os.listdir(stage.root)
-            if name not in ("calm", "big") and not name[1:].isdigit()
-        ]
-        assert strange == []
+        assert sorted(os.listdir(stage.root)) == ["big", "calm"]
         assert chaos.slowest_s < NEIGHBOUR_S
 
 

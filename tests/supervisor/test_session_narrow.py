@@ -65,6 +65,23 @@ async def test_narrowing(hall: Hall) -> None:
     }
 
 
+# spec A5: a line that was answered before is asked again.
+async def test_lines_that_came_before_are_narrowed_too(hall: Hall) -> None:
+    for name in ("kept", "lost"):
+        (hall.root / name).write_bytes(b"x")
+    line = hall.connect()
+    numbers = [await line.open(b"lost") for _ in range(4)]
+    for _ in range(4):
+        assert await line.ask(b"SEEK %d 0\n" % numbers[0]) == b"OK 0"
+        assert await line.read(numbers[0], 1) == b"x"
+    assert await narrow(line, read=["kept"]) == b"OK"
+    for _ in range(2):
+        assert await line.ask(b"OPEN lost r false\n") == (
+            b"ERROR VFS access denied: 'lost'"
+        )
+    await line.open(b"kept")
+
+
 # spec A5: what a client attaches has what the client has left.
 async def test_a_nested_client_has_what_its_parent_has_left(hall: Hall) -> None:
     (hall.root / "a").touch()

@@ -100,6 +100,27 @@ async def test_a_file_that_shrinks_on_its_way(
     assert await line.line() == b"OK"
 
 
+# spec R1: what is on the disk only is read by a thread, and the client sees no difference.
+@pytest.mark.parametrize("size", [100, 65_536, 65_537, 1_000_000])
+@pytest.mark.parametrize("left", [10, 3_000_000])
+async def test_what_is_not_in_memory(
+    hall: Hall, line: Line, size: int, left: int
+) -> None:
+    fd = os.open(hall.root / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        os.write(fd, pattern(MIB + left))
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+    fileno = await line.open(b"file")
+    assert await line.ask(b"SEEK %d %d\n" % (fileno, MIB)) == b"OK %d" % MIB
+    await line.send(b"READ %d %d\nPING\n" % (fileno, size))
+    assert await line.body() == pattern(min(size, left), MIB)
+    assert await line.line() == b"OK"
+    assert await line.read(fileno, 8) == pattern(8, MIB + size)[: max(0, left - size)]
+
+
 # spec R2: an error of the disk is an error of that READ, and the offset stands.
 @pytest.mark.parametrize("size", [100, 300_000])
 async def test_a_read_that_fails(
@@ -152,7 +173,13 @@ async def test_a_change_behind_a_large_read(
         else:
             requests += b"WRITE %d %d\n%b" % (fileno, count, b"b" * count)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(line.send, requests)
+            if how == "prepared":  # each line alone, as the host has prepared it
+                head, _, rest = requests.partition(b"WRITE")
+                for piece in (*head.splitlines(keepends=True), b"WRITE" + rest):
+                    await line.send(piece)
+                    await let_the_host_work()
+            else:
+                nursery.start_soon(line.send, requests)
             await let_the_host_work()
             assert await line.body() == b"a" * size
             assert await line.line() == b"OK 0"

@@ -247,6 +247,18 @@ async def test_dialect_1(hall: Hall, rest: bytes, reply: bytes) -> None:
     assert found == reply if reply != b"OK" else found.startswith(b"OK 1")
 
 
+# spec O5: a line that was answered before is the same line in its own dialect only.
+async def test_the_other_dialect_is_not_remembered(hall: Hall) -> None:
+    (hall.root / "file").touch()
+    line = hall.connect(dialect=1)
+    for _ in range(4):
+        await line.ask(b"OPEN file r internal\n")
+    for word in (b"false", b"true"):
+        assert await line.ask(b"OPEN file r %b\n" % word) == (
+            b"ERROR invalid context: " + word
+        )
+
+
 # spec O5: without a context the connection's own right decides.
 async def test_dialect_1_with_the_top_level_right(hall: Hall) -> None:
     (hall.where / "beside").touch()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,40 @@ def test_a_directory_with_everything(
     with pytest.raises(OSError, match="Invalid argument"):
         whole.make_directory(b"a\0b")
     whole.close()
+
+
+# spec A3b: where the place's own directory cannot take the name, the file's can.
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EACCES])
+def test_publication_next_to_the_file(
+    host: HostDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (tmp_path / "sub").mkdir()
+    plain_link = os.link
+    tried: list[int] = []
+
+    def link(*args: Any, dst_dir_fd: int, **rest: Any) -> None:
+        tried.append(dst_dir_fd)
+        if len(tried) == 1:
+            raise OSError(code, os.strerror(code))
+        plain_link(*args, dst_dir_fd=dst_dir_fd, **rest)
+
+    monkeypatch.setattr(os, "link", link)
+    handle = opened(host, b"sub/file", b"w", staged=True)
+    handle.pwrite(b"x", 0)
+    handle.publish(durable=False)
+    handle.close()
+    assert len(set(tried)) == 2
+    assert os.listdir(tmp_path) == ["sub"]
+    assert os.listdir(tmp_path / "sub") == ["file"]
+    # Any other error is one of the publication.
+    tried.clear()
+    code = errno.ENOSPC
+    handle = opened(host, b"sub/file", b"w", staged=True)
+    with pytest.raises(OSError, match="No space"):
+        handle.publish(durable=False)
+    handle.close()
+    assert (tmp_path / "sub" / "file").read_text() == "x"
+    assert os.listdir(tmp_path / "sub") == ["file"]
 
 
 KILLED = """

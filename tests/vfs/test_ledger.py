@@ -216,6 +216,12 @@ async def test_files_are_bounded(world: World) -> None:
     refused(
         lambda: room.fs.make_directory(room.client, b"d", claim=False), errno.EDQUOT
     )
+    # What fails for another reason costs nothing.
+    await room.fs.remove_waiting(room.client, b"a", claim=False)
+    for name, code in ((b"a/", errno.EISDIR), (b"no/a", errno.ENOENT)):
+        refused(lambda n=name: room.open(n, b"w"), code)  # type: ignore[misc]
+    assert room.used["files"] == 1
+    room.fs.close(room.open(b"a", b"w"))
     await room.fs.remove_waiting(room.client, b"d", claim=False)
     refused(
         lambda: room.fs.make_directory(room.client, b"a", claim=False), errno.EEXIST
