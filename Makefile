@@ -115,5 +115,5 @@ lock: $(STAMP)  ## pin anew what pyproject.toml asks for (needs the network)
 
 clean:  ## remove caches and builds (rm -rf .venv to install anew)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	  .import_linter_cache .coverage htmlcov benchmarks/bin
+	  .import_linter_cache .coverage htmlcov benchmarks/.build
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
