@@ -38,6 +38,8 @@ def test_a_line_that_parses_is_formatted_to_one_that_means_the_same(
         return
     if isinstance(request, messages.Write) and request.fileno == NO_FILENO:
         return  # refused too, by the host (spec W6)
+    if isinstance(request, messages.NameRequest) and request.name.endswith(b"\r"):
+        return  # blanks stood behind it: without them CR is the line's end (spec F1)
     line = format_request(request, dialect)
     assert parse_request(line[:-1], dialect) == request
 
