@@ -164,7 +164,9 @@ def test_what_a_child_chose_reaches_no_terminal_as_an_order() -> None:
     assert printable(name) == "?]0;x??2J???[red]?"
 
 
-def test_on_a_terminal_the_head_stands_out() -> None:
+def test_on_a_terminal_the_head_stands_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     head, row = render("ps", [CHILD], terminal=True).splitlines()
     assert head.startswith("\x1b[1mCHILD")
     assert row.startswith("\x1b[36mchild-1\x1b[0m")
