@@ -237,8 +237,9 @@ def test_a_host_that_dies_at_any_call_leaves_whole_files(
         for number in range(1, MOST_CALLS):
             inject = f"{call}:signal=SIGKILL:when={number}"
             seen = play(host_processes, tmp_path, mode, which, inject)
-            if not seen.was_killed:
-                assert seen.is_closed
+            # The tracer may end before it has written down what ended its tracee: a
+            # script that did not come to its end was killed all the same.
+            if seen.is_closed and not seen.was_killed:
                 break
             deaths[call] = number
             check_death(seen, mode[0])
