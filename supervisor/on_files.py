@@ -134,7 +134,8 @@ def _read_again(
 async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
     """Read data that is not in memory, in a worker thread."""
     try:
-        data = await in_thread(file.read_wait, size)
+        threads = session.client.ledger.threads
+        data = await in_thread(file.read_wait, size, share=threads)
     except OSError as why:
         return error(b"failed to read: " + reason(why))
     return b"OK %d\n%b" % (len(data), data)
@@ -298,7 +299,7 @@ def do_sync(session: Session, request: m.Sync) -> bytes | None:
 
     async def sync() -> bytes:
         try:
-            await in_thread(file.handle.sync)
+            await in_thread(file.handle.sync, share=session.client.ledger.threads)
         except OSError as why:
             return error(b"failed to sync: " + reason(why))
         return OK

@@ -87,7 +87,7 @@ async def _list(session: Session, request: m.NameRequest) -> bytes:
     entries = await session.fs.list_waiting(
         session.client, request.name, claim=request.flag, limit=MAX_LIST_ENTRIES
     )
-    return await in_thread(_listing, entries)
+    return await in_thread(_listing, entries, share=session.client.ledger.threads)
 
 
 def _listing(entries: list[tuple[bytes, str]]) -> bytes:

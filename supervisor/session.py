@@ -588,7 +588,7 @@ class Session:
 
     async def _send_file_waiting(self, transfer: FileTransfer) -> bytes | None:
         try:
-            await in_thread(transfer.load)
+            await in_thread(transfer.load, share=self.client.ledger.threads)
         except OSError as why:
             transfer.give_up()
             return error(b"failed to read: " + reason(why))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -204,7 +205,7 @@ class Filesystem:
         """Write like ``write``, in a worker thread."""
         growth = file.charge_growth(len(data))
         try:
-            await in_thread(file.write, data)
+            await in_thread(file.write, data, share=file.client.ledger.threads)
         except BaseException:
             file.give_back(growth)
             raise
@@ -220,7 +221,8 @@ class Filesystem:
         """
         growth = file.charge_size(size)
         try:
-            await in_thread(file.handle.truncate, size)
+            threads = file.client.ledger.threads
+            await in_thread(file.handle.truncate, size, share=threads)
         except BaseException:
             file.give_back(growth)
             raise
@@ -275,7 +277,8 @@ class Filesystem:
         try:
             # Cancelled before it had a thread, nobody would ever close it (I1, I5).
             with trio.CancelScope(shield=True):
-                replaced = await in_thread(file.close)
+                threads = file.client.ledger.threads
+                replaced = await in_thread(file.close, share=threads)
             self._credit(file.ledger, replaced)
         except BaseException:
             file.give_back(growth)
@@ -317,7 +320,7 @@ class Filesystem:
             OSError: ``EOVERFLOW``: it has more than ``limit`` entries, or as for OPEN.
         """
         backend, rest = self._locate(client, name, claim=claim, read=True)
-        return await in_thread(backend.list, rest, limit)
+        return await in_thread(backend.list, rest, limit, share=client.ledger.threads)
 
     def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Make a directory; it counts as a file that was made (spec X1)."""
@@ -337,7 +340,8 @@ class Filesystem:
         """
         backend, rest = self._locate(client, name, claim=claim, write=True)
         ledger = client.ledger
-        self._credit(ledger, await in_thread(backend.remove, rest))
+        removed = await in_thread(backend.remove, rest, share=ledger.threads)
+        self._credit(ledger, removed)
         if ledger.used[FILES] > 0:
             ledger.charge(FILES, -1)
 
@@ -347,8 +351,9 @@ class Filesystem:
         """Rename within what the client may write, in a worker thread (spec X1)."""
         source, old_rest = self._locate(client, old, claim=claim, read=True, write=True)
         target, new_rest = self._locate(client, new, claim=claim, write=True)
-        replaced = await in_thread(source.rename, old_rest, target, new_rest)
-        self._credit(client.ledger, replaced)
+        ledger = client.ledger
+        rename = partial(source.rename, old_rest, target, new_rest)
+        self._credit(ledger, await in_thread(rename, share=ledger.threads))
 
     @staticmethod
     def _credit(ledger: Ledger | None, removed: Removed | None) -> None:

@@ -42,6 +42,9 @@ SLOW_MOUNT_S = 5.0
 MAX_THREADS = 16
 """Worker threads for blocking calls; a disk serves no more requests at once better."""
 
+THREADS_PER_CHILD = 4
+"""Worker threads for one child, with all that is nested in it."""
+
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 
 _NOWAIT_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs"})
@@ -59,13 +62,24 @@ sys.setswitchinterval(SWITCH_INTERVAL_S)
 _limiter = trio.CapacityLimiter(MAX_THREADS)
 
 
-async def in_thread(call: Callable[[*Ts], T], *args: *Ts) -> T:
+async def in_thread(
+    call: Callable[[*Ts], T], *args: *Ts, share: trio.CapacityLimiter | None = None
+) -> T:
     """Run a blocking call in a worker thread.
+
+    Args:
+        call: what blocks.
+        args: its arguments.
+        share: bounds the threads of whom it is done for, so that one child with many
+            connections and a slow disk leaves some to the others (spec S5, S7).
 
     Cancellation: waits for a free thread can be cancelled; a call that has begun is
     always waited for.
     """
-    return await trio.to_thread.run_sync(call, *args, limiter=_limiter)
+    if share is None:
+        return await trio.to_thread.run_sync(call, *args, limiter=_limiter)
+    async with share:
+        return await trio.to_thread.run_sync(call, *args, limiter=_limiter)
 
 
 def _pread_nowait(fd: int, size: int, offset: int) -> bytes:
@@ -138,7 +152,7 @@ class Mount:
 
     def note(self, seconds: float) -> None:
         """Take note of how long an inline write took."""
-        if seconds > SLOW_WRITE_S:
+        if seconds > SLOW_WRITE_S and not self.in_memory:
             self.inline = False
             self._slow_until = time.monotonic() + SLOW_MOUNT_S
 

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
+from vfs.hostio import THREADS_PER_CHILD
+
 if TYPE_CHECKING:
     from vfs.openfile import OpenFile
 
@@ -33,9 +37,18 @@ class Ledger:
         bounds_size: here or above, growth is bounded.
         bounds_files: here or above, the number of files is bounded.
         open: open files whose growth is bounded, over the whole tree of ledgers.
+        threads: bounds the worker threads of the whole tree of ledgers.
     """
 
-    __slots__ = ("bounds_files", "bounds_size", "limits", "open", "parent", "used")
+    __slots__ = (
+        "bounds_files",
+        "bounds_size",
+        "limits",
+        "open",
+        "parent",
+        "threads",
+        "used",
+    )
 
     def __init__(
         self,
@@ -52,7 +65,10 @@ class Ledger:
         self.bounds_size = size_bytes is not None
         self.bounds_files = files is not None
         self.open: set[OpenFile] = set()
-        if parent is not None:
+        if parent is None:
+            self.threads = trio.CapacityLimiter(THREADS_PER_CHILD)
+        else:
+            self.threads = parent.threads
             self.bounds_size |= parent.bounds_size
             self.bounds_files |= parent.bounds_files
             self.open = parent.open

@@ -1,7 +1,10 @@
 """What chaos gets: a host in the test's process, and hosts in processes of their own."""
 
 import faulthandler
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,17 @@ __all__ = ["stage", "tell"]
 def _no_dump() -> None:
     """Call off the dump of all stacks: chaos takes long, and has time limits of its own."""
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def checker() -> Iterator[subprocess.Popen[bytes]]:
+    """The process that checks files of records (`records.py`)."""
+    command = [sys.executable, "-I", str(Path(__file__).with_name("records.py"))]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        yield process
+        process.kill()
 
 
 @pytest.fixture

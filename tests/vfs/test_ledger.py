@@ -52,6 +52,7 @@ def test_what_is_bounded_above_is_bounded_below() -> None:
     assert (top.bounds_size, top.bounds_files) == (True, False)
     assert (below.bounds_size, below.bounds_files) == (True, True)
     assert below.open is top.open
+    assert below.threads is top.threads
     assert Ledger().open is not top.open
 
 

@@ -83,6 +83,12 @@ class HostHandle:
             raise
 
     def append(self, data: bytes | memoryview) -> int:
+        start = time.monotonic()
+        end = self._append_all(data)
+        self.mount.note(time.monotonic() - start)
+        return end
+
+    def _append_all(self, data: bytes | memoryview) -> int:
         size = len(data)
         done = 0
         try:
