@@ -109,7 +109,7 @@ chaos: $(STAMP)  ## the long form: 10,000 rounds of random kill -9
 
 lock: $(STAMP)  ## pin anew what pyproject.toml asks for (needs the network)
 	$(BIN)/python -m pip install --quiet 'pip-tools>=7.6'
-	$(PIP_COMPILE) --extra dev --output-file requirements.txt pyproject.toml
+	$(PIP_COMPILE) --extra dev --extra units --extra mcp --output-file requirements.txt pyproject.toml
 	$(PIP_COMPILE) --extra fuzz --constraint requirements.txt \
 	  --output-file requirements-fuzz.txt pyproject.toml
 

@@ -159,7 +159,11 @@ class Child:
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
         cwd_fd = self._hold_directory(stack, spec.cwd)
-        self.process = await self._spawn(cwd_fd, pairs)
+        stack.push_async_callback(self._wait_swept)
+        env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
+        for service in host.services:
+            env.update(await service.child_starting(self, stack))
+        self.process = await self._spawn(cwd_fd, pairs, env)
         stack.callback(self.process.close)
         pairs.close_child_ends()
         client.pid = self.process.pid
@@ -186,14 +190,16 @@ class Child:
         del self._held[fd]
         os.close(fd)
 
-    async def _spawn(self, cwd_fd: int, pairs: _Ends) -> SpawnedProcess:
+    async def _spawn(
+        self, cwd_fd: int, pairs: _Ends, env: dict[str, str]
+    ) -> SpawnedProcess:
         spec = self.spec
         stdio = zip(spec.stdio, STANDARD, strict=True)
         executable = find_executable(spec.command[0], spec.env.get("PATH"), spec.cwd)
         request = SpawnRequest(
             executable=executable,
             argv=spec.command,
-            env={**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word},
+            env=env,
             cwd_fd=cwd_fd,
             fds=(*stdio, *pairs.child_fds()),
             rlimits=spec.rlimits,
@@ -235,8 +241,12 @@ class Child:
         )
         self._happened(Event.EXITED)
         await self._close_sessions()
-        with trio.move_on_after(SWEEP_TIMEOUT_S):
-            await process.wait_swept()
+
+    async def _wait_swept(self) -> None:
+        """Wait until nothing that the dead process left behind is alive."""
+        if self.process is not None and self.exit is not None:
+            with trio.move_on_after(SWEEP_TIMEOUT_S):
+                await self.process.wait_swept()
 
     async def _enforce_end(self) -> None:
         """After a stop, kill what does not end within the grace period (spec S6)."""

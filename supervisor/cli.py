@@ -393,6 +393,7 @@ def _run(
             log_json=_log_json(given["log_format"], configured),
             journal=given["journal"],
             control=given["control"],
+            config=configured,
         )
     except OptionError as why:
         raise UsageFault(str(why)) from None

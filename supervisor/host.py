@@ -37,6 +37,7 @@ from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.pump import Pump
+from supervisor.services import Services
 from supervisor.session import FAULT, SLOW, Session
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
@@ -78,6 +79,7 @@ class Host:
 
     Attributes:
         baseline: what the process held before, for the leak check.
+        services: what it offers its children beside files.
         holders: each yields (descriptor, a word for it) that something beside the
             host's own parts holds: a control socket, a scratch directory.
     """
@@ -92,6 +94,7 @@ class Host:
         self.journal = journal
         self.log = log
         self.pump = Pump()
+        self.services = Services()
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
         soft, _ = raise_descriptor_limit()
@@ -123,6 +126,7 @@ class Host:
             max_write_bytes=self.settings.max_write_bytes,
             deadline_s=self.settings.deadline_s,
             on_closed=self._session_closed,
+            services=self.services,
         )
 
     def _session_closed(self, session: Session) -> None:
@@ -130,6 +134,8 @@ class Host:
         child = self.children.get(self.child_of(client))
         if child is not None:
             child.session_closed(session)
+        for service in self.services:
+            service.client_gone(client)
         self._tell_failure(session)
         self.journal.write(
             "client.gone",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from supervisor.child import Child
+    from supervisor.config import Config
     from supervisor.launchpad_start import LaunchpadProcess
     from supervisor.options import Limits
 
@@ -66,6 +67,7 @@ class RunOptions:
     log_json: bool | None = None
     journal: str | None = None
     control: str | None = None
+    config: Config | None = None
 
 
 def complain(command: str, text: str) -> None:
@@ -230,6 +232,7 @@ def _make_spec(
         command=words,
         cwd=options.cwd or _working_directory(),
         root=scratch.root,
+        run_dir=scratch.run,
         env=env,
         top_level=options.top_level,
         read=options.read,

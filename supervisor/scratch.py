@@ -46,6 +46,7 @@ class Scratch:
     Attributes:
         root: the child's private root.
         tmp: its TMPDIR.
+        run: for the sockets that services offer it.
 
     Raises:
         OSError: they cannot be made, or not be locked.
@@ -56,12 +57,14 @@ class Scratch:
         prefix = KEPT_PREFIX if self._keep else PREFIX
         self._base = Path(tempfile.mkdtemp(prefix=prefix))
         self.tmp = str(self._base / "tmp")
+        self.run = str(self._base / "run")
         self.root = str(self._base / "root") if root is None else root
         self._fd = -1
         try:
             self._fd = os.open(self._base, os.O_RDONLY | _DIRECTORY)
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             os.mkdir("tmp", 0o700, dir_fd=self._fd)
+            os.mkdir("run", 0o700, dir_fd=self._fd)
             if root is None:
                 os.mkdir("root", 0o700, dir_fd=self._fd)
         except BaseException:
@@ -87,12 +90,16 @@ class Scratch:
         from vfs.hostio import in_thread  # noqa: PLC0415
 
         with trio.move_on_after(REMOVE_TIMEOUT_S, shield=True):
-            doomed = Path(self.tmp) if self._keep else self._base
+            doomed = [self.tmp, self.run] if self._keep else [self._base]
+            failures = []
             try:
-                failure = await in_thread(remove_tree, doomed)
+                for path in map(Path, doomed):
+                    why = await in_thread(remove_tree, path)
+                    if why is not None:
+                        failures.append(_line(path, why))
             finally:
                 self._unlock()
-            return None if failure is None else _line(doomed, failure)
+            return failures[0] if failures else None
         return f"cannot remove {str(self._base)!r}: no thread was free for it"
 
     def _unlock(self) -> None:

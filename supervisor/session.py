@@ -36,6 +36,7 @@ from protocol.limits import MEMO_LINE_BYTES
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
 from supervisor.on_files import do_open
 from supervisor.replies import reason
+from supervisor.services import Services
 from supervisor.transport import (
     FileTransfer,
     bytes_unread,
@@ -115,6 +116,7 @@ class Session:
         max_write_bytes: largest payload of a WRITE (spec W3).
         deadline_s: for what has begun (spec F8).
         on_closed: called once, when the session is over.
+        services: what the host offers beside files.
 
     Attributes:
         files: the client's open files, looked up by every request.
@@ -153,6 +155,7 @@ class Session:
         "pump",
         "read_fd",
         "requests",
+        "services",
         "why_closed",
         "write_again",
         "write_fd",
@@ -175,9 +178,11 @@ class Session:
         max_write_bytes: int,
         deadline_s: float,
         on_closed: Callable[[Session], None],
+        services: Services | None = None,
     ) -> None:
         self.pump = pump
         self.fs = fs
+        self.services = Services() if services is None else services
         self.client = client
         self.files = client.files
         self.read_fd = read_fd

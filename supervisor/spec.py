@@ -29,6 +29,8 @@ class ChildSpec:
         command: program and arguments.
         cwd: its working directory.
         root: its private root; the restricted view's relative names start here.
+        run_dir: a directory of its own for sockets that services offer it; None if
+            nothing is configured that needs one.
         env: its whole environment, without the door's variables.
         top_level: it may take the top-level view (spec A1).
         read: grants to read, as the host sees the paths.
@@ -50,6 +52,7 @@ class ChildSpec:
     command: tuple[str, ...]
     cwd: str
     root: str
+    run_dir: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     top_level: bool = False
     read: tuple[str, ...] = ()
