@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from supervisor import config_sandbox
 from supervisor.options import OptionError, parse_duration, parse_limits, parse_size
 
 _NOT_YET = {
@@ -20,11 +21,10 @@ _NOT_YET = {
     "tools": "tools",
     "sidecar": "sidecars",
     "file_descriptor": "LLM fds",
-    "sandbox": "sandbox profiles",
     "child": "children of a daemon",
     "metrics": "metrics",
 }
-_POLICY_NOT_YET = ("network", "model", "quota", "tools")
+_POLICY_NOT_YET = ("model", "quota", "tools")
 
 
 class ConfigError(Exception):
@@ -60,7 +60,7 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     root: str | None = None
     read: list[str] = []
     write: list[str] = []
-    sandbox: str = "none"
+    sandbox: str = "auto"
     publish: str = "direct"
     durability: str = "none"
     limits: dict[str, int | str] = {}
@@ -76,6 +76,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     host: HostSection = msgspec.field(default_factory=HostSection)
     limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
     policy: dict[str, PolicySection] = {}
+    sandbox: dict[str, config_sandbox.SandboxSection] = {}
 
 
 def load_config(path: str) -> Config:
@@ -101,7 +102,7 @@ def load_config(path: str) -> Config:
         config = msgspec.convert(document, type=Config)
     except msgspec.ValidationError as why:
         raise ConfigError(f"cannot use {path!r}: {why}") from None
-    for check in (_check_values, _check_policies):
+    for check in (_check_values, _check_policies, _check_sandboxes):
         try:
             check(config)
         except OptionError as why:
@@ -131,13 +132,21 @@ def _check_policies(config: Config) -> None:
         for key in _POLICY_NOT_YET:
             if getattr(policy, key) is not None:
                 raise OptionError(f"{where}.{key}: not available yet")
-        if policy.sandbox != "none":
-            raise OptionError(f"{where}.sandbox: {policy.sandbox!r}: not available yet")
         if policy.publish not in ("direct", "on-close"):
             raise OptionError(f"{where}.publish: direct or on-close")
         if policy.durability not in ("none", "close", "write"):
             raise OptionError(f"{where}.durability: none, close or write")
         _named(f"{where}.limits", parse_limits, limit_texts(policy))
+
+
+def _check_sandboxes(config: Config) -> None:
+    for key, why in config_sandbox.check(config.sandbox):
+        raise OptionError(f"{key}: {why}")
+    for name, policy in config.policy.items():
+        for key, why in config_sandbox.check_use(
+            f"policy.{name}", policy.sandbox, policy.network, config.sandbox
+        ):
+            raise OptionError(f"{key}: {why}")
 
 
 def limit_texts(policy: PolicySection) -> list[str]:

@@ -37,6 +37,7 @@ from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.pump import Pump
+from supervisor.sandbox import Machine
 from supervisor.services import Services
 from supervisor.session import FAULT, SLOW, Session
 from vfs.filesystem import Filesystem
@@ -80,6 +81,7 @@ class Host:
     Attributes:
         baseline: what the process held before, for the leak check.
         services: what it offers its children beside files.
+        machine: what it knows of the layers that this machine gives.
         holders: each yields (descriptor, a word for it) that something beside the
             host's own parts holds: a control socket, a scratch directory.
     """
@@ -95,6 +97,7 @@ class Host:
         self.log = log
         self.pump = Pump()
         self.services = Services()
+        self.machine = Machine()
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
         soft, _ = raise_descriptor_limit()

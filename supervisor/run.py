@@ -23,6 +23,7 @@ from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
 from supervisor.launcher import LaunchpadLost
 from supervisor.logs import Log
+from supervisor.sandbox import PROFILES, Profile
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.spec import ChildSpec, minimal_env
@@ -67,6 +68,8 @@ class RunOptions:
     log_json: bool | None = None
     journal: str | None = None
     control: str | None = None
+    sandbox: Profile = PROFILES["auto"]
+    network: str = "none"
     config: Config | None = None
 
 
@@ -247,4 +250,7 @@ def _make_spec(
         max_files=limits.files,
         rlimits=limits.rlimits(),
         stdio=stdio,
+        sandbox=options.sandbox,
+        network=options.network,
+        tmp_dir=scratch.tmp,
     )
