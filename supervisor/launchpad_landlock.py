@@ -37,6 +37,7 @@ _SCOPES = 3  # abstract unix sockets and signals, since version 6
 _SCOPE_VERSION = 6
 
 _KINDS = {
+    "list": _READ_DIR,
     "read": _READ_FILE | _READ_DIR,
     "execute": _READ_FILE | _READ_DIR | _EXECUTE,
     "device": _READ_FILE | _WRITE_FILE | _IOCTL_DEV,

@@ -265,7 +265,8 @@ def layers_on_the_wire(
     if wanted & {"landlock", "mountns"}:
         view = sandbox_paths.view_of(executable, cwd, own)
         if "landlock" in wanted:
-            found["landlock"] = (view.landlock(), no_internet)
+            listed = view.everything_listed() if "mountns" in wanted else view
+            found["landlock"] = (listed.landlock(), no_internet)
         if "mountns" in wanted:
             mounts = view.mounts()
             if user is None:

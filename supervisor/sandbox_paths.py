@@ -66,7 +66,7 @@ class Rule(NamedTuple):
 
     Attributes:
         path: without symbolic links.
-        kind: ``read``, ``execute``, ``write`` or ``device``.
+        kind: ``list``, ``read``, ``execute``, ``write`` or ``device``.
         mapped: root's files there are shown as the child's, if it is another user.
     """
 
@@ -90,6 +90,10 @@ class View(NamedTuple):
         """Return the rules as ``launchpad_landlock`` takes them."""
         return tuple((os.fsencode(rule.path), rule.kind) for rule in self.rules)
 
+    def everything_listed(self) -> View:
+        """Return it with every directory to be listed: nothing else is mounted."""
+        return self._replace(rules=(*self.rules, Rule("/", "list")))
+
     def mounts(self) -> tuple[tuple[bytes, str, bool], ...]:
         """Return the trees as ``launchpad_mounts`` takes them, outer ones first.
 
@@ -98,7 +102,7 @@ class View(NamedTuple):
         """
         trees: dict[str, Rule] = {}
         for rule in sorted(self.rules):
-            if rule.path == "/proc":
+            if rule.path == "/proc" or rule.kind == "list":
                 continue
             around = trees.get(_holder(trees, rule.path))
             wanted = (rule.kind, rule.mapped)
@@ -140,7 +144,7 @@ class _Finder:
             return ""
         real = hops[-1]
         known = self.rules.get(real)
-        if known is None or kind == "write":
+        if known is None or known.kind == "list" or kind == "write":
             self.rules[real] = Rule(real, kind, mapped)
         return real
 
@@ -235,6 +239,7 @@ def _common() -> View:
     for prefix in (sys.prefix, sys.base_prefix):
         finder._add_installation(f"{prefix}/bin/python")  # noqa: SLF001 - same file
     packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    finder.add(packages, "list")  # an import looks into the directory first
     for package in ("supervisor", "vfs", "protocol"):
         finder.add(f"{packages}/{package}", "execute", mapped=True)
     return View(tuple(finder.rules.values()), tuple(finder.links.items()))
