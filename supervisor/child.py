@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor import cgroups, walled
 from supervisor.launcher import LaunchpadLost
-from supervisor import walled
 from supervisor.lifecycle import Action, Event, State, step
-from supervisor.sandbox import Walls
+from supervisor.sandbox import Walls, Wanted
 from supervisor.session import PROCESS_EXIT, Session
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from vfs.filesystem import timestamp
@@ -196,18 +196,22 @@ class Child:
         del self._held[fd]
         os.close(fd)
 
-    def _wanted(self, stack: AsyncExitStack) -> walled.Wanted:
+    def _wanted(self, stack: AsyncExitStack) -> Wanted:
         """Say what it is to run in; what is taken for that is given back at its end."""
         spec = self.spec
-        wanted = walled.Wanted(spec.sandbox, spec.network, spec.cwd, spec.own_dirs)
+        wanted = Wanted(spec.sandbox, spec.network, spec.cwd, spec.own_dirs)
         machine = self._host.machine
         if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
             wanted.user = user = machine.take_user()
             stack.callback(machine.give_user_back, user)
+        if "cgroup" in spec.sandbox.layers:
+            groups = cgroups.make(self.id, spec.group_limits)
+            stack.callback(groups.remove)
+            wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
         return wanted
 
     async def _spawn(
-        self, cwd_fd: int, pairs: _Ends, env: dict[str, str], wanted: walled.Wanted
+        self, cwd_fd: int, pairs: _Ends, env: dict[str, str], wanted: Wanted
     ) -> SpawnedProcess:
         spec = self.spec
         stdio = zip(spec.stdio, STANDARD, strict=True)

@@ -290,6 +290,7 @@ def files(control: _ControlOf = None, as_json: _Json = False) -> int:
 
 @app.command(epilog="Example: sandhost doctor --leaks --control run.sock")
 def doctor(
+    ctx: typer.Context,
     leaks: Annotated[
         bool, typer.Option("--leaks", help="A host's tables against /proc.")
     ] = False,
@@ -307,7 +308,7 @@ def doctor(
         if leaks:
             text, status = find_leaks(control, as_text=not as_json)
         else:
-            text, status = examine_machine(as_text=not as_json)
+            text, status = examine_machine(ctx.obj, as_text=not as_json)
     except ControlError as why:
         raise CommandError(str(why)) from None
     _print(text)

@@ -28,17 +28,14 @@ def check(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
         if name in PROFILES:
             yield where, f"{name!r} is a profile of its own; choose another name"
         for key in ("layers", "required"):
-            for layer in getattr(profile, key) or ():
-                if layer not in LAYERS:
-                    known = ", ".join(LAYERS)
-                    yield f"{where}.{key}", f"no layer {layer!r}; there are {known}"
-        if profile.layers is not None:
-            for layer in profile.required:
-                if layer in LAYERS and layer not in profile.layers:
-                    yield (
-                        f"{where}.required",
-                        f"{layer!r} is required but not among the layers; add it there",
-                    )
+            for layer in set(getattr(profile, key) or ()) - LAYERS.keys():
+                known = ", ".join(LAYERS)
+                yield f"{where}.{key}", f"no layer {layer!r}; there are {known}"
+        layers = LAYERS if profile.layers is None else profile.layers
+        for layer in profile.required:
+            if layer in LAYERS and layer not in layers:
+                why = f"{layer!r} is required but not among the layers; add it there"
+                yield f"{where}.required", why
 
 
 def check_use(

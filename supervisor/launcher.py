@@ -393,8 +393,11 @@ async def end_descendants(spare: Collection[int] = ()) -> None:
     own = os.getpid()
     while found := [pid for pid in proctree.children_of(own) if pid not in spare]:
         proctree.kill_children(found)
-        for pid in found:
-            await _reap(pid)
+        # Side by side: the init of a pid namespace does not end before all others of
+        # the namespace have been reaped, and the child in it is this process's to reap.
+        async with trio.open_nursery() as nursery:
+            for pid in found:
+                nursery.start_soon(_reap, pid)
 
 
 async def _reap(pid: int) -> None:

@@ -34,7 +34,6 @@ import _socket
 import errno
 import fcntl
 import gc
-import marshal
 import os
 import select
 

@@ -146,7 +146,7 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
             os._exit(FAILED_STATUS)
 
 
-def _tell(order: Order, *message: object) -> None:
+def _tell(order: Order, *message: Any) -> None:
     body = marshal.dumps(message)
     os.write(order.report, len(body).to_bytes(2, "little") + body)
 

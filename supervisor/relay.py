@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor import walled
 from supervisor.launcher import Launcher, SpawnedProcess
 from supervisor.logs import Log
 from supervisor.run import (
@@ -23,8 +24,7 @@ from supervisor.run import (
     guarded,
     innermost,
 )
-from supervisor import walled
-from supervisor.sandbox import AUTO, NONE, PROFILES, Machine
+from supervisor.sandbox import AUTO, NONE, PROFILES, Machine, Wanted
 from supervisor.spawn_request import SpawnRequest, find_executable
 from vfs.relay import RelayError, open_relay
 
@@ -129,7 +129,8 @@ async def _spawn(
         profile = PROFILES[NONE if env.get("FSPROXY_SANDBOX") == NONE else AUTO]
         network = "host" if env.get("FSPROXY_NETWORK") == "host" else "none"
         own = tuple(path for path in (env.get("TMPDIR"),) if path)
-        wanted = walled.Wanted(profile, network, str(Path.cwd()), own)
+        wanted = Wanted(profile, network, str(Path.cwd()), own)
+        wanted.no_groups = "a nested child is in its parent's"
         process, _ = await walled.spawn(launcher, Machine(), request, wanted)
         return process
     finally:

@@ -253,4 +253,5 @@ def _make_spec(
         sandbox=options.sandbox,
         network=options.network,
         tmp_dir=scratch.tmp,
+        group_limits=limits,
     )

@@ -235,48 +235,67 @@ def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnErro
     return SpawnError(number, layer, text)
 
 
+@dataclass(slots=True)
+class Wanted:
+    """What a child is to run in, and what was made ready for it.
+
+    Attributes:
+        profile: the layers.
+        network: ``none`` or ``host``.
+        cwd: its working directory, as a path.
+        own: directories of its own, to write.
+        groups: files of its cgroups that take its pid.
+        no_groups: why there is none, if one was wanted.
+        user: a user that may be given to it, None for none.
+    """
+
+    profile: Profile
+    network: str
+    cwd: str
+    own: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    no_groups: str = ""
+    user: int | None = None
+
+
+_NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *_NAMESPACES} - {"mountns"}
+"""Layers that need no more than their name."""
+
+
 def layers_on_the_wire(
-    wanted: set[str],
-    *,
-    executable: str,
-    cwd: str,
-    own: tuple[str, ...],
-    network: str,
-    user: int | None,
-    groups: tuple[str, ...] = (),
+    layers: set[str], wanted: Wanted, executable: str
 ) -> dict[str, object]:
     """Return what goes to the launchpad for the layers that are asked for.
 
     Args:
-        wanted: from ``Plan.wanted``.
+        layers: from ``Plan.wanted``.
+        wanted: what was made ready.
         executable: the program.
-        cwd: its working directory.
-        own: directories that the child may write.
-        network: ``none`` or ``host``.
-        user: who it becomes, if it has the layer uid.
-        groups: the files of its cgroups that take its pid.
     """
-    found: dict[str, object] = dict.fromkeys(
-        wanted & {"no_new_privs", "capabilities", "netns", "ipcns", "utsns", "pidns"}
-    )
-    no_internet = network == "none" and "netns" not in wanted
-    if "userns" in wanted:
+    found: dict[str, object] = dict.fromkeys(layers & _NO_WORDS)
+    no_internet = wanted.network == "none" and "netns" not in layers
+    if "userns" in layers:
         found["userns"] = (os.geteuid(), os.getegid())
-    if wanted & {"landlock", "mountns"}:
-        view = sandbox_paths.view_of(executable, cwd, own)
-        if "landlock" in wanted:
-            listed = view.everything_listed() if "mountns" in wanted else view
-            found["landlock"] = (listed.landlock(), no_internet)
-        if "mountns" in wanted:
-            mounts = view.mounts()
-            if user is None:
-                mounts = tuple((path, kind, False) for path, kind, _ in mounts)
-            place = os.fsencode(os.path.realpath(cwd))
-            found["mountns"] = (view.symlinks(), mounts, place)
-    if user is not None:
-        found["uid"] = user
-    if groups:
-        found["cgroup"] = tuple(map(os.fsencode, groups))
-    if "seccomp" in wanted:
+    if layers & {"landlock", "mountns"}:
+        view = sandbox_paths.view_of(executable, wanted.cwd, wanted.own)
+        if "mountns" in layers:
+            found["mountns"] = _mounts(view, wanted.cwd, is_mapped="uid" in layers)
+            view = view.everything_listed()
+        if "landlock" in layers:
+            found["landlock"] = (view.landlock(), no_internet)
+    if "uid" in layers:
+        found["uid"] = wanted.user
+    if "cgroup" in layers:
+        found["cgroup"] = tuple(map(os.fsencode, wanted.groups))
+    if "seccomp" in layers:
         found["seccomp"] = seccomp_filter.build_here(network=not no_internet)
     return found
+
+
+def _mounts(
+    view: sandbox_paths.View, cwd: str, *, is_mapped: bool
+) -> tuple[object, ...]:
+    trees = view.mounts()
+    if not is_mapped:
+        trees = tuple((path, kind, False) for path, kind, _ in trees)
+    return view.symlinks(), trees, os.fsencode(cwd)

@@ -18,6 +18,8 @@ Rules of this file.
    the grants, are not on the list: they come through FD 3.
 """
 
+# ruff: noqa: PTH100, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123 - links are followed
+# one by one, and what is asked for is text
 from __future__ import annotations
 
 import os
@@ -155,7 +157,7 @@ class _Finder:
             if real is None:
                 return
             name = os.path.basename(path)
-            place = os.path.join(real, name) if name else real  # noqa: PTH118
+            place = os.path.join(real, name) if name else real
             try:
                 mode = os.lstat(place).st_mode
             except OSError:
@@ -163,9 +165,9 @@ class _Finder:
             yield place
             if not stat.S_ISLNK(mode):
                 return
-            target = os.readlink(place)  # noqa: PTH115
+            target = os.readlink(place)
             self.links[place] = target
-            path = os.path.normpath(os.path.join(real, target))  # noqa: PTH118
+            path = os.path.normpath(os.path.join(real, target))
 
     def _without_links(self, path: str) -> str | None:
         """Return a directory without links, and take note of those on its way."""
@@ -199,7 +201,7 @@ class _Finder:
 def _interpreter(path: str) -> str | None:
     """Return the program of a ``#!`` line; through env(1), what that starts."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:
             line = file.readline(256)
     except OSError:
         return None
@@ -219,7 +221,7 @@ def _on_path(name: str) -> str | None:
     for entry in os.environ.get("PATH", os.defpath).split(":"):
         candidate = f"{entry or '.'}/{name}"
         if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
-            return os.path.abspath(candidate)  # noqa: PTH100
+            return os.path.abspath(candidate)
     return None
 
 
@@ -238,7 +240,7 @@ def _common() -> View:
     finder.add_program(sys.executable)
     for prefix in (sys.prefix, sys.base_prefix):
         finder._add_installation(f"{prefix}/bin/python")  # noqa: SLF001 - same file
-    packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     finder.add(packages, "list")  # an import looks into the directory first
     for package in ("supervisor", "vfs", "protocol"):
         finder.add(f"{packages}/{package}", "execute", mapped=True)

@@ -144,7 +144,8 @@ def build_here(*, network: bool) -> bytes:
 
 def _program(machine: str, *, network: bool) -> list[Instruction]:
     column = 0 if machine == "x86_64" else 1
-    denied = sorted(n[column] for n in DENIED.values() if n[column] is not None)
+    found = (numbers[column] for numbers in DENIED.values())
+    denied = sorted(number for number in found if number is not None)
     families = [_AF_UNIX, _AF_NETLINK, *((_AF_INET, _AF_INET6) if network else ())]
     code = [
         Instruction(_LOAD, _ARCHITECTURE),

@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass, field
 from functools import partial
 
+from supervisor.options import Limits
 from supervisor.sandbox import PROFILES, Profile
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
@@ -20,6 +21,9 @@ RLIMITS = {
     "processes": resource.RLIMIT_NPROC,
 }
 """Limits that the kernel keeps for the child's process, by their name."""
+
+
+_UNLIMITED = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class ChildSpec:
         umask: None for the host's.
         sandbox: the layers that it runs in.
         network: ``none`` or ``host``; without layers it has the host's.
+        group_limits: what its cgroups bound, over all its processes.
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
     """
 
@@ -76,6 +81,7 @@ class ChildSpec:
     sandbox: Profile = PROFILES["none"]
     network: str = "none"
     tmp_dir: str | None = None
+    group_limits: Limits = _UNLIMITED
 
     @property
     def walls_env(self) -> dict[str, str]:

@@ -9,40 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.sandbox import Plan, Walls, layers_on_the_wire
+from supervisor.sandbox import Plan, Walls, Wanted, layers_on_the_wire
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
     from supervisor.launcher import Launcher, SpawnedProcess
-    from supervisor.sandbox import Machine, Profile
+    from supervisor.sandbox import Machine
     from supervisor.spawn_request import SpawnRequest
-
-
-@dataclass(slots=True)
-class Wanted:
-    """What a child is to run in.
-
-    Attributes:
-        profile: the layers.
-        network: ``none`` or ``host``.
-        cwd: its working directory, as a path.
-        own: directories of its own, to write.
-        groups: files of its cgroups that take its pid; they are there.
-        no_groups: why there is none, if one was wanted.
-        user: a user that may be given to it, None for none.
-    """
-
-    profile: Profile
-    network: str
-    cwd: str
-    own: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    no_groups: str = ""
-    user: int | None = None
 
 
 async def spawn(
@@ -61,28 +38,8 @@ async def spawn(
         return process, Walls(wanted.profile.name, "host", process.applied)
     plan = Plan(wanted.profile, wanted.network, machine)
     while True:
-        layers = plan.wanted()
-        if "cgroup" in layers and not wanted.groups:
-            plan.leave(layers, "cgroup", wanted.no_groups)
-        user = wanted.user if "uid" in layers else None
-        if wanted.user is not None:
-            give(wanted.own, os.geteuid() if user is None else user)
-        asked = layers_on_the_wire(
-            layers,
-            executable=request.executable,
-            cwd=wanted.cwd,
-            own=wanted.own,
-            network=wanted.network,
-            user=user,
-            groups=wanted.groups if "cgroup" in layers else (),
-        )
-        rlimits = request.rlimits
-        if "rlimits" in layers:
-            asked["rlimits"] = None
-            rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
         try:
-            attempt = replace(request, layers=asked, rlimits=rlimits)
-            process = await launcher.spawn(attempt)
+            process = await launcher.spawn(_attempt(plan, request, wanted))
         except SpawnError as why:
             if not plan.failed(why):
                 raise
@@ -90,6 +47,20 @@ async def spawn(
             walls = Walls(wanted.profile.name, wanted.network, process.applied)
             walls.missing = plan.missing
             return process, walls
+
+
+def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
+    """Return a request with what is thought to be had at the moment."""
+    layers = plan.wanted()
+    if not wanted.groups:
+        plan.leave(layers, "cgroup", wanted.no_groups)
+    if wanted.user is not None:
+        give(wanted.own, wanted.user if "uid" in layers else os.geteuid())
+    rlimits = request.rlimits
+    if "rlimits" in layers:
+        rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
+    asked = layers_on_the_wire(layers, wanted, request.executable)
+    return replace(request, layers=asked, rlimits=rlimits)
 
 
 def give(directories: tuple[str, ...], user: int) -> None:

@@ -52,7 +52,17 @@ class Pad:
 
     def spawn(self, ident: int, *argv: bytes) -> None:
         """Ask for a child with the null device as 0, 1 and 2."""
-        message: Message = (wire.SPAWN, ident, argv[0], argv, {}, (0, 1, 2), (), None, {})
+        message: Message = (
+            wire.SPAWN,
+            ident,
+            argv[0],
+            argv,
+            {},
+            (0, 1, 2),
+            (),
+            None,
+            {},
+        )
         self.ask(message, [self.cwd, self.null, self.null, self.null])
 
     def answer(self) -> tuple[Message, list[int]]:
