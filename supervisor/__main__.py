@@ -53,7 +53,10 @@ def _main(words: list[str]) -> int:
 
         return fs_main(words[1:])
     launchpad = None
-    if words and words[0] in SPAWNING and not {"-h", "--help"} & set(words[1:2]):
+    spawns = bool(words) and words[0] in SPAWNING
+    if words[:1] == ["doctor"]:
+        spawns = "--leaks" not in words  # it starts a child to see what it runs in
+    if spawns and not {"-h", "--help"} & set(words[1:2]):
         if words[0] == "relay" and not _has_door():
             text = "not inside a child: FD 3 is not open; start it with sandhost run"
             os.write(2, f"sandhost relay: {text}\n".encode())

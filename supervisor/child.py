@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, assert_never
 
 import trio
 
+from supervisor import cgroups, walled
 from supervisor.launcher import LaunchpadLost
 from supervisor.lifecycle import Action, Event, State, step
+from supervisor.sandbox import Walls, Wanted
 from supervisor.session import PROCESS_EXIT, Session
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from vfs.filesystem import timestamp
@@ -57,6 +59,7 @@ class Child:
         timed_out: its time limit ended it.
         gone: set when nothing of it is left.
         places: its root and grants.
+        walls: what it runs in, once it does.
     """
 
     def __init__(self, host: Host, child_id: str, spec: ChildSpec) -> None:
@@ -75,6 +78,7 @@ class Child:
         self._side: socket.socket | None = None
         self._ends: _Ends | None = None
         self.places: tuple[Place, ...] = ()
+        self.walls = Walls(spec.sandbox.name)
         self._held: dict[int, str] = {}
         self._nursery: trio.Nursery | None = None
         self._grace_s = host.settings.grace_s
@@ -159,11 +163,13 @@ class Child:
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
         cwd_fd = self._hold_directory(stack, spec.cwd)
+        wanted = self._wanted(stack)
         stack.push_async_callback(self._wait_swept)
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
+        env.update(spec.walls_env)
         for service in host.services:
             env.update(await service.child_starting(self, stack))
-        self.process = await self._spawn(cwd_fd, pairs, env)
+        self.process = await self._spawn(cwd_fd, pairs, env, wanted)
         stack.callback(self.process.close)
         pairs.close_child_ends()
 
@@ -185,8 +191,22 @@ class Child:
         del self._held[fd]
         os.close(fd)
 
+    def _wanted(self, stack: AsyncExitStack) -> Wanted:
+        """Say what it is to run in; what is taken for that is given back at its end."""
+        spec = self.spec
+        wanted = Wanted(spec.sandbox, spec.network, spec.cwd, spec.own_dirs)
+        machine = self._host.machine
+        if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
+            wanted.user = user = machine.take_user()
+            stack.callback(machine.give_user_back, user)
+        if "cgroup" in spec.sandbox.layers:
+            groups = cgroups.make(self.id, spec.group_limits)
+            stack.callback(groups.remove)
+            wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
+        return wanted
+
     async def _spawn(
-        self, cwd_fd: int, pairs: _Ends, env: dict[str, str]
+        self, cwd_fd: int, pairs: _Ends, env: dict[str, str], wanted: Wanted
     ) -> SpawnedProcess:
         spec = self.spec
         stdio = zip(spec.stdio, STANDARD, strict=True)
@@ -200,7 +220,11 @@ class Child:
             rlimits=spec.rlimits,
             umask=spec.umask,
         )
-        return await self._host.launcher.spawn(request)
+        host = self._host
+        process, self.walls = await walled.spawn(
+            host.launcher, host.machine, request, wanted
+        )
+        return process
 
     async def _live(self) -> None:
         process = self.process
@@ -293,6 +317,7 @@ class Child:
             command=[
                 os.fsencode(a).decode(errors="replace") for a in self.spec.command
             ],
+            isolation=self.walls.row(),
         )
 
     def _signal(self, number: int) -> None:
@@ -432,7 +457,7 @@ class Child:
             ],
             "client_id": session.client.id if session is not None else None,
             "started_at": timestamp(session.client.connected_at) if session else None,
-            "isolation": {"profile": "none", "layers": []},
+            "isolation": self.walls.row(),
         }
 
 

@@ -97,7 +97,7 @@ _Sandbox = Annotated[
     typer.Option(
         "--sandbox",
         metavar="none|auto|required|PROFILE",
-        help="Isolation; only none is available yet.",
+        help="Isolation; default auto: all that this machine gives.",
     ),
 ]
 _Env = Annotated[
@@ -145,7 +145,9 @@ _Control = Annotated[
 ]
 _Network = Annotated[
     str | None,
-    typer.Option("--network", metavar="none|host", help="Not available yet."),
+    typer.Option(
+        "--network", metavar="none|host", help="Default none: no network of its own."
+    ),
 ]
 _ControlOf = Annotated[
     str | None,
@@ -287,6 +289,7 @@ def files(control: _ControlOf = None, as_json: _Json = False) -> int:
 
 @app.command(epilog="Example: sandhost doctor --leaks --control run.sock")
 def doctor(
+    ctx: typer.Context,
     leaks: Annotated[
         bool, typer.Option("--leaks", help="A host's tables against /proc.")
     ] = False,
@@ -304,7 +307,7 @@ def doctor(
         if leaks:
             text, status = find_leaks(control, as_text=not as_json)
         else:
-            text, status = examine_machine(as_text=not as_json)
+            text, status = examine_machine(ctx.obj, as_text=not as_json)
     except ControlError as why:
         raise CommandError(str(why)) from None
     _print(text)
@@ -394,10 +397,6 @@ def _run(
     from supervisor.run import RunOptions, run_children  # noqa: PLC0415
     from supervisor.specs import policy_options  # noqa: PLC0415
 
-    for option in ("sandbox", "network"):
-        value = given[option]
-        if value is not None and (option, value) != ("sandbox", "none"):
-            raise CommandError(f"--{option} {value}: not available yet")
     if given["transport"] not in ("socketpair", "pipes"):
         raise UsageFault("--transport is socketpair or pipes")
     configured = _configure(given["config"])
@@ -427,10 +426,31 @@ def _run(
             journal=given["journal"],
             control=given["control"],
             config=configured,
+            **_walls(configured, policy, given["sandbox"], given["network"]),
         )
     except OptionError as why:
         raise UsageFault(str(why)) from None
     return run_children(name, ctx.obj, options)
+
+
+def _walls(
+    config: Config | None, policy: Any, sandbox: str | None, network: str | None
+) -> dict[str, Any]:
+    """Return the profile and the network that children get."""
+    from supervisor.config_sandbox import (  # noqa: PLC0415 - with the configuration
+        check_use,
+        profile_named,
+    )
+
+    known = config.sandbox if config is not None else {}
+    name = sandbox or (policy.sandbox if policy is not None else "auto")
+    # What stands on the command line goes before what a file says.
+    asked = network
+    if asked is None and policy is not None and sandbox is None:
+        asked = policy.network
+    for key, why in check_use(name, asked, known):
+        raise OptionError(f"--{key}: {why}")
+    return {"sandbox": profile_named(name, known), "network": asked or "none"}
 
 
 def _configure(path: str | None) -> Config | None:

@@ -25,6 +25,7 @@ from supervisor.config_host import (
 )
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
+from supervisor.config_sandbox import SandboxSection, check_sandboxes, check_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,6 @@ _NOT_YET = {
     "tools": "tools",
     "sidecar": "sidecars",
     "file_descriptor": "LLM fds",
-    "sandbox": "sandbox profiles",
     "metrics": "metrics",
 }
 
@@ -58,6 +58,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
     policy: dict[str, PolicySection] = {}
     child: dict[str, ChildSection] = {}
+    sandbox: dict[str, SandboxSection] = {}
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -65,6 +66,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "limits": check_limits,
     "policy": check_policies,
     "child": check_children,
+    "sandbox": check_sandboxes,
 }
 """Section -> what its values cannot be; called where the section is there."""
 
@@ -83,9 +85,16 @@ def _check_policy_names(
             )
 
 
+def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    known = named.get("sandbox", {})
+    for name, policy in config.policy.items():
+        for key, why in check_use(policy.sandbox, policy.network, known):
+            yield f"policy.{joined(name)}.{key}", why
+
+
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
-] = (_check_policy_names,)
+] = (_check_policy_names, _check_walls)
 """What one section says of another; also told the document as it was read."""
 
 

@@ -16,7 +16,7 @@ _WORDS = {
     "publish": ("direct", "on-close"),
     "durability": ("none", "close", "write"),
 }
-_NOT_YET = ("network", "model", "quota", "tools")
+_NOT_YET = ("model", "quota", "tools")
 
 
 class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,7 +26,7 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     root: str | None = None
     read: list[str] = []
     write: list[str] = []
-    sandbox: str = "none"
+    sandbox: str = "auto"
     publish: str = "direct"
     durability: str = "none"
     limits: dict[str, int | str] = {}
@@ -47,8 +47,6 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
     for key in _NOT_YET:
         if getattr(policy, key) is not None:
             yield key, "not available yet"
-    if policy.sandbox != "none":
-        yield "sandbox", f"{policy.sandbox!r}: not available yet"
     for key, allowed in _WORDS.items():
         value = getattr(policy, key)
         if value not in allowed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from supervisor import doctor_layers
 from supervisor.control_client import ControlError, call, control_path
 from supervisor.leftovers import find_leftovers, is_deaf
 from supervisor.probes import MISSING, Finding, probe_machine
@@ -17,19 +18,17 @@ from supervisor.tables import WIDTH, as_json, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from supervisor.launchpad_start import LaunchpadProcess
+
 CLEAN = 0
 FOUND = 1
 CANNOT_ASK = 2
 """Exit status of the command; the last one goes with a ``ControlError``."""
 
-ISOLATION = {"profile": "none", "layers": []}
-"""What a child of this version runs in: the door is guarded, walls are not up yet."""
-
 _WALLS = (
-    "Isolation of children: profile none. The layers of a sandbox (Landlock, seccomp,"
-    " namespaces, cgroups, users) are not available yet, whatever this machine gives:"
-    " a child can do what the user who starts the host can do."
+    "What a child runs in here (profile auto), as one said that was started for this:"
 )
+_NO_WALLS = "No child could be started under profile auto:"
 
 _HEADS = {
     "descriptors": "descriptors of the host that nothing explains",
@@ -45,10 +44,13 @@ _HEADS = {
 """What is listed, by its key in the reports."""
 
 
-def examine_machine(*, as_text: bool = True) -> tuple[str, int]:
+def examine_machine(
+    launchpad: LaunchpadProcess | None = None, *, as_text: bool = True
+) -> tuple[str, int]:
     """Probe the machine (``doctor``).
 
     Args:
+        launchpad: to try the layers of a sandbox with; they are unknown without.
         as_text: text for people, else JSON.
 
     Returns:
@@ -56,12 +58,21 @@ def examine_machine(*, as_text: bool = True) -> tuple[str, int]:
         works without.
     """
     findings = probe_machine()
+    walls, why = None, "not tried"
+    if launchpad is not None:
+        walls, why = doctor_layers.try_layers(launchpad)
+    layers = doctor_layers.rows(walls, why)
     lacking = any(f.is_needed and f.state == MISSING for f in findings)
     status = FOUND if lacking else CLEAN
     if as_text:
-        return machine_text(findings), status
-    rows = [finding.row() for finding in findings]
-    return as_json({"isolation": ISOLATION, "probes": rows}), status
+        head = _WALLS if walls is not None else f"{_NO_WALLS} {why}"
+        return machine_text(findings) + layers_text(head, layers), status
+    report = {
+        "isolation": walls.row() if walls is not None else None,
+        "layers": layers,
+        "probes": [finding.row() for finding in findings],
+    }
+    return as_json(report), status
 
 
 def machine_text(findings: Sequence[Finding]) -> str:
@@ -84,7 +95,18 @@ def machine_text(findings: Sequence[Finding]) -> str:
             )
             lines += wrapped
             head = " " * column
-    lines += ["", *textwrap.wrap(_WALLS, WIDTH)]
+    return "\n".join(lines) + "\n"
+
+
+def layers_text(head: str, layers: Sequence[dict[str, str]]) -> str:
+    """Lay the table of layers out for people."""
+    lines = ["", *textwrap.wrap(printable(head), WIDTH)]
+    for row in layers:
+        text = f"{row['layer']:<14}{row['state']}: {row['detail']}"
+        if row["state"] != doctor_layers.PRESENT:
+            text += f" (takes {row['takes']})"
+        indent = " " * 16
+        lines += textwrap.wrap(printable(text), WIDTH, subsequent_indent=indent)
     return "\n".join(lines) + "\n"
 
 

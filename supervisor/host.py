@@ -38,6 +38,7 @@ from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.options import parse_duration, parse_size
 from supervisor.pump import Pump
+from supervisor.sandbox import Machine
 from supervisor.services import Services
 from supervisor.session import FAULT, SLOW, Session
 from vfs.filesystem import Filesystem
@@ -100,6 +101,7 @@ class Host:
     Attributes:
         baseline: what the process held before, for the leak check.
         services: what it offers its children beside files.
+        machine: what it knows of the layers that this machine gives.
         holders: each yields (descriptor, a word for it) that something beside the
             host's own parts holds: a control socket, a scratch directory.
     """
@@ -115,6 +117,7 @@ class Host:
         self.log = log
         self.pump = Pump()
         self.services = Services()
+        self.machine = Machine()
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
         soft, _ = raise_descriptor_limit()

@@ -72,6 +72,9 @@ class ExitStatus:
     maxrss_kib: int = 0
 
 
+Born = tuple[int, int, tuple[tuple[str, str], ...], int, int]
+
+
 @dataclass(slots=True, eq=False)
 class _Record:
     """What the launchpad has said of one child. All events are set when it is lost.
@@ -81,7 +84,7 @@ class _Record:
         exited: Set when `status` is there.
         swept: Set when nothing it left behind is alive.
         abandoned: Nobody waits for `born` any more.
-        born: (pid, create_time, pidfd); the pidfd belongs to who takes it.
+        born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
         failure: (errno, stage, detail).
     """
 
@@ -89,7 +92,7 @@ class _Record:
     exited: trio.Event = field(default_factory=trio.Event)
     swept: trio.Event = field(default_factory=trio.Event)
     abandoned: bool = False
-    born: tuple[int, int, int] | None = None
+    born: Born | None = None
     failure: tuple[int, str, bytes] | None = None
     status: ExitStatus | None = None
 
@@ -100,6 +103,8 @@ class SpawnedProcess:
     Attributes:
         pid: Names the process only together with `create_time`.
         create_time: Clock ticks since boot, field 22 of ``/proc/PID/stat``.
+        applied: (layer, detail) of its sandbox, as it said itself before its exec.
+        init: The pid of its pid namespace's init, which ends after it; -1 for none.
     """
 
     def __init__(
@@ -107,9 +112,9 @@ class SpawnedProcess:
         launcher: Launcher,
         ident: int,
         record: _Record,
-        born: tuple[int, int, int],
+        born: Born,
     ) -> None:
-        self.pid, self.create_time, self._pidfd = born
+        self.pid, self.create_time, self.applied, self.init, self._pidfd = born
         self._launcher = launcher
         self._ident = ident
         self._record = record
@@ -327,9 +332,7 @@ class Launcher:
             record.status = ExitStatus(*rest)
             record.exited.set()
 
-    async def _birth(
-        self, request: SpawnRequest, record: _Record
-    ) -> tuple[int, int, int]:
+    async def _birth(self, request: SpawnRequest, record: _Record) -> Born:
         """Wait for what the launchpad says to a request."""
         await record.started.wait()
         if record.failure is not None:
@@ -342,7 +345,7 @@ class Launcher:
         """End a child that `spawn` does not give to anybody, born yet or not."""
         record.abandoned = True
         if record.born is not None:  # between a cancellation and this line
-            os.close(record.born[2])
+            os.close(record.born[-1])
         if ident not in self._records:  # it failed before it was anything
             return
         message = (launchpad_wire.SIGNAL, ident, int(signals.SIGKILL))
@@ -390,8 +393,11 @@ async def end_descendants(spare: Collection[int] = ()) -> None:
     own = os.getpid()
     while found := [pid for pid in proctree.children_of(own) if pid not in spare]:
         proctree.kill_children(found)
-        for pid in found:
-            await _reap(pid)
+        # Side by side: the init of a pid namespace does not end before all others of
+        # the namespace have been reaped, and the child in it is this process's to reap.
+        async with trio.open_nursery() as nursery:
+            for pid in found:
+                nursery.start_soon(_reap, pid)
 
 
 async def _reap(pid: int) -> None:

@@ -11,12 +11,14 @@ Rules:
     becomes a direct child of the launchpad when it dies. Hence every direct child that
     is not in ``_children`` is a leftover, and is killed until none is left.
  3. The exit of a child is reported before its leftovers are looked for.
- 4. Nothing ends the launchpad but the end of its host (EOF), and then only after the
+ 4. A child with a pid namespace is two direct children: it and the namespace's init,
+    which is killed when the child has ended, and with it all that is left in there.
+ 5. Nothing ends the launchpad but the end of its host (EOF), and then only after the
     whole tree. If it is killed, the kernel kills its children (PR_SET_PDEATHSIG) and
     the host, a subreaper too, ends the rest.
- 5. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
+ 6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
     hangs alone. Without events the launchpad sleeps.
- 6. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
+ 7. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
     no ``json``: it starts in the time of a bare interpreter plus 4 ms.
 
 Started by ``supervisor/launchpad_start.py`` as ``python -I -S -c BOOT`` with its control
@@ -32,11 +34,16 @@ import _socket
 import errno
 import fcntl
 import gc
-import marshal
 import os
 import select
 
-from supervisor import launchpad_child, launchpad_kernel, launchpad_wire, proctree
+from supervisor import (
+    launchpad_child,
+    launchpad_kernel,
+    launchpad_owners,
+    launchpad_wire,
+    proctree,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,17 +83,40 @@ class _Child:
     Attributes:
         ident: The host's number for it.
         pidfd: Held until SPAWNED carries it away, then -1.
-        report: Where the forked child tells which step failed; -1 when that is known.
+        report: Where the forked child tells how it fares; -1 when that is known.
+        heard: What it told so far.
+        is_forking: It forks processes that are no leftovers, and is yet to say which.
         failed: It never became its program: the host has heard so.
+        init: The init of its pid namespace; -1 for none.
     """
 
-    __slots__ = ("create_time", "failed", "ident", "pid", "pidfd", "report")
+    __slots__ = (
+        "create_time",
+        "failed",
+        "heard",
+        "ident",
+        "init",
+        "is_forking",
+        "pid",
+        "pidfd",
+        "report",
+    )
 
     def __init__(self, ident: int, pid: int, report: int) -> None:
         self.ident = ident
-        self.pid = pid
         self.report = report
+        self.heard = b""
+        self.is_forking = False
         self.failed = False
+        self.init = -1
+        self.pidfd = -1
+        self.is_now(pid)
+
+    def is_now(self, pid: int) -> None:
+        """Take note of the process that is to become the program."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.pid = pid
         self.create_time = _create_time(pid)
         # Before any wait: the pid still names this process, be it dead already.
         self.pidfd = os.pidfd_open(pid)
@@ -101,6 +131,7 @@ class _Launchpad:
         self._children: dict[int, _Child] = {}  # by pid, until reaped
         self._pids: dict[int, int] = {}  # id -> pid, of the same children
         self._starting: dict[int, _Child] = {}  # by report, until exec or failure
+        self._inits: set[int] = set()  # of pid namespaces whose child is there
         self._killed: set[int] = set()  # leftovers that are dying, until reaped
         self._unswept: list[int] = []  # ids that ended since nothing was left
         self._buried = 0  # leftovers reaped since then
@@ -130,7 +161,7 @@ class _Launchpad:
             self._has_more_to_do = True
         elif fd != self._control.fileno():
             if child := self._starting.get(fd):
-                self._conclude_start(child)
+                self._hear(child)
         elif events & (select.EPOLLHUP | select.EPOLLERR):
             self._host_is_there = False  # whatever it still asked for
         else:
@@ -166,6 +197,12 @@ class _Launchpad:
                 os.close(fd)
 
     def _spawn(self, ident: int, order: launchpad_child.Order) -> None:
+        if "uid" in order.layers and "mountns" in order.layers:
+            try:
+                order.owners = launchpad_owners.owners_of(order.layers["uid"])
+            except OSError as error:
+                self._fail(ident, error.errno or errno.EIO, "uid")
+                return
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             pid = os.fork()
@@ -187,26 +224,52 @@ class _Launchpad:
         self._starting[ours] = child
         self._epoll.register(ours, select.EPOLLIN)
 
-    def _conclude_start(self, child: _Child) -> None:
-        """Tell the host whether the exec succeeded, once that is known."""
+    def _hear(self, child: _Child) -> None:
+        """Take in what a starting child tells; at the end of that, tell the host."""
         try:
-            report = os.read(child.report, launchpad_child.REPORT_BYTES)
+            told = os.read(child.report, launchpad_child.REPORT_BYTES)
         except BlockingIOError:
             return
+        if not told:
+            self._conclude_start(child)
+            return
+        child.heard += told
+        for kind, *rest in launchpad_child.reports(told):
+            if kind == launchpad_child.FORKING:
+                child.is_forking = True
+            elif kind == launchpad_child.BECAME:
+                self._rename(child, *rest)
+
+    def _rename(self, child: _Child, pid: int, init: int) -> None:
+        """Take note that a child goes on in another process, in a pid namespace."""
+        del self._children[child.pid]
+        child.is_now(pid)
+        child.is_forking = False
+        child.init = init
+        self._children[pid] = child
+        self._pids[child.ident] = pid
+        self._inits.add(init)
+        self._has_more_to_do = True  # the sweep waited for this
+
+    def _conclude_start(self, child: _Child) -> None:
+        """Tell the host whether the exec succeeded, now that it is known."""
         # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
         self._epoll.unregister(child.report)
         os.close(child.report)
         del self._starting[child.report]
         child.report = -1
         pidfd, child.pidfd = child.pidfd, -1
-        if report:
-            os.close(pidfd)
-            child.failed = True
-            self._fail(child.ident, *marshal.loads(report))  # noqa: S302 - our child
-            return
-        self._reply(
-            (launchpad_wire.SPAWNED, child.ident, child.pid, child.create_time), pidfd
-        )
+        applied: tuple[object, ...] = ()
+        for kind, *rest in launchpad_child.reports(child.heard):
+            if kind == launchpad_child.FAILED:
+                os.close(pidfd)
+                child.failed = True
+                self._fail(child.ident, *rest)
+                return
+            if kind == launchpad_child.APPLIED:
+                (applied,) = rest
+        born = (child.ident, child.pid, child.create_time, applied, child.init)
+        self._reply((launchpad_wire.SPAWNED, *born), pidfd)
 
     def _signal(self, ident: int, signal: int) -> None:
         """Signal a child and all beneath it; nothing if it has ended meanwhile."""
@@ -269,6 +332,9 @@ class _Launchpad:
                 return False
             if pid == 0:
                 return False
+            child = self._children.get(pid)
+            if child is not None and child.is_forking:
+                self._hear(child)  # it may be another process by now
             child = self._children.pop(pid, None)
             if child is None:
                 self._killed.discard(pid)
@@ -279,7 +345,10 @@ class _Launchpad:
 
     def _bury(self, child: _Child, status: int, usage: resource.struct_rusage) -> None:
         del self._pids[child.ident]
-        if child.report >= 0:  # it is dead, so the report is there or never will be
+        self._inits.discard(child.init)  # a leftover, as all that is in its namespace
+        if child.report >= 0:
+            self._hear(child)
+        if child.report >= 0:  # it is dead: all is told that will ever be
             self._conclude_start(child)
         if child.failed:
             return
@@ -304,7 +373,13 @@ class _Launchpad:
         beneath them comes here when they die, which is the next SIGCHLD.
         """
         children = proctree.children_of(self._pid)
-        leftovers = [pid for pid in children if pid not in self._children]
+        # After the list was read: who stands on it and is no leftover was announced.
+        for child in tuple(self._starting.values()):
+            self._hear(child)
+            if child.is_forking:
+                return False  # until it says whom it forked
+        known = self._children.keys() | self._inits
+        leftovers = [pid for pid in children if pid not in known]
         fresh = [pid for pid in leftovers if pid not in self._killed]
         proctree.kill_children(fresh)
         self._killed.update(fresh)
@@ -317,6 +392,8 @@ class _Launchpad:
         """Kill every process beneath this one, and return when none is left."""
         self._host_is_there = False
         self._children.clear()
+        self._starting.clear()
+        self._inits.clear()
         self._flush()  # gives the queued descriptors back
         while True:
             self._tidy()

@@ -1,4 +1,4 @@
-"""System calls that the standard library does not offer: prctl, close_range and a bit.
+"""System calls that the standard library does not offer: any, prctl, close_range.
 
 Linux on 64-bit machines. `ctypes` costs 3 ms at the start and is the one way to them.
 """
@@ -11,7 +11,7 @@ import os
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
-_libc.syscall.argtypes = (ctypes.c_long, *[ctypes.c_ulong] * 4)
+_libc.syscall.argtypes = (ctypes.c_long, *[ctypes.c_ulong] * 6)
 _libc.syscall.restype = ctypes.c_long
 
 # <linux/prctl.h>, <linux/close_range.h>; the number of close_range(2)
@@ -27,6 +27,20 @@ _CLOSE_RANGE_CLOEXEC = 4
 _SYS_RT_SIGACTION = {"x86_64": 13}
 _SYS_RT_SIGACTION_GENERIC = 134
 _SIGACTION_BYTES = 32
+
+
+def system_call(number: int, *arguments: int) -> int:
+    """Make a system call; structures and paths go as addresses (`ctypes.addressof`).
+
+    Raises:
+        OSError: It failed; the errno is the kernel's.
+    """
+    padding = (0,) * (6 - len(arguments))
+    result: int = _libc.syscall(number, *arguments, *padding)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
 
 
 def prctl(option: int, value: int) -> None:
@@ -54,17 +68,19 @@ def default_reserved_signals() -> None:
     number = _SYS_RT_SIGACTION.get(os.uname().machine, _SYS_RT_SIGACTION_GENERIC)
     action = ctypes.create_string_buffer(_SIGACTION_BYTES)  # zeros: SIG_DFL, no flags
     for signal in (32, 33):
-        if _libc.syscall(number, signal, ctypes.addressof(action), 0, 8) != 0:
-            raise OSError(ctypes.get_errno(), f"rt_sigaction {signal} failed")
+        system_call(number, signal, ctypes.addressof(action), 0, 8)
 
 
 def close_at_exec(first: int) -> None:
     """Mark every descriptor from `first` on close-on-exec: close_range(2)."""
     last, flags = 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC
-    if _libc.syscall(_SYS_CLOSE_RANGE, first, last, flags, 0) == 0:
+    try:
+        system_call(_SYS_CLOSE_RANGE, first, last, flags)
+    except OSError as error:
+        if error.errno not in {errno.ENOSYS, errno.EINVAL, errno.EPERM}:
+            raise
+    else:
         return
-    if ctypes.get_errno() not in {errno.ENOSYS, errno.EINVAL, errno.EPERM}:
-        raise OSError(ctypes.get_errno(), "close_range failed")
     # Linux before 5.11, or a filter that does not know the call.
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd >= first:

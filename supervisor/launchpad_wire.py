@@ -9,14 +9,17 @@ Rules:
  2. A message and its descriptors arrive together or not at all; nothing here blocks.
  3. Messages, host to launchpad:
 
-    ``(SPAWN, id, executable, argv, env, targets, rlimits, umask)`` with descriptors:
-    the working directory, then for each target number its source. ``rlimits`` are
-    ``(resource, soft, hard)``; ``umask`` is None to keep the host's.
+    ``(SPAWN, id, executable, argv, env, targets, rlimits, umask, layers)`` with
+    descriptors: the working directory, then for each target number its source.
+    ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
+    ``layers`` maps the name of a sandbox layer to what its apply takes.
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
 
  4. Launchpad to host:
 
-    ``(SPAWNED, id, pid, create_time)`` with the pidfd: the exec succeeded.
+    ``(SPAWNED, id, pid, create_time, applied, init)`` with the pidfd: the exec
+    succeeded; ``applied`` are ``(layer, detail)``, as the child itself told before it;
+    ``init`` is the pid of the init of its pid namespace, -1 if it has none.
     ``(FAILED, id, errno, stage, detail)``: it did not, and it ends.
     ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
     ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.

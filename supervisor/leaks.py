@@ -150,6 +150,7 @@ async def _processes(host: Host) -> dict[Key, Row]:
         process = child.process
         if process is not None:
             known.add((process.pid, process.create_time))
+            known.update(holdings.identities([process.init]))
         if _is_hollow(child):
             _add_row(found, "children", child.id, "its process is gone")
         await _let_others_run(number)

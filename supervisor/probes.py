@@ -7,7 +7,8 @@ Rules of this file.
 
 1. A probe tries the thing itself, and undoes it.  What was not tried is "unknown".
 2. Each row says what was tried and what a host does without it.
-3. No sandbox layer is used by this version: rows that only tell about layers say so.
+3. What a child runs in is tried with a child (``doctor_layers``); the rows on layers
+   here say what the kernel has, whoever may use it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PRESENT = "present"
 MISSING = "missing"
 UNKNOWN = "unknown"
 
-_NOT_USED = "nothing is lost yet: isolation layers are not available in this version"
+_LAYER = "children run without the layer; see the table below"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,28 +146,26 @@ PROBES = (
         "every READ goes through a thread; some 100 us slower",
     ),
     _Probe(
-        "Landlock", attempts.landlock, "landlock_create_ruleset(2), version", _NOT_USED
+        "Landlock", attempts.landlock, "landlock_create_ruleset(2), version", _LAYER
     ),
-    _Probe(
-        "seccomp filters", attempts.seccomp, "seccomp(2) GET_ACTION_AVAIL", _NOT_USED
-    ),
+    _Probe("seccomp filters", attempts.seccomp, "seccomp(2) GET_ACTION_AVAIL", _LAYER),
     _Probe(
         "user namespaces",
         attempts.user_namespace,
         "unshare(2) and a mapping, in a process of its own",
-        _NOT_USED,
+        "a host that is not root makes no namespaces for its children",
     ),
     _Probe(
         "cgroup v2",
         attempts.cgroup,
         "mkdir(2) and rmdir(2) in its own group",
-        _NOT_USED,
+        "limits hold for each process, not for all of a child's together",
     ),
     _Probe(
         "bubblewrap",
         attempts.bubblewrap,
         "looked for bwrap in PATH; not run",
-        _NOT_USED,
+        "nothing: namespaces are made without it",
     ),
 )
 """Everything that is tried, what a host needs first."""

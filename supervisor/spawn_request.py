@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,13 +31,15 @@ class SpawnError(Exception):
         stage: "lookup", "request", "fork", a step of `launchpad_child.STEPS`, or
             "pidfd" if this process may open no more descriptors.
         text: One line: what, to what, why.
+        reason: The last part of that, in the kernel's words.
     """
 
-    def __init__(self, number: int, stage: str, text: str) -> None:
+    def __init__(self, number: int, stage: str, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.errno = number
         self.stage = stage
         self.text = text
+        self.reason = reason
 
     @property
     def exit_status(self) -> int:
@@ -60,6 +62,7 @@ class SpawnRequest:
             sources are the caller's to close, once `Launcher.spawn` is over.
         rlimits: (resource, soft, hard) as for setrlimit(2), -1 is no limit.
         umask: None for the host's.
+        layers: What each sandbox layer takes, by its name (``launchpad_child.STEPS``).
     """
 
     executable: str
@@ -69,6 +72,7 @@ class SpawnRequest:
     fds: tuple[tuple[int, int], ...]
     rlimits: tuple[tuple[int, int, int], ...] = ()
     umask: int | None = None
+    layers: Mapping[str, object] = field(default_factory=dict)
 
     def message(self, ident: int) -> tuple[object, ...]:
         """The request as the SPAWN message `ident`; `sources` go with it.
@@ -98,6 +102,7 @@ class SpawnRequest:
             tuple(int(target) for _, target in self.fds),
             tuple(tuple(map(int, limit)) for limit in self.rlimits),
             self.umask,
+            dict(self.layers),
         )
 
     @property
@@ -109,11 +114,20 @@ class SpawnRequest:
         """The launchpad's FAILED message in words."""
         name = _shown(self.executable)
         reason = os.strerror(number)
+        shown = _shown(os.fsdecode(detail))
+        if stage == "exec":
+            if detail:
+                reason = f"it is there, but {shown} is not: {reason}"
+            return SpawnError(number, stage, f"cannot start '{name}': {reason}", reason)
+        if stage == "landlock" and number == errno.E2BIG:
+            reason = "the kernel stacks 16 layers of Landlock, and they are used up"
+            hint = "; nest fewer children, or start this one with --sandbox none"
+            text = f"cannot start '{name}': {reason}{hint} (at '{stage}')"
+            return SpawnError(number, stage, text, reason)
         if detail:
-            reason = f"it is there, but {_shown(os.fsdecode(detail))} is not: {reason}"
-        elif stage != "exec":
-            reason = f"{reason} (at '{stage}')"
-        return SpawnError(number, stage, f"cannot start '{name}': {reason}")
+            reason = f"{shown}: {reason}"
+        text = f"cannot start '{name}': {reason} (at '{stage}')"
+        return SpawnError(number, stage, text, reason)
 
     def _refusal(self, number: int, fault: str) -> SpawnError:
         text = f"cannot start '{_shown(self.executable)}': {fault}"

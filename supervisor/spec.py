@@ -8,6 +8,8 @@ import signal
 from dataclasses import dataclass, field
 from functools import partial
 
+from supervisor.options import Limits
+from supervisor.sandbox import PROFILES, Profile
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
 MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")
@@ -19,6 +21,9 @@ RLIMITS = {
     "processes": resource.RLIMIT_NPROC,
 }
 """Limits that the kernel keeps for the child's process, by their name."""
+
+
+_UNLIMITED = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class ChildSpec:
         stdio: the host's descriptors that become 0, 1 and 2.
         stop_signal: what asks it to end.
         umask: None for the host's.
+        sandbox: the layers that it runs in.
+        network: ``none`` or ``host``; without layers it has the host's.
+        group_limits: what its cgroups bound, over all its processes.
+        tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
     """
 
     command: tuple[str, ...]
@@ -69,6 +78,23 @@ class ChildSpec:
     stdio: tuple[int, int, int] = (0, 1, 2)
     stop_signal: int = signal.SIGTERM
     umask: int | None = None
+    sandbox: Profile = PROFILES["none"]
+    network: str = "none"
+    tmp_dir: str | None = None
+    group_limits: Limits = _UNLIMITED
+
+    @property
+    def walls_env(self) -> dict[str, str]:
+        """What a nested child's relay has to know; nothing for the usual."""
+        env = {} if self.sandbox.layers else {"FSPROXY_SANDBOX": "none"}
+        if self.sandbox.layers and self.network == "host":
+            env["FSPROXY_NETWORK"] = "host"
+        return env
+
+    @property
+    def own_dirs(self) -> tuple[str, ...]:
+        """The directories that are the child's to write, whatever it runs in."""
+        return tuple(path for path in (self.tmp_dir, self.run_dir) if path is not None)
 
     @property
     def top_level_word(self) -> str:

@@ -13,11 +13,15 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from supervisor.options import Limits, parse_limits
+from supervisor.options import Limits, OptionError, parse_limits
+from supervisor.sandbox import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from supervisor.config import PolicySection
+    from supervisor.config_sandbox import SandboxSection
     from supervisor.scratch import Scratch
 
 DEFAULT_OPEN_FILES = 256
@@ -42,10 +46,18 @@ class ChildOptions:
     cwd: str | None = None
     timeout_s: float | None = None
     stop_signal: int = signal.SIGTERM
+    sandbox: Profile = PROFILES["auto"]
+    network: str = "none"
 
 
-def policy_options(policy: PolicySection | None) -> ChildOptions:
+def policy_options(
+    policy: PolicySection | None, sandboxes: Mapping[str, SandboxSection] | None = None
+) -> ChildOptions:
     """Return what a policy asks for; the defaults where there is none.
+
+    Args:
+        policy: of a checked configuration.
+        sandboxes: that configuration's profiles.
 
     Raises:
         OptionError: its limits are none; a checked configuration has no such policy.
@@ -53,7 +65,11 @@ def policy_options(policy: PolicySection | None) -> ChildOptions:
     if policy is None:
         return ChildOptions()
     from supervisor.config_policy import limit_texts  # noqa: PLC0415 - with a policy
+    from supervisor.config_sandbox import profile_named  # noqa: PLC0415 - likewise
 
+    profile = profile_named(policy.sandbox, sandboxes or {})
+    if profile is None:
+        raise OptionError(f"no sandbox profile {policy.sandbox!r}")
     return ChildOptions(
         limits=parse_limits(limit_texts(policy)),
         top_level=policy.top_level,
@@ -62,6 +78,8 @@ def policy_options(policy: PolicySection | None) -> ChildOptions:
         write=tuple(policy.write),
         publish=policy.publish,
         durability=policy.durability,
+        sandbox=profile,
+        network=policy.network or "none",
     )
 
 
@@ -108,6 +126,10 @@ def make_spec(
         rlimits=limits.rlimits(),
         stdio=stdio,
         stop_signal=options.stop_signal,
+        sandbox=options.sandbox,
+        network=options.network,
+        tmp_dir=scratch.tmp,
+        group_limits=limits,
     )
 
 

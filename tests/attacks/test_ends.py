@@ -13,14 +13,14 @@ import trio
 from supervisor import proctree
 from supervisor.child import Child
 from supervisor.host import Settings
-from tests.helpers.hosts import CHILDREN, Stage, eventually, opened
+from tests.helpers.hosts import Stage, eventually, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
 async def run_example(stage: Stage, name: str) -> Child:
     child = await stage.spawn(
-        sys.executable, "-I", str(CHILDREN / name), top_level=True, cwd=str(stage.where)
+        sys.executable, "-I", stage.script(name), top_level=True, cwd=str(stage.where)
     )
     await child.wait_gone()
     return child
@@ -68,7 +68,7 @@ async def test_a_daemon_that_holds_the_door_keeps_nothing_open(stage: Stage) -> 
     child = await stage.puppet()
     await child.open(b"a", b"w")
     daemon = await child.do("daemon()")
-    pidfd = os.pidfd_open(daemon)
+    pidfd = os.pidfd_open(stage.pid_of(child, daemon))
     try:
         assert await child.kill() == 128 + signal.SIGKILL
         assert select.select([pidfd], [], [], 0)[0], "the daemon is alive"
@@ -208,7 +208,7 @@ async def test_nested_processes_end_with_their_top_child(stage: Stage) -> None:
         "forked(\"opened(b'n', b'w')\", fd=attached())",
     )
     assert stage.host.fs.tables.files[fileno].client.parent is not None
-    pidfd = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(stage.pid_of(child, pid))
     try:
         await child.kill()
         assert select.select([pidfd], [], [], 0)[0], "the nested process is alive"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.helpers.hosts import CHILDREN, Puppet, Stage
+from tests.helpers.hosts import Puppet, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -26,7 +26,7 @@ async def test_a_nested_child_gets_no_right_of_its_grandparent(stage: Stage) -> 
         child = await stage.spawn(
             sys.executable,
             "-I",
-            str(CHILDREN / "family.py"),
+            stage.script("family.py"),
             str(grant),
             read=(str(grant),),
             stdio=(stage.null, file.fileno(), 2),

@@ -10,10 +10,12 @@ import pytest
 from tests.helpers.command import (
     ENVIRONMENT,
     SANDHOST,
+    beneath,
     finished,
     heard,
     running,
     sandhost,
+    still_there,
 )
 
 pytestmark = pytest.mark.slow
@@ -36,11 +38,13 @@ def test_a_killed_run_is_followed_by_a_clean_one(tmp_path: Path) -> None:
     )
     env = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
     with running("run", *options, "--", "sh", "-c", script, env=env) as process:
-        pids = heard(process, b"\n").split()
+        heard(process, b"\n")
+        children = beneath(process.pid)
+        assert len(children) > 3
         process.send_signal(signal.SIGKILL)
         assert finished(process).status == -signal.SIGKILL
     deadline = time.monotonic() + GONE_WITHIN_S
-    while any(Path(f"/proc/{pid.decode()}").exists() for pid in pids):
+    while still_there(children):
         assert time.monotonic() < deadline, "a child outlived its host"
     assert os.listdir(root) == ["a"]
     assert (root / "a").read_text() == "old"
@@ -53,9 +57,12 @@ def test_a_killed_run_is_followed_by_a_clean_one(tmp_path: Path) -> None:
 
 # A host that lost its launchpad cannot go on, and says so; nothing runs on.
 def test_a_killed_launchpad_ends_the_run_in_one_line() -> None:
-    script = "setsid sleep 1000 & echo $! $PPID; wait"
+    script = "setsid sleep 1000 & echo up; wait"
     with running("run", "--", "sh", "-c", script) as process:
-        daemon, launchpad = map(int, heard(process, b"\n").split())
+        heard(process, b"up\n")
+        children = beneath(process.pid)
+        names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid, _ in children}
+        (launchpad,) = [pid for pid, name in names.items() if "pad" in name]
         pidfd = os.pidfd_open(launchpad)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)
@@ -63,4 +70,4 @@ def test_a_killed_launchpad_ends_the_run_in_one_line() -> None:
     assert outcome.status == 125
     assert b"Traceback" not in outcome.err
     assert b"launchpad" in outcome.err
-    assert not Path(f"/proc/{daemon}").exists()
+    assert not still_there(children)

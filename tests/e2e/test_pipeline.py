@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import SANDHOST, finished, heard, running, sandhost
+from tests.helpers.command import (
+    SANDHOST,
+    beneath,
+    finished,
+    heard,
+    running,
+    sandhost,
+    still_there,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -102,8 +110,9 @@ def test_a_signal_stops_every_part() -> None:
     words = ("pipeline", "--", *part, ":::", *part, ":::", "sh", "-c", "echo up; cat")
     with running(*words) as process:
         heard(process, b"up\n")
+        children = beneath(process.pid)
+        assert len(children) > 3
         process.send_signal(signal.SIGTERM)
         outcome = finished(process)
     assert outcome.status == 143
-    pids = outcome.err.split()
-    assert not [pid for pid in pids if Path(f"/proc/{pid.decode()}").exists()]
+    assert not still_there(children)

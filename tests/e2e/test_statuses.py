@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import finished, heard, running, sandhost, shell
+from tests.helpers.command import (
+    beneath,
+    finished,
+    heard,
+    running,
+    sandhost,
+    shell,
+    still_there,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -76,11 +84,13 @@ def test_a_timeout_ends_a_child_that_does_not_listen(tmp_path: Path) -> None:
 )
 def test_a_signal_stops_run_and_its_child(number: int, status: int) -> None:
     with running("run", "--", "sh", "-c", "echo $$; exec sleep 1000") as process:
-        child = int(heard(process, b"\n"))
+        heard(process, b"\n")
+        children = beneath(process.pid)
+        assert children
         process.send_signal(number)
         outcome = finished(process)
     assert (outcome.status, outcome.err) == (status, b"")
-    assert not Path(f"/proc/{child}").exists()
+    assert not still_there(children)
 
 
 # spec S6: a child that ends well in its grace period does not hide the signal, and

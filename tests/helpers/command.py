@@ -121,6 +121,41 @@ def read_until(fd: int, text: bytes) -> bytes:
     return got
 
 
+def beneath(pid: int) -> set[tuple[int, int]]:
+    """Return (pid, start) of every process beneath one, as this machine numbers them.
+
+    What a child prints as its own number is that of its pid namespace.
+    """
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (facts := _facts(int(name))) is not None:
+            parents[int(name)] = facts
+    found = {pid}
+    while more := {p for p, (up, _) in parents.items() if up in found} - found:
+        found |= more
+    return {(p, parents[p][1]) for p in found - {pid}}
+
+
+def still_there(processes: set[tuple[int, int]]) -> list[int]:
+    """Return those that have not ended.
+
+    What ended and is the machine's init's to reap is not ours to wait for.
+    """
+    found = [(pid, start, _facts(pid)) for pid, start in processes]
+    return [pid for pid, start, now in found if now is not None and now[1] == start]
+
+
+def _facts(pid: int) -> tuple[int, int] | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    if fields[:2] == ["Z", "1"]:
+        return None
+    return int(fields[1]), int(fields[19])
+
+
 def bound_by_permissions() -> tuple[str, ...]:
     """What makes a command obey the permissions of files, which root does not."""
     if os.geteuid() != 0:

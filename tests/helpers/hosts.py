@@ -16,6 +16,7 @@ import ast
 import gc
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,6 +34,7 @@ from supervisor.journal import open_journal
 from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.launchpad_start import start_launchpad
 from supervisor.logs import Log
+from supervisor.sandbox import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
 from tests.helpers.leaks import Holdings, holdings, left_over
 
@@ -54,6 +56,7 @@ class Stage:
         root: the root of children that are given none.
         launchpad: the pid of its launchpad.
         journal: the path of its journal.
+        sandbox: what children run in for which nothing else is said.
     """
 
     def __init__(self, host: Host, where: Path, launchpad: int) -> None:
@@ -63,6 +66,7 @@ class Stage:
         self.launchpad = launchpad
         self.journal = where / "journal"
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self.sandbox = PROFILES["none"]
         self._pipes: list[int] = []
         self._before = self._held()
 
@@ -73,6 +77,7 @@ class Stage:
             "root": str(self.root),
             "env": minimal_env(str(self.where)),
             "stdio": (self.null, self.null, self.null),
+            "sandbox": self.sandbox,
         }
         return ChildSpec(command, **{**known, **changes})
 
@@ -86,9 +91,18 @@ class Stage:
         """Start a shell."""
         return await self.spawn("/bin/sh", "-c", script, **changes)
 
+    def script(self, name: str) -> str:
+        """Return the path of a program of `CHILDREN` that a child may read."""
+        script = CHILDREN / name
+        if self.sandbox.layers:  # it may read its working directory, and not this one
+            script = self.where / name
+            if not script.exists():
+                shutil.copy(CHILDREN / name, script)
+        return str(script)
+
     async def puppet(self, **changes: Any) -> "Puppet":
         """Start a child that does what it is told."""
-        command = (*PYTHON, str(CHILDREN / "puppet.py"))
+        command = (*PYTHON, self.script("puppet.py"))
         stdin, ours = os.pipe2(os.O_CLOEXEC)
         theirs, stdout = os.pipe2(os.O_CLOEXEC)
         try:
@@ -98,6 +112,15 @@ class Stage:
             os.close(stdout)
             self._pipes += [ours, theirs]
         return Puppet(child, ours, theirs)
+
+    def pid_of(self, child: "Puppet", said: int) -> int:
+        """Return the pid, here, of a process beneath a child that it calls `said`."""
+        for pid, _ in proctree.trees_beneath(self.launchpad, [child.pid]):
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+            (numbers,) = [t for t in status.splitlines() if t.startswith("NSpid:")]
+            if int(numbers.split()[-1]) == said:
+                return pid
+        raise AssertionError(f"no process {said} beneath {child.pid}")
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
         """Read the journal: all events, or those of one name."""

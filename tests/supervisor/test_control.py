@@ -95,7 +95,9 @@ async def test_ps_tells_each_child_and_what_it_uses(stage: Stage, path: str) -> 
     assert row["command"][-1].endswith("puppet.py")
     assert row["usage"]["rss_bytes"] > 1_000_000
     assert row["usage"]["descriptors"] == 4
-    assert row["isolation"] == {"profile": "none", "layers": []}
+    isolation = row["isolation"]
+    assert (isolation["profile"], isolation["network"]) == ("none", "host")
+    assert isolation["layers"] == ["session", "descriptors"]
 
 
 async def test_a_word_that_is_not_utf_8_does_not_break_ps(

@@ -52,7 +52,17 @@ class Pad:
 
     def spawn(self, ident: int, *argv: bytes) -> None:
         """Ask for a child with the null device as 0, 1 and 2."""
-        message: Message = (wire.SPAWN, ident, argv[0], argv, {}, (0, 1, 2), (), None)
+        message: Message = (
+            wire.SPAWN,
+            ident,
+            argv[0],
+            argv,
+            {},
+            (0, 1, 2),
+            (),
+            None,
+            {},
+        )
         self.ask(message, [self.cwd, self.null, self.null, self.null])
 
     def answer(self) -> tuple[Message, list[int]]:
@@ -64,7 +74,7 @@ class Pad:
 
     def born(self) -> tuple[int, int]:
         """The next message, which is SPAWNED: pid and pidfd."""
-        (kind, _, pid, _), (pidfd,) = self.answer()
+        (kind, _, pid, *_), (pidfd,) = self.answer()
         assert kind == wire.SPAWNED
         return pid, pidfd
 
@@ -124,7 +134,7 @@ def test_a_host_that_does_not_read_stalls_no_child(pad: Pad) -> None:
     ours, theirs = os.pipe()
     for ident in range(300):  # some 900 answers: more than the socket holds
         program = (b"/bin/true", (b"true",))
-        message: Message = (wire.SPAWN, ident, *program, {}, (7,), (), None)
+        message: Message = (wire.SPAWN, ident, *program, {}, (7,), (), None, {})
         pad.ask(message, [pad.cwd, theirs])
     os.close(theirs)
     # All have run to their end before the first answer is read.
@@ -152,12 +162,12 @@ def test_a_host_that_does_not_read_stalls_no_child(pad: Pad) -> None:
         ((99, 5), errno.EINVAL, "request"),
         ((wire.SPAWN, 5, b"/bin/true"), errno.EINVAL, "request"),
         (
-            (wire.SPAWN, 5, b"/bin/true", (b"true",), {}, (0,), (), None, {"x": 1}),
+            (wire.SPAWN, 5, b"/bin/true", (b"true",), {}, (0,), (), None, {}, {"x": 1}),
             errno.EINVAL,
             "request",
         ),
         (
-            (wire.SPAWN, 5, b"/bin/true", (b"true",), {}, (0, 1), (), None),
+            (wire.SPAWN, 5, b"/bin/true", (b"true",), {}, (0, 1), (), None, {}),
             errno.EMFILE,
             "fork",
         ),

@@ -1,0 +1,71 @@
+"""``[sandbox.NAME]``: named profiles; and how a profile is found by its name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.config_read import joined
+from supervisor.sandbox import LAYERS, NONE, PROFILES, Profile, named
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+NETWORKS = ("none", "host")
+
+
+class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[sandbox.NAME]``."""
+
+    layers: list[str] | None = None
+    required: list[str] = []
+
+
+def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for what is wrong in ``[sandbox]``."""
+    for name, profile in section.items():
+        where = joined(name)
+        if name in PROFILES:
+            yield where, f"{name!r} is a profile of its own; choose another name"
+        for key in ("layers", "required"):
+            for layer in set(getattr(profile, key) or ()) - LAYERS.keys():
+                known = ", ".join(LAYERS)
+                yield f"{where}.{key}", f"no layer {layer!r}; there are {known}"
+        layers = LAYERS if profile.layers is None else profile.layers
+        for layer in profile.required:
+            if layer in LAYERS and layer not in layers:
+                why = f"{layer!r} is required but not among the layers; add it there"
+                yield f"{where}.required", why
+
+
+def check_use(
+    sandbox: str, network: str | None, known: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for what is wrong with a policy's sandbox and network.
+
+    Args:
+        sandbox: the profile that it names.
+        network: ``none`` or ``host``; None for nothing said.
+        known: names of the configuration's own profiles.
+    """
+    if sandbox not in PROFILES and sandbox not in known:
+        names = ", ".join((*PROFILES, *known))
+        yield "sandbox", f"no profile {sandbox!r}; there are {names}"
+    if network is not None and network not in NETWORKS:
+        yield "network", f"none or host, not {network!r}"
+    if sandbox == NONE and network == "none":
+        yield (
+            "network",
+            "'none' contradicts sandbox 'none', which keeps nobody from the network",
+        )
+
+
+def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | None:
+    """Return a profile; None if there is none of that name."""
+    if name in PROFILES:
+        return PROFILES[name]
+    section = known.get(name)
+    if section is None:
+        return None
+    return named(name, section.layers, section.required)

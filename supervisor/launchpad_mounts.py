@@ -1,0 +1,209 @@
+"""The layer "mountns": what there is of the file system, for a child.
+
+What it is: a fresh root directory that holds copies of mounts of what a child may see,
+and nothing else: no ``/run`` with its sockets, no other child's directories, no homes.
+What it is not: the list; the host's side makes it (``supervisor/sandbox_paths.py``).
+
+Rules:
+ 1. Called in a mount namespace of its own (``launchpad_namespaces``). What fails, fails before the root changes.
+ 2. What is copied is held by a descriptor before anything is covered (open_tree(2)).
+ 3. Who owns what there is mapped where the child is another user than the host: what is
+    root's is the child's own to read. Its mounts are read-only, so only to read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+
+from supervisor.launchpad_kernel import system_call
+
+# <asm/unistd.h>: mount_setattr(2) and its like have one number everywhere.
+_IS_X86_64 = os.uname().machine == "x86_64"
+_SYS_MOUNT = 165 if _IS_X86_64 else 40
+_SYS_UMOUNT2 = 166 if _IS_X86_64 else 39
+_SYS_PIVOT_ROOT = 155 if _IS_X86_64 else 41
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
+# <linux/mount.h>, <fcntl.h>
+_AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
+_AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
+_OPEN_TREE = 1 | os.O_CLOEXEC | _AT_RECURSIVE  # OPEN_TREE_CLONE
+_MOVE_EMPTY_PATH = 4
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC_PRIVATE = 2, 4, 8, 0x4000 | (1 << 18)
+_MNT_DETACH = 2
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 1 << 20
+
+_STAGE = b"/proc"
+"""A directory that is there; it is covered until the root changes."""
+
+_LINKS = (
+    (b"dev/fd", b"/proc/self/fd"),
+    (b"dev/stdin", b"/proc/self/fd/0"),
+    (b"dev/stdout", b"/proc/self/fd/1"),
+    (b"dev/stderr", b"/proc/self/fd/2"),
+)
+
+
+class OwnersError(Exception):
+    """A file system cannot show its files as another user's: errno, path."""
+
+
+class ProcError(Exception):
+    """A fresh ``/proc`` cannot be mounted: errno."""
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (  # type: ignore[mutable-override]
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def build(
+    links: tuple[tuple[bytes, bytes], ...],
+    trees: tuple[tuple[bytes, str, bool], ...],
+    owners: int,
+    *,
+    fresh_proc: bool,
+) -> str:
+    """Make the fresh root and move into it; the working directory is its top then.
+
+    Args:
+        links: (path, target) of symbolic links.
+        trees: (path, "execute", "read", "write" or "device", whether owners are
+            mapped), each before what lies in it.
+        owners: a user namespace whose map says how owners are shown; -1 for none.
+        fresh_proc: a ``/proc`` of this process's own pid namespace; else the old one.
+
+    Returns:
+        What was made, in a few words.
+
+    Raises:
+        OwnersError: owners cannot be mapped on one of the file systems.
+        ProcError: the fresh ``/proc`` cannot be had.
+        OSError: another thing that this machine does not let it do.
+    """
+    held: list[tuple[bytes, int, bool]] = []
+    umask = os.umask(0o022)
+    try:
+        for path, kind, mapped in trees:
+            tree = _copy(path, kind, owners if mapped else -1)
+            if tree is not None:
+                held.append((path, *tree))
+        _mount(b"none", b"/", b"", _MS_REC_PRIVATE, b"")
+        proc = -1 if fresh_proc else _hold(b"/proc")
+        _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
+        top = os.open(_STAGE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _fill(top, links, held, proc)
+        os.fchdir(top)
+        _seal(top)
+        os.close(top)
+        system_call(_SYS_PIVOT_ROOT, *_addresses(b".", b"."))
+        system_call(_SYS_UMOUNT2, *_addresses(b"."), _MNT_DETACH)
+        os.chdir("/")
+    finally:
+        os.umask(umask)
+    return f"{len(held)} places"
+
+
+def _fill(
+    top: int,
+    links: tuple[tuple[bytes, bytes], ...],
+    held: list[tuple[bytes, int, bool]],
+    proc: int,
+) -> None:
+    for name in (b"proc", b"dev", b"dev/shm", b"tmp"):
+        os.mkdir(_STAGE + b"/" + name)
+    for name, target in (*_LINKS, *((path[1:], target) for path, target in links)):
+        _make_directory(_STAGE + b"/" + os.path.dirname(name))
+        os.symlink(target, _STAGE + b"/" + name)
+    limits = b"mode=1777,size=64m"
+    _mount(b"tmpfs", _STAGE + b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, limits)
+    for path, fd, is_directory in held:
+        _attach(fd, _STAGE + path, is_directory=is_directory)
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    if proc < 0:
+        try:
+            _mount(b"proc", _STAGE + b"/proc", b"proc", flags, b"")
+        except OSError as error:
+            raise ProcError(error.errno or errno.EIO) from None
+    else:
+        _attach(proc, _STAGE + b"/proc", is_directory=True)
+
+
+def _copy(path: bytes, kind: str, owners: int) -> tuple[int, bool] | None:
+    """Hold a copy of what is mounted at a path and beneath it; None: nothing there."""
+    try:
+        fd = _hold(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    attributes = _Attributes(_ATTR_NOSUID)
+    if kind != "device":
+        attributes.set |= _ATTR_NODEV
+    if kind != "write":
+        attributes.set |= _ATTR_RDONLY
+    _set(fd, attributes)
+    if owners >= 0:
+        try:
+            _set(fd, _Attributes(_ATTR_IDMAP, 0, 0, owners))
+        except OSError as error:
+            raise OwnersError(error.errno or errno.EIO, path) from None
+    return fd, stat.S_ISDIR(os.fstat(fd).st_mode)
+
+
+def _hold(path: bytes) -> int:
+    return system_call(_SYS_OPEN_TREE, _AT_FDCWD, *_addresses(path), _OPEN_TREE)
+
+
+def _set(fd: int, attributes: _Attributes) -> None:
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    address, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
+    system_call(_SYS_MOUNT_SETATTR, fd, *_addresses(b""), flags, address, size)
+
+
+def _seal(top: int) -> None:
+    """Make the fresh root itself read-only, but nothing that is mounted in it."""
+    attributes = _Attributes(_ATTR_RDONLY)
+    address, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
+    arguments = (top, *_addresses(b""), _AT_EMPTY_PATH, address, size)
+    system_call(_SYS_MOUNT_SETATTR, *arguments)
+
+
+def _attach(fd: int, target: bytes, *, is_directory: bool) -> None:
+    if is_directory:
+        _make_directory(target)
+    else:
+        _make_directory(os.path.dirname(target))
+        if not os.path.lexists(target):
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    empty, place = _addresses(b"", target)
+    system_call(_SYS_MOVE_MOUNT, fd, empty, _AT_FDCWD, place, _MOVE_EMPTY_PATH)
+    os.close(fd)
+
+
+def _make_directory(path: bytes) -> None:
+    # Not os.makedirs: in a read-only copy what is there already is enough.
+    if not os.path.isdir(path):
+        _make_directory(os.path.dirname(path))
+        os.mkdir(path)
+
+
+def _mount(source: bytes, target: bytes, kind: bytes, flags: int, how: bytes) -> None:
+    first, second, third, last = _addresses(source, target, kind, how)
+    system_call(_SYS_MOUNT, first, second, third, flags, last)
+
+
+_texts: dict[bytes, ctypes.Array[ctypes.c_char]] = {}
+
+
+def _addresses(*texts: bytes) -> tuple[int, ...]:
+    """Return the addresses of C strings, which stay for as long as this process."""
+    found = []
+    for text in texts:
+        held = _texts.setdefault(text, ctypes.create_string_buffer(text))
+        found.append(ctypes.addressof(held))
+    return tuple(found)

@@ -1,0 +1,73 @@
+"""The layers "no_new_privs", "capabilities" and "uid": what a child may become.
+
+What it is: for each one apply. What it is not: no choice of a user; the host makes it.
+
+Rule: afterwards nothing that is executed gives anything back, not a set-user-id
+program, not a file capability, not being user 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+from supervisor.launchpad_kernel import prctl, system_call
+
+# <linux/prctl.h>, <linux/capability.h>.
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_SYS_CAPSET = {"x86_64": 126}
+_SYS_CAPSET_GENERIC = 91
+
+
+def forbid_new_privileges() -> str:
+    """Let no exec give privileges: PR_SET_NO_NEW_PRIVS."""
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    return "set"
+
+
+def become_user(uid: int) -> str:
+    """Become a user and group of its own; needs CAP_SETUID and CAP_SETGID.
+
+    Raises:
+        OSError: EPERM: no such right; EINVAL: no such user in this user namespace.
+    """
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    return str(uid)
+
+
+def drop_bounding_set() -> None:
+    """Take every capability from what may ever be had again, where that is allowed."""
+    for number in range(64):
+        try:
+            prctl(_PR_CAPBSET_DROP, number)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # one more than the kernel knows
+                return
+            # EPERM: it has no capability, and with no_new_privs it gets none either.
+            if error.errno != errno.EPERM:
+                raise
+            return
+
+
+def drop_capabilities() -> str:
+    """Empty the effective, permitted, inheritable and ambient sets.
+
+    Raises:
+        OSError: the kernel refuses it.
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    number = _SYS_CAPSET.get(os.uname().machine, _SYS_CAPSET_GENERIC)
+    system_call(number, ctypes.addressof(header), ctypes.addressof(sets))
+    try:
+        prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Linux before 4.3 has no such set
+            raise
+    return "none left"

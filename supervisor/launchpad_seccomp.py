@@ -1,0 +1,44 @@
+"""The layer "seccomp": the system calls that a child may not make.
+
+What it is: installing a filter. What it is not: the filter; the host's side builds it
+(``supervisor/seccomp_filter.py``) and sends its bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from supervisor.launchpad_kernel import system_call
+
+_SYS_SECCOMP = {"x86_64": 317}
+_SYS_SECCOMP_GENERIC = 277
+_SET_MODE_FILTER = 1
+_INSTRUCTION_BYTES = 8  # struct sock_filter
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (  # type: ignore[mutable-override]
+        ("length", ctypes.c_ushort),
+        ("filter", ctypes.c_void_p),
+    )
+
+
+def apply(code: bytes) -> str:
+    """Install a filter for this process and what it starts; needs no_new_privs.
+
+    Args:
+        code: instructions as struct sock_filter, in this machine's byte order.
+
+    Returns:
+        What was applied, in a few words.
+
+    Raises:
+        OSError: ENOSYS, EINVAL: the kernel has no filters; EACCES: no no_new_privs.
+    """
+    memory = ctypes.create_string_buffer(code, len(code))
+    count = len(code) // _INSTRUCTION_BYTES
+    program = _Program(count, ctypes.addressof(memory))
+    number = _SYS_SECCOMP.get(os.uname().machine, _SYS_SECCOMP_GENERIC)
+    system_call(number, _SET_MODE_FILTER, 0, ctypes.addressof(program))
+    return f"{count} instructions"

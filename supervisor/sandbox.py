@@ -1,0 +1,301 @@
+"""Which layers a child gets: profiles, what they ask for, and what became of it.
+
+What it is: the host's side of the sandbox.  What it is not: applying anything; the
+forked child does that to itself (``launchpad_child``), and says what it did.
+
+Rules of this file.
+
+1. A layer is asked for or it is not.  One that cannot be had ends the child that tried
+   it, so no child runs in less than it reports.
+2. What this machine does not give is left out when the profile does not require it, and
+   the child is started again without it; the reason goes into its report.  A failure
+   that says nothing about the machine (no memory, too many namespaces, 16 layers of
+   Landlock) refuses the start: whoever can bring it about must not weaken a sandbox.
+3. What is required and missing refuses the start: which, why, what to install.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from supervisor import sandbox_paths, seccomp_filter
+from supervisor.spawn_request import SpawnError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NONE, AUTO, REQUIRED = "none", "auto", "required"
+
+LAYERS = {
+    "no_new_privs": "Linux 3.5 or newer",
+    "capabilities": "Linux 2.6.25 or newer",
+    "rlimits": "getrlimit(2)",
+    "landlock": "Linux 5.13 or newer, started with 'landlock' among its lsm= modules",
+    "seccomp": "Linux with CONFIG_SECCOMP_FILTER, on x86_64 or aarch64",
+    "uid": "a host that is root, with the layer mountns and a file system that can"
+    " show its files as another user's (Linux 5.12)",
+    "userns": "unprivileged user namespaces (sysctl user.max_user_namespaces,"
+    " kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
+    "mountns": "a host that is root, or the layer userns; Linux 5.12 or newer",
+    "pidns": "a host that is root, or the layer userns; with the layer mountns",
+    "netns": "a host that is root, or the layer userns",
+    "ipcns": "a host that is root, or the layer userns",
+    "utsns": "a host that is root, or the layer userns",
+    "cgroup": "a cgroup that is this user's to divide (systemd: Delegate=yes)",
+}
+"""Every layer that a profile can name, and what it takes to have it."""
+
+_ALWAYS = frozenset({"no_new_privs", "capabilities"})
+"""Part of every profile but ``none``: they cost nothing and everybody has them."""
+
+_NAMESPACES = ("mountns", "pidns", "netns", "ipcns", "utsns")
+
+_OF_THE_MACHINE = frozenset(
+    {
+        errno.ENOSYS,
+        errno.EPERM,
+        errno.EACCES,
+        errno.EINVAL,
+        errno.EOPNOTSUPP,
+        errno.ENOENT,
+        errno.ENODEV,
+        errno.EROFS,
+    }
+)
+"""What a kernel answers that has no such thing, or gives it to nobody like us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a child is to run in.
+
+    Attributes:
+        name: as the user writes it.
+        layers: what is asked for.
+        required: of these, what the child is not started without.
+    """
+
+    name: str
+    layers: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
+
+
+PROFILES = {
+    NONE: Profile(NONE),
+    AUTO: Profile(AUTO, frozenset(LAYERS)),
+    REQUIRED: Profile(
+        REQUIRED, frozenset(LAYERS), frozenset({"landlock", "seccomp", *_ALWAYS})
+    ),
+}
+"""Those that need no configuration."""
+
+
+def named(
+    name: str, layers: Iterable[str] | None, required: Iterable[str] = ()
+) -> Profile:
+    """Return a profile of the configuration; ``layers`` None are all."""
+    wanted = frozenset(LAYERS if layers is None else layers) | _ALWAYS
+    return Profile(name, wanted, frozenset(required))
+
+
+@dataclass(slots=True)
+class Walls:
+    """What became of a profile for one child: its effective isolation.
+
+    Attributes:
+        profile: what was asked for.
+        network: ``none`` or ``host``: what it has.
+        applied: (layer, detail), as the child said before its exec.
+        missing: reason by layer that it goes without.
+    """
+
+    profile: str = NONE
+    network: str = "host"
+    applied: tuple[tuple[str, str], ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def row(self) -> dict[str, object]:
+        """Return it as JSON: ``ps``, the journal and ``doctor`` show this."""
+        return {
+            "profile": self.profile,
+            "layers": [name for name, _ in self.applied],
+            "details": dict(self.applied),
+            "missing": dict(self.missing),
+            "network": self.network,
+        }
+
+
+class Machine:
+    """What one host has learnt of its machine, and the users it has given out.
+
+    Attributes:
+        lacking: reason by layer that could not be had.
+    """
+
+    def __init__(self) -> None:
+        self.lacking: dict[str, str] = {}
+        self._users: set[int] = set()
+        if os.geteuid() != 0:
+            reason = "the host is not root"
+            self.lacking["uid"] = reason
+        try:
+            seccomp_filter.build_here(network=False)
+        except seccomp_filter.UnknownMachineError as why:
+            self.lacking["seccomp"] = f"no list of system calls for {why}"
+
+    def take_user(self) -> int:
+        """Return a user number that no other child of this machine's hosts has."""
+        # A host's own thousand, by its pid: two hosts that live have two of them.
+        first = 0x40000000 + (os.getpid() % 0x100000) * 1024
+        user = next(number for number in count(first) if number not in self._users)
+        self._users.add(user)
+        return user
+
+    def give_user_back(self, user: int) -> None:
+        """Take note that nothing of the child is left that had this user."""
+        self._users.discard(user)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one child is asked to put on itself; made anew for each attempt.
+
+    Attributes:
+        profile: the profile.
+        network: ``none`` or ``host``.
+        machine: what is known of the machine.
+        missing: reason by layer that this child goes without.
+    """
+
+    profile: Profile
+    network: str
+    machine: Machine
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def wanted(self) -> set[str]:
+        """Return the layers to ask for.
+
+        Raises:
+            SpawnError: one that is required cannot be had.
+        """
+        self.missing.clear()
+        layers = set(self.profile.layers)
+        for layer, why in self.machine.lacking.items():
+            self.leave(layers, layer, why)
+        if os.geteuid() == 0:
+            layers.discard("userns")
+        if self.network == "host":
+            layers.discard("netns")
+        if os.geteuid() != 0 and "userns" not in layers:
+            for layer in _NAMESPACES:
+                self.leave(layers, layer, "neither root nor a user namespace")
+        for layer in ("uid", "pidns"):
+            if "mountns" not in layers:
+                self.leave(layers, layer, "needs the layer mountns")
+        return layers
+
+    def leave(self, layers: set[str], layer: str, why: str) -> None:
+        """Do without a layer, if it was asked for.
+
+        Raises:
+            SpawnError: it is required.
+        """
+        if layer in layers:
+            layers.discard(layer)
+            self.missing[layer] = why
+            if layer in self.profile.required:
+                raise missing_layer(layer, why)
+
+    def failed(self, error: SpawnError) -> bool:
+        """Take note of a layer that failed; tell whether to try without it.
+
+        Raises:
+            SpawnError: it is required.
+        """
+        layer = error.stage
+        if layer not in LAYERS or error.errno not in _OF_THE_MACHINE:
+            return False
+        reason = error.reason
+        if layer in self.profile.required:
+            raise missing_layer(layer, reason, error.errno)
+        self.machine.lacking[layer] = reason
+        return True
+
+
+def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnError:
+    """Word that a required layer cannot be had."""
+    text = (
+        f"cannot start a child: the sandbox layer {layer!r} is required and missing:"
+        f" {why}; it takes {LAYERS[layer]}"
+    )
+    return SpawnError(number, layer, text)
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a child is to run in, and what was made ready for it.
+
+    Attributes:
+        profile: the layers.
+        network: ``none`` or ``host``.
+        cwd: its working directory, as a path.
+        own: directories of its own, to write.
+        groups: files of its cgroups that take its pid.
+        no_groups: why there is none, if one was wanted.
+        user: a user that may be given to it, None for none.
+    """
+
+    profile: Profile
+    network: str
+    cwd: str
+    own: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    no_groups: str = ""
+    user: int | None = None
+
+
+_NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *_NAMESPACES} - {"mountns"}
+"""Layers that need no more than their name."""
+
+
+def layers_on_the_wire(
+    layers: set[str], wanted: Wanted, executable: str
+) -> dict[str, object]:
+    """Return what goes to the launchpad for the layers that are asked for.
+
+    Args:
+        layers: from ``Plan.wanted``.
+        wanted: what was made ready.
+        executable: the program.
+    """
+    found: dict[str, object] = dict.fromkeys(layers & _NO_WORDS)
+    no_internet = wanted.network == "none" and "netns" not in layers
+    if "userns" in layers:
+        found["userns"] = (os.geteuid(), os.getegid())
+    if layers & {"landlock", "mountns"}:
+        view = sandbox_paths.view_of(executable, wanted.cwd, wanted.own)
+        if "mountns" in layers:
+            found["mountns"] = _mounts(view, wanted.cwd, is_mapped="uid" in layers)
+            view = view.everything_listed()
+        if "landlock" in layers:
+            found["landlock"] = (view.landlock(), no_internet)
+    if "uid" in layers:
+        found["uid"] = wanted.user
+    if "cgroup" in layers:
+        found["cgroup"] = tuple(map(os.fsencode, wanted.groups))
+    if "seccomp" in layers:
+        found["seccomp"] = seccomp_filter.build_here(network=not no_internet)
+    return found
+
+
+def _mounts(
+    view: sandbox_paths.View, cwd: str, *, is_mapped: bool
+) -> tuple[object, ...]:
+    trees = view.mounts()
+    if not is_mapped:
+        trees = tuple((path, kind, False) for path, kind, _ in trees)
+    return view.symlinks(), trees, os.fsencode(cwd)
