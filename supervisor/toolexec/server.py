@@ -34,6 +34,9 @@ MAX_CONNECTIONS = 256
 BACKLOG = 128
 """Connections that may wait to be accepted while the host is busy for a moment."""
 
+SEND_BYTES = 512 * 1024
+"""Two pieces of output wait in a socket at most, for a client that is a little late."""
+
 SOCKET_NAME = "toolexec.sock"
 
 LONGEST_PATH_BYTES = 107
@@ -63,6 +66,9 @@ class Server:
         # The plain socket beneath: its calls need no task switch when they do not wait.
         sock = socket.socket(family, kind, 0, accepted.detach())
         sock.setblocking(False)
+        # A piece of output should fit, or the host waits in the middle of each; the
+        # kernel takes as much of this as wmem_max allows.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         number = sock.fileno()
         connection = Connection(self._service, sock)
         if len(self._connections) >= MAX_CONNECTIONS:
