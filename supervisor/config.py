@@ -25,6 +25,7 @@ from supervisor.config_host import (
 )
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
+from supervisor.config_toolexec import ToolexecSection, check_toolexec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,6 @@ __all__ = [
 
 _NOT_YET = {
     "llm": "the LLM gateway",
-    "toolexec": "ToolExec",
     "tools": "tools",
     "sidecar": "sidecars",
     "file_descriptor": "LLM fds",
@@ -58,6 +58,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
     policy: dict[str, PolicySection] = {}
     child: dict[str, ChildSection] = {}
+    toolexec: ToolexecSection | None = None
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -65,6 +66,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "limits": check_limits,
     "policy": check_policies,
     "child": check_children,
+    "toolexec": check_toolexec,
 }
 """Section -> what its values cannot be; called where the section is there."""
 
