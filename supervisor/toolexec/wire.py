@@ -11,6 +11,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import re
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -46,6 +47,10 @@ RECEIVE_BYTES = 65_536
 
 CONTENT_TYPE = (b"Content-Type", b"text/plain; charset=utf-8")
 CLOSE = (b"Connection", b"close")
+
+# h11 joins folded lines and takes any HTTP/x.y; RFC 9112 (5.2) lets a server refuse.
+_FOLDED = re.compile(rb"\n[ \t]")
+_VERSIONS = (b"1.0", b"1.1")
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -140,6 +145,9 @@ class Wire:
             raise RefusedAtOnceError(toolexec.bad_request(str(why))) from None
         if not isinstance(event, h11.Request):
             raise RefusedAtOnceError(toolexec.bad_request("no request"))
+        if _FOLDED.search(text) or event.http_version not in _VERSIONS:
+            refusal = toolexec.bad_request("a folded header or another HTTP")
+            raise RefusedAtOnceError(refusal)
         headers = list(event.headers)
         return toolexec.Head(event.method, event.target, headers, event.http_version)
 

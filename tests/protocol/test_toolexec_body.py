@@ -98,7 +98,7 @@ def test_a_body_of_a_length_ends_there(sizes: list[int]) -> None:
 
 def test_no_length_is_no_body() -> None:
     reader = read(b"more", [])
-    assert (reader.is_complete, reader.body, reader.rest) == (True, b"", b"more")
+    assert (reader.is_complete, bytes(reader.body), reader.rest) == (True, b"", b"more")
     assert not read(b"hell", length(b"5")).is_complete
 
 
