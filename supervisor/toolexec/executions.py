@@ -175,20 +175,28 @@ class Execution:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self._pump)
-                if timeout_s > 0:
-                    nursery.start_soon(self._enforce_timeout, timeout_s)
-                if self._ladder is not None:
-                    nursery.start_soon(climb, process, self._ladder)
-                status = await process.wait_exit()
-                with trio.move_on_after(HOLDERS_S):
-                    await self._eof.wait()
-                self._stop_at_what_is_there()
-                await self._eof.wait()
+                try:
+                    status = await self._live(process, nursery, timeout_s)
+                finally:
+                    self._nursery = None  # before it closes to what ``end`` starts
                 nursery.cancel_scope.cancel()
         finally:
-            self._nursery = None
             self._finish(status)
+
+    async def _live(
+        self, process: SpawnedProcess, nursery: trio.Nursery, timeout_s: float
+    ) -> ExitStatus:
+        nursery.start_soon(self._pump)
+        if timeout_s > 0:
+            nursery.start_soon(self._enforce_timeout, timeout_s)
+        if self._ladder is not None:
+            nursery.start_soon(climb, process, self._ladder)
+        status = await process.wait_exit()
+        with trio.move_on_after(HOLDERS_S):
+            await self._eof.wait()
+        self._stop_at_what_is_there()
+        await self._eof.wait()
+        return status
 
     def end(self, ladder: Ladder = CLIENT_GONE) -> None:
         """Begin to end it: nobody wants it any more."""
