@@ -26,6 +26,7 @@ from supervisor.config_host import (
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
 from supervisor.config_sandbox import SandboxSection, check_sandboxes, check_use
+from supervisor.config_toolexec import ToolexecSection, check_toolexec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,6 @@ __all__ = [
 
 _NOT_YET = {
     "llm": "the LLM gateway",
-    "toolexec": "ToolExec",
     "tools": "tools",
     "sidecar": "sidecars",
     "file_descriptor": "LLM fds",
@@ -59,6 +59,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     policy: dict[str, PolicySection] = {}
     child: dict[str, ChildSection] = {}
     sandbox: dict[str, SandboxSection] = {}
+    toolexec: ToolexecSection | None = None
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -67,6 +68,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "policy": check_policies,
     "child": check_children,
     "sandbox": check_sandboxes,
+    "toolexec": check_toolexec,
 }
 """Section -> what its values cannot be; called where the section is there."""
 

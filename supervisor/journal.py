@@ -37,6 +37,8 @@ EVENTS = (
     "file.closed",
     "file.auto_closed",
     "security.denied",
+    "exec.started",
+    "exec.ended",
 )
 """The events that this host writes."""
 
