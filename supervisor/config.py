@@ -25,6 +25,7 @@ from supervisor.config_host import (
 )
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
+from supervisor.config_sidecar import SidecarSection, check_sidecars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +45,6 @@ _NOT_YET = {
     "llm": "the LLM gateway",
     "toolexec": "ToolExec",
     "tools": "tools",
-    "sidecar": "sidecars",
     "file_descriptor": "LLM fds",
     "sandbox": "sandbox profiles",
     "metrics": "metrics",
@@ -58,6 +58,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
     policy: dict[str, PolicySection] = {}
     child: dict[str, ChildSection] = {}
+    sidecar: dict[str, SidecarSection] = {}
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -65,6 +66,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "limits": check_limits,
     "policy": check_policies,
     "child": check_children,
+    "sidecar": check_sidecars,
 }
 """Section -> what its values cannot be; called where the section is there."""
 

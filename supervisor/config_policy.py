@@ -8,6 +8,7 @@ import msgspec
 
 from supervisor.config_read import joined, named
 from supervisor.options import OptionError, parse_limits
+from supervisor.toolexec.kinds import is_tool_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ _WORDS = {
     "publish": ("direct", "on-close"),
     "durability": ("none", "close", "write"),
 }
-_NOT_YET = ("network", "model", "quota", "tools")
+_NOT_YET = ("network", "model", "quota")
 
 
 class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,6 +57,9 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
     for key in ("read", "write"):
         for path in getattr(policy, key):
             yield from named(key, _path, path, OptionError)
+    for tool in policy.tools or ():
+        if not is_tool_name(tool):
+            yield "tools", f"not the name of a tool: {tool!r}"
     yield from named("limits", parse_limits, limit_texts(policy), OptionError)
 
 

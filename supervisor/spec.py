@@ -46,6 +46,7 @@ class ChildSpec:
         rlimits: (resource, soft, hard) as for setrlimit(2).
         stdio: the host's descriptors that become 0, 1 and 2.
         stop_signal: what asks it to end.
+        tools: the tools that may be run for it; None for those of every sidecar.
         umask: None for the host's.
     """
 
@@ -69,6 +70,7 @@ class ChildSpec:
     stdio: tuple[int, int, int] = (0, 1, 2)
     stop_signal: int = signal.SIGTERM
     umask: int | None = None
+    tools: frozenset[str] | None = None
 
     @property
     def top_level_word(self) -> str:

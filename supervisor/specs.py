@@ -42,6 +42,7 @@ class ChildOptions:
     cwd: str | None = None
     timeout_s: float | None = None
     stop_signal: int = signal.SIGTERM
+    tools: frozenset[str] | None = None
 
 
 def policy_options(policy: PolicySection | None) -> ChildOptions:
@@ -62,6 +63,7 @@ def policy_options(policy: PolicySection | None) -> ChildOptions:
         write=tuple(policy.write),
         publish=policy.publish,
         durability=policy.durability,
+        tools=None if policy.tools is None else frozenset(policy.tools),
     )
 
 
@@ -108,6 +110,7 @@ def make_spec(
         rlimits=limits.rlimits(),
         stdio=stdio,
         stop_signal=options.stop_signal,
+        tools=options.tools,
     )
 
 
