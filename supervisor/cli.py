@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from supervisor.cli_shim import shim
 from supervisor.options import (
     Limits,
     OptionError,
@@ -36,7 +37,7 @@ REFUSED = 125
 USAGE = 2
 
 _SERVICE = ("serve", "spawn", "kill", "logs", "quota", "trace", "top")
-NOT_YET = frozenset({*_SERVICE, "reload", "stop", "llm", "fd", "shim", "mcp"})
+NOT_YET = frozenset({*_SERVICE, "reload", "stop", "llm", "fd", "mcp"})
 """Commands of the plan that this version does not have."""
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
@@ -341,6 +342,9 @@ def check_config(
         if not faults:
             _print(f"{file}: no faults\n")
     return 2 if faults else 0
+
+
+app.command(epilog="Example: sandhost shim bin --tool jq")(shim)
 
 
 @app.command("fs", context_settings=_COMMAND_LINE)
