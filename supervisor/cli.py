@@ -422,6 +422,7 @@ def _run(
             transport=given["transport"],
             publish=base.publish,
             durability=base.durability,
+            tools=base.tools,
             env=parse_env(given["env"] or []),
             pass_env=tuple(given["pass_env"] or ()),
             cwd=_existing(given["cwd"]),
