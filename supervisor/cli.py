@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from supervisor.cli_shim import shim
 from supervisor.options import (
     Limits,
     OptionError,
@@ -36,7 +37,7 @@ REFUSED = 125
 USAGE = 2
 
 _SERVICE = ("serve", "spawn", "kill", "logs", "quota", "trace", "top")
-NOT_YET = frozenset({*_SERVICE, "reload", "stop", "llm", "fd", "shim", "mcp"})
+NOT_YET = frozenset({*_SERVICE, "reload", "stop", "llm", "fd", "mcp"})
 """Commands of the plan that this version does not have."""
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
@@ -346,6 +347,9 @@ def check_config(
     return 2 if faults else 0
 
 
+app.command(epilog="Example: sandhost shim bin --tool jq")(shim)
+
+
 @app.command("fs", context_settings=_COMMAND_LINE)
 def fs_command(words: Annotated[list[str] | None, typer.Argument()] = None) -> int:
     """Inside a child: cat, put, ls, stat, cp ... on FD 3."""
@@ -417,6 +421,7 @@ def _run(
             transport=given["transport"],
             publish=base.publish,
             durability=base.durability,
+            tools=base.tools,
             env=parse_env(given["env"] or []),
             pass_env=tuple(given["pass_env"] or ()),
             cwd=_existing(given["cwd"]),

@@ -26,6 +26,7 @@ from supervisor.config_host import (
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
 from supervisor.config_sandbox import SandboxSection, check_sandboxes, check_use
+from supervisor.config_sidecar import SidecarSection, check_sidecars
 from supervisor.config_toolexec import ToolexecSection, check_toolexec
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ __all__ = [
 _NOT_YET = {
     "llm": "the LLM gateway",
     "tools": "tools",
-    "sidecar": "sidecars",
     "file_descriptor": "LLM fds",
     "metrics": "metrics",
 }
@@ -60,6 +60,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     child: dict[str, ChildSection] = {}
     sandbox: dict[str, SandboxSection] = {}
     toolexec: ToolexecSection | None = None
+    sidecar: dict[str, SidecarSection] = {}
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -69,6 +70,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "child": check_children,
     "sandbox": check_sandboxes,
     "toolexec": check_toolexec,
+    "sidecar": check_sidecars,
 }
 """Section -> what its values cannot be; called where the section is there."""
 

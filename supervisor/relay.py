@@ -80,7 +80,9 @@ async def _relay(
             async with open_relay() as relay:
                 nested = await relay.new_client(rights)
                 try:
-                    process = await _spawn(launcher, command, nested.child_end.fileno())
+                    door = nested.child_end.fileno()
+                    env = _environment(narrowed=rights is not None)
+                    process = await _spawn(launcher, command, door, env)
                 finally:
                     nested.child_end.close()
 
@@ -110,13 +112,20 @@ async def _kill_later(process: SpawnedProcess) -> None:
     process.send_signal(signal.SIGKILL)
 
 
+def _environment(*, narrowed: bool) -> dict[str, str]:
+    env = dict(os.environ)
+    env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
+    if narrowed:
+        # The token stands for this process's rights, which are more (attack 38).
+        env.pop("AIFO_TOOLEEXEC_TOKEN", None)
+    return env
+
+
 async def _spawn(
-    launcher: Launcher, command: tuple[str, ...], door: int
+    launcher: Launcher, command: tuple[str, ...], door: int, env: dict[str, str]
 ) -> SpawnedProcess:
     cwd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        env = dict(os.environ)
-        env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
         request = SpawnRequest(
             executable=find_executable(command[0], env.get("PATH"), str(Path.cwd())),
             argv=command,

@@ -51,6 +51,7 @@ class ChildSpec:
         rlimits: (resource, soft, hard) as for setrlimit(2).
         stdio: the host's descriptors that become 0, 1 and 2.
         stop_signal: what asks it to end.
+        tools: the tools that may be run for it; None for those of every sidecar.
         umask: None for the host's.
         sandbox: the layers that it runs in.
         network: ``none`` or ``host``; without layers it has the host's.
@@ -78,6 +79,7 @@ class ChildSpec:
     stdio: tuple[int, int, int] = (0, 1, 2)
     stop_signal: int = signal.SIGTERM
     umask: int | None = None
+    tools: frozenset[str] | None = None
     sandbox: Profile = PROFILES["none"]
     network: str = "none"
     tmp_dir: str | None = None

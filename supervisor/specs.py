@@ -48,6 +48,7 @@ class ChildOptions:
     stop_signal: int = signal.SIGTERM
     sandbox: Profile = PROFILES["auto"]
     network: str = "none"
+    tools: frozenset[str] | None = None
 
 
 def policy_options(
@@ -80,6 +81,7 @@ def policy_options(
         durability=policy.durability,
         sandbox=profile,
         network=policy.network or "none",
+        tools=None if policy.tools is None else frozenset(policy.tools),
     )
 
 
@@ -130,6 +132,7 @@ def make_spec(
         network=options.network,
         tmp_dir=scratch.tmp,
         group_limits=limits,
+        tools=options.tools,
     )
 
 
