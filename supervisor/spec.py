@@ -47,6 +47,7 @@ class ChildSpec:
         stdio: the host's descriptors that become 0, 1 and 2.
         stop_signal: what asks it to end.
         umask: None for the host's.
+        name: what a configuration calls it; None for one that has no name.
     """
 
     command: tuple[str, ...]
@@ -69,6 +70,7 @@ class ChildSpec:
     stdio: tuple[int, int, int] = (0, 1, 2)
     stop_signal: int = signal.SIGTERM
     umask: int | None = None
+    name: str | None = None
 
     @property
     def top_level_word(self) -> str:
