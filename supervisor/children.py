@@ -260,6 +260,7 @@ class Children:
     def absent(self) -> Iterator[dict[str, object]]:
         """Yield rows of children that have no process now."""
         for kept in self:
+            # Its process's row is gone a moment before it knows.
             if kept.child is None or kept.child.id not in self._host.children:
                 yield kept.row()
 

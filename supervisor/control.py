@@ -336,7 +336,9 @@ class ControlServer:
         roster = self._host.roster
         rows = await _rows(children, row)
         if roster is not None:
-            rows += await _rows(roster.absent(), lambda absent: absent)
+            shown = {child.spec.name for child in children}
+            absent = tuple(r for r in roster.absent() if r["name"] not in shown)
+            rows += await _rows(absent, lambda its_row: its_row)
         return rows
 
     async def _clients(self) -> list[msgspec.Raw]:
