@@ -120,7 +120,9 @@ class Children:
 
     def start(self, kept: Kept) -> None:
         """Begin one; nothing if it runs already, or the host is stopping."""
-        if not self._stopping and kept.begin():
+        if self._stopping:
+            kept.begun.set()
+        elif kept.begin():
             after = [
                 self._kept[name] for name in kept.section.after if name in self._kept
             ]
@@ -219,8 +221,11 @@ class Children:
             for name in (*changes.started, *changes.restarted):
                 section = config.child[name]
                 self._add(name, section, self._policy(section))
-            for name in (*changes.started, *changes.restarted):
-                self.start(self._kept[name])
+            begun = [self._kept[n] for n in (*changes.started, *changes.restarted)]
+            for kept in begun:
+                self.start(kept)
+            for kept in begun:
+                await kept.begun.wait()
             return changes
 
     def _compare(self, old: Config, new: Config) -> Changes:

@@ -106,8 +106,8 @@ def make_directories(places: Places) -> None:
     for path in (places.runtime_dir, places.state_dir, places.logs, places.scratch):
         Path(path).mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
         status = Path(path).stat()
-        if status.st_uid not in {os.geteuid(), 0}:
-            text = "another user owns it; name one of your own"
+        if status.st_uid != os.geteuid():
+            text = f"user {status.st_uid} owns it; give it to {os.geteuid()}, or name another"
             raise OSError(errno.EPERM, text, path)
 
 
