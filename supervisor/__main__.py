@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 
-SPAWNING = frozenset({"run", "pipeline", "relay"})
+SPAWNING = frozenset({"run", "pipeline", "relay", "serve"})
 """Commands that start children of their own."""
 
 

@@ -261,6 +261,7 @@ class Child:
         """After a stop, kill what does not end within the grace period (spec S6)."""
         await self._stopped.wait()
         await trio.sleep(self._grace_s)
+        self._host.on_overdue(self)
         self._happened(Event.GRACE_OVER)
 
     async def _enforce_timeout(self, timeout_s: float) -> None:
@@ -312,6 +313,7 @@ class Child:
         journal.write(
             "child.spawned",
             child_id=self.id,
+            name=self.spec.name,
             client_id=client.id,
             pid=client.pid,
             command=[
@@ -463,6 +465,7 @@ class Child:
         session = self.session
         return {
             "id": self.id,
+            "name": self.spec.name,
             "pid": process.pid if process is not None else None,
             "create_time": process.create_time if process is not None else None,
             "state": self.state.value,

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from supervisor import cli_daemon
+from supervisor.cli_say import CommandError, UsageFault
+from supervisor.cli_say import print_text as _print
+from supervisor.cli_say import say as _say
 from supervisor.cli_shim import shim
 from supervisor.options import (
     Limits,
@@ -36,8 +40,7 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
-_SERVICE = ("serve", "spawn", "kill", "logs", "quota", "trace", "top")
-NOT_YET = frozenset({*_SERVICE, "reload", "stop", "llm", "fd", "mcp"})
+NOT_YET = frozenset({"quota", "trace", "top", "llm", "fd", "mcp"})
 """Commands of the plan that this version does not have."""
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
@@ -54,14 +57,6 @@ app = typer.Typer(
 
 # typer carries a copy of click; the base of its only public error is the way in.
 _ParseError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-class CommandError(Exception):
-    """What was asked for cannot be done; the text says what and why."""
-
-
-class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
-    """The words of the command are off."""
 
 
 _Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...")]
@@ -384,16 +379,6 @@ def _table(kind: str, control: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def _print(text: str) -> None:
-    """Print a report; a reader that went away is no fault."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The interpreter would complain again when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
 def _run(
     name: str, ctx: typer.Context, commands: list[list[str]], given: dict[str, Any]
 ) -> int:
@@ -512,6 +497,9 @@ def _log_json(name: str | None, config: Config | None) -> bool | None:
     return None if name is None else name == "json"
 
 
+cli_daemon.register(app)
+
+
 def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
     """Parse a command line, do it, and return the exit status.
 
@@ -553,8 +541,3 @@ def app_commands() -> set[str]:
         for info in app.registered_commands
         if info.callback
     }
-
-
-def _say(title: str, text: str) -> None:
-    line = "".join(c if c.isprintable() else "?" for c in text)
-    os.write(2, f"{title}: {line}\n".encode(errors="backslashreplace"))

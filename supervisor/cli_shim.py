@@ -34,7 +34,7 @@ def shim(
 
     They are POSIX sh and need curl.  Put DIR first into the PATH of a child.
     """
-    from supervisor.cli import CommandError  # noqa: PLC0415 - it imports this module
+    from supervisor.cli_say import CommandError  # noqa: PLC0415 - it imports this module
     from supervisor.config import ConfigError, load_config  # noqa: PLC0415
     from supervisor.shim import ShimError, install  # noqa: PLC0415 - one command's
     from supervisor.toolexec.kinds import ALL_TOOLS  # noqa: PLC0415

@@ -57,6 +57,7 @@ class ChildSpec:
         network: ``none`` or ``host``; without layers it has the host's.
         group_limits: what its cgroups bound, over all its processes.
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
+        name: what a configuration calls it; None for one that has no name.
     """
 
     command: tuple[str, ...]
@@ -79,6 +80,7 @@ class ChildSpec:
     stdio: tuple[int, int, int] = (0, 1, 2)
     stop_signal: int = signal.SIGTERM
     umask: int | None = None
+    name: str | None = None
     tools: frozenset[str] | None = None
     sandbox: Profile = PROFILES["none"]
     network: str = "none"
