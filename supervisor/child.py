@@ -346,6 +346,8 @@ class Child:
                     + os.strerror(why.errno or 0).encode()
                     + b"\n"
                 )
+            if host.services.fds is not None:
+                host.services.fds.client_attached(client)
             ours.setblocking(False)
             fd = ours.detach()
             nested = host.open_session(client, fd, fd, session.dialect)

@@ -17,6 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from supervisor.config_child import ChildSection, check_children
+from supervisor.config_fds import (
+    FileDescriptorSection,
+    ToolsSection,
+    check_file_descriptor,
+    check_tools,
+)
 from supervisor.config_host import (
     HostSection,
     LimitsSection,
@@ -43,9 +49,7 @@ __all__ = [
 _NOT_YET = {
     "llm": "the LLM gateway",
     "toolexec": "ToolExec",
-    "tools": "tools",
     "sidecar": "sidecars",
-    "file_descriptor": "LLM fds",
     "sandbox": "sandbox profiles",
     "metrics": "metrics",
 }
@@ -58,6 +62,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
     policy: dict[str, PolicySection] = {}
     child: dict[str, ChildSection] = {}
+    tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
+    file_descriptor: FileDescriptorSection | None = None
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -65,6 +71,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "limits": check_limits,
     "policy": check_policies,
     "child": check_children,
+    "file_descriptor": check_file_descriptor,
 }
 """Section -> what its values cannot be; called where the section is there."""
 
@@ -85,7 +92,7 @@ def _check_policy_names(
 
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
-] = (_check_policy_names,)
+] = (_check_policy_names, check_tools)
 """What one section says of another; also told the document as it was read."""
 
 

@@ -78,9 +78,7 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
     [
         ("[llm]\n", "llm: the LLM gateway: not available yet"),
         ("[toolexec]\n", "toolexec: ToolExec: not available yet"),
-        ("[tools]\n", "tools: tools: not available yet"),
         ("[sidecar.x]\n", "sidecar: sidecars: not available yet"),
-        ("[file_descriptor]\n", "not available yet"),
         ("[sandbox.x]\n", "not available yet"),
         ("[metrics]\n", "not available yet"),
         ("[policy.run]\nsandbox = 'required'\n", "policy.run.sandbox"),
