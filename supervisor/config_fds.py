@@ -105,7 +105,7 @@ def warnings(
         return
     if not _lists_any(tools):
         if not section.enabled:
-            text = "has values, but [tools] enabled lists none of its tools: it is off"
+            text = "is there, but [tools] enabled lists none of its tools: it is off"
             yield "file_descriptor", text
         return
     if section.enabled is False:

@@ -60,8 +60,10 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -
     [
         ("[file_descriptor]\nmax_input_chars = 9\n", "it is off"),
         (
-            "[file_descriptor]\nmax_direct_output_chars = 9\n"
-            "[tools]\nenabled = ['read_fd']\n",
+            (
+                "[file_descriptor]\nmax_direct_output_chars = 9\n"
+                "[tools]\nenabled = ['read_fd']\n"
+            ),
             "less than default_page_size",
         ),
         ("[tools]\nenabled = ['web_search']\n", "'web_search' is no tool"),
