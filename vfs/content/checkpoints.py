@@ -151,7 +151,7 @@ class Checkpoints:
                 sum(blob.size for blob in blobs.values()),
                 len(process.messages),
             )
-            digest = blake3(state).digest()
+            digest = _digest(owner, made, state)
             with database:
                 database.execute(
                     "INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -213,8 +213,8 @@ class Checkpoints:
             )
             if row is None:
                 raise FdError(NOT_FOUND, f"Checkpoint {checkpoint} not found")
-            *told, state, digest = row
-            if blake3(state).digest() != digest:
+            was, state, digest = Summary(*row[:6]), row[6], row[7]
+            if not isinstance(state, bytes) or _digest(owner, was, state) != digest:
                 raise _damaged(checkpoint)
             document = json.loads(state)
             table = self._table(process.shared.store, document, checkpoint)
@@ -224,7 +224,7 @@ class Checkpoints:
             table.close()
         process.messages = document["messages"]
         process.program = document["program"]
-        return Summary(*told)
+        return was
 
     def _table(self, store: Store, document: dict[str, Json], name: str) -> FdTable:
         """Return the descriptors of a checkpoint, their contents held."""
@@ -373,6 +373,11 @@ def _state(process: Process) -> dict[str, object]:
             for fd in process.table.fds.values()
         ],
     }
+
+
+def _digest(owner: str, made: Summary, state: bytes) -> bytes:
+    """Return what tells whether a row is as it was written."""
+    return blake3(repr((owner, made)).encode() + state).digest()
 
 
 def _damaged(checkpoint: str) -> FdError:

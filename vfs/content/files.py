@@ -150,10 +150,18 @@ class ClientFiles:
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
         before = file.handle.size()
+        done = 0
+
+        def put(piece: bytes) -> None:
+            nonlocal done
+            _put(file, piece)
+            done += len(piece)
+
         try:
-            await self._in_thread(write, partial(_put, file))
+            await self._in_thread(write, put)
         except BaseException:
-            await self._fs.truncate_waiting(file, before)
+            if file.handle.size() == before + done:  # nobody has added to it since
+                await self._fs.truncate_waiting(file, before)
             self._fs.close(file)
             raise
         await self._fs.close_waiting(file)
