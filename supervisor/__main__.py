@@ -52,6 +52,10 @@ def _main(words: list[str]) -> int:
         from vfs.fscmd import main as fs_main  # noqa: PLC0415 - the light entry
 
         return fs_main(words[1:])
+    if words[:1] == ["fd"]:
+        from vfs.fdcmd import main as fd_main  # noqa: PLC0415 - the light entry
+
+        return fd_main(words[1:])
     launchpad = None
     if words and words[0] in SPAWNING and not {"-h", "--help"} & set(words[1:2]):
         if words[0] == "relay" and not _has_door():

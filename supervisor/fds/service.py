@@ -164,6 +164,37 @@ class FdService:
             self._checkpoints.close()
 
 
+def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdService:
+    """Return the LLM fds that a configuration asks for.
+
+    Args:
+        fs: the host's file system.
+        config: None: every tool, and the usual sizes.
+        checkpoints: directory for them.
+
+    Raises:
+        OSError: the directory cannot be used.
+    """
+    section = config.file_descriptor if config is not None else None
+    section = section or FileDescriptorSection()
+    return FdService(
+        fs,
+        Store(parse_size(section.max_memory)),
+        None if config is None else frozenset(config.tools.enabled),
+        settings=Settings(
+            page_size=section.default_page_size,
+            max_output=section.max_direct_output_chars,
+            max_input=section.max_input_chars,
+            page_input=section.page_user_input,
+            conversation_fds=section.conversation_fds,
+            auto_summarize=section.auto_summarize,
+            raw=section.escape == "raw",
+        ),
+        max_store=parse_size(section.max_store),
+        checkpoints=Checkpoints(checkpoints),
+    )
+
+
 @contextmanager
 def open_fds(host: Host, config: Config) -> Iterator[FdService]:
     """Offer the LLM fds that a configuration asks for until the block ends.
@@ -171,29 +202,12 @@ def open_fds(host: Host, config: Config) -> Iterator[FdService]:
     Raises:
         OSError: the directory of the checkpoints cannot be used.
     """
-    section = config.file_descriptor or FileDescriptorSection()
     state_dir = config.host.state_dir
     # Without a state directory checkpoints live as long as the host.
     temporary = tempfile.mkdtemp(prefix="sandhost-fds-") if state_dir is None else None
     directory = temporary or os.path.join(str(state_dir), "checkpoints")  # noqa: PTH118
     try:
-        checkpoints = Checkpoints(directory)
-        service = FdService(
-            host.fs,
-            Store(parse_size(section.max_memory)),
-            frozenset(config.tools.enabled),
-            settings=Settings(
-                page_size=section.default_page_size,
-                max_output=section.max_direct_output_chars,
-                max_input=section.max_input_chars,
-                page_input=section.page_user_input,
-                conversation_fds=section.conversation_fds,
-                auto_summarize=section.auto_summarize,
-                raw=section.escape == "raw",
-            ),
-            max_store=parse_size(section.max_store),
-            checkpoints=checkpoints,
-        )
+        service = make_service(host.fs, config, directory)
         host.services.fds = service
         host.holders.add(service.descriptors)
         try:

@@ -31,6 +31,7 @@ VFS_DOORS = (
     "vfs.client",
     "vfs.aio",
     "vfs.fscmd",
+    "vfs.fdcmd",
     "vfs.relay",
     "vfs.errors",
     "vfs.policy",

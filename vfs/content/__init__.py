@@ -16,11 +16,18 @@ from vfs.content.arguments import Json, Param, Tool, chat_schema, parameters_sch
 from vfs.content.checkpoints import Checkpoints
 from vfs.content.errors import FdError
 from vfs.content.files import ClientFiles, Files
-from vfs.content.process import Process, Settings, Shared, Summarizer, UnknownCallError
+from vfs.content.process import (
+    FOR_PROGRAMS,
+    Process,
+    Settings,
+    Shared,
+    Summarizer,
+    UnknownCallError,
+)
 from vfs.content.store import Content, Store
 from vfs.content.table import Allowance, FdTable, LlmFd
 from vfs.content.tempfiles import TempFiles
-from vfs.content.tools import FOR_PROGRAMS, TOOLS
+from vfs.content.tools import TOOLS
 
 __all__ = [
     "FOR_PROGRAMS",

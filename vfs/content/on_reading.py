@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from protocol import fdxml
+from vfs.content.arguments import chat_schema
 from vfs.content.code import guess
 from vfs.content.errors import INVALID_PARAMETER, INVALID_RANGE, FdError
 from vfs.content.searching import compile_query, search
@@ -206,6 +208,11 @@ def list_fds(process: Process) -> bytes:
     fds = process.table.fds.values()
     rows = (fdxml.empty("fd", _facts(fd)) for fd in fds)
     return fdxml.listing("fd_list", (("count", len(fds)),), rows)
+
+
+def tool_schemas(process: Process) -> bytes:
+    """Tell a model's tools as the chat API wants them: JSON."""
+    return json.dumps([chat_schema(tool) for tool in process.offered()]).encode()
 
 
 def _facts(fd: LlmFd) -> tuple[tuple[str, str | int], ...]:

@@ -28,7 +28,7 @@ from vfs.content.tempfiles import TempFiles
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from vfs.content.checkpoints import Checkpoints
     from vfs.content.files import Files
@@ -294,16 +294,21 @@ class Process:
         self._writers.clear()
         self.table.close()
 
-    def schemas(self, choose: Iterable[str] | None = None) -> tuple[Tool, ...]:
+    def offered(self) -> tuple[Tool, ...]:
         """Return the tools that a model of this process is offered."""
-        names = self.shared.enabled if choose is None else choose
-        tools = self.shared.tools
+        enabled = self.shared.enabled
         return tuple(
-            tool for name, tool in tools.items() if names is None or name in names
+            tool
+            for name, tool in self.shared.tools.items()
+            if name not in FOR_PROGRAMS
+            and (enabled is None or name in enabled | ALWAYS)
         )
 
 
-ALWAYS = frozenset({"wrap_output", "wrap_input", "fd_info", "list_fds", "keep_fds"})
+FOR_PROGRAMS = frozenset({"wrap_output", "wrap_input", "keep_fds", "tool_schemas"})
+"""Calls for the program around a model; the model itself is not offered them."""
+
+ALWAYS = FOR_PROGRAMS | {"fd_info", "list_fds"}
 """Calls that need no listing: they give nothing that the caller does not have."""
 
 

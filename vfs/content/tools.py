@@ -187,6 +187,12 @@ _ROWS = (
         on_names.keep_fds,
     ),
     Tool(
+        "tool_schemas",
+        "List the tools that may be called, as JSON schemas for the chat API.",
+        (),
+        on_reading.tool_schemas,
+    ),
+    Tool(
         "wrap_output",
         "Hand a tool's output on, or store it if it is long.",
         (
@@ -211,6 +217,3 @@ _ROWS = (
 
 TOOLS: dict[str, Tool] = {row.name: row for row in _ROWS}
 """The calls by name."""
-
-FOR_PROGRAMS = frozenset({"wrap_output", "wrap_input", "keep_fds"})
-"""Calls for the program around a model; the model itself is not offered them."""
