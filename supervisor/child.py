@@ -392,6 +392,8 @@ class Child:
             ours.close()
             theirs.close()
             raise
+        if host.services.fds is not None:
+            host.services.fds.client_attached(client)
         ours.setblocking(False)
         fd = ours.detach()
         nested = host.open_session(client, fd, fd, session.dialect)

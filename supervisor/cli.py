@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from supervisor import cli_daemon
+from supervisor import cli_daemon, cli_fds
 from supervisor.cli_say import CommandError, UsageFault
 from supervisor.cli_say import print_text as _print
 from supervisor.cli_say import say as _say
@@ -40,7 +40,7 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
-NOT_YET = frozenset({"quota", "trace", "top", "llm", "fd", "mcp"})
+NOT_YET = frozenset({"quota", "trace", "top", "llm"})
 """Commands of the plan that this version does not have."""
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
@@ -235,7 +235,7 @@ def pipeline(  # noqa: PLR0913, PLR0917
     context_settings=_COMMAND_LINE,
     epilog="Example, inside a child: sandhost relay --read data -- sh worker.sh",
 )
-def relay(
+def relay(  # noqa: PLR0913, PLR0917 - a command line
     ctx: typer.Context,
     command: _Command,
     read: Annotated[
@@ -252,8 +252,16 @@ def relay(
     quota: Annotated[
         str | None, typer.Option("--quota", metavar="N", help="Not available yet.")
     ] = None,
+    fd: Annotated[
+        list[str] | None,
+        typer.Option("--fd", metavar="FD", help="Has only this LLM fd; repeatable."),
+    ] = None,
+    no_fds: Annotated[
+        bool, typer.Option("--no-fds", help="Has none of the LLM fds.")
+    ] = False,
 ) -> int:
     """Inside a child: run a nested child behind a proxy, with at most these rights."""
+    fds = tuple(fd or ()) if fd or no_fds else None
     from supervisor.relay import run_nested  # noqa: PLC0415 - needs Trio
 
     for option, value in (("model", model), ("quota", quota)):
@@ -262,7 +270,7 @@ def relay(
     rights: dict[str, object] | None = None
     if read or write:
         rights = {"read": read or [], "write": write or []}
-    return run_nested(ctx.obj, tuple(command), rights)
+    return run_nested(ctx.obj, tuple(command), rights, fds)
 
 
 @app.command(epilog="Example: sandhost ps --control run.sock")
@@ -351,6 +359,9 @@ def fs_command(words: Annotated[list[str] | None, typer.Argument()] = None) -> i
     from vfs.fscmd import main as fs_main  # noqa: PLC0415 - never reached by the script
 
     return fs_main(words or [])
+
+
+cli_fds.register(app)
 
 
 def _table(kind: str, control: str | None, *, as_json: bool) -> int:

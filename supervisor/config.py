@@ -17,6 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from supervisor.config_child import ChildSection, check_children
+from supervisor.config_fds import (
+    FileDescriptorSection,
+    ToolsSection,
+    check_file_descriptor,
+    check_tools,
+)
 from supervisor.config_host import (
     HostSection,
     LimitsSection,
@@ -45,8 +51,6 @@ __all__ = [
 
 _NOT_YET = {
     "llm": "the LLM gateway",
-    "tools": "tools",
-    "file_descriptor": "LLM fds",
     "metrics": "metrics",
 }
 
@@ -61,6 +65,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     sandbox: dict[str, SandboxSection] = {}
     toolexec: ToolexecSection | None = None
     sidecar: dict[str, SidecarSection] = {}
+    tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
+    file_descriptor: FileDescriptorSection | None = None
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -71,6 +77,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "sandbox": check_sandboxes,
     "toolexec": check_toolexec,
     "sidecar": check_sidecars,
+    "file_descriptor": check_file_descriptor,
 }
 """Section -> what its values cannot be; called where the section is there."""
 
@@ -98,7 +105,7 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
 
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
-] = (_check_policy_names, _check_walls)
+] = (_check_policy_names, _check_walls, check_tools)
 """What one section says of another; also told the document as it was read."""
 
 

@@ -22,6 +22,7 @@ from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
 from supervisor.launcher import LaunchpadLost
 from supervisor.logs import Log
+from supervisor.offers import offered
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.specs import ChildOptions, make_spec
@@ -125,7 +126,8 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
             async with open_host(
                 launchpad, options.settings, journal=journal, log=log
             ) as host:
-                return await _run_in(host, command, options, signals)
+                with offered(host, options.config):
+                    return await _run_in(host, command, options, signals)
         finally:
             journal.close()
 

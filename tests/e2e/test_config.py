@@ -77,11 +77,8 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[llm]\n", "llm: the LLM gateway: not available yet"),
-        ("[toolexec]\n", "toolexec: ToolExec: not available yet"),
-        ("[tools]\n", "tools: tools: not available yet"),
         ("[sidecar.x]\n", "sidecar.x.kind: is missing"),
         ("[sidecar.x]\nkind = 'cobol'\n", "sidecar.x.kind: 'cobol' is none of c-cpp"),
-        ("[file_descriptor]\n", "not available yet"),
         ("[sandbox.x]\nlayers = ['moat']\n", "sandbox.x.layers: no layer 'moat'"),
         ("[sandbox.x]\nrequired = ['moat']\n", "sandbox.x.required: no layer 'moat'"),
         ("[sandbox.auto]\n", "sandbox.auto: 'auto' is a profile of its own"),
