@@ -125,7 +125,8 @@ def bare_ms() -> float:
 
         def ask() -> None:
             ours.sendall(b'{"v":1,"do":"files"}\n')
-            ours.recv(4096)
+            if not ours.recv(4096):
+                raise MeasureError("the bare peer has ended")
 
         taken = time_ms(ask, ASKED)
         ours.shutdown(socket.SHUT_WR)
