@@ -173,6 +173,17 @@ def test_events_come_as_they_happen(served: Daemon) -> None:
     assert "child.spawned" in seen
 
 
+def test_a_follower_that_leaves_in_the_middle_harms_nobody(served: Daemon) -> None:
+    served.client.spawn(["sh", "-c", "yes; exec sleep 1000"], name="x")
+    for _ in range(5):
+        entries = served.client.logs("x", follow=True)
+        assert next(entries).data
+        entries.close()  # type: ignore[attr-defined]
+    served.client.kill("x", "KILL", tree=True)
+    served.wait(lambda: not served.client.ps())
+    assert served.client.stats()["children"] == 0
+
+
 def test_followers_who_go_leave_nothing(served: Daemon) -> None:
     served.client.spawn(["sleep", "1000"], name="x")
     before = len(os.listdir(f"/proc/{served.process.pid}/fd"))
