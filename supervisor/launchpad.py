@@ -333,7 +333,7 @@ class _Launchpad:
             if pid == 0:
                 return False
             child = self._children.get(pid)
-            if child is not None and child.is_forking:
+            if child is not None and child.report >= 0:
                 self._hear(child)  # it may be another process by now
             child = self._children.pop(pid, None)
             if child is None:
