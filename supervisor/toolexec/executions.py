@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from supervisor.toolexec.ending import Ladder
     from supervisor.toolexec.routes import SpawnPlan
 
-PIPE_BYTES = 1024 * 1024
-"""What the pipe of a tool that prints much is made to hold: what pipe-max-size allows
-anybody."""
+PIPE_BYTES = 262_144
+"""What the pipe of a tool that prints much is made to hold: two pieces, which a cache of
+a core holds with what they are copied to."""
 
 HOLDERS_S = 1.0
 """How long other holders of the pipe are waited for after the tool's own end."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HEAD_BYTES = 65_536
 """Kept in memory of every execution; what a pipe holds by default."""
 
-PIECE_BYTES = 262_144
+PIECE_BYTES = 131_072
 """Most that is read, written or sent at once."""
 
 QUOTA_STEP_BYTES = 1024 * 1024

@@ -34,7 +34,7 @@ MAX_CONNECTIONS = 256
 BACKLOG = 128
 """Connections that may wait to be accepted while the host is busy for a moment."""
 
-SEND_BYTES = 512 * 1024
+SEND_BYTES = 256 * 1024
 """Two pieces of output wait in a socket at most, for a client that is a little late."""
 
 SOCKET_NAME = "toolexec.sock"
