@@ -247,6 +247,7 @@ class Wanted:
         groups: files of its cgroups that take its pid.
         no_groups: why there is none, if one was wanted.
         user: a user that may be given to it, None for none.
+        is_given: its directories are the user's already.
     """
 
     profile: Profile
@@ -256,6 +257,7 @@ class Wanted:
     groups: tuple[str, ...] = ()
     no_groups: str = ""
     user: int | None = None
+    is_given: bool = False
 
 
 _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *_NAMESPACES} - {"mountns"}

@@ -177,14 +177,14 @@ class Connection:
             execution = owner.admit(tool, request.exec_id, keep_all=keep_all)
             try:
                 plan = await target.command(child, tool, request.args, cwd_fd)
-                await execution.spawn(plan, cwd_fd, tty=target.tty)
+                await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
             except SpawnError as why:
                 if why.stage != "exec" or why.errno not in _EXEC_ANSWERS:
-                    execution.abandon()
+                    await execution.abandon()
                     raise
                 await _end_unstarted(execution, why)
             except BaseException:
-                execution.abandon()
+                await execution.abandon()
                 raise
             else:
                 timeout_s = self._service.timeout_of(target)
@@ -359,4 +359,4 @@ async def _end_unstarted(execution: Execution, why: SpawnError) -> None:
     """Finish an execution whose tool execve(2) refused: as a shell would."""
     execution.code = why.exit_status
     await execution.log.append(f"{why.text}\n".encode("utf-8", "surrogateescape"))
-    execution.abandon(keep=True)
+    await execution.abandon(keep=True)
