@@ -39,6 +39,7 @@ from supervisor.toolexec.outputlog import (
     OutputLog,
     Quota,
 )
+from supervisor.toolexec.workspace import path_of
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -450,8 +451,21 @@ class ChildExecutions:
         launcher, wanted = self.host.launcher, self.child.wanted
         if wanted is None or plan.is_of_the_host:
             return await launcher.spawn(request)
-        wanted = replace(wanted, cwd=plan.cwd, is_given=True)
+        root = self._root()
+        is_beneath = f"{plan.cwd}/".startswith(f"{root}/")
+        wanted = replace(
+            wanted,
+            cwd=plan.cwd,
+            is_given=True,
+            workspace=root if is_beneath else plan.cwd,
+        )
         return (await walled.spawn(launcher, self.host.machine, request, wanted))[0]
+
+    def _root(self) -> str:
+        """Return where the child's root is now."""
+        for fd in self.child.places[0].backend.descriptors():
+            return path_of(fd)
+        return self.child.spec.root
 
     def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
         """Let a spawned execution run, whatever becomes of who asked for it."""
