@@ -39,5 +39,5 @@ def test_a_tool_writes_in_its_childs_root(tmp_path: Path) -> None:
     words = ("--config", str(tmp_path / "c.toml"), "--cwd", str(tmp_path))
     outcome = sandhost("run", "--sandbox", "auto", *words, "--", "sh", "-c", script)
     where, made = outcome.out.splitlines()
-    assert where.endswith(b"/root/sub")
+    assert where.split(b"/")[-2:] == [b"root", b"sub"]
     assert made == b"made"
