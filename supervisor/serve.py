@@ -108,8 +108,7 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
             launchpad, settings_of(options.config), journal=journal, log=log
         ) as host:
             host.holders.add(notifier.descriptors)
-            async with offered(host, options.config):
-                await daemon.run(host, journal, signals)
+            await daemon.run(host, journal, signals)
         return daemon.status
 
 
