@@ -173,7 +173,7 @@ class Connection:
             execution = owner.admit(tool, request.exec_id, keep_all=keep_all)
             try:
                 plan = await target.command(child, tool, request.args, cwd_fd)
-                await execution.spawn(plan, cwd_fd, tty=target.tty)
+                await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
             except SpawnError as why:
                 if why.stage != "exec" or why.errno not in _EXEC_ANSWERS:
                     execution.abandon()

@@ -20,7 +20,8 @@ import os
 import secrets
 import termios
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -28,6 +29,7 @@ import trio
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
 from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnRequest
+from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
 from supervisor.toolexec.outputlog import (
     HEAD_BYTES,
@@ -143,9 +145,18 @@ class Execution:
         self._last_bytes: int | None = None
         self._nursery: trio.Nursery | None = None
         self._ladder: Ladder | None = None
+        self._door = AsyncExitStack()
 
-    async def spawn(self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False) -> None:
+    async def spawn(
+        self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False, fd3: bool = False
+    ) -> None:
         """Start the tool; ``run`` it afterwards, or give it up.
+
+        Args:
+            plan: what is to be started.
+            cwd_fd: its working directory.
+            tty: its output is a terminal.
+            fd3: it has FD 3, as a nested client of the child.
 
         Raises:
             SpawnError: it did not start.
@@ -157,8 +168,18 @@ class Execution:
             os.set_inheritable(ours, False)
             os.set_blocking(ours, False)
             null = self._owner.null_fd
-            request = spawn_request(plan, cwd_fd, ((null, 0), (theirs, 1), (theirs, 2)))
-            self.process = await self._owner.host.launcher.spawn(request)
+            fds: tuple[tuple[int, int], ...] = ((null, 0), (theirs, 1), (theirs, 2))
+            async with AsyncExitStack() as stack:
+                door = None
+                if fd3:
+                    door = await stack.enter_async_context(open_door(self._owner.child))
+                    plan = replace(plan, env={**plan.env, **door.env})
+                    fds += door.fds
+                request = spawn_request(plan, cwd_fd, fds)
+                self.process = await self._owner.host.launcher.spawn(request)
+                if door is not None:
+                    door.handed_over()
+                self._door = stack.pop_all()
         finally:
             os.close(theirs)
 
@@ -182,6 +203,7 @@ class Execution:
                 nursery.cancel_scope.cancel()
         finally:
             self._finish(status)
+            await self._door.aclose()
 
     async def _live(
         self, process: SpawnedProcess, nursery: trio.Nursery, timeout_s: float
