@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
+from supervisor import walled
 from supervisor.launcher import LaunchpadLost
+from supervisor.sandbox import Profile
 from supervisor.spawn_request import SpawnRequest
 from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
@@ -176,12 +178,33 @@ class Execution:
                     plan = replace(plan, env={**plan.env, **door.env})
                     fds += door.fds
                 request = spawn_request(plan, cwd_fd, fds)
-                self.process = await self._owner.host.launcher.spawn(request)
+                self.process = await self._launch(plan, request)
                 if door is not None:
                     door.handed_over()
                 self._door = stack.pop_all()
         finally:
             os.close(theirs)
+
+    async def _launch(self, plan: SpawnPlan, request: SpawnRequest) -> SpawnedProcess:
+        """Start it in all that its child runs in, or as the host runs."""
+        host, child = self._owner.host, self._owner.child
+        wanted = child.wanted
+        if not plan.is_walled or wanted is None:
+            return await host.launcher.spawn(request)
+        # No less than the child has: what cannot be had here refuses the start, and
+        # says nothing of the machine, for the workspace may be on any file system.
+        layers = frozenset(name for name, _ in child.walls.applied)
+        wanted = replace(
+            wanted,
+            profile=Profile(wanted.profile.name, layers, layers),
+            cwd=plan.cwd,
+            own=(),
+            shared=plan.shared,
+            kept=plan.kept,
+            programs=plan.programs,
+        )
+        process, _ = await walled.spawn(host.launcher, host.machine, request, wanted)
+        return process
 
     async def run(self, timeout_s: float) -> None:
         """Own the tool until it has ended and all it printed is logged.
