@@ -61,6 +61,7 @@ class Child:
         places: its root and grants.
         wanted: what it, and whatever is run for it, is to run in.
         walls: what it runs in, once it does.
+        wanted: what it was to run in; its tools run in the same.
     """
 
     def __init__(self, host: Host, child_id: str, spec: ChildSpec) -> None:

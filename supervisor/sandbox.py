@@ -247,8 +247,9 @@ class Wanted:
         groups: files of its cgroups that take its pid.
         no_groups: why there is none, if one was wanted.
         user: a user that may be given to it, None for none.
-        is_given: its directories are the user's already.
-        workspace: a directory of the host's that it may write; "" for none.
+        shared: more that it may write, where what is root's is shown as its own.
+        kept: more that it may write, as it is.
+        programs: more that it may read and execute.
     """
 
     profile: Profile
@@ -258,8 +259,9 @@ class Wanted:
     groups: tuple[str, ...] = ()
     no_groups: str = ""
     user: int | None = None
-    is_given: bool = False
-    workspace: str = ""
+    shared: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
 
 _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *_NAMESPACES} - {"mountns"}
@@ -282,7 +284,11 @@ def layers_on_the_wire(
         found["userns"] = (os.geteuid(), os.getegid())
     if layers & {"landlock", "mountns"}:
         view = sandbox_paths.view_of(
-            executable, wanted.cwd, wanted.own, workspace=wanted.workspace
+            executable,
+            wanted.cwd,
+            (*wanted.own, *wanted.kept),
+            wanted.programs,
+            wanted.shared,
         )
         if "mountns" in layers:
             found["mountns"] = _mounts(view, wanted.cwd, is_mapped="uid" in layers)

@@ -252,7 +252,7 @@ def view_of(
     cwd: str,
     own: Iterable[str],
     program_files: Iterable[str] = (),
-    workspace: str = "",
+    shared: Iterable[str] = (),
 ) -> View:
     """Return what one child sees.
 
@@ -261,8 +261,8 @@ def view_of(
         cwd: its working directory.
         own: directories that are the child's to write.
         program_files: more that it may read and execute.
-        workspace: a directory of the host's user that it may write as if it were its
-            own; "" for none.
+        shared: directories that it may write, and that are the host's: what is root's
+            there is shown as its own.
     """
     common = _common()
     finder = _Finder()
@@ -272,9 +272,10 @@ def view_of(
     for path in program_files:
         finder.add(path, "execute", mapped=True)
     own = tuple(own)
-    if workspace:
-        finder.add(workspace, "write", mapped=True)
-    if cwd != "/" and not _holder([workspace], cwd):
+    shared = tuple(shared)
+    for path in shared:
+        finder.add(path, "write", mapped=True)
+    if cwd != "/" and not _holder(shared, cwd):
         # A directory that holds this child's own, /tmp say, holds other children's too:
         # those are root's, and must not become this one's to read.
         around = any(_holder([cwd], path) for path in own)

@@ -54,7 +54,7 @@ def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
     layers = plan.wanted()
     if not wanted.groups:
         plan.leave(layers, "cgroup", wanted.no_groups)
-    if wanted.user is not None and not wanted.is_given:
+    if wanted.user is not None:
         give(wanted.own, wanted.user if "uid" in layers else os.geteuid())
     rlimits = request.rlimits
     if "rlimits" in layers:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import trio
@@ -25,7 +26,7 @@ import trio
 from supervisor import proctree
 from supervisor.launcher import LaunchpadLost
 from supervisor.options import parse_duration
-from supervisor.spawn_request import SpawnRequest, find_executable
+from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
 from supervisor.toolexec.kinds import KINDS
@@ -59,6 +60,9 @@ ASK_TIMEOUT_S = 10.0
 
 RUN_TIMEOUT_S = 600.0
 """Longest wait for a container to start: its image may have to be fetched."""
+
+END_TIMEOUT_S = 5.0
+"""Longest wait for a command of the engine that was killed."""
 
 OUTPUT_BYTES = 65_536
 """Most of what a command of the engine says that is kept."""
@@ -180,7 +184,7 @@ class CliSidecar:
 
     async def clean_up(self) -> None:
         """Remove the container."""
-        with contextlib.suppress(OSError, LaunchpadLost):
+        with contextlib.suppress(OSError, SpawnError, LaunchpadLost):
             await self._ask("rm", "-f", self.container)
 
     async def _remove_leftovers(self) -> None:
@@ -311,7 +315,10 @@ async def _finish(process: SpawnedProcess, reader: int) -> tuple[int, bytes]:
                 said += more
         ended = await process.wait_exit()
     finally:
-        process.send_signal(9)
+        process.send_signal(signal.SIGKILL)
+        with trio.move_on_after(END_TIMEOUT_S, shield=True):
+            with contextlib.suppress(LaunchpadLost):
+                await process.wait_swept()
         process.close()
     return (1 if ended.code is None else ended.code), bytes(said)
 

@@ -72,6 +72,7 @@ class LocalSidecar:
         self.generation = 0
         self.workspace_fd = -1
         self.rlimits = parse_limits(limit_texts(section)).rlimits()
+        self._programs = tuple(section.path)
         self.path = ":".join((*section.path, system_path()))
         self.starts = section.start is not None
         self._command = tuple(section.start or ())
@@ -150,16 +151,16 @@ class LocalSidecar:
                 child.session.client.policy.check_available()
             except UnavailableError:
                 raise workspace.refused() from None
-        (root_fd,) = child.places[0].backend.descriptors()
-        return await workspace.open_cwd(root_fd, cwd, share)
+        return await workspace.open_cwd(self._workspace_of(child), cwd, share)
 
     async def command(
         self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
         """See ``routes.Target``."""
         where = workspace.path_of(cwd_fd)
-        tmp = child.spec.env.get("TMPDIR")
-        env = self._environment(state_of(child, self.name), tmp=tmp)
+        tmp = child.spec.tmp_dir or child.spec.env.get("TMPDIR")
+        state = state_of(child, self.name)
+        env = self._environment(state, tmp=tmp)
         env["PWD"] = where
         own = project.own_program(tool, cwd_fd)
         if project.has_venv(tool, cwd_fd):
@@ -177,7 +178,17 @@ class LocalSidecar:
             env=env,
             cwd=where,
             rlimits=tightest(child.spec.rlimits, self.rlimits),
+            is_walled=True,
+            shared=(workspace.path_of(self._workspace_of(child)),),
+            kept=(state,) if tmp is None else (state, tmp),
+            programs=self._programs,
         )
+
+    def _workspace_of(self, child: Child) -> int:
+        if self.workspace_fd >= 0:
+            return self.workspace_fd
+        (root_fd,) = child.places[0].backend.descriptors()
+        return root_fd
 
     def _environment(self, state: str, *, tmp: str | None) -> dict[str, str]:
         env = {"PATH": self.path, "HOME": state, "TMPDIR": tmp or state}

@@ -29,6 +29,7 @@ import trio
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
 from supervisor import walled
 from supervisor.launcher import LaunchpadLost
+from supervisor.sandbox import Profile
 from supervisor.spawn_request import SpawnRequest
 from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
@@ -39,7 +40,6 @@ from supervisor.toolexec.outputlog import (
     OutputLog,
     Quota,
 )
-from supervisor.toolexec.workspace import path_of
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Execution:
         self._last_bytes: int | None = None
         self._nursery: trio.Nursery | None = None
         self._ladder: Ladder | None = None
-        self._held = AsyncExitStack()
+        self._door = AsyncExitStack()
 
     async def spawn(
         self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False, fd3: bool = False
@@ -155,10 +155,10 @@ class Execution:
         """Start the tool; ``run`` it afterwards, or give it up.
 
         Args:
-            plan: what to start.
-            cwd_fd: where; the caller's to close.
-            tty: its stdout and stderr are a terminal.
-            fd3: it has a door of its own.
+            plan: what is to be started.
+            cwd_fd: its working directory.
+            tty: its output is a terminal.
+            fd3: it has FD 3, as a nested client of the child.
 
         Raises:
             SpawnError: it did not start.
@@ -170,16 +170,41 @@ class Execution:
             os.set_inheritable(ours, False)
             os.set_blocking(ours, False)
             null = self._owner.null_fd
-            fds = ((null, 0), (theirs, 1), (theirs, 2))
-            if not fd3:
-                self.process = await self._owner.spawn(plan, cwd_fd, fds)
-                return
-            door = await self._held.enter_async_context(open_door(self._owner.child))
-            plan = replace(plan, env={**plan.env, **door.env})
-            self.process = await self._owner.spawn(plan, cwd_fd, (*fds, *door.fds))
-            door.handed_over()
+            fds: tuple[tuple[int, int], ...] = ((null, 0), (theirs, 1), (theirs, 2))
+            async with AsyncExitStack() as stack:
+                door = None
+                if fd3:
+                    door = await stack.enter_async_context(open_door(self._owner.child))
+                    plan = replace(plan, env={**plan.env, **door.env})
+                    fds += door.fds
+                request = spawn_request(plan, cwd_fd, fds)
+                self.process = await self._launch(plan, request)
+                if door is not None:
+                    door.handed_over()
+                self._door = stack.pop_all()
         finally:
             os.close(theirs)
+
+    async def _launch(self, plan: SpawnPlan, request: SpawnRequest) -> SpawnedProcess:
+        """Start it in all that its child runs in, or as the host runs."""
+        host, child = self._owner.host, self._owner.child
+        wanted = child.wanted
+        if not plan.is_walled or wanted is None:
+            return await host.launcher.spawn(request)
+        # No less than the child has: what cannot be had here refuses the start, and
+        # says nothing of the machine, for the workspace may be on any file system.
+        layers = frozenset(name for name, _ in child.walls.applied)
+        wanted = replace(
+            wanted,
+            profile=Profile(wanted.profile.name, layers, layers),
+            cwd=plan.cwd,
+            own=(),
+            shared=plan.shared,
+            kept=plan.kept,
+            programs=plan.programs,
+        )
+        process, _ = await walled.spawn(host.launcher, host.machine, request, wanted)
+        return process
 
     async def run(self, timeout_s: float) -> None:
         """Own the tool until it has ended and all it printed is logged.
@@ -200,8 +225,8 @@ class Execution:
                     self._nursery = None  # before it closes to what ``end`` starts
                 nursery.cancel_scope.cancel()
         finally:
-            await self._held.aclose()
             self._finish(status)
+            await self._door.aclose()
 
     async def _live(
         self, process: SpawnedProcess, nursery: trio.Nursery, timeout_s: float
@@ -229,8 +254,8 @@ class Execution:
 
     async def abandon(self, *, keep: bool = False) -> None:
         """Finish what was never started; ``keep`` what is in its log."""
-        await self._held.aclose()
         self._finish(None, keep=keep)
+        await self._door.aclose()
 
     async def end_now(self) -> None:
         """Kill it, with all beneath it, and wait until nothing is left."""
@@ -353,6 +378,20 @@ class Execution:
             yield fd, "output log"
 
 
+def spawn_request(
+    plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
+) -> SpawnRequest:
+    """Say what the launcher is to start: the one place where a tool's process is made."""
+    return SpawnRequest(
+        executable=plan.executable,
+        argv=plan.argv,
+        env=plan.env,
+        cwd_fd=cwd_fd,
+        fds=fds,
+        rlimits=plan.rlimits,
+    )
+
+
 def _code(status: ExitStatus | None) -> int:
     """Return an exit code as a shell has it; 137 for an end that nobody saw."""
     if status is None or (status.code is None and status.signal is None):
@@ -429,43 +468,6 @@ class ChildExecutions:
         )
         execution = self.live[exec_id] = Execution(self, exec_id, tool, log)
         return execution
-
-    async def spawn(
-        self, plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
-    ) -> SpawnedProcess:
-        """Start a tool as the child itself was started: the one place where it is made.
-
-        It has the child's user, layers and cgroups, in the directory of the plan.
-
-        Raises:
-            SpawnError: it did not start.
-        """
-        request = SpawnRequest(
-            executable=plan.executable,
-            argv=plan.argv,
-            env=plan.env,
-            cwd_fd=cwd_fd,
-            fds=fds,
-            rlimits=plan.rlimits,
-        )
-        launcher, wanted = self.host.launcher, self.child.wanted
-        if wanted is None or plan.is_of_the_host:
-            return await launcher.spawn(request)
-        root = self._root()
-        is_beneath = f"{plan.cwd}/".startswith(f"{root}/")
-        wanted = replace(
-            wanted,
-            cwd=plan.cwd,
-            is_given=True,
-            workspace=root if is_beneath else plan.cwd,
-        )
-        return (await walled.spawn(launcher, self.host.machine, request, wanted))[0]
-
-    def _root(self) -> str:
-        """Return where the child's root is now."""
-        for fd in self.child.places[0].backend.descriptors():
-            return path_of(fd)
-        return self.child.spec.root
 
     def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
         """Let a spawned execution run, whatever becomes of who asked for it."""

@@ -39,7 +39,10 @@ class SpawnPlan:
         env: all of its environment.
         cwd: its working directory, for people.
         rlimits: (resource, soft, hard) as for setrlimit(2).
-        is_of_the_host: it runs for the host, not in the child's sandbox.
+        is_walled: it runs in what its child runs in; else as the host does.
+        shared: what it may write there: the workspace.
+        kept: likewise, of the child's own.
+        programs: what it may read and execute there.
     """
 
     executable: str
@@ -47,7 +50,10 @@ class SpawnPlan:
     env: dict[str, str] = field(default_factory=dict)
     cwd: str = "/"
     rlimits: tuple[tuple[int, int, int], ...] = ()
-    is_of_the_host: bool = False
+    is_walled: bool = False
+    shared: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
 
 class Target(Protocol):

@@ -141,13 +141,14 @@ async def open_sidecars(
         OSError: a workspace cannot be reached; its path is in ``filename``.
     """
     async with contextlib.AsyncExitStack() as stack:
-        state = Scratch(None)
-        stack.push_async_callback(_remove, host, state)
-        host.holders.add(state.descriptors)
+        state = None
+        if any(section.start is not None for section in sections.values()):
+            state = Scratch(None)
+            stack.push_async_callback(_remove, host, state)
+            host.holders.add(state.descriptors)
         sidecars = Sidecars(
             tuple(
-                _make(host, name, section, _state_dir(state, name))
-                for name, section in sections.items()
+                _make(host, name, section, state) for name, section in sections.items()
             )
         )
         for sidecar in sidecars.sidecars:
@@ -173,9 +174,12 @@ async def _start(host: Host, sidecars: Sidecars, nursery: trio.Nursery) -> None:
             await tried.wait()
 
 
-def _make(host: Host, name: str, section: SidecarSection, state_dir: str) -> Sidecar:
+def _make(
+    host: Host, name: str, section: SidecarSection, state: Scratch | None
+) -> Sidecar:
     if section.backend == "local":
-        return LocalSidecar(name, section, host.launcher, state_dir)
+        where = "/" if state is None else _state_dir(state, name)
+        return LocalSidecar(name, section, host.launcher, where)
     # Most hosts have none.
     from supervisor.toolexec.backend_cli import CliSidecar  # noqa: PLC0415
 

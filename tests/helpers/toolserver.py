@@ -106,7 +106,10 @@ class Tool:
         with self.changed:
             if self.code is not None:
                 return False
-            os.killpg(self.process.pid, getattr(signal, f"SIG{name}"))
+            try:
+                os.killpg(self.process.pid, getattr(signal, f"SIG{name}"))
+            except ProcessLookupError:  # it has just ended
+                return False
             return True
 
 

@@ -7,6 +7,7 @@ makes of them.
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -261,13 +262,6 @@ def test_it_ends_the_tool_when_its_input_ends(
         grandchild = os.pidfd_open(int(process.stdout.readline()))
         process.stdin.close()
         assert process.wait(timeout=15) == -signal.SIGKILL
-        try:
-            signal.pidfd_send_signal(grandchild, 0)
-        except ProcessLookupError:
-            pass
-        else:  # killed, and waits to be reaped by init
-            stat = Path(f"/proc/self/fdinfo/{grandchild}").read_text()
-            pid = stat.split("Pid:")[1].split()[0]
-            assert pid == "-1" or ") Z" in Path(f"/proc/{pid}/stat").read_text()
-        finally:
-            os.close(grandchild)
+        ended, _, _ = select.select([grandchild], [], [], 15.0)
+        os.close(grandchild)
+        assert ended

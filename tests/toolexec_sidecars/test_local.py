@@ -34,7 +34,7 @@ async def test_the_environment_is_the_sidecars(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "canary")
     monkeypatch.setenv("AIFO_TOOLEEXEC_TOKEN", "canary")
-    bin_dir = program(stage.where / "bin", "cargo", "/usr/bin/env -0; exit 0")
+    bin_dir = program(stage.where / "bin", "cargo", "env -0; ulimit -t")
     options = {
         "kind": "rust",
         "path": [bin_dir],
@@ -45,6 +45,7 @@ async def test_the_environment_is_the_sidecars(
         child = await waiting_child(stage, env={"PATH": "/child", "HIS": "2"})
         ran = await run_tool(stage, sidecars, child, "cargo")
         run_dir = child.spec.run_dir
+    assert ran.out.endswith(b"\x005\n")  # the sidecar's limit of CPU seconds
     found = dict(
         pair.decode().split("=", 1) for pair in ran.out.split(b"\0") if b"=" in pair
     )

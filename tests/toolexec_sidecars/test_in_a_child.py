@@ -1,0 +1,131 @@
+"""Tools as a child has them: `sandhost run --config`, shims, curl and the client."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.command import Outcome, sandhost
+from tests.helpers.toolruns import program
+
+pytestmark = pytest.mark.slow
+
+LISTENERS = ("'unix'", "'tcp://127.0.0.1:0'")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with a root, tools and shims for them."""
+    (tmp_path / "root").mkdir()
+    program(tmp_path / "bin", "go", 'printf "%s|" "$@"; exit 7')
+    program(tmp_path / "bin", "cargo", 'echo "$CARGO_HOME"; pwd; env')
+    program(
+        tmp_path / "bin",
+        "loop",
+        "trap 'echo got; exit 5' INT; echo ready\nwhile :; do sleep 0.05; done",
+    )
+    assert sandhost("shim", tmp_path / "root/shims", "--tool", "loop").status == 0
+    return tmp_path
+
+
+def run(place: Path, *command: str, more: str = "", **named: Any) -> Outcome:
+    """Run a child whose PATH begins with shims."""
+    listen = named.get("listen", LISTENERS[0])
+    text = f"[toolexec]\nlisten = [{listen}]\n{more}"
+    for kind in ("go", "rust", "c-cpp"):
+        text += f"[sidecar.my-{kind}]\nkind = '{kind}'\npath = ['{place}/bin']\n"
+        text += named.get(kind.replace("-", "_"), "")
+    (place / "config.toml").write_text(text)
+    root = place / "root"
+    options = named.get("options", ())
+    path = f"{root}/shims:{Path(sys.executable).parent}:/usr/bin:/bin"
+    words = ("--config", place / "config.toml", "--root", root, "--cwd", root)
+    return sandhost("run", *words, "--env", f"PATH={path}", *options, "--", *command)
+
+
+# ToolExec 7: shims in a child, over either transport.
+@pytest.mark.parametrize("listen", LISTENERS, ids=["unix", "tcp"])
+def test_a_shim_in_a_child_runs_the_hosts_tool(place: Path, listen: str) -> None:
+    script = "go 'a b' '' 'é' '$(id)' \"$(printf 'x\\ny')\"; echo $?"
+    options = ("--network", "host") if "tcp" in listen else ()
+    outcome = run(place, "sh", "-c", script, listen=listen, options=options)
+    assert outcome.out.decode() == "a b||é|$(id)|x\ny|7\n"
+    assert (outcome.status, outcome.err) == (0, b"")
+
+
+def test_a_tool_works_in_the_childs_directory(place: Path) -> None:
+    (place / "root" / "sub").mkdir()
+    outcome = run(place, "sh", "-c", "cd sub && cargo; cd / && cargo")
+    lines = outcome.out.decode().splitlines()
+    assert lines[0].endswith("/sidecar-my-rust/cargo")
+    assert lines[1] == f"{place}/root/sub"
+    assert b"AIFO_TOOLEEXEC_TOKEN" not in outcome.out  # attack 24
+    assert b"FSPROXY" not in outcome.out
+    assert lines[-1] == "bad request: cwd is not a directory beneath /workspace"
+
+
+def test_refusals_have_their_words(place: Path) -> None:
+    more = "[policy.run]\ntools = ['go', 'npm']\n"
+    outcome = run(place, "sh", "-c", "go; cargo; npm; echo $?", more=more)
+    lines = outcome.out.decode().split("|", 1)[1].splitlines()
+    assert lines[0].startswith("forbidden: tool 'cargo' is not permitted")
+    assert lines[1] == (
+        "tool 'npm' not available in running sidecars; start an appropriate toolchain"
+        " (e.g., --toolchain node)"
+    )
+    assert lines[2] == "86"
+
+
+def test_a_signal_reaches_the_tool(place: Path) -> None:
+    allow = "allow = ['loop']\n"
+    script = (
+        "cd $TMPDIR; mkfifo said; (cd - >/dev/null; exec loop) >said & exec 4<said;"
+        " read -r line <&4; kill -TERM $!; wait $!; echo $? $line"
+    )
+    outcome = run(place, "sh", "-c", script, c_cpp=allow)
+    assert outcome.out == b"143 ready\n"
+
+
+def test_the_client_in_a_child(place: Path) -> None:
+    code = (
+        "from vfs.toolclient import ToolClient, ToolError\n"
+        "tools = ToolClient()\n"
+        "done = tools.run('go', 'a', b'\\xff', detach=True)\n"
+        "print(done.exit_code, done.output)\n"
+        "late = tools.attach(done.exec_id, 1)\n"
+        "print(b''.join(late), late.exit_code)\n"
+        "with tools.start('loop') as loop:\n"
+        "    print(next(iter(loop)), loop.signal('INT'), loop.wait())\n"
+        "    print(loop.signal('INT'))\n"
+        "try:\n"
+        "    tools.run('nosuch')\n"
+        "except ToolError as why:\n"
+        "    print(why.status, why.exit_code)\n"
+    )
+    outcome = run(place, sys.executable, "-c", code, c_cpp="allow = ['loop']\n")
+    assert outcome.out.decode().splitlines() == [
+        "7 b'a|\\xff|'",
+        "b'|\\xff|' 7",
+        "b'ready\\n' True 5",
+        "False",
+        "403 86",
+    ]
+
+
+# ToolExec 6: FD 3 is not passed into tools unless the sidecar says so.
+def test_a_tool_has_the_door_only_if_its_sidecar_says_so(place: Path) -> None:
+    script = (
+        'echo "${FSPROXY_FD-none}"; if [ -e /proc/self/fd/3 ]; then echo open; fi;'
+        ' printf "OPEN note r false\\n" >&3 && read -r reply <&3 && echo "$reply"'
+    )
+    program(place / "bin", "go", script)
+    (place / "root" / "note").write_text("x")
+    closed = run(place, "go")
+    assert closed.out.startswith(b"none\n")
+    assert b"OK" not in closed.out
+    opened = run(place, "go", go="fd3 = true\n")
+    lines = opened.out.decode().splitlines()
+    assert lines[:2] == ["3", "open"]
+    assert lines[2].startswith("OK ")
+    assert opened.status == 0

@@ -1,0 +1,65 @@
+"""Tools run in what their child runs in: its user, its walls, its workspace."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import Outcome, sandhost
+from tests.helpers.toolruns import program
+
+pytestmark = pytest.mark.slow
+
+
+def run(place: Path, script: str, *options: str, more: str = "") -> Outcome:
+    """Run a tool `go` that is a script, from a child in the usual sandbox."""
+    (place / "root/bin").mkdir(parents=True, exist_ok=True)
+    program(place / "bin", "go", script)
+    text = f"[toolexec]\n[sidecar.g]\nkind = 'go'\npath = ['{place}/bin']\n{more}"
+    (place / "config.toml").write_text(text)
+    assert sandhost("shim", place / "root/bin", "--only", "--tool", "go").status == 0
+    words = ("--config", place / "config.toml", "--root", place / "root")
+    path = f"PATH={place}/root/bin:/usr/bin:/bin"
+    where = ("--cwd", place / "root", "--env", path)
+    return sandhost("run", *words, *where, *options, "--", "go", "x")
+
+
+# ToolExec 5: under the child's uid, limits and grants.
+def test_a_tool_has_the_childs_walls(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("of the host")
+    script = (
+        f"cat {tmp_path}/secret 2>/dev/null && echo ESCAPED; cat given; id -u;"
+        " echo made >made && echo more >>given && mkdir -p deep && echo wrote;"
+        ' echo x >"$HOME/h" && echo x >"$TMPDIR/t" && echo kept;'
+        " grep -c . /proc/net/dev; cat $0 | head -1; exit 7"
+    )
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "given").write_text("by the host\n")
+    outcome = run(tmp_path, script)
+    lines = outcome.out.decode().splitlines()
+    assert outcome.status == 7, outcome
+    assert "ESCAPED" not in lines
+    assert lines[0] == "by the host"
+    if os.geteuid() == 0:
+        assert int(lines[1]) != 0
+        assert (tmp_path / "root" / "made").stat().st_uid == 0
+    assert lines[2:4] == ["wrote", "kept"]
+    assert (tmp_path / "root" / "made").read_text() == "made\n"
+
+
+def test_without_a_sandbox_there_are_no_walls(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("of the host")
+    outcome = run(tmp_path, f"cat {tmp_path}/secret", "--sandbox", "none")
+    assert outcome.out == b"of the host"
+
+
+def test_a_signal_ends_a_walled_tool(tmp_path: Path) -> None:
+    script = "trap 'echo got; exit 5' INT; kill -INT $$; sleep 5"
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.out) == (5, b"got\n")
+
+
+def test_python_is_found_behind_the_walls(tmp_path: Path) -> None:
+    script = f"exec {sys.executable} -c 'import json; print(json.dumps([1]))'"
+    assert run(tmp_path, script).out == b"[1]\n"
