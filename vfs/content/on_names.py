@@ -12,8 +12,8 @@ from vfs.content.table import MOST_NAME_CHARS, MOST_SECTIONS
 
 if TYPE_CHECKING:
     from vfs.content.arguments import Json
+    from vfs.content.blob import Content
     from vfs.content.process import Process
-    from vfs.content.store import Content
     from vfs.content.tempfiles import TempFile
 
 

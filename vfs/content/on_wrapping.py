@@ -18,8 +18,8 @@ from vfs.content.selecting import is_truncated, lines_of
 
 if TYPE_CHECKING:
     from vfs.content.arguments import Json
+    from vfs.content.blob import Content
     from vfs.content.process import Process
-    from vfs.content.store import Content
     from vfs.content.table import LlmFd
 
 TOOL_SOURCE = "tool_output"

@@ -30,9 +30,10 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vfs.content.blob import Content
     from vfs.content.checkpoints import Checkpoints
     from vfs.content.files import Files
-    from vfs.content.store import Content, Store, Writer
+    from vfs.content.store import Store, Writer
     from vfs.content.table import LlmFd
 
 INLINE_BYTES = 256 * 1024

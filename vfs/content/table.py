@@ -25,7 +25,8 @@ from vfs.content.errors import (
 )
 
 if TYPE_CHECKING:
-    from vfs.content.store import Content, Store
+    from vfs.content.blob import Content
+    from vfs.content.store import Store
 
 FdNumber = NewType("FdNumber", int)
 
