@@ -26,7 +26,7 @@ from vfs.content.selecting import line_span, lines_of
 
 if TYPE_CHECKING:
     from supervisor.fds.service import FdService
-    from supervisor.fds.toolloop import Model
+    from supervisor.fds.toolloop import Model, Reply
     from vfs.content import Content, Json, LlmFd, Process
     from vfs.filesystem import Client
 
@@ -65,7 +65,7 @@ class Conversations:
 
     async def chat(
         self, client: Client, program: str, prompt: str, name: str = ""
-    ) -> str:
+    ) -> Reply:
         """Answer a client with tools.
 
         Args:
@@ -192,7 +192,7 @@ class Conversations:
         number: int,
     ) -> None:
         try:
-            answers[number] = (True, await self.loop.ask(child, prompt))
+            answers[number] = (True, (await self.loop.ask(child, prompt)).text)
         except ModelError as why:
             answers[number] = (False, str(why))
 

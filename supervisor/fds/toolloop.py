@@ -15,7 +15,7 @@ Rules of this file.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import trio
 
@@ -49,6 +49,24 @@ class ModelError(Exception):
     """The model cannot be asked, or did not answer; the text is one line."""
 
 
+class Reply(NamedTuple):
+    """What a model said.
+
+    Attributes:
+        message: the assistant's message.
+        whole: the completion that it came in, for who hands that on; None for nobody.
+    """
+
+    message: dict[str, Json]
+    whole: object = None
+
+    @property
+    def text(self) -> str:
+        """Its words; empty if it has none."""
+        content = self.message.get("content")
+        return content if isinstance(content, str) else ""
+
+
 class Model(Protocol):
     """The gateway, as the tool loop needs it."""
 
@@ -61,8 +79,8 @@ class Model(Protocol):
         program: str,
         messages: Sequence[Message],
         tools: Sequence[Json],
-    ) -> Message:
-        """Ask once, under the client's quota; return the assistant's message.
+    ) -> Reply:
+        """Ask once, under the client's quota.
 
         Raises:
             ModelError: the quota is spent, or the provider failed.
@@ -101,7 +119,7 @@ class ToolLoop:
                 message = {**message, "fd": fd.id}
         process.messages.append(message)
 
-    async def ask(self, process: Process, prompt: str | None = None) -> str:
+    async def ask(self, process: Process, prompt: str | None = None) -> Reply:
         """Say something for the user, if anything, and return the final answer.
 
         Raises:
@@ -115,17 +133,15 @@ class ToolLoop:
             self.say(process, {"role": "user", "content": text})
         for _ in range(MOST_ROUNDS):
             reply = await self._complete(process)
-            self.say(process, reply)
-            calls = reply.get("tool_calls")
+            self.say(process, reply.message)
+            calls = reply.message.get("tool_calls")
             if not isinstance(calls, list) or not calls:
-                content = reply.get("content")
-                text = content if isinstance(content, str) else ""
-                _keep_refs(process, text)
-                return text
+                _keep_refs(process, reply.text)
+                return reply
             await self._answer_all(process, calls)
         raise ModelError(f"no answer after {MOST_ROUNDS} rounds of tool calls")
 
-    async def _complete(self, process: Process) -> Message:
+    async def _complete(self, process: Process) -> Reply:
         schemas = [chat_schema(tool) for tool in process.offered()]
         messages = [_as_sent(message) for message in process.messages]
         client: Client = process.caller  # type: ignore[assignment]
@@ -175,8 +191,7 @@ class ToolLoop:
             reply = await self.model.complete(client, process.program, messages, [])
         except ModelError:
             return None
-        content = reply.get("content")
-        return content if isinstance(content, str) and content else None
+        return reply.text or None
 
 
 def unanswered(messages: Sequence[Message]) -> list[str]:

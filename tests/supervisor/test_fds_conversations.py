@@ -11,7 +11,7 @@ import trio.testing
 from supervisor.fds.conversations import Conversations
 from supervisor.fds.prompt import INSTRUCTIONS, enriched, instructions
 from supervisor.fds.service import FdService
-from supervisor.fds.toolloop import MOST_ROUNDS, ModelError
+from supervisor.fds.toolloop import MOST_ROUNDS, ModelError, Reply
 from tests.helpers.contents import text_of
 from tests.helpers.sessions import Hall, hall
 from vfs.content import Checkpoints, Json, Process, Settings, Store
@@ -70,7 +70,7 @@ class Scripted:
         program: str,
         messages: Sequence[Message],
         tools: Sequence[Json],
-    ) -> Message:
+    ) -> Reply:
         del program
         await trio.lowlevel.checkpoint()
         checked(messages)
@@ -80,7 +80,7 @@ class Scripted:
             tool["function"]["name"] for tool in json.loads(json.dumps(tools))
         ]
         step = self.script[0] if len(self.script) == 1 else self.script.pop(0)
-        return step(list(messages)) if callable(step) else step
+        return Reply(step(list(messages)) if callable(step) else step, self)
 
 
 def checked(messages: Sequence[Message]) -> None:
@@ -116,7 +116,9 @@ class Scene:
         return self.service.process_of(self.client)
 
     async def chat(self, prompt: str, name: str = "") -> str:
-        return await self.conversations.chat(self.client, "general", prompt, name)
+        reply = await self.conversations.chat(self.client, "general", prompt, name)
+        assert reply.whole is self.model
+        return reply.text
 
 
 @pytest.fixture
@@ -242,13 +244,13 @@ async def test_children_of_a_fork_run_side_by_side(scene: Make) -> None:
     together = trio.Event()
     waiting = 0
 
-    async def complete(*_: object) -> Message:
+    async def complete(*_: object) -> Reply:
         nonlocal waiting
         waiting += 1
         if waiting == 10:
             together.set()
         await together.wait()
-        return words("all are here")
+        return Reply(words("all are here"))
 
     made.model.complete = complete  # type: ignore[method-assign, assignment]
     answer = await made.process.call("fork", ["x"] * 10)
@@ -421,7 +423,7 @@ async def test_without_a_summary_the_result_goes_without(
     del autojump_clock
     made = scene(words("unused"), auto_summarize=True)
 
-    async def fail(*_: object) -> Message:
+    async def fail(*_: object) -> Reply:
         raise ModelError("quota exceeded")
 
     for complete in (fail, trio.sleep_forever):
