@@ -271,17 +271,27 @@ class Process:
             token = f"t{self._put_contents}"
             self._writers[token] = self.shared.store.writer()
         writer = self._writers[token]
-        allowance = self.shared.allowance
         try:
-            if allowance is not None and writer.size + len(piece) > (
-                allowance.limit - allowance.used
-            ):
-                allowance.take(allowance.limit + 1)  # refuses, in its own words
+            if self.shared.allowance is not None:
+                self.shared.allowance.take(len(piece))
+        except FdError:
+            self._end_writer(token)
+            raise
+        try:
             writer.add(piece)
         except FdError:
-            self._writers.pop(token).close()
+            if self.shared.allowance is not None:
+                self.shared.allowance.give_back(len(piece))
+            self._end_writer(token)
             raise
         return token
+
+    def _end_writer(self, token: str) -> None:
+        """Forget a token; what its content was charged is given back."""
+        writer = self._writers.pop(token)
+        if self.shared.allowance is not None:
+            self.shared.allowance.give_back(writer.size)
+        writer.close()
 
     def knows(self, token: str) -> bool:
         """Tell whether a token stands for content."""
@@ -293,13 +303,13 @@ class Process:
         Raises:
             FdError: ``invalid_parameter``: the token is not known.
         """
-        writer = self._writers.pop(token, None)
+        writer = self._writers.get(token)
         if writer is None:
             raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
         try:
             return writer.finish()
         finally:
-            writer.close()
+            self._end_writer(token)
 
     # Its life
 
@@ -324,9 +334,8 @@ class Process:
 
     def close(self) -> None:
         """Give everything back."""
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        for token in tuple(self._writers):
+            self._end_writer(token)
         self.table.close()
 
     def offered(self) -> tuple[Tool, ...]:
