@@ -110,6 +110,12 @@ def result(
     )
 
 
+def summarized(document: bytes, summary: str) -> bytes:
+    """Return an ``fd_result`` with a summary behind its message."""
+    head, end, rest = document.partition(b"</message>\n")
+    return b"%b%b  <summary>%b</summary>\n%b" % (head, end, words(summary), rest)
+
+
 def written(attributes: Attributes, message: str, size: int, lines: int) -> bytes:
     """Return the ``fd_write`` of an export.
 

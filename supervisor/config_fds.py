@@ -26,11 +26,13 @@ FD_TOOLS = (
     *("mark_fd_section", "get_fd_section", "list_fd_sections", "delete_fd_section"),
     *("create_temp_file", "read_temp_file", "write_temp_file", "delete_temp_file"),
     *("checkpoint_process", "restore_process", "list_checkpoints"),
-    *("summarize_fd", "conversation_fds"),
+    "summarize_fd",
 )
 """Tools that ``[tools] enabled`` may list."""
 
-NEED_NO_LISTING = ("wrap_output", "wrap_input", "fd_info", "list_fds", "keep_fds")
+NEED_NO_LISTING = (
+    *("wrap_output", "wrap_input", "fd_info", "list_fds", "keep_fds", "tool_schemas"),
+)
 
 
 class ToolsSection(msgspec.Struct, forbid_unknown_fields=True):

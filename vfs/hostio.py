@@ -17,6 +17,7 @@ import errno
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
@@ -80,6 +81,37 @@ async def in_thread(
         return await trio.to_thread.run_sync(call, *args, limiter=_limiter)
     async with share:
         return await trio.to_thread.run_sync(call, *args, limiter=_limiter)
+
+
+def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
+    """Run a call that lets go of the interpreter beside what the caller does meanwhile.
+
+    For a worker thread that works through much data: it hashes and writes a piece while
+    it reads the same piece.  So there is at most one such thread for each of those.
+
+    Returns:
+        What waits for the end of the call and returns, or raises, what it did.  It has
+        to be called.
+    """
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call(*args))
+        except BaseException as why:  # noqa: BLE001 - raised where it is waited for
+            failure.append(why)
+
+    thread = threading.Thread(target=run, name="beside")
+    thread.start()
+
+    def wait() -> T:
+        thread.join()
+        if failure:
+            raise failure[0]
+        return outcome[0]
+
+    return wait
 
 
 def _pread_nowait(fd: int, size: int, offset: int) -> bytes:

@@ -32,13 +32,13 @@ from vfs.content import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AsyncExitStack
 
     from supervisor.child import Child
     from supervisor.config import Config
     from supervisor.host import Host
-    from vfs.content import Tool
+    from vfs.content import Summarizer, Tool
     from vfs.filesystem import Client, Filesystem
 
 DEFAULT_MAX_STORE = 4 * 1024**3
@@ -60,6 +60,8 @@ class FdService:
         tools: the calls there are; a part of the host that brings its own (the tool
             loop) adds them.
         processes: by client id.
+        summarizer: makes short of long; None: no model is there.
+        gone_hooks: called with each client that is gone, before it is forgotten.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class FdService:
         self.tools: dict[str, Tool] = dict(TOOLS)
         self.processes: dict[str, Process] = {}
         self.store = store
+        self.summarizer: Summarizer | None = None
+        self.gone_hooks: list[Callable[[Client], None]] = []
         self.enabled = enabled
         self.settings = settings or Settings()
         self._fs = fs
@@ -99,6 +103,8 @@ class FdService:
 
     def client_gone(self, client: Client) -> None:
         """Free what only this client held."""
+        for hook in self.gone_hooks:
+            hook(client)
         process = self.processes.pop(client.id, None)
         if process is None:
             return
@@ -123,6 +129,7 @@ class FdService:
                 Allowance(self._max_store),
                 checkpoints=self._checkpoints,
                 owner=owner or client.pipe_id.partition(":")[0],
+                summarizer=self.summarizer,
             )
             process = self._enter(client, Process(shared))
         return process
@@ -130,6 +137,7 @@ class FdService:
     def _enter(self, client: Client, process: Process) -> Process:
         process.threads = client.ledger.threads
         process.files = ClientFiles(self._fs, client)
+        process.caller = client
         self.processes[client.id] = process
         return process
 

@@ -113,3 +113,11 @@ def test_a_list_has_a_row_a_line_and_is_one_tag_if_it_is_empty() -> None:
 
 def test_a_message_says_what_xml_cannot_in_another_way() -> None:
     assert fdxml.words("a\x00b\ud800<") == "a\ufffdb\ufffd&lt;".encode()
+
+
+def test_a_summary_stands_behind_the_message() -> None:
+    document = fdxml.result((("fd", "fd:1"),), "long", b"</message>\n")
+    element = ET.fromstring(fdxml.summarized(document, "short <&>"))
+    assert [child.tag for child in element] == ["message", "summary", "preview"]
+    assert element.findtext("summary") == "short <&>"
+    assert element.findtext("preview") == "\n</message>\n\n"

@@ -170,4 +170,13 @@ async def test_what_one_child_keeps_is_bounded(hall: Hall) -> None:
         b"ERROR failed to put: Cannot store content: Disk quota exceeded"
     )
     assert "fd_result" in await call(other, "wrap_output", text="y" * 15_000)
+    # What is on its way counts, over all that a client has begun.
+    assert await line.ask(b"FD_PUT 3000\n" + b"z" * 3000) == b"OK t2"
+    assert (await line.ask(b"FD_PUT 3000\n" + b"z" * 3000)).startswith(b"ERROR failed")
+    allowance = service.process_of(line.client).shared.allowance
+    assert allowance is not None
+    assert allowance.used == 18_000
+    assert await call(line, "wrap_output", token="t2") == "z" * 3000
+    assert allowance.used == 15_000
     service.close()
+    assert allowance.used == 0

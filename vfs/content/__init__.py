@@ -13,6 +13,7 @@ open file: another type, another table, another word.  Read on in ``docs/llm-fds
 """
 
 from vfs.content.arguments import Json, Param, Tool, chat_schema, parameters_schema
+from vfs.content.blob import Content
 from vfs.content.checkpoints import Checkpoints
 from vfs.content.errors import FdError
 from vfs.content.files import ClientFiles, Files
@@ -24,7 +25,7 @@ from vfs.content.process import (
     Summarizer,
     UnknownCallError,
 )
-from vfs.content.store import Content, Store
+from vfs.content.store import Store
 from vfs.content.table import Allowance, FdTable, LlmFd
 from vfs.content.tempfiles import TempFiles
 from vfs.content.tools import TOOLS

@@ -31,15 +31,16 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from vfs.content.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
-from vfs.content.store import PIECE_BYTES, Content
+from vfs.content.store import PIECE_BYTES
 from vfs.content.table import FdNumber, FdTable, LlmFd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfs.content.arguments import Json
+    from vfs.content.blob import Blob, Content
     from vfs.content.process import Process
-    from vfs.content.store import Blob, Store, Writer
+    from vfs.content.store import Store, Writer
 
     _Reader = Callable[[Store, str, str], Content]
 

@@ -230,6 +230,51 @@ class Scanner:
         return TextIndex(self._size, self._newlines, self._starts, ends_line=ends_line)
 
 
+class Reader:
+    """Feeds a scanner with pieces of any size, and remembers whether they are text."""
+
+    def __init__(self) -> None:
+        self._scanner: Scanner | None = Scanner()
+        self._tail = b""
+
+    def feed(self, piece: bytes) -> None:
+        """Take in the next piece."""
+        scanner = self._scanner
+        if scanner is None:
+            return
+        try:
+            self._feed(scanner, piece)
+        except NotTextError:
+            self._scanner = None
+            self._tail = b""
+
+    def _feed(self, scanner: Scanner, piece: bytes) -> None:
+        start = 0
+        if self._tail:
+            start = BLOCK_BYTES - len(self._tail)
+            block = self._tail + piece[:start]
+            if len(block) < BLOCK_BYTES:
+                self._tail = block
+                return
+            scanner.feed(block)
+        whole = start + (len(piece) - start) // BLOCK_BYTES * BLOCK_BYTES
+        for offset in range(start, whole, BLOCK_BYTES):
+            scanner.feed(piece[offset : offset + BLOCK_BYTES])
+        self._tail = piece[whole:]
+
+    def finish(self) -> TextIndex | None:
+        """Return the index of all pieces joined; None if that is no text."""
+        scanner = self._scanner
+        if scanner is None:
+            return None
+        try:
+            if self._tail:
+                scanner.feed(self._tail)
+            return scanner.finish()
+        except NotTextError:
+            return None
+
+
 def scan(text: Buffer) -> TextIndex:
     """Return the index of a whole text.
 

@@ -15,9 +15,9 @@ from vfs.content.selecting import Selector, select
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vfs.content.blob import Blob
     from vfs.content.files import Files
     from vfs.content.process import Process
-    from vfs.content.store import Blob
     from vfs.content.table import LlmFd
 
 MODES = ("write", "append", "insert")

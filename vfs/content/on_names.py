@@ -12,8 +12,8 @@ from vfs.content.table import MOST_NAME_CHARS, MOST_SECTIONS
 
 if TYPE_CHECKING:
     from vfs.content.arguments import Json
+    from vfs.content.blob import Content
     from vfs.content.process import Process
-    from vfs.content.store import Content
     from vfs.content.tempfiles import TempFile
 
 
@@ -45,7 +45,7 @@ def mark_fd_section(
     first = 1 if start_line is None else start_line
     last = total if end_line is None else min(end_line, total)
     replaced = ref_id in found.sections
-    if not replaced and len(found.sections) >= MOST_SECTIONS:
+    if not replaced and process.table.sections >= MOST_SECTIONS:
         text = f"{MOST_SECTIONS} sections are marked already"
         raise FdError(INVALID_PARAMETER, text, fd=found.id)
     found.sections[ref_id] = (first, last)

@@ -18,12 +18,13 @@ from vfs.content.selecting import is_truncated, lines_of
 
 if TYPE_CHECKING:
     from vfs.content.arguments import Json
+    from vfs.content.blob import Content
     from vfs.content.process import Process
-    from vfs.content.store import Content
     from vfs.content.table import LlmFd
 
 TOOL_SOURCE = "tool_output"
 INPUT_SOURCE = "user_input"
+MOST_SOURCE_CHARS = 500
 INPUT_MESSAGE = "Large user input has been stored in a file descriptor."
 
 
@@ -41,6 +42,9 @@ def wrap_output(  # noqa: PLR0913 - the parameters of the call
     given = [value for value in (text, base64, blocks, token) if value is not None]
     if len(given) != 1:
         words = "Give one of: text, base64, blocks, token"
+        raise FdError(INVALID_PARAMETER, words)
+    if len(source) > MOST_SOURCE_CHARS:
+        words = f"source has more than {MOST_SOURCE_CHARS} characters"
         raise FdError(INVALID_PARAMETER, words)
     unchanged = is_error or source.removeprefix("tool:") in process.shared.tools
     limit = -1 if unchanged else process.shared.settings.max_output

@@ -30,13 +30,18 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vfs.content.blob import Content
     from vfs.content.checkpoints import Checkpoints
     from vfs.content.files import Files
-    from vfs.content.store import Content, Store, Writer
+    from vfs.content.store import Store, Writer
     from vfs.content.table import LlmFd
 
 INLINE_BYTES = 256 * 1024
 """Longest content that is worked on in the Trio thread: a fifth of a millisecond."""
+
+SUMMARY_S = 10.0
+"""Longest wait for a summary: a model answers within seconds, or the result goes
+without."""
 
 MOST_TOKENS = 64
 """Contents that one client may be putting in at once."""
@@ -73,7 +78,12 @@ class Summarizer(Protocol):
     """Makes short of long."""
 
     async def summary(self, process: Process, fd: LlmFd) -> str | None:
-        """Return a summary, None if none can be had now."""
+        """Return a summary, None if none can be had.
+
+        Args:
+            process: whose descriptor it is; its caller pays.
+            fd: what is to be made short.
+        """
 
 
 @dataclass(slots=True)
@@ -120,6 +130,8 @@ class Process:
         program: the preset it runs; empty for none.
         threads: bounds its worker threads; None: nothing does.
         files: the file system under its client's rights; None: there is none.
+        caller: whose quota and rights its calls are made under; the owner's to read.
+        depth: how many forks and spawns it is from a client's own process.
     """
 
     def __init__(self, shared: Shared, table: FdTable | None = None) -> None:
@@ -129,6 +141,8 @@ class Process:
         self.program = ""
         self.threads: trio.CapacityLimiter | None = None
         self.files: Files | None = None
+        self.caller: object = None
+        self.depth = 0
         self._writers: dict[str, Writer] = {}
         self._put_contents = 0
         self._turn = trio.Lock()
@@ -150,9 +164,27 @@ class Process:
                     answer = await in_thread(work, share=self.threads)
                 else:
                     answer = work()
-                return answer if isinstance(answer, bytes) else await answer
+                if not isinstance(answer, bytes):
+                    answer = await answer
+                return await self._with_summary(name, answer)
             except FdError as why:
                 return _failure(why, kwargs, args)
+
+    async def _with_summary(self, name: str, answer: bytes) -> bytes:
+        """Add a summary to an ``fd_result``, if one can be had in time."""
+        shared = self.shared
+        if (
+            not shared.settings.auto_summarize
+            or shared.summarizer is None
+            or name not in ("wrap_output", "wrap_input")
+            or not answer.startswith(b"<fd_result ")
+        ):
+            return answer
+        fd = self.table.fds[self.table.next_number - 1]
+        summary: str | None = None
+        with trio.move_on_after(SUMMARY_S):
+            summary = await shared.summarizer.summary(self, fd)
+        return answer if not summary else fdxml.summarized(answer, summary)
 
     def call_now(self, name: str, /, *args: object, **kwargs: object) -> bytes:
         """Do a call that awaits nothing, in this thread; else like ``call``."""
@@ -239,17 +271,27 @@ class Process:
             token = f"t{self._put_contents}"
             self._writers[token] = self.shared.store.writer()
         writer = self._writers[token]
-        allowance = self.shared.allowance
         try:
-            if allowance is not None and writer.size + len(piece) > (
-                allowance.limit - allowance.used
-            ):
-                allowance.take(allowance.limit + 1)  # refuses, in its own words
+            if self.shared.allowance is not None:
+                self.shared.allowance.take(len(piece))
+        except FdError:
+            self._end_writer(token)
+            raise
+        try:
             writer.add(piece)
         except FdError:
-            self._writers.pop(token).close()
+            if self.shared.allowance is not None:
+                self.shared.allowance.give_back(len(piece))
+            self._end_writer(token)
             raise
         return token
+
+    def _end_writer(self, token: str) -> None:
+        """Forget a token; what its content was charged is given back."""
+        writer = self._writers.pop(token)
+        if self.shared.allowance is not None:
+            self.shared.allowance.give_back(writer.size)
+        writer.close()
 
     def knows(self, token: str) -> bool:
         """Tell whether a token stands for content."""
@@ -261,37 +303,39 @@ class Process:
         Raises:
             FdError: ``invalid_parameter``: the token is not known.
         """
-        writer = self._writers.pop(token, None)
+        writer = self._writers.get(token)
         if writer is None:
             raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
         try:
             return writer.finish()
         finally:
-            writer.close()
+            self._end_writer(token)
 
     # Its life
 
     def fork(self) -> Process:
         """Return a process that starts with everything this one has."""
-        child = Process(self.shared, self.table.fork())
+        child = self._child(self.table.fork())
         child.messages = copy.deepcopy(self.messages)
         child.program = self.program
-        child.threads = self.threads
-        child.files = self.files
         return child
 
     def spawn(self) -> Process:
         """Return a process with nothing of this one's."""
-        child = Process(self.shared)
+        return self._child(None)
+
+    def _child(self, table: FdTable | None) -> Process:
+        child = Process(self.shared, table)
         child.threads = self.threads
         child.files = self.files
+        child.caller = self.caller
+        child.depth = self.depth + 1
         return child
 
     def close(self) -> None:
         """Give everything back."""
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        for token in tuple(self._writers):
+            self._end_writer(token)
         self.table.close()
 
     def offered(self) -> tuple[Tool, ...]:

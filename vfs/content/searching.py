@@ -24,7 +24,7 @@ from vfs.content.pages import Span
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfs.content.store import Blob
+    from vfs.content.blob import Blob
 
 MOST_PATTERN_CHARS = 10_000
 """Longest query: what it compiles to is bounded too, by RE2's 8 MiB."""

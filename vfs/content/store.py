@@ -17,7 +17,6 @@ Rules of this file.
 from __future__ import annotations
 
 import binascii
-import contextlib
 import mmap
 import os
 import tempfile
@@ -26,9 +25,10 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from vfs.content.errors import FILE_OPERATION, FdError, NotTextError
-from vfs.content.index import TextIndex, scan
-from vfs.content.pages import PageTable, paginate
+from vfs.content.blob import Blob, Content
+from vfs.content.errors import FILE_OPERATION, FdError
+from vfs.content.index import Reader, TextIndex
+from vfs.hostio import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,94 +45,11 @@ is read as quickly, and the kernel may drop it when it needs the room."""
 PIECE_BYTES = 4 * 1024 * 1024
 """One step of a copy, about a millisecond."""
 
+BESIDE_BYTES = 1024 * 1024
+"""From here on a piece is hashed, and written, beside the look at what is in it."""
+
 BASE64_PIECE_BYTES = 3 * 1024 * 1024
 """One step of an encoding; a multiple of 3, so that pieces join without padding."""
-
-
-class Blob:
-    """Bytes that are kept once.
-
-    Attributes:
-        key: their BLAKE3.
-        size: bytes.
-        data: the bytes, or a mapping of the file that has them.
-        refs: who holds it.
-    """
-
-    __slots__ = ("_index", "_tables", "data", "is_mapped", "key", "refs", "size")
-
-    def __init__(self, key: bytes, data: Buffer, index: TextIndex | None) -> None:
-        self.key = key
-        self.size = len(data)
-        self.data = data
-        self.is_mapped = isinstance(data, mmap.mmap)
-        self.refs = 1
-        self._index = index
-        self._tables: dict[int, PageTable] = {}
-
-    @property
-    def index(self) -> TextIndex:
-        """Return the counts of a text.
-
-        Precondition: it is a text; the raw bytes of binary content have no lines.
-        """
-        if self._index is None:
-            raise RuntimeError("the raw bytes of binary content have no lines")
-        return self._index
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it has lines."""
-        return self._index is not None
-
-    def give_index(self, index: TextIndex) -> None:
-        """Take the counts that a scan has found."""
-        self._index = index
-
-    def pages(self, page_size: int) -> PageTable:
-        """Return its pages of at most ``page_size`` characters, made once for all."""
-        table = self._tables.get(page_size)
-        if table is None:
-            table = paginate(self.data, self.index, page_size)
-            self._tables[page_size] = table
-        return table
-
-    def close(self) -> None:
-        """Unmap it; nobody holds it any more."""
-        if isinstance(self.data, mmap.mmap):
-            # A search of a client that is gone may still read: then it ends with that.
-            with contextlib.suppress(BufferError):
-                self.data.close()
-
-
-class Content:
-    """What a descriptor stands for.
-
-    Attributes:
-        text: what is paged.
-        raw: the original bytes where these are no text; ``text`` is then base64.
-    """
-
-    __slots__ = ("raw", "text")
-
-    def __init__(self, text: Blob, raw: Blob | None = None) -> None:
-        self.text = text
-        self.raw = raw
-
-    @property
-    def blobs(self) -> tuple[Blob, ...]:
-        """Return what it holds."""
-        return (self.text,) if self.raw is None else (self.text, self.raw)
-
-    @property
-    def original(self) -> Blob:
-        """Return the bytes that were put in."""
-        return self.text if self.raw is None else self.raw
-
-    @property
-    def stored_bytes(self) -> int:
-        """Return what it takes, if nobody else holds the same."""
-        return sum(blob.size for blob in self.blobs)
 
 
 class Store:
@@ -165,8 +82,21 @@ class Store:
         Raises:
             FdError: ``file_operation``: it had to go to the disk, and the disk refused.
         """
-        blob = self._keep(data, in_memory=True)
-        return self._as_content(blob)
+        reader = Reader()
+        in_memory = self._reserve(len(data))
+        store = self._hashed if in_memory else self._hashed_and_spooled
+        try:
+            if len(data) < BESIDE_BYTES:
+                key, kept = store(data)
+                reader.feed(data)
+            else:
+                wait = beside(store, data)
+                reader.feed(data)
+                key, kept = wait()
+        except BaseException:
+            self._give_back(len(data) if in_memory else 0)
+            raise
+        return self._as_content(self._enter(key, kept), reader.finish())
 
     def put_text(self, text: str) -> Content:
         """Keep a text.
@@ -181,21 +111,23 @@ class Store:
         """Return a place for content that comes in pieces."""
         return Writer(self)
 
-    def _as_content(self, blob: Blob) -> Content:
-        try:
-            if not blob.is_text:
-                blob.give_index(scan(blob.data))
+    def _as_content(self, blob: Blob, index: TextIndex | None) -> Content:
+        """Return the content of a blob that is held; ``index`` is None if it is no text."""
+        if index is not None:
+            blob.give_index(index)
             return Content(blob)
-        except NotTextError:
-            pass
-        except BaseException:
-            self.release(blob)
-            raise
         try:
             return Content(self._encoded(blob), blob)
         except BaseException:
             self.release(blob)
             raise
+
+    @staticmethod
+    def _hashed(data: bytes) -> tuple[bytes, Buffer]:
+        return blake3(data).digest(), data
+
+    def _hashed_and_spooled(self, data: bytes) -> tuple[bytes, Buffer]:
+        return blake3(data).digest(), self._spool(data)
 
     def _encoded(self, raw: Blob) -> Blob:
         writer = self.writer()
@@ -207,21 +139,8 @@ class Store:
         finally:
             writer.close()
 
-    def _keep(self, data: bytes, *, in_memory: bool) -> Blob:
-        key = blake3(data).digest()
-        return self._known(key) or self._enter(
-            key, data if in_memory and self._reserve(len(data)) else self._spool(data)
-        )
-
-    def _known(self, key: bytes) -> Blob | None:
-        with self._lock:
-            blob = self.blobs.get(key)
-            if blob is not None:
-                blob.refs += 1
-            return blob
-
     def _enter(self, key: bytes, data: Buffer) -> Blob:
-        """Enter bytes whose memory is reserved."""
+        """Enter bytes whose memory is reserved, or return those that are there."""
         blob = Blob(key, data, None)
         with self._lock:
             twin = self.blobs.get(key)
@@ -341,6 +260,7 @@ class Writer:
         self._pieces: list[bytes] = []
         self._fd = -1
         self._hash = blake3()
+        self._reader = Reader()
         self._reserved = 0
 
     def add(self, piece: bytes) -> None:
@@ -349,14 +269,23 @@ class Writer:
         Raises:
             FdError: ``file_operation``: the disk refused; nothing more can be added.
         """
-        self._hash.update(piece)
         if self._fd < 0 and not self._fits(len(piece)):
             self._spill()
+        if len(piece) < BESIDE_BYTES:
+            self._keep(piece)
+            self._reader.feed(piece)
+        else:
+            wait = beside(self._keep, piece)
+            self._reader.feed(piece)
+            wait()
+        self.size += len(piece)
+
+    def _keep(self, piece: bytes) -> None:
+        self._hash.update(piece)
         if self._fd >= 0:
             self._write(piece)
         else:
             self._pieces.append(piece)
-        self.size += len(piece)
 
     def _fits(self, size: int) -> bool:
         if self.size + size > MOST_IN_MEMORY_BYTES or not self._store._reserve(size):  # noqa: SLF001 - one file
@@ -385,11 +314,6 @@ class Writer:
     def finish(self) -> Content:
         """Return what was added, held once; the writer is done."""
         store = self._store
-        key = self._hash.digest()
-        known = store._known(key)  # noqa: SLF001 - one file
-        if known is not None:
-            self.close()
-            return store._as_content(known)  # noqa: SLF001 - one file
         data: Buffer
         if self._fd < 0:
             pieces, self._pieces, self._reserved = self._pieces, [], 0
@@ -401,7 +325,8 @@ class Writer:
                 raise _no_room(why) from None
             finally:
                 self.close()
-        return store._as_content(store._enter(key, data))  # noqa: SLF001 - one file
+        blob = store._enter(self.digest(), data)  # noqa: SLF001 - one file
+        return store._as_content(blob, self._reader.finish())  # noqa: SLF001 - one file
 
     def close(self) -> None:
         """Give everything back that was not finished; safe to call twice."""

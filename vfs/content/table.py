@@ -25,15 +25,16 @@ from vfs.content.errors import (
 )
 
 if TYPE_CHECKING:
-    from vfs.content.store import Content, Store
+    from vfs.content.blob import Content
+    from vfs.content.store import Store
 
 FdNumber = NewType("FdNumber", int)
 
-MOST_FDS = 100_000
-"""Descriptors of one process: each is some 500 bytes of the host's memory."""
+MOST_FDS = 10_000
+"""Descriptors of one process: to copy as many for a fork takes some 15 ms."""
 
-MOST_SECTIONS = 100_000
-"""Marked sections of one descriptor."""
+MOST_SECTIONS = 20_000
+"""Marked sections of one process, over all its descriptors."""
 
 MOST_NAME_CHARS = 200
 
@@ -212,6 +213,11 @@ class FdTable:
             raise FdError(
                 INVALID_PARAMETER, f"Name {name} is taken by fd:{holder}", fd=about
             )
+
+    @property
+    def sections(self) -> int:
+        """Return how many sections are marked."""
+        return sum(len(fd.sections) for fd in self.fds.values())
 
     def holder_of(self, name: str) -> LlmFd | None:
         """Return the descriptor of a name, if there is one."""

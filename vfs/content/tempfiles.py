@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from vfs.content.errors import CONFLICT, FILE_OPERATION, NOT_FOUND, FdError
 
 if TYPE_CHECKING:
-    from vfs.content.store import Content, Store
+    from vfs.content.blob import Content
+    from vfs.content.store import Store
     from vfs.content.table import Allowance
 
 MOST_FILES = 10_000

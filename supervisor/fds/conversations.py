@@ -1,0 +1,315 @@
+"""Conversations kept in the host, and the tools that make more of them: fork and spawn.
+
+Rules of this file.
+
+1. A conversation is a process: messages and descriptors as one.  It is begun for one
+   LLM_CHAT, or kept under a name (``PRESET@NAME``) until its client is gone.
+2. Children run side by side, each under the quota of the client they were made for; what
+   goes wrong with one is told as its result and keeps no other from its own.
+3. A spawn that names what is not there fails before anything starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol import fdxml
+from supervisor.fds.toolloop import ModelError, ToolLoop, unanswered, within
+from vfs.content import FdError, Param, Tool
+from vfs.content.arguments import FDS, STRING, STRINGS
+from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, NOT_FOUND
+from vfs.content.on_wrapping import exceeded, wrap
+from vfs.content.selecting import line_span, lines_of
+
+if TYPE_CHECKING:
+    from supervisor.fds.service import FdService
+    from supervisor.fds.toolloop import Model, Reply
+    from vfs.content import Content, Json, LlmFd, Process
+    from vfs.filesystem import Client
+
+MOST_PROMPTS = 10
+"""Children of one fork."""
+
+MOST_DEPTH = 4
+"""Forks and spawns within each other: 10 children each make 10,000 at most."""
+
+MOST_KEPT = 100
+"""Named conversations of one client."""
+
+PRELOAD_CHARS = 200_000
+"""What of a preloaded content goes into a system prompt; the rest stays readable."""
+
+SUMMARY_S = 60.0
+"""Longest wait of ``summarize_fd``."""
+
+
+class Conversations:
+    """The conversations of a host's clients.
+
+    Args:
+        service: the LLM fds.
+        model: who is asked.
+    """
+
+    def __init__(self, service: FdService, model: Model) -> None:
+        self.loop = ToolLoop(model)
+        self._service = service
+        self._kept: dict[tuple[str, str], Process] = {}
+        for tool in self._tools():
+            service.tools[tool.name] = tool
+        service.summarizer = self.loop
+        service.gone_hooks.append(self.client_gone)
+
+    async def chat(
+        self, client: Client, program: str, prompt: str, name: str = ""
+    ) -> Reply:
+        """Answer a client with tools.
+
+        Args:
+            client: who asks, and pays.
+            program: the preset.
+            prompt: what the user says.
+            name: of the conversation to go on with; empty for one that ends here.
+
+        Raises:
+            ModelError: there is no answer.
+        """
+        process = self.conversation(client, name)
+        try:
+            self.loop.begin(process, program)
+            return await self.loop.ask(process, prompt)
+        finally:
+            if not name:
+                process.close()
+
+    def conversation(self, client: Client, name: str = "") -> Process:
+        """Return a conversation of a client: a kept one, or a new one.
+
+        A new one has the descriptors that the client has now.
+
+        Raises:
+            ModelError: there are too many.
+        """
+        process = self._kept.get((client.id, name)) if name else None
+        if process is None:
+            mine = sum(1 for client_id, _ in self._kept if client_id == client.id)
+            if name and mine >= MOST_KEPT:
+                raise ModelError(f"{MOST_KEPT} conversations are kept already")
+            process = self._service.process_of(client).fork()
+            process.depth = 0
+            process.messages = []
+            if name:
+                self._kept[client.id, name] = process
+        return process
+
+    def client_gone(self, client: Client) -> None:
+        """Forget a client's conversations."""
+        for key in [key for key in self._kept if key[0] == client.id]:
+            self._kept.pop(key).close()
+
+    # The tools
+
+    def _tools(self) -> tuple[Tool, ...]:
+        return (
+            Tool(
+                "fork",
+                "Continue in up to 10 copies of this conversation at once, one for each"
+                " prompt; each has all file descriptors. Their answers come back.",
+                (Param("prompts", STRINGS, "What each copy is to do", required=True),),
+                self.fork,
+                is_async=True,
+            ),
+            Tool(
+                "spawn",
+                "Ask another program; it sees only what is preloaded for it.",
+                (
+                    Param("program", STRING, "Name of the program", required=True),
+                    Param("query", STRING, "What it is to do", required=True),
+                    Param(
+                        "additional_preload_fds",
+                        FDS,
+                        "File descriptors it sees: ids, or {fd, start_line, end_line}",
+                    ),
+                    Param("additional_preload_files", STRINGS, "Files it sees"),
+                    Param("additional_preload_temp_files", STRINGS, "Likewise"),
+                ),
+                self.spawn,
+                is_async=True,
+            ),
+            Tool(
+                "summarize_fd",
+                "Have a summary of a file descriptor made.",
+                (
+                    Param("fd", STRING, "Descriptor, as in fd:1"),
+                    Param("name", STRING, "Name of the descriptor, in place of fd"),
+                ),
+                self.summarize,
+                is_async=True,
+            ),
+        )
+
+    async def fork(self, process: Process, *, prompts: list[str]) -> bytes:
+        """Answer each prompt in a copy of the process."""
+        if not 1 <= len(prompts) <= MOST_PROMPTS:
+            text = f"Give 1 to {MOST_PROMPTS} prompts"
+            raise FdError(INVALID_PARAMETER, text)
+        _check_depth(process)
+        children = [process.fork() for _ in prompts]
+        answers: list[tuple[bool, str]] = [(False, "not run")] * len(prompts)
+        try:
+            async with trio.open_nursery() as nursery:
+                for number, child in enumerate(children):
+                    self.loop.begin(child, child.program)
+                    self._open_branch(child, number + 1)
+                    nursery.start_soon(
+                        self._run, child, prompts[number], answers, number
+                    )
+        finally:
+            for child in children:
+                child.close()
+        rows = [
+            self._child_xml(process, number, is_good, text)
+            for number, (is_good, text) in enumerate(answers, 1)
+        ]
+        return fdxml.listing("fork_result", (("children", len(rows)),), rows)
+
+    def _open_branch(self, child: Process, number: int) -> None:
+        """Answer the calls that are open where the copy was made."""
+        for call_id in unanswered(child.messages):
+            text = f"You are copy {number}. Do what the user says next."
+            child.messages.append(
+                {"role": "tool", "tool_call_id": call_id, "content": text}
+            )
+
+    async def _run(
+        self,
+        child: Process,
+        prompt: str,
+        answers: list[tuple[bool, str]],
+        number: int,
+    ) -> None:
+        try:
+            answers[number] = (True, (await self.loop.ask(child, prompt)).text)
+        except ModelError as why:
+            answers[number] = (False, str(why))
+
+    def _child_xml(
+        self, process: Process, number: int, is_good: bool, text: str
+    ) -> bytes:
+        settings = process.shared.settings
+        content = process.put_text(text.encode("utf-8", "replace").decode())
+        limit = settings.max_output
+        shown = wrap(process, content, f"child:{number}", limit, exceeded(limit))
+        attributes = (("index", number), ("success", is_good))
+        return fdxml.verbatim("child", attributes, shown, raw=settings.raw)
+
+    async def spawn(
+        self,
+        process: Process,
+        *,
+        program: str,
+        query: str,
+        additional_preload_fds: list[Json] | None = None,
+        additional_preload_files: list[str] | None = None,
+        additional_preload_temp_files: list[str] | None = None,
+    ) -> bytes:
+        """Answer a query with another program and only what is named."""
+        if self.loop.model.system(program) is None:
+            raise FdError(NOT_FOUND, f"Program {program} not found")
+        _check_depth(process)
+        child = process.spawn()
+        try:
+            preloads = [
+                _preload_fd(process, child, part)
+                for part in additional_preload_fds or ()
+            ]
+            for temp_id in additional_preload_temp_files or ():
+                file = process.shared.temps.read(temp_id)
+                held = process.shared.store.hold(file.content)
+                preloads.append(
+                    _shown(child.add(held, temp_id), ("temp_file", temp_id))
+                )
+            for path in additional_preload_files or ():
+                content = await _file(process, path)
+                fd = child.add(content, f"file:{path}")
+                preloads.append(_shown(fd, ("file", path)))
+            self.loop.begin(child, program, "\n".join(preloads))
+            answers = [(False, "not run")]
+            await self._run(child, query, answers, 0)
+        finally:
+            child.close()
+        row = self._child_xml(process, 1, *answers[0])
+        return fdxml.listing("spawn_result", (("program", program),), (row,))
+
+    async def summarize(
+        self, process: Process, *, fd: str | None = None, name: str | None = None
+    ) -> bytes:
+        """Tell a summary, or that there is none."""
+        found = process.table.find(fd, name)
+        if found.is_binary:
+            text = "Binary content cannot be summarized"
+            raise FdError(INVALID_PARAMETER, text, fd=found.id)
+        summary = await within(SUMMARY_S, self.loop, process, found)
+        attributes = (("fd", found.id), ("available", bool(summary)))
+        if not summary:
+            return fdxml.empty("fd_summary", attributes)
+        data = summary.encode("utf-8", "replace")
+        return fdxml.verbatim("fd_summary", attributes, data)
+
+
+def _check_depth(process: Process) -> None:
+    if process.depth >= MOST_DEPTH:
+        text = f"No more than {MOST_DEPTH} forks and spawns within each other"
+        raise FdError(INVALID_PARAMETER, text)
+
+
+def _preload_fd(process: Process, child: Process, part: Json) -> str:
+    """Give a child a descriptor, or lines of it; return how its prompt shows them."""
+    wanted = part if isinstance(part, dict) else {"fd": part}
+    fd = process.table.find(str(wanted["fd"]))
+    if set(wanted) == {"fd"}:
+        held = process.shared.store.hold(fd.content)
+        child.table.enter(replace(fd, content=held, sections=dict(fd.sections)))
+        child.table.next_number = max(child.table.next_number, fd.number + 1)
+        return _shown(fd)
+    start, end = wanted.get("start_line"), wanted.get("end_line")
+    span = line_span(
+        fd,
+        start if isinstance(start, int) else None,
+        end if isinstance(end, int) else None,
+    )
+    lines = lines_of(fd, span)
+    piece = fd.content.text.data[span.start : span.end]
+    new = child.add(process.shared.store.put(piece), f"{fd.id} lines {lines}")
+    return _shown(new, ("from", fd.id), ("lines", lines))
+
+
+def _shown(fd: LlmFd, *more: tuple[str, str]) -> str:
+    blob = fd.content.text
+    end = blob.index.char_offset(blob.data, min(blob.index.chars, PRELOAD_CHARS))
+    attributes: list[tuple[str, str | int | bool]] = [("fd", fd.id), *more]
+    if fd.is_binary:
+        attributes.append(("encoding", "base64"))
+    if end < blob.size:
+        attributes.append(("truncated", True))
+    return fdxml.verbatim("preload", attributes, blob.data[:end]).decode()
+
+
+async def _file(process: Process, path: str) -> Content:
+    """Return the content of a file that the process may read; the caller holds it."""
+    if process.files is None:
+        raise FdError(FILE_OPERATION, "Cannot read file: no file system is there")
+    writer = process.shared.store.writer()
+    try:
+        await process.files.read(path, writer.add)
+        return writer.finish()
+    except (OSError, ValueError) as why:
+        reason = getattr(why, "strerror", None) or str(why)
+        details = f"Operation: read, Path: {path}"
+        text = f"Cannot read file: {reason}"
+        raise FdError(FILE_OPERATION, text, details) from None
+    finally:
+        writer.close()

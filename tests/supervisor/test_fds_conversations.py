@@ -1,0 +1,449 @@
+"""The tool loop, fork, spawn, summaries, with a model that follows a script."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from xml.etree import ElementTree as ET
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor.fds.conversations import Conversations
+from supervisor.fds.prompt import INSTRUCTIONS, enriched, instructions
+from supervisor.fds.service import FdService
+from supervisor.fds.toolloop import MOST_ROUNDS, ModelError, Reply
+from tests.helpers.contents import text_of
+from tests.helpers.sessions import Hall, hall
+from vfs.content import Checkpoints, Json, Process, Settings, Store
+from vfs.filesystem import Client
+
+__all__ = ["hall"]
+
+Message = dict[str, Json]
+Script = Callable[[list[Message]], Message]
+
+LOG = "".join(f"line {n}\n" for n in range(3000))
+
+
+def calling(*calls: tuple[str, object]) -> Message:
+    """Return an assistant's message that calls tools."""
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": f"call-{number}",
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "arguments": given if isinstance(given, str) else json.dumps(given),
+                },
+            }
+            for number, (name, given) in enumerate(calls)
+        ],
+    }
+
+
+def words(text: str) -> Message:
+    """Return an assistant's message in words."""
+    return {"role": "assistant", "content": text}
+
+
+class Scripted:
+    """A model: each answer is the next of the script, or what a function makes of it.
+
+    It checks what a provider checks: every call has its answer, and no unknown keys.
+    """
+
+    def __init__(self, *script: Message | Script) -> None:
+        self.script = list(script)
+        self.seen: list[list[Message]] = []
+        self.tools: list[str] = []
+        self.clients: list[Client] = []
+
+    def system(self, program: str) -> str | None:
+        return {"general": "Be good.", "expert": "You know all.", "": ""}.get(program)
+
+    async def complete(
+        self,
+        client: Client,
+        program: str,
+        messages: Sequence[Message],
+        tools: Sequence[Json],
+    ) -> Reply:
+        del program
+        await trio.lowlevel.checkpoint()
+        checked(messages)
+        self.clients.append(client)
+        self.seen.append(list(messages))
+        self.tools = [
+            tool["function"]["name"] for tool in json.loads(json.dumps(tools))
+        ]
+        step = self.script[0] if len(self.script) == 1 else self.script.pop(0)
+        return Reply(step(list(messages)) if callable(step) else step, self)
+
+
+def checked(messages: Sequence[Message]) -> None:
+    """Fail if a provider would refuse these messages."""
+    known = {"role", "content", "tool_calls", "tool_call_id"}
+    open_calls: list[Json] = []
+    for message in messages:
+        assert set(message) <= known, message
+        if message["role"] == "tool":
+            open_calls.remove(message["tool_call_id"])
+            continue
+        assert not open_calls, open_calls
+        calls = message.get("tool_calls") or []
+        assert isinstance(calls, list)
+        open_calls = [call["id"] for call in calls]  # type: ignore[call-overload, index]
+    assert not open_calls
+
+
+class Scene:
+    """A client with conversations, and the model behind them."""
+
+    def __init__(self, hall: Hall, model: Scripted, settings: Settings) -> None:
+        self.model = model
+        self.client = hall.connect().client
+        checkpoints = Checkpoints(str(hall.where / "checkpoints"))
+        self.service = FdService(
+            hall.fs, Store(), settings=settings, checkpoints=checkpoints
+        )
+        self.conversations = Conversations(self.service, model)
+
+    @property
+    def process(self) -> Process:
+        return self.service.process_of(self.client)
+
+    async def chat(self, prompt: str, name: str = "") -> str:
+        reply = await self.conversations.chat(self.client, "general", prompt, name)
+        assert reply.whole is self.model
+        return reply.text
+
+
+@pytest.fixture
+def scene(hall: Hall) -> Iterator[Callable[..., Scene]]:
+    """Make scenes; at the end nothing is kept for anybody."""
+    made: list[Scene] = []
+
+    def make(*script: Message | Script, **settings: object) -> Scene:
+        chosen = Settings(**settings)  # type: ignore[arg-type]
+        one = Scene(hall, Scripted(*script), chosen)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.service.client_gone(one.client)
+        assert not one.service.store.blobs
+        one.service.close()
+
+
+Make = Callable[..., Scene]
+
+
+def last(messages: Sequence[Message]) -> str:
+    """Return the last message's words."""
+    return str(messages[-1]["content"])
+
+
+async def test_a_model_reads_what_a_tool_left(scene: Make) -> None:
+    made = scene(
+        calling(("read_fd", {"fd": "fd:1", "page": 2}), ("list_fds", {})),
+        words("done"),
+    )
+    made.process.add_text(LOG, "tool:log")
+    assert await made.chat("look") == "done"
+    first, second = made.model.seen
+    assert first[0]["role"] == "system"
+    assert str(first[0]["content"]).startswith("Be good.\n\n<file_descriptor_instr")
+    assert str(second[-2]["content"]).startswith('<fd_content fd="fd:1" page="2"')
+    assert last(second).startswith('<fd_list count="1">')
+    assert {"read_fd", "fork", "spawn", "summarize_fd"} <= set(made.model.tools)
+    assert not {"wrap_output", "keep_fds", "tool_schemas"} & set(made.model.tools)
+    assert set(made.model.clients) == {made.client}
+
+
+async def test_long_input_is_stored_and_the_block_stands_there_once(
+    scene: Make,
+) -> None:
+    made = scene(words("one"), words("two"))
+    await made.chat(LOG, "mine")
+    assert await made.chat("more", "mine") == "two"
+    seen = made.model.seen[-1]
+    assert [message["role"] for message in seen] == [
+        *("system", "user", "assistant", "user")
+    ]
+    assert str(seen[1]["content"]).startswith('<fd_result fd="fd:1"')
+    assert str(seen).count("<file_descriptor_instructions>") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (("read_fd", "{"), "invalid_parameter"),
+        (("read_fd", "[]"), "invalid_parameter"),
+        (("close_fd", {}), "invalid_parameter"),
+        (("wrap_output", {"text": "x"}), "invalid_parameter"),
+        (("read_fd", {"fd": "fd:9"}), "not_found"),
+        (("fork", {"prompts": []}), "invalid_parameter"),
+        (("fork", {"prompts": ["x"] * 11}), "invalid_parameter"),
+        (("spawn", {"program": "nobody", "query": "x"}), "not_found"),
+    ],
+)
+async def test_whatever_a_model_calls_it_is_answered(
+    scene: Make, call: tuple[str, object], kind: str
+) -> None:
+    made = scene(calling(call), words("done"))
+    assert await made.chat("go") == "done"
+    assert last(made.model.seen[-1]).startswith(f'<fd_error type="{kind}"')
+
+
+async def test_a_loop_ends(scene: Make) -> None:
+    made = scene(calling(("list_fds", {})))
+    with pytest.raises(ModelError, match="no answer after"):
+        await made.chat("go")
+    assert len(made.model.seen) == MOST_ROUNDS
+
+
+# fork
+
+
+def prompted(messages: list[Message]) -> Message:
+    """Answer what a fork was asked."""
+    prompt = last(messages)
+    if "broken" in prompt:
+        raise ModelError("quota exceeded: cannot make LLM call")
+    return words(f"answer to {prompt}")
+
+
+async def test_the_fork_of_the_design(scene: Make) -> None:
+    prompts = [
+        "Review the error logs in fd-12345, focusing on lines 100-150",
+        "Check the config file in fd-67890, looking for security settings",
+        "broken",
+    ]
+
+    def model(messages: list[Message]) -> Message:
+        if last(messages) == "go":
+            return calling(("fork", {"prompts": prompts}), ("list_fds", {}))
+        return words("done") if "fork_result" in str(messages) else prompted(messages)
+
+    made = scene(model)
+    made.process.add_text(LOG, "tool:log")
+    assert await made.chat("go") == "done"
+    result = ET.fromstring(str(made.model.seen[-1][-2]["content"]))
+    assert [child.get("success") for child in result] == ["true", "true", "false"]
+    assert text_of(result[0]) == f"answer to {prompts[0]}"
+    assert text_of(result[2]) == "quota exceeded: cannot make LLM call"
+    assert set(made.model.clients) == {made.client}
+
+
+async def test_children_of_a_fork_run_side_by_side(scene: Make) -> None:
+    made = scene(words("unused"))
+    together = trio.Event()
+    waiting = 0
+
+    async def complete(*_: object) -> Reply:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 10:
+            together.set()
+        await together.wait()
+        return Reply(words("all are here"))
+
+    made.model.complete = complete  # type: ignore[method-assign, assignment]
+    answer = await made.process.call("fork", ["x"] * 10)
+    assert answer.count(b"all are here") == 10
+
+
+async def test_a_fork_sees_the_descriptors_and_leaves_none(scene: Make) -> None:
+    def model(messages: list[Message]) -> Message:
+        if messages[-1]["role"] == "user":
+            return calling(("search_fd", {"fd": "fd:1", "query": "line 7"}))
+        return words(LOG)
+
+    made = scene(model)
+    made.process.add_text(LOG, "tool:log")
+    answer = ET.fromstring(await made.process.call("fork", prompts=["find it"]))
+    # A long answer is a descriptor of the one who asked.
+    assert text_of(answer[0]).startswith('<fd_result fd="fd:2"')
+    assert list(made.process.table.fds) == [1, 2]
+
+
+async def test_forks_within_forks_end(scene: Make) -> None:
+    def model(messages: list[Message]) -> Message:
+        if messages[-1]["role"] == "user":
+            return calling(("fork", {"prompts": ["deeper"]}))
+        return words(last(messages))
+
+    made = scene(model)
+    answer = (await made.process.call("fork", prompts=["deeper"])).decode()
+    assert "No more than 4 forks and spawns within each other" in answer
+
+
+# spawn
+
+
+async def test_the_spawn_of_the_design(scene: Make, hall: Hall) -> None:
+    (hall.root / "data").mkdir()
+    (hall.root / "data" / "queries.sql").write_text("SELECT 1;\n")
+    made = scene(words("optimized"))
+    for text in (LOG, "secret", "one\ntwo\nthree\n"):
+        made.process.add_text(text, "test")
+    await made.process.call("create_temp_file", "This is shared content")
+    answer = await made.process.call(
+        "spawn",
+        program="expert",
+        query="Optimize the SQL query in the logs (see preloaded content)",
+        additional_preload_files=["data/queries.sql"],
+        additional_preload_fds=["fd-1", {"fd": "fd:3", "start_line": 2, "end_line": 2}],
+        additional_preload_temp_files=["temp:1"],
+    )
+    assert text_of(ET.fromstring(answer)[0]) == "optimized"
+    system = str(made.model.seen[0][0]["content"])
+    assert system.startswith("You know all.\n\n<file_descriptor_instructions>")
+    assert '<preload fd="fd:1">\nline 0\n' in system
+    assert '<preload fd="fd:2" from="fd:3" lines="2-2">\ntwo\n\n</preload>' in system
+    assert 'temp_file="temp:1">\nThis is shared content\n' in system
+    assert 'file="data/queries.sql">\nSELECT 1;\n' in system
+    assert "secret" not in system
+    assert list(made.process.table.fds) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"additional_preload_fds": ["fd:9"]}, "not_found"),
+        (
+            {"additional_preload_fds": [{"fd": "fd:1", "start_line": 9}]},
+            "invalid_range",
+        ),
+        ({"additional_preload_fds": [{"fd": "fd:1", "lines": 9}]}, "invalid_parameter"),
+        ({"additional_preload_files": ["missing"]}, "file_operation"),
+        ({"additional_preload_files": ["/etc/passwd"]}, "file_operation"),
+        ({"additional_preload_files": ["a\0b"]}, "file_operation"),
+        ({"additional_preload_temp_files": ["temp:9"]}, "not_found"),
+    ],
+)
+async def test_a_spawn_with_what_is_not_there_starts_nothing(
+    scene: Make, arguments: dict[str, object], kind: str
+) -> None:
+    made = scene(words("unused"))
+    made.process.add_text("one line", "test")
+    answer = await made.process.call("spawn", "expert", "query", **arguments)
+    assert answer.startswith(b'<fd_error type="%b"' % kind.encode())
+    assert not made.model.seen
+
+
+# Checkpoints, descriptors of messages, references, summaries
+
+
+async def test_a_model_goes_back_in_the_middle_of_its_calls(scene: Make) -> None:
+    ids: list[str] = []
+
+    def model(messages: list[Message]) -> Message:
+        text = last(messages)
+        if text == "go":
+            return calling(("list_fds", {}), ("checkpoint_process", {"label": "a"}))
+        if text.startswith("<checkpoint "):
+            ids.append(ET.fromstring(text).get("id", ""))
+            back = ("restore_process", {"checkpoint_id": ids[0]})
+            return calling(back, ("list_fds", {}))
+        return words("back")
+
+    made = scene(model)
+    assert await made.chat("go", "mine") == "back"
+    seen = made.model.seen[-1]
+    assert [message["role"] for message in seen] == [
+        *("system", "user", "assistant", "tool", "tool")
+    ]
+    assert last(seen).startswith(f'<restore checkpoint_id="{ids[0]}" fds="0" ')
+
+
+async def test_a_restored_conversation_goes_on(scene: Make) -> None:
+    made = scene(calling(("checkpoint_process", {})), words("kept"), words("on"))
+    await made.chat("go", "mine")
+    kept = made.conversations.conversation(made.client, "mine")
+    listed = ET.fromstring(await kept.call("list_checkpoints"))
+    await kept.call("restore_process", listed[0].get("id"))
+    assert await made.chat("again", "mine") == "on"
+    assert [message["role"] for message in made.model.seen[-1]] == [
+        *("system", "user", "assistant", "tool", "user")
+    ]
+
+
+async def test_every_message_may_have_a_descriptor(scene: Make) -> None:
+    made = scene(
+        calling(("list_fds", {})), words("hello"), words("bye"), conversation_fds=True
+    )
+    await made.chat("first words", "mine")
+    await made.chat("more", "mine")
+    kept = made.conversations.conversation(made.client, "mine")
+    assert [message.get("fd") for message in kept.messages] == [
+        *("fd:1", "fd:2", None, "fd:3", "fd:4", "fd:5", "fd:6")
+    ]
+    rows = ET.fromstring(await kept.call("list_fds"))
+    assert [row.get("source") for row in rows][:3] == [
+        *("message:system", "message:user", "message:tool")
+    ]
+    page = ET.fromstring(await kept.call("read_fd", fd="fd-2"))
+    assert text_of(page) == "first words"
+    sent = made.model.seen[-1][1]
+    assert sent["content"] == 'first words\n<message fd="fd:2"/>'
+
+
+async def test_marked_parts_of_a_reply_are_descriptors_by_name(scene: Make) -> None:
+    reply = 'See <ref id="code">x = 1 <ref id="fd:1">y</ref></ref>. <ref id="open">'
+    made = scene(words(reply), words('<ref id="code">x = 2</ref>'))
+    assert await made.chat("go", "mine") == reply
+    await made.chat("again", "mine")
+    kept = made.conversations.conversation(made.client, "mine")
+    found = ET.fromstring(await kept.call("read_fd", name="code"))
+    assert text_of(found) == "x = 2"
+    first = ET.fromstring(await kept.call("read_fd", fd="fd:2"))
+    assert text_of(first) == "x = 1 y"
+    info = ET.fromstring(await kept.call("fd_info", fd="fd:2"))
+    assert (info.get("source"), info.get("name")) == ("ref:code", "")
+
+
+async def test_a_summary_comes_with_a_result(scene: Make) -> None:
+    made = scene(words("It is a log."), auto_summarize=True)
+    result = ET.fromstring(await made.process.call("wrap_output", text=LOG))
+    assert result.findtext("summary") == "It is a log."
+    answer = ET.fromstring(await made.process.call("summarize_fd", fd="fd:1"))
+    assert (answer.get("available"), text_of(answer)) == ("true", "It is a log.")
+    shown = made.model.seen[0]
+    assert shown[1]["content"] == LOG[:40_000]
+
+
+async def test_without_a_summary_the_result_goes_without(
+    scene: Make, autojump_clock: trio.testing.MockClock
+) -> None:
+    del autojump_clock
+    made = scene(words("unused"), auto_summarize=True)
+
+    async def fail(*_: object) -> Reply:
+        raise ModelError("quota exceeded")
+
+    for complete in (fail, trio.sleep_forever):
+        made.model.complete = lambda *_, c=complete: c()  # type: ignore[method-assign]
+        result = ET.fromstring(await made.process.call("wrap_output", text=LOG))
+        assert result.tag == "fd_result"
+        assert result.find("summary") is None
+        answer = await made.process.call("summarize_fd", fd="fd:1")
+        assert answer == b'<fd_summary fd="fd:1" available="false"/>'
+
+
+# The prompt
+
+
+def test_the_block_is_the_designs_and_knows_what_is_enabled() -> None:
+    assert instructions(None) == INSTRUCTIONS
+    assert instructions({"read_fd", "fd_to_file"}) == INSTRUCTIONS
+    without = instructions({"read_fd"})
+    assert "fd_to_file" not in without
+    assert INSTRUCTIONS.count("\n") - without.count("\n") == 2
+    once = enriched("Be good.", {"read_fd"})
+    assert enriched(once, {"read_fd"}) == once
+    assert enriched("", None) == INSTRUCTIONS

@@ -1,0 +1,89 @@
+"""The gateway as the tool loop's model: what goes in, what comes out, what fails."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from supervisor.fds.gateway import GatewayModel
+from supervisor.fds.toolloop import ModelError
+from tests.helpers.sessions import Hall, hall
+from vfs.content import Json
+from vfs.filesystem import Client
+
+__all__ = ["hall"]
+
+
+class QuotaError(Exception):
+    """What a gateway raises when nothing is left."""
+
+
+@dataclass
+class Completion:
+    """An answer."""
+
+    object: Mapping[str, Json]
+
+
+@dataclass
+class Asker:
+    """A gateway that gives one answer."""
+
+    answer: Mapping[str, Json] | Exception
+    presets: Mapping[str, str] = field(default_factory=lambda: {"general": "Be good."})
+    asked: list[Mapping[str, object]] = field(default_factory=list)
+
+    async def ask(self, client: Client, body: Mapping[str, object]) -> Completion:
+        del client
+        self.asked.append(body)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return Completion(self.answer)
+
+
+CALLS: list[Json] = [{"id": "1", "type": "function", "function": {"name": "list_fds"}}]
+
+
+@pytest.mark.parametrize("calls", [None, [], CALLS])
+async def test_a_message_comes_back_as_a_provider_takes_it(
+    hall: Hall, calls: Json
+) -> None:
+    message: Json = {
+        "role": "assistant",
+        "content": "hi",
+        "tool_calls": calls,
+        "refusal": None,
+    }
+    asker = Asker({"choices": [{"message": message}]})
+    model = GatewayModel(asker, (QuotaError,))
+    client = hall.connect().client
+    reply = await model.complete(client, "general", [{"role": "user"}], CALLS)
+    expected: dict[str, Json] = {"role": "assistant", "content": "hi"}
+    if calls:
+        expected["tool_calls"] = calls
+    assert reply.message == expected
+    assert reply.text == "hi"
+    assert isinstance(reply.whole, Completion)
+    assert asker.asked == [{"messages": [{"role": "user"}], "tools": CALLS}]
+    assert model.system("general") == "Be good."
+    assert model.system("other") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (QuotaError(), "quota exceeded: cannot make LLM call"),
+        (QuotaError("timed out"), "timed out"),
+        ({"choices": []}, "invalid response"),
+        ({"choices": [{"message": None}]}, "invalid response"),
+        ({}, "invalid response"),
+    ],
+)
+async def test_what_fails_is_a_fault_of_the_model(
+    hall: Hall, answer: Mapping[str, Json] | Exception, said: str
+) -> None:
+    asker = Asker(answer)
+    model = GatewayModel(asker, (QuotaError,))
+    with pytest.raises(ModelError, match=said):
+        await model.complete(hall.connect().client, "general", [], [])
+    assert asker.asked == [{"messages": []}]
