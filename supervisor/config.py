@@ -52,7 +52,6 @@ __all__ = [
 ]
 
 _NOT_YET = {
-    "llm": "the LLM gateway",
     "toolexec": "ToolExec",
     "tools": "tools",
     "sidecar": "sidecars",
