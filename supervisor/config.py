@@ -52,11 +52,6 @@ __all__ = [
 ]
 
 _NOT_YET = {
-    "toolexec": "ToolExec",
-    "tools": "tools",
-    "sidecar": "sidecars",
-    "file_descriptor": "LLM fds",
-    "sandbox": "sandbox profiles",
     "metrics": "metrics",
 }
 

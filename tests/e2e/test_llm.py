@@ -47,7 +47,8 @@ def configured(where: Path, base_url: str, more: str = "") -> str:
 def run(where: Path, config: str, script: str, *options: str) -> Outcome:
     """Run a shell child."""
     (where / "root").mkdir(exist_ok=True)
-    words = [*("run", "--config", config), *options]
+    # Without walls: these scripts look at the root and at the network by themselves.
+    words = ["run", "--config", config, "--sandbox", "none", *options]
     words += ["--root", str(where / "root"), "--journal", str(where / "journal")]
     return sandhost(*words, "--", "sh", "-c", script, cwd=where)
 
@@ -191,7 +192,7 @@ def test_the_key_shows_nowhere(tmp_path: Path, provider: str) -> None:
     env = {**ENVIRONMENT, "OPENAI_API_KEY": KEY}
     outcome = sandhost(
         "run", "--config", path, "--root", tmp_path, "--journal", tmp_path / "journal",
-        "--log-level", "debug", "--pass-env", "OPENAI_API_KEY",
+        "--sandbox", "none", "--log-level", "debug", "--pass-env", "OPENAI_API_KEY",
         "--", "sh", "-c", script, cwd=tmp_path, env=env,
     )  # fmt: skip
     assert b"[redacted]" in outcome.out
@@ -334,3 +335,23 @@ def test_an_unmodified_program_finds_its_endpoint(
         "429 insufficient_quota",
         "2",
     ]
+
+
+WALLED = """
+import os, socket
+line = socket.socket(socket.AF_UNIX)
+line.connect(os.environ["SANDHOST_LLM_SOCKET"])
+token = os.environ["OPENAI_API_KEY"]
+line.sendall(f"GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\n"
+             f"Authorization: Bearer {token}\\r\\n\\r\\n".encode())
+print(line.recv(100).split(b"\\r")[0].decode())
+"""
+
+
+# spec L13: a child without a network reaches the endpoint by its socket.
+def test_a_child_in_a_sandbox_reaches_its_socket(tmp_path: Path, provider: str) -> None:
+    config = configured(tmp_path, provider, "endpoint = true\n")
+    words = ("run", "--config", config, "--log-level", "error", "--")
+    outcome = sandhost(*words, sys.executable, "-I", "-c", WALLED, cwd=tmp_path)
+    assert outcome.err == b""
+    assert outcome.out == b"HTTP/1.1 200 \n"
