@@ -85,7 +85,7 @@ sandhost run --config "$work/llm.toml" --root "$root" --journal "$journal" \
   sandhost llm chat -p "How many words are here?" -i words.txt -o answer.txt
   sandhost fs cat answer.txt; echo
   sandhost llm chat -p "Read this." -i /etc/passwd || echo "refused, as it should be"
-  while sandhost llm chat -p "and again" > again; do sandhost llm quota; done
+  while sandhost llm chat -p "and again" > /dev/null; do sandhost llm quota; done
   env' > "$work/llm" 2>&1
 kill "$provider"; provider=
 grep -v = "$work/llm" | sed 's/^/   child: /'
