@@ -53,8 +53,9 @@ sandhost run --root "$root" --journal "$journal" --log-level error -- \
 
 step "5. kill -9 in the middle of a 10 MiB WRITE"
 say "A child sends half of its payload and kills itself; its file must show none of it."
+say "(No walls around this one: it asks the host for its tables by itself.)"
 status=0
-sandhost run --root "$root" --journal "$journal" --control "$control" -- \
+sandhost run --root "$root" --journal "$journal" --control "$control" --sandbox none -- \
   sh "$here/torn.sh" "$control" "$work/tables" || status=$?
 say "exit status $status: 128 + 9"
 [ "$status" -eq 137 ] || fail "the child did not die by SIGKILL"
