@@ -83,13 +83,16 @@ def clean_environment() -> dict[str, str]:
 
 
 def run(
-    argv: Sequence[str], cores: Collection[int] | None = None
+    argv: Sequence[str],
+    cores: Collection[int] | None = None,
+    timeout_s: float = RUN_TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its successful end and return what it printed.
 
     Args:
         argv: the program and its arguments.
         cores: the cores for it and all that it starts; None for every core.
+        timeout_s: for the whole run.
 
     Raises:
         MeasureError: it cannot be started, failed, or did not end in time.
@@ -106,10 +109,10 @@ def run(
                 check=False,
                 cwd=REPOSITORY,
                 env=clean_environment(),
-                timeout=RUN_TIMEOUT_S,
+                timeout=timeout_s,
             )
     except subprocess.TimeoutExpired:
-        raise MeasureError(f"{name} did not end in {RUN_TIMEOUT_S:g} s") from None
+        raise MeasureError(f"{name} did not end in {timeout_s:g} s") from None
     except OSError as error:
         raise MeasureError(f"cannot start {name}: {error.strerror}") from error
     if done.returncode:

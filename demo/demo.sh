@@ -8,7 +8,8 @@ repo=$(cd "$here/.." && pwd)
 PATH="$repo/.venv/bin:$PATH"
 export PATH
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+provider=
+trap '[ -z "$provider" ] || kill "$provider" 2>/dev/null; rm -rf "$work"' EXIT
 root=$work/root
 journal=$work/journal
 control=$work/control
@@ -52,8 +53,9 @@ sandhost run --root "$root" --journal "$journal" --log-level error -- \
 
 step "5. kill -9 in the middle of a 10 MiB WRITE"
 say "A child sends half of its payload and kills itself; its file must show none of it."
+say "(No walls around this one: it asks the host for its tables by itself.)"
 status=0
-sandhost run --root "$root" --journal "$journal" --control "$control" -- \
+sandhost run --root "$root" --journal "$journal" --control "$control" --sandbox none -- \
   sh "$here/torn.sh" "$control" "$work/tables" || status=$?
 say "exit status $status: 128 + 9"
 [ "$status" -eq 137 ] || fail "the child did not die by SIGKILL"
@@ -63,14 +65,44 @@ say "torn.bin holds $size bytes: what was acknowledged before, and nothing of th
 say "the host's tables a moment before:"
 sed 's/^/     /' "$work/tables"
 
-step "6. The journal: what happened, in order"
+step "6. A model, behind the host's key and quota (THE MODEL IS A STAND-IN)"
+say "demo/provider.py speaks the provider's HTTP on loopback; no model, no network is used."
+key=sk-demo-0123456789
+mkfifo "$work/url"
+(cd "$repo" && exec python -m demo.provider --key "$key" > "$work/url") &
+provider=$!
+read -r url < "$work/url"
+(umask 077; echo "$key" > "$work/key")
+cat > "$work/llm.toml" <<END
+[llm]
+base_url = "$url"
+api_key_file = "$work/key"
+max_tokens = 20
+[llm.quota]
+max_tokens = 150
+END
+sandhost run --config "$work/llm.toml" --root "$root" --journal "$journal" \
+  --log-level error -- sh -c '
+  sandhost llm chat -p "How many words are here?" -i words.txt -o answer.txt
+  sandhost fs cat answer.txt; echo
+  sandhost llm chat -p "Read this." -i /etc/passwd || echo "refused, as it should be"
+  while sandhost llm chat -p "and again" > /dev/null; do sandhost llm quota; done
+  env' > "$work/llm" 2>&1
+kill "$provider"; provider=
+grep -v = "$work/llm" | sed 's/^/   child: /'
+grep -q "^The message has" "$root/answer.txt" || fail "the answer is not in the file"
+grep -q "quota exceeded" "$work/llm" || fail "the quota did not hold"
+if cat "$work/llm" "$journal" | grep -q "$key"; then fail "the key shows"; fi
+say "the key is in nothing that the child saw, and not in the journal"
+
+step "7. The journal: what happened, in order"
 tail -n 7 "$journal" | cut -c1-150 | sed 's/^/   /'
 opened=$(grep -c '"file.opened"' "$journal")
 closed=$(grep -c '"file.closed"\|"file.auto_closed"' "$journal")
 say "$opened files were opened, $closed were closed, one of them for a dead child"
 [ "$opened" -eq "$closed" ] || fail "a file was never closed"
 
-step "7. Nothing is left"
+step "8. Nothing is left"
 sandhost doctor --leaks --json > "$work/after" || true
 python3 "$here/nothing_left.py" "$work/before" "$work/after"
 say "done"

@@ -21,9 +21,12 @@ class ChatBody:
 
     Args:
         lengths: of the four parts, as declared.
+
+    Attributes:
+        is_extended: the separators have been added to what is received.
     """
 
-    __slots__ = ("_hits", "_lengths", "_marks", "_seen")
+    __slots__ = ("_hits", "_lengths", "_marks", "_seen", "is_extended")
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
         inputs, outputs, prompt, preset = lengths
@@ -33,6 +36,7 @@ class ChatBody:
             self._marks = (inputs, inputs + outputs + 1, inputs + outputs + prompt + 2)
         self._seen = 0
         self._hits = 0
+        self.is_extended = False
 
     def feed(self, piece: bytes | memoryview) -> None:
         """Look at the next bytes of the declared payload."""
@@ -46,6 +50,16 @@ class ChatBody:
     def is_separated(self) -> bool:
         """Whether three more bytes belong to it; known once all was fed."""
         return self._hits == SEPARATORS
+
+    def split(self, data: bytes | memoryview) -> tuple[bytes, ...]:
+        """Return the four parts of a payload that has come whole."""
+        gap = int(self.is_separated)
+        parts = []
+        start = 0
+        for length in self._lengths:
+            parts.append(bytes(data[start : start + length]))
+            start += length + gap
+        return tuple(parts)
 
     def incomplete(self) -> bytes:
         """Return the name of the first part that has not come whole (spec L2)."""

@@ -1,6 +1,7 @@
 """The command ``sandhost``: decides what to import, which decides how fast it starts.
 
-``fs`` runs inside a child, often in a loop of a shell script: no framework, no Trio.
+``fs`` and ``llm`` run inside a child, often in a loop of a shell script: no framework,
+no Trio.
 What spawns children starts its launchpad first, so that it is ready when the heavy
 imports are done.
 """
@@ -11,8 +12,16 @@ import gc
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SPAWNING = frozenset({"run", "pipeline", "relay", "serve"})
 """Commands that start children of their own."""
+
+
+LIGHT = frozenset({"fs", "fd", "llm"})
+"""Commands that run inside a child, often in a loop of a shell script."""
 
 
 def main() -> None:
@@ -48,14 +57,8 @@ def _main(words: list[str]) -> int:
         hint = "install sandhost into an environment of its own"
         os.write(2, f"sandhost: {text} 'supervisor'; {hint}\n".encode())
         return 125
-    if words[:1] == ["fs"]:
-        from vfs.fscmd import main as fs_main  # noqa: PLC0415 - the light entry
-
-        return fs_main(words[1:])
-    if words[:1] == ["fd"]:
-        from vfs.fdcmd import main as fd_main  # noqa: PLC0415 - the light entry
-
-        return fd_main(words[1:])
+    if words and words[0] in LIGHT:
+        return _light(words[0])(words[1:])
     launchpad = None
     spawns = bool(words) and words[0] in SPAWNING
     if words[:1] == ["doctor"]:
@@ -77,6 +80,17 @@ def _main(words: list[str]) -> int:
     from supervisor.cli import run_cli  # noqa: PLC0415 - after the launchpad
 
     return run_cli(words, launchpad)
+
+
+def _light(word: str) -> Callable[[list[str]], int]:
+    """Return a command that runs inside a child: no framework, no Trio."""
+    if word == "fs":
+        from vfs.fscmd import main  # noqa: PLC0415 - only the one that is called
+    elif word == "fd":
+        from vfs.fdcmd import main  # noqa: PLC0415
+    else:
+        from vfs.llmcmd import main  # noqa: PLC0415
+    return main
 
 
 def _has_door() -> bool:

@@ -181,7 +181,13 @@ class Child:
         cwd_fd = self._hold_directory(stack, spec.cwd)
         places = self.places = spec.open_places()
         stack.callback(close_places, places)
-        return Policy(places, top_level=spec.top_level, cwd_fd=cwd_fd, tools=spec.tools)
+        return Policy(
+            places,
+            top_level=spec.top_level,
+            cwd_fd=cwd_fd,
+            tools=spec.tools,
+            model=spec.model,
+        )
 
     def _hold_directory(self, stack: AsyncExitStack, path: str) -> int:
         """Open a directory that is held until the child is gone."""

@@ -40,7 +40,7 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
-NOT_YET = frozenset({"quota", "trace", "top", "llm"})
+NOT_YET = frozenset({"trace", "top"})
 """Commands of the plan that this version does not have."""
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
@@ -247,10 +247,11 @@ def relay(  # noqa: PLR0913, PLR0917 - a command line
         typer.Option("--write", metavar="P", help="May write only this; repeatable."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="M", help="Not available yet.")
+        str | None, typer.Option("--model", metavar="M", help="May ask only this one.")
     ] = None,
     quota: Annotated[
-        str | None, typer.Option("--quota", metavar="N", help="Not available yet.")
+        float | None,
+        typer.Option("--quota", metavar="N", help="May use so many weighted tokens."),
     ] = None,
     fd: Annotated[
         list[str] | None,
@@ -264,13 +265,14 @@ def relay(  # noqa: PLR0913, PLR0917 - a command line
     fds = tuple(fd or ()) if fd or no_fds else None
     from supervisor.relay import run_nested  # noqa: PLC0415 - needs Trio
 
-    for option, value in (("model", model), ("quota", quota)):
-        if value is not None:
-            raise CommandError(f"--{option}: not available yet")
-    rights: dict[str, object] | None = None
+    rights: dict[str, object] = {}
     if read or write:
         rights = {"read": read or [], "write": write or []}
-    return run_nested(ctx.obj, tuple(command), rights, fds)
+    if model is not None:
+        rights["model"] = model
+    if quota is not None:
+        rights["quota"] = quota
+    return run_nested(ctx.obj, tuple(command), rights or None, fds)
 
 
 @app.command(epilog="Example: sandhost ps --control run.sock")
@@ -289,6 +291,12 @@ def clients(control: _ControlOf = None, as_json: _Json = False) -> int:
 def files(control: _ControlOf = None, as_json: _Json = False) -> int:
     """List the files that clients of a host have open."""
     return _table("files", control, as_json=as_json)
+
+
+@app.command(epilog="Example: sandhost quota --json")
+def quota(control: _ControlOf = None, as_json: _Json = False) -> int:
+    """List what clients of a host have spent on the model, in weighted tokens."""
+    return _table("quota", control, as_json=as_json)
 
 
 @app.command(epilog="Example: sandhost doctor --leaks --control run.sock")
@@ -364,6 +372,14 @@ def fs_command(words: Annotated[list[str] | None, typer.Argument()] = None) -> i
 cli_fds.register(app)
 
 
+@app.command("llm", context_settings=_COMMAND_LINE)
+def llm_command(words: Annotated[list[str] | None, typer.Argument()] = None) -> int:
+    """Inside a child: chat, quota, config on FD 3."""
+    from vfs.llmcmd import main as llm_main  # noqa: PLC0415 - never reached by the script
+
+    return llm_main(words or [])
+
+
 def _table(kind: str, control: str | None, *, as_json: bool) -> int:
     from supervisor import tables  # noqa: PLC0415 - only these commands need it
     from supervisor.control_client import (  # noqa: PLC0415
@@ -428,6 +444,8 @@ def _run(
             control=given["control"],
             config=configured,
             **_walls(configured, policy, given["sandbox"], given["network"]),
+            model=base.model,
+            quota=base.quota,
         )
     except OptionError as why:
         raise UsageFault(str(why)) from None

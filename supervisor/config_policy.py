@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.config_llm import check_policy
 from supervisor.config_read import joined, named
 from supervisor.options import OptionError, parse_limits
 from supervisor.toolexec.kinds import is_tool_name
@@ -17,7 +18,6 @@ _WORDS = {
     "publish": ("direct", "on-close"),
     "durability": ("none", "close", "write"),
 }
-_NOT_YET = ("model", "quota")
 
 
 class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,9 +45,7 @@ def check_policies(section: Mapping[str, PolicySection]) -> Iterator[tuple[str, 
 
 
 def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
-    for key in _NOT_YET:
-        if getattr(policy, key) is not None:
-            yield key, "not available yet"
+    yield from check_policy(policy.model, policy.quota)
     for key, allowed in _WORDS.items():
         value = getattr(policy, key)
         if value not in allowed:

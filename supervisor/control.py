@@ -174,6 +174,7 @@ class ControlServer:
             "files": self._files,
             "stats": self._stats,
             "leaks": self._leaks,
+            "quota": self._quota,
         }
 
     def descriptors(self) -> Iterable[tuple[int, str]]:
@@ -390,6 +391,11 @@ class ControlServer:
 
     async def _leaks(self) -> dict[str, object]:
         return await check_host(self._host)
+
+    async def _quota(self) -> list[msgspec.Raw]:
+        llm = self._host.services.llm
+        rows = [] if llm is None else llm.quota_rows()
+        return await _rows(rows, lambda row: row)
 
 
 def _understand(line: bytes) -> tuple[bytes | None, Question | None]:

@@ -37,7 +37,7 @@ STREAMS = ("logs", "events", "stop")
 ORDER_TIMEOUT_S = 600.0
 """For an order: a reload waits for the grace periods of those that changed."""
 
-QUESTIONS = ("ps", "clients", "files", "stats", "leaks")
+QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")
 """What may be asked."""
 
 TIMEOUT_S = 10.0

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 
 from protocol import messages as m
 from supervisor.on_connection import (
-    answer,
     do_attach,
     do_caps,
-    do_chat,
     do_narrow,
     do_ping,
     do_refuse,
@@ -34,6 +32,7 @@ from supervisor.on_files import (
     do_truncate,
     do_write,
 )
+from supervisor.on_llm import do_chat, do_config, do_quota
 from supervisor.on_names import do_list, do_make, do_remove, do_rename, do_stat
 
 if TYPE_CHECKING:
@@ -57,8 +56,8 @@ HANDLERS: dict[type[m.Request], Handler] = {
     m.Attach: do_attach,
     m.Narrow: do_narrow,
     m.Chat: do_chat,
-    m.Quota: answer(b"LLM quota not available"),
-    m.Config: answer(b"LLM config not available"),
+    m.Quota: do_quota,
+    m.Config: do_config,
     m.FdCall: do_fd_call,
     m.FdPut: do_fd_put,
     m.Refusal: do_refuse,

@@ -45,6 +45,8 @@ EVENTS = (
     "child.given_up",
     "child.condition",
     "child.overdue",
+    "llm.called",
+    "quota.denied",
 )
 """The events that this host writes."""
 

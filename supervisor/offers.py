@@ -33,6 +33,11 @@ async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
     """
     async with AsyncExitStack() as stack:
         if config is not None:
+            if config.llm is not None:
+                from supervisor.llm.service import open_llm  # noqa: PLC0415 - heavy
+
+                state_dir = config.host.state_dir
+                await stack.enter_async_context(open_llm(host, config.llm, state_dir))
             await _open_toolexec(host, config, stack)
             if _has_fds(host, config):
                 from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional

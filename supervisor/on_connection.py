@@ -1,4 +1,4 @@
-"""Requests about the connection itself and the model, and lines that did not parse."""
+"""Requests about the connection itself, and lines that did not parse."""
 
 from __future__ import annotations
 
@@ -83,13 +83,7 @@ async def _narrow(session: Session, document: bytes) -> bytes:
     return OK
 
 
-# The model
-
-
-def do_chat(session: Session, request: m.Chat) -> bytes | None:
-    """LLM_CHAT on a host without an LLM section (spec L12)."""
-    lengths = (request.inputs, request.outputs, request.prompt, request.preset)
-    return session.drain(error(b"LLM not available"), ChatBody(lengths))
+# What this host does not have, and what nobody could
 
 
 def answer(text: bytes) -> Handler:

@@ -9,6 +9,7 @@ Rules of this file.
    never wakes up.
 3. Trio's other tasks get their turn at least every ``SLICE_S``.
 4. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
+   Of one that its task owns the set may still be asked whether its client hangs up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.session import POLLS, SLOW
+from supervisor.session import EOF, POLLS, SLOW
 
 if TYPE_CHECKING:
     from supervisor.session import Session
@@ -45,6 +46,7 @@ class Pump:
         self._epoll.register(self._bell, select.EPOLLIN)
         self.sessions: dict[int, Session] = {}
         self._left_over: dict[Session, None] = {}
+        self._hangups: dict[int, Session] = {}
         # (when, requests that the session had answered when its message began)
         self._deadlines: dict[Session, tuple[float, int]] = {}
         self._deadline_added = trio.Event()
@@ -78,6 +80,35 @@ class Pump:
         self._watch(session)
 
     forget = suspend
+
+    def watch_hangup(self, session: Session) -> None:
+        """Close a session that its task owns once its client has closed both ways.
+
+        Precondition: the session is suspended.
+        """
+        for fd in {session.read_fd, session.write_fd}:
+            self._hangups[fd] = session
+            # Nothing is asked for: EPOLLHUP and EPOLLERR always come (epoll_ctl(2)).
+            self._epoll.register(fd, 0)
+
+    def ignore_hangup(self, session: Session) -> None:
+        """End ``watch_hangup``."""
+        for fd in {session.read_fd, session.write_fd}:
+            if self._hangups.get(fd) is session:
+                self._hung_up(fd)
+
+    def _note_hangup(self, fd: int) -> None:
+        session = self._hangups.get(fd)
+        if session is not None:
+            self._hung_up(fd)
+            # Of two pipes each tells its own end.
+            if session not in self._hangups.values():
+                session.close_soon(EOF)
+
+    def _hung_up(self, fd: int) -> None:
+        del self._hangups[fd]
+        if not self._epoll.closed:
+            self._epoll.unregister(fd)
 
     def _watch(self, session: Session) -> None:
         """Start or stop the clock of a message that has begun (spec F8)."""
@@ -130,6 +161,8 @@ class Pump:
                 turn[session] = None
             elif fd == self._bell:
                 os.eventfd_read(self._bell)
+            else:
+                self._note_hangup(fd)
         alone = len(turn) == 1
         for session in turn:
             if session.serve(alone=True) if alone else session.serve_one():

@@ -31,6 +31,9 @@ from vfs.relay import RelayError, open_relay
 if TYPE_CHECKING:
     from supervisor.launchpad_start import LaunchpadProcess
 
+_OWN_ACCOUNT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET")
+"""This process's own account at the host's model: not the nested child's."""
+
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for the nested child (spec S6)."""
 
@@ -117,7 +120,7 @@ async def _kill_later(process: SpawnedProcess) -> None:
 
 
 def _environment(*, narrowed: bool) -> dict[str, str]:
-    env = dict(os.environ)
+    env = {k: v for k, v in os.environ.items() if k not in _OWN_ACCOUNT}
     env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
     if narrowed:
         # The token stands for this process's rights, which are more (attack 38).

@@ -51,6 +51,22 @@ class Service(Protocol):
         ...
 
 
+class ModelService(Service, Protocol):
+    """The model, as a conversation sees it whose rights shrink (spec A5)."""
+
+    def models_of(self, client: Client) -> frozenset[str]:
+        """Return the models that a client may leave to those nested in it."""
+        ...
+
+    def limit(self, client: Client, quota: float) -> None:
+        """Hold a client to so many weighted tokens; a limit only shrinks."""
+        ...
+
+    def quota_rows(self) -> list[dict[str, object]]:
+        """Return what every account has spent, the host's own first."""
+        ...
+
+
 @dataclass(slots=True)
 class Services:
     """What one host offers.
@@ -61,7 +77,7 @@ class Services:
         fds: large content as handles.
     """
 
-    llm: Service | None = None
+    llm: ModelService | None = None
     toolexec: Service | None = None
     fds: FdService | None = None
 

@@ -125,6 +125,7 @@ class Session:
         "_chat",
         "_drain_reply",
         "_finish",
+        "_holding",
         "_is_deep",
         "_job",
         "_on_closed",
@@ -164,7 +165,7 @@ class Session:
         "zero_copy",
     )
 
-    def __init__(  # noqa: PLR0913 - the parts of one conversation
+    def __init__(  # noqa: PLR0913, PLR0915 - the parts of one conversation
         self,
         pump: Pump,
         fs: Filesystem,
@@ -212,6 +213,7 @@ class Session:
         self._chat: ChatBody | None = None
         self._job: Job | None = None
         self._waiting: trio.CancelScope | None = None
+        self._holding: tuple[trio.CancelScope, float] | None = None
         self._wake = trio.Event()
         self._over = trio.Event()
         self._stop = False
@@ -405,6 +407,8 @@ class Session:
             space = self.budget.scratch[: conn.body_left]
         else:
             space = payload.space()
+            if self._chat is not None:  # it has room for separators
+                space = space[: conn.body_left]
         count = os.readv(self.read_fd, [space])
         if not count:
             what = b"data: unexpected EOF"
@@ -424,10 +428,13 @@ class Session:
         return None if conn.body_left else self._end_body()
 
     def _end_body(self) -> bytes | None:
-        chat, self._chat = self._chat, None
-        if chat is not None and chat.is_separated:
-            self.conn.extend_body(SEPARATORS)
-            return self.drain(self._drain_reply or b"")
+        chat = self._chat
+        if chat is not None:
+            if chat.is_separated and not chat.is_extended:
+                self._extend(chat)
+                if self.conn.body_left:
+                    return None
+            self._chat = None
         finish, self._finish = self._finish, None
         if self._payload is None:
             reply, self._drain_reply = self._drain_reply, None
@@ -441,6 +448,21 @@ class Session:
                 self._drop_payload()
         return reply
 
+    def _extend(self, chat: ChatBody) -> None:
+        """Go on with the separators that an LLM_CHAT has not counted (spec L1)."""
+        chat.is_extended = True
+        self.conn.extend_body(SEPARATORS)
+        piece = self.conn.take_body()
+        if self._payload is not None and piece:
+            try:
+                self._payload.add(piece)
+            except OSError as why:
+                self._refuse_payload(why)
+
+    def payload_done(self) -> None:
+        """Give the memory of the payload back before the job that got it ends."""
+        self._drop_payload()
+
     def _drop_payload(self) -> None:
         payload, self._payload = self._payload, None
         if payload is not None:
@@ -449,20 +471,33 @@ class Session:
     # What handlers call
 
     def collect(
-        self, piece: bytes, finish: Callable[[bytes | memoryview], bytes | None]
+        self,
+        piece: bytes,
+        finish: Callable[[bytes | memoryview], bytes | None],
+        chat: ChatBody | None = None,
     ) -> bytes | None:
         """Receive the rest of the current body, then call ``finish`` with all of it.
 
         Args:
             piece: what ``take_body`` gave of it so far.
             finish: answers the request, or starts a job and returns None.
+            chat: follows the body of an LLM_CHAT, which may be longer than declared.
         """
+        spare = 0
+        if chat is not None:
+            chat.feed(piece)
+            spare = SEPARATORS
+            if not self.conn.body_left and chat.is_separated:
+                chat.is_extended = True
+                self.conn.extend_body(SEPARATORS)
+                piece += self.conn.take_body()
         left = self.conn.body_left
         if not left:
             return finish(piece)
+        self._chat = chat
         self._finish = finish
         try:
-            self._payload = self.budget.begin(len(piece) + left)
+            self._payload = self.budget.begin(len(piece) + left + spare)
             if piece:
                 self._payload.add(piece)
         except OSError as why:
@@ -597,6 +632,29 @@ class Session:
             finally:
                 self._waiting = None
 
+    @contextlib.contextmanager
+    def while_connected(self, leave_s: float = 0.0) -> Iterator[trio.CancelScope]:
+        """Run work of a job only for as long as its client is there (spec L10).
+
+        The end of the process, of the session, or of both directions of the connection
+        cancels it; a client that has only stopped sending is waited for.  For a client
+        that is gone already nothing begins.
+
+        Args:
+            leave_s: the scope is left so many seconds after the client.
+        """
+        with trio.CancelScope() as scope:
+            self._holding = (scope, leave_s)
+            if self._stop:
+                scope.cancel()
+            else:
+                self.pump.watch_hangup(self)
+            try:
+                yield scope
+            finally:
+                self._holding = None
+                self.pump.ignore_hangup(self)
+
     async def send(self, reply: bytes | memoryview) -> None:
         """Send a reply that did not fit at once, within the deadline (spec F8)."""
         data = memoryview(reply)
@@ -662,7 +720,11 @@ class Session:
         Raises:
             RightsError: the document does not narrow what the client has.
         """
-        policy = self.client.policy.narrowed(document, self.client.ledger)
+        client, llm = self.client, self.services.llm
+        models = None if llm is None else llm.models_of(client)
+        policy = client.policy.narrowed(document, client.ledger, models)
+        if llm is not None and policy.quota is not None:
+            llm.limit(client, policy.quota)
         self.narrowed_places += tuple(
             place for place in policy.places if place not in self.client.policy.places
         )
@@ -696,6 +758,9 @@ class Session:
         self.pump.suspend(self)
         if self._waiting is not None:
             self._waiting.cancel()
+        if self._holding is not None:
+            scope, leave_s = self._holding
+            scope.deadline = min(scope.deadline, trio.current_time() + leave_s)
         self._wake.set()
 
     async def finish(self, why: str) -> None:

@@ -58,6 +58,8 @@ class ChildSpec:
         group_limits: what its cgroups bound, over all its processes.
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
         name: what a configuration calls it; None for one that has no name.
+        model: the model that it may ask; None for the one of its view (spec L6).
+        quota: weighted tokens for it and all nested in it; None for the host's alone.
     """
 
     command: tuple[str, ...]
@@ -86,6 +88,8 @@ class ChildSpec:
     network: str = "none"
     tmp_dir: str | None = None
     group_limits: Limits = _UNLIMITED
+    model: str | None = None
+    quota: float | None = None
 
     @property
     def walls_env(self) -> dict[str, str]:

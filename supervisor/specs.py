@@ -49,6 +49,8 @@ class ChildOptions:
     sandbox: Profile = PROFILES["auto"]
     network: str = "none"
     tools: frozenset[str] | None = None
+    model: str | None = None
+    quota: float | None = None
 
 
 def policy_options(
@@ -82,6 +84,8 @@ def policy_options(
         sandbox=profile,
         network=policy.network or "none",
         tools=None if policy.tools is None else frozenset(policy.tools),
+        model=policy.model,
+        quota=policy.quota,
     )
 
 
@@ -133,6 +137,8 @@ def make_spec(
         tmp_dir=scratch.tmp,
         group_limits=limits,
         tools=options.tools,
+        model=options.model,
+        quota=options.quota,
     )
 
 

@@ -55,7 +55,7 @@ def render(
     """Return a table as text, with a last LF.
 
     Args:
-        kind: ``ps``, ``clients`` or ``files``.
+        kind: ``ps``, ``clients``, ``files`` or ``quota``.
         rows: as the control socket gives them.
         terminal: the text goes to one, so it may be drawn.
         width: columns that there are.
@@ -209,6 +209,16 @@ def _instant(key: str) -> Callable[[Row], str]:
     return cell
 
 
+def _tokens(key: str) -> Callable[[Row], str]:
+    """Show weighted tokens."""
+
+    def cell(row: Row) -> str:
+        value = row.get(key)
+        return "-" if value is None else f"{value:.1f}"
+
+    return cell
+
+
 def _yes_no(key: str) -> Callable[[Row], str]:
     return lambda row: "yes" if row.get(key) else "no"
 
@@ -262,6 +272,16 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("OFFSET", _plain("offset"), is_right=True),
         Column("OPENED", _instant("opened_at")),
         Column("FILENAME", _plain("filename"), gives_way=True),
+    ),
+    "quota": (
+        Column("CLIENT", lambda row: row.get("client_id") or "(host)"),
+        Column("PARENT", _plain("parent_id")),
+        Column("SPENT", _tokens("spent"), is_right=True),
+        Column("RESERVED", _tokens("reserved"), is_right=True),
+        Column("LIMIT", _tokens("limit"), is_right=True),
+        Column("CALLS", _plain("calls"), is_right=True),
+        Column("NOW", _plain("under_way"), is_right=True),
+        Column("MAX", _plain("max_calls"), is_right=True, gives_way=True),
     ),
 }
 """The columns of each table."""

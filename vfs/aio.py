@@ -23,6 +23,7 @@ from vfs.client_decode import (
     encode_rights,
     entries,
     mapping,
+    quota_of,
     status,
 )
 from vfs.client_errors import no_way_to_attach
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from vfs.client_link import Name
+    from vfs.client_llm import ChatCompletion
 
 
 class AsyncClient(AsyncEndpoint):
@@ -200,11 +202,14 @@ class AsyncClient(AsyncEndpoint):
         input_files: Iterable[Name] = (),
         output_files: Iterable[Name] = (),
         top_level: bool | None = None,
-    ) -> dict[str, object]:
-        """Ask the model and return its ``chat.completion`` object."""
+    ) -> ChatCompletion:
+        """Ask the model and return its completion."""
+        from vfs.client_llm import completion  # noqa: PLC0415 - for those who ask
+
         parts = chat_parts(input_files, output_files, prompt, preset)
         request = m.Chat(self._claim(top_level), *map(len, parts))
-        return mapping((await self._ask(request, b"".join(parts)))[1])
+        reply, body = await self._ask(request, b"".join(parts))
+        return completion(body, quota_of(reply.text))
 
     async def llm_quota(self) -> str:
         """Tell the quota as the host words it."""

@@ -28,9 +28,12 @@ __all__ = [
     "ExistsError",
     "FsProxyError",
     "IsDirectoryError",
+    "ModelCallError",
+    "NoModelError",
     "NotAChildError",
     "NotDirectoryError",
     "NotFoundError",
+    "QuotaExceededError",
     "TooLargeError",
     "UnknownCommandError",
     "UnsendableError",
@@ -50,15 +53,19 @@ if TYPE_CHECKING:
         ExistsError,
         FsProxyError,
         IsDirectoryError,
+        ModelCallError,
+        NoModelError,
         NotAChildError,
         NotDirectoryError,
         NotFoundError,
+        QuotaExceededError,
         TooLargeError,
         UnknownCommandError,
         UnsendableError,
     )
     from vfs.client_file import ProxyFile
     from vfs.client_link import Name
+    from vfs.client_llm import ChatCompletion
 else:
 
     def __getattr__(name: str) -> object:
@@ -303,8 +310,8 @@ class Client(BlockingEndpoint):
         input_files: Iterable[Name] = (),
         output_files: Iterable[Name] = (),
         top_level: bool | None = None,
-    ) -> dict[str, object]:
-        """Ask the model and return its ``chat.completion`` object (spec L1-L7).
+    ) -> ChatCompletion:
+        """Ask the model and return its completion (spec L1-L7).
 
         Args:
             prompt: what the user says.
@@ -312,12 +319,39 @@ class Client(BlockingEndpoint):
             input_files: the host reads them into the message; ``-`` is skipped.
             output_files: the host writes the answer into them.
             top_level: see the class.
+
+        Raises:
+            NoModelError: the host has none.
+            QuotaExceededError: nothing is left, and nothing was asked.
+            ModelCallError: the provider failed.
         """
-        from vfs.client_decode import chat_parts, mapping  # noqa: PLC0415 - see the top
+        from vfs.client_llm import completion  # noqa: PLC0415 - see the top
+
+        body, quota = self.llm_chat_json(
+            prompt,
+            preset=preset,
+            input_files=input_files,
+            output_files=output_files,
+            top_level=top_level,
+        )
+        return completion(body, quota)
+
+    def llm_chat_json(
+        self,
+        prompt: str = "",
+        *,
+        preset: str = "",
+        input_files: Iterable[Name] = (),
+        output_files: Iterable[Name] = (),
+        top_level: bool | None = None,
+    ) -> tuple[bytes, str]:
+        """Ask likewise; return the JSON as the host words it, and the quota."""
+        from vfs.client_decode import chat_parts, quota_of  # noqa: PLC0415 - see the top
 
         parts = chat_parts(input_files, output_files, prompt, preset)
         request = m.Chat(self._claim(top_level), *map(len, parts))
-        return mapping(self._ask(request, b"".join(parts))[1])
+        reply, body = self._ask(request, b"".join(parts))
+        return body, quota_of(reply.text)
 
     def llm_quota(self) -> str:
         """Tell the quota as the host words it (spec L9)."""
@@ -327,4 +361,8 @@ class Client(BlockingEndpoint):
         """Tell the model's configuration (spec L13)."""
         from vfs.client_decode import mapping  # noqa: PLC0415 - see the top
 
-        return mapping(self._ask(m.Config())[1])
+        return mapping(self.llm_config_json())
+
+    def llm_config_json(self) -> bytes:
+        """Tell the same as the host words it."""
+        return self._ask(m.Config())[1]

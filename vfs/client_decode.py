@@ -118,3 +118,8 @@ def chat_parts(
     if "\n" in preset:
         raise client_errors().unsendable_name(preset)
     return lists[0], lists[1], prompt.encode(), preset.encode()
+
+
+def quota_of(status: bytes) -> str:
+    """Return what LLM_CHAT's reply line says of the quota, behind the length."""
+    return status.partition(b" ")[2].decode("utf-8", "replace")

@@ -28,9 +28,12 @@ __all__ = [
     "ExistsError",
     "FsProxyError",
     "IsDirectoryError",
+    "ModelCallError",
+    "NoModelError",
     "NotAChildError",
     "NotDirectoryError",
     "NotFoundError",
+    "QuotaExceededError",
     "TooLargeError",
     "UnknownCommandError",
     "UnsendableError",
@@ -49,8 +52,7 @@ __all__ = [
 class FsProxyError(OSError):
     """Base of all; itself for a refusal that has no class of its own.
 
-    ``errno`` is None where the host's reason has no number, such as a failed model
-    call.
+    ``errno`` is None where the host's reason has no number.
     """
 
 
@@ -88,6 +90,18 @@ class UnknownCommandError(FsProxyError, NotImplementedError):
     """The host speaks an older protocol, without this command (spec X1)."""
 
 
+class NoModelError(FsProxyError):
+    """The host has no model (spec L12)."""
+
+
+class QuotaExceededError(FsProxyError):
+    """No call can be made: of the quota nothing is left (spec L10)."""
+
+
+class ModelCallError(FsProxyError):
+    """The provider failed, or answered what cannot be used (spec L11, L15)."""
+
+
 class UnsendableError(FsProxyError, ValueError):
     """No request line can carry this name, number or mode; nothing was sent."""
 
@@ -113,6 +127,15 @@ _CLASSES: dict[int, type[FsProxyError]] = {
 
 _NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 
+# What it says of the model, by how it begins.
+_MODEL_TEXTS: tuple[tuple[str, type[FsProxyError], int], ...] = (
+    ("quota exceeded", QuotaExceededError, errno.EDQUOT),
+    ("OpenAI API call failed", ModelCallError, errno.EREMOTEIO),
+    ("LLM not available", NoModelError, errno.EOPNOTSUPP),
+    ("LLM quota not available", NoModelError, errno.EOPNOTSUPP),
+    ("LLM config not available", NoModelError, errno.EOPNOTSUPP),
+)
+
 # What the host says of its own accord, by how it begins; the first that fits counts.
 _OWN_TEXTS = (
     ("VFS access denied", errno.EACCES),
@@ -120,10 +143,6 @@ _OWN_TEXTS = (
     ("invalid fileno", errno.EBADF),
     ("file not open for", errno.EBADF),
     ("request line too long", errno.ENAMETOOLONG),
-    ("quota exceeded", errno.EDQUOT),
-    ("LLM not available", errno.EOPNOTSUPP),
-    ("LLM quota not available", errno.EOPNOTSUPP),
-    ("LLM config not available", errno.EOPNOTSUPP),
     ("invalid ", errno.EINVAL),
 )
 
@@ -140,6 +159,9 @@ def from_reply(
         second: the other name of a RENAME.
     """
     reason = text.decode("utf-8", "surrogateescape")
+    for begin, kind, code in _MODEL_TEXTS:
+        if reason.startswith(begin):
+            return kind(code, reason)
     number, message = _meaning(reason)
     if number is None:
         return FsProxyError(message)

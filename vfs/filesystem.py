@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from vfs.backends import MODES
+from vfs.backends import KEPT, MODES
 from vfs.clients import Client, Tables, file_row, timestamp
 from vfs.errors import AccessDeniedError
 from vfs.hostio import in_thread
@@ -35,7 +35,20 @@ if TYPE_CHECKING:
     from vfs.places import Place
     from vfs.policy import Policy
 
-__all__ = ["Client", "Filesystem", "Observer", "OpenFile", "file_row", "timestamp"]
+KEPT_WORD = b"kept"
+"""Opens for writing what is there, as it is; a word of the host's own."""
+
+_MODES = {**MODES, KEPT_WORD: KEPT}
+
+__all__ = [
+    "KEPT_WORD",
+    "Client",
+    "Filesystem",
+    "Observer",
+    "OpenFile",
+    "file_row",
+    "timestamp",
+]
 
 
 class Observer(Protocol):
@@ -52,7 +65,8 @@ class Filesystem:
     """Clients, files and what they may do.
 
     ``observer`` is told of every file; ``on_denied`` of every client that reached for
-    what it may not (spec A1), with the command and the name.
+    what it may not (spec A1), with the command and the name; ``is_secret`` is asked of
+    every file that is opened whether it is one that no client may have.
 
     Args:
         max_host_files: most files open at once over all clients: what the process's
@@ -63,6 +77,7 @@ class Filesystem:
         self.tables = Tables()
         self.observer: Observer | None = None
         self.on_denied: Callable[[Client, str, bytes], None] | None = None
+        self.is_secret: Callable[[Handle], bool] | None = None
         self._max_host_files = max_host_files
         self._closing: dict[OpenFile, tuple[int, ...]] = {}
 
@@ -128,7 +143,7 @@ class Filesystem:
         Args:
             client: who asks.
             name: as on the wire.
-            word: one of the wire's modes.
+            word: one of the wire's modes, or ``KEPT_WORD``.
             claim: ``is_top_level``; None leaves it to the client's own right (O5).
 
         Raises:
@@ -136,7 +151,7 @@ class Filesystem:
             AccessDeniedError: the name is outside what the client may reach.
             OSError: the open failed.
         """
-        mode = MODES[word]
+        mode = _MODES[word]
         tables = self.tables
         policy = client.policy
         ledger = client.ledger
@@ -161,6 +176,8 @@ class Filesystem:
                 handle = open_in(policy.host, name, mode, ledger, staged=staged)
             else:
                 handle, place, staged = open_restricted(policy, name, mode, ledger)
+            if self.is_secret is not None:
+                self._refuse_secret(handle)
             must_empty = (
                 mode.empties and not staged and not emptied_at_once(handle, ledger)
             )
@@ -227,6 +244,11 @@ class Filesystem:
             return new
 
         return again
+
+    def _refuse_secret(self, handle: Handle) -> None:
+        if self.is_secret is not None and self.is_secret(handle):
+            handle.close()
+            raise AccessDeniedError
 
     @staticmethod
     def write(file: OpenFile, data: bytes | memoryview) -> None:
@@ -333,6 +355,14 @@ class Filesystem:
             del self._closing[file]
             if self.observer is not None:
                 self.observer.file_closed(file, why=None)
+
+    def abandon(self, file: OpenFile) -> None:
+        """Close a file without publishing what is staged (spec A3b)."""
+        self._forget(file)
+        file.give_back(file.staged_growth)
+        file.abandon()
+        if self.observer is not None:
+            self.observer.file_closed(file, why=None)
 
     def _forget(self, file: OpenFile) -> None:
         client = file.client

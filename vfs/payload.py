@@ -89,11 +89,12 @@ class Payload:
         self.left -= len(piece)
 
     def view(self) -> memoryview:
-        """Return the whole payload; only when nothing is left to come."""
+        """Return what has come; only when nothing more will."""
         if self._spool >= 0 and self._map is None:
-            self._map = mmap.mmap(self._spool, self.size, prot=mmap.PROT_READ)
+            size = self.size - self.left
+            self._map = mmap.mmap(self._spool, size, prot=mmap.PROT_READ)
             self._view = memoryview(self._map)
-        return self._view
+        return self._view[: -self.left] if self.left else self._view
 
     def close(self) -> None:
         """Give memory and file back; safe to call twice."""

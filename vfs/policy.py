@@ -14,7 +14,9 @@ What is counted is in ``ledger``.
 
 from __future__ import annotations
 
+import math
 import os
+from functools import partial
 
 import msgspec
 
@@ -50,7 +52,7 @@ __all__ = [
 
 
 class Policy:
-    """Everything a client may do with files.
+    """Everything a client may do.
 
     Args:
         top_level: the client may take the top-level view (spec A1).
@@ -58,11 +60,13 @@ class Policy:
         places: the root first, then the grants; owned by whoever made them.
         root: whose path must still name it at each use (spec O4); the first place.
         tools: the tools that may be run for it; None for those of every sidecar.
+        model: the model that the client's own right gives it; None for the host's.
+        quota: weighted tokens that the last narrowing left; None if it said nothing.
     """
 
-    __slots__ = ("host", "places", "root", "tools", "top_level")
+    __slots__ = ("host", "model", "places", "quota", "root", "tools", "top_level")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything that a client may do
         self,
         places: tuple[Place, ...],
         *,
@@ -70,11 +74,15 @@ class Policy:
         cwd_fd: int = -1,
         root: Place | None = None,
         tools: frozenset[str] | None = None,
+        model: str | None = None,
+        quota: float | None = None,
     ) -> None:
         self.top_level = top_level
         self.tools = tools
         self.host = HostDirectory(cwd_fd, beneath=False)
         self.places = places
+        self.model = model
+        self.quota = quota
         self.root = root if root is not None else places[0] if places else None
         _share_rights(places)
 
@@ -111,24 +119,36 @@ class Policy:
             found.sort(key=lambda pair: len(pair[1]))
         return found
 
-    def narrowed(self, document: bytes, ledger: Ledger | None = None) -> Policy:
+    def narrowed(
+        self,
+        document: bytes,
+        ledger: Ledger | None = None,
+        models: frozenset[str] | None = None,
+    ) -> Policy:
         """Return a policy with at most these rights (spec A5).
 
         Args:
             document: JSON ``{"read": [...], "write": [...], "tools": [...]}``; names
                 given become the only places, tools the only tools; an empty document
-                only drops the top-level right.
+                only drops the top-level right.  With ``model`` and ``quota`` it says
+                what is left of the model.
             ledger: charged an open file for each place that is new, for each is held
                 open (attack 18); given back by whoever closes them.
+            models: those that may be asked for; None where the host has none at all.
 
         Raises:
             RightsError: the document is not of that form, or asks for what this policy
                 does not have.
         """
-        wanted = _parsed(document)
+        wanted = _parsed(document, models)
         tools = self._fewer_tools(wanted.tools)
+        # The model of the top-level right goes with it.
+        model = wanted.model or (None if self.top_level else self.model)
+        make = partial(
+            Policy, root=self.root, tools=tools, model=model, quota=wanted.quota
+        )
         if wanted.read is None and wanted.write is None:
-            return Policy(self.places, root=self.root, tools=tools)
+            return make(self.places)
         rights: dict[str, list[bool]] = {}
         for index, names in enumerate((wanted.read, wanted.write)):
             for name in names or ():
@@ -144,7 +164,7 @@ class Policy:
             if ledger is not None:
                 ledger.charge(OPEN_FILES, -len(rights))
             raise
-        return Policy(tuple(places), root=self.root, tools=tools)
+        return make(tuple(places))
 
     def _fewer_tools(self, wanted: list[str] | None) -> frozenset[str] | None:
         if wanted is None:
@@ -170,13 +190,19 @@ class Policy:
             raise RightsError(f"cannot narrow to {text!r}: {reason}") from None
 
 
-def _parsed(document: bytes) -> Rights:
+def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:
     try:
         wanted = msgspec.json.decode(document, type=Rights)
     except msgspec.MsgspecError as why:
         raise RightsError(str(why)) from None
-    if wanted.model is not None or wanted.quota is not None:
-        raise RightsError("model and quota are not available yet")
+    if wanted.model is None and wanted.quota is None:
+        return wanted
+    if models is None:
+        raise RightsError("this host has no model, and so no quota")
+    if wanted.model is not None and wanted.model not in models:
+        raise RightsError(f"not within this client's rights: model {wanted.model!r}")
+    if wanted.quota is not None and not 0 <= wanted.quota < math.inf:
+        raise RightsError("quota: weighted tokens, from 0 on")
     return wanted
 
 

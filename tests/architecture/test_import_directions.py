@@ -32,6 +32,7 @@ VFS_DOORS = (
     "vfs.aio",
     "vfs.fscmd",
     "vfs.fdcmd",
+    "vfs.llmcmd",
     "vfs.relay",
     "vfs.errors",
     "vfs.policy",
@@ -141,7 +142,7 @@ def test_a_child_pays_for_the_standard_library_only(module: str) -> None:
     assert not host_side, "the child's side pulls in the host's"
 
 
-@pytest.mark.parametrize("module", ["protocol", "vfs.client"])
+@pytest.mark.parametrize("module", ["protocol", "vfs.client", "vfs.llmcmd"])
 def test_a_child_loads_nothing_heavy(module: str) -> None:
     assert not loaded_by(module) & HEAVY
 

@@ -102,10 +102,12 @@ def test_a_nested_child_that_cannot_start_says_why(
 
 
 @pytest.mark.parametrize("option", ["--model x", "--quota 5"])
-def test_what_is_not_there_yet_is_refused(root: Path, option: str) -> None:
+def test_the_model_cannot_be_narrowed_where_there_is_none(
+    root: Path, option: str
+) -> None:
     status, out, err = run_child(root, f"$0 relay {option} -- true")
     assert (status, out) == (125, b"")
-    assert b"not available yet" in err
+    assert b"this host has no model, and so no quota" in err
 
 
 def test_outside_a_child_it_says_so() -> None:

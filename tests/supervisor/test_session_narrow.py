@@ -107,7 +107,7 @@ async def test_a_nested_client_has_what_its_parent_has_left(hall: Hall) -> None:
             rb"cannot narrow to 'a\n\x1b': No such file or directory",
         ),
         (b'{"read": ["/etc"]}', b"not within this client's rights: '/etc'"),
-        (b'{"model": "small"}', b"model and quota are not available yet"),
+        (b'{"model": "small"}', b"this host has no model, and so no quota"),
     ],
 )
 async def test_a_document_of_rights(line: Line, text: bytes, reply: bytes) -> None:

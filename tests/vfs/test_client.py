@@ -333,18 +333,40 @@ def test_caps_are_told(client: Client) -> None:
 
 def test_a_chat_sends_exact_counts(client: Client, host: FakeHost) -> None:
     # spec L1
-    host.chat = (json.dumps({"choices": []}).encode(), b"1.0/5 weighted tokens")
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}}
+    host.chat = (json.dumps({"choices": [choice]}).encode(), b"1.0/5 weighted tokens")
     answer = client.llm_chat(
         "Grüße", preset="general", input_files=["a", b"\xff"], output_files=["-"]
     )
-    assert answer == {"choices": []}
+    assert (answer.text, answer.quota) == ("hi", "1.0/5 weighted tokens")
+    assert (answer.raw, answer.usage) == (host.chat[0], None)
     assert host.peers[0].seen == [m.Chat(False, 3, 1, 7, 7)]
     assert host.chatted == [b"a\n\xff" + b"-" + "Grüße".encode() + b"general"]
 
 
 def test_a_chat_without_a_model_is_refused(client: Client) -> None:
     # spec L12
-    with pytest.raises(door.FsProxyError, match="LLM not available"):
+    with pytest.raises(door.NoModelError, match="LLM not available"):
+        client.llm_chat("hello")
+
+
+def test_errors_of_the_model_have_classes(client: Client, host: FakeHost) -> None:
+    # spec L10, L11
+    host.fails[m.Chat] = b"quota exceeded: cannot make LLM call"
+    with pytest.raises(door.QuotaExceededError) as quota:
+        client.llm_chat("hello")
+    assert quota.value.errno == errno.EDQUOT
+    host.fails[m.Chat] = b"OpenAI API call failed: 500 it broke"
+    with pytest.raises(door.ModelCallError, match="500 it broke"):
+        client.llm_chat("hello")
+
+
+def test_an_answer_that_is_no_completion_is_told(
+    client: Client, host: FakeHost
+) -> None:
+    # spec L7
+    host.chat = (b'{"choices": 5}', b"1.0/5 weighted tokens")
+    with pytest.raises(door.FsProxyError, match="cannot read the answer to LLM_CHAT"):
         client.llm_chat("hello")
 
 

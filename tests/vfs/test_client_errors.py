@@ -51,8 +51,9 @@ def client(line: socket.socket) -> Client:
         (b"request line too long", "FsProxyError", errno.ENAMETOOLONG),
         (b"invalid size: 9 exceeds limit 5", "TooLargeError", errno.EMSGSIZE),
         (b"unknown command: SEEK", "UnknownCommandError", errno.ENOSYS),
-        (b"LLM not available", "FsProxyError", errno.EOPNOTSUPP),
-        (b"OpenAI API call failed: no", "FsProxyError", None),
+        (b"LLM not available", "NoModelError", errno.EOPNOTSUPP),
+        (b"quota exceeded: cannot", "QuotaExceededError", errno.EDQUOT),
+        (b"OpenAI API call failed: no", "ModelCallError", errno.EREMOTEIO),
         (b"", "FsProxyError", None),
     ],
 )

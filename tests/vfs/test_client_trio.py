@@ -83,8 +83,9 @@ async def test_names_directories_and_the_rest(
     assert (await client.caps())["version"] == 2
     assert await client.llm_quota() == "110.0 weighted tokens (no limit)"
     assert await client.llm_config() == {"default_model": "m"}
-    host.chat = (b"{}", b"1.0 weighted tokens (no limit)")
-    assert await client.llm_chat("x", preset="general", input_files=["a"]) == {}
+    host.chat = (b'{"choices": []}', b"1.0 weighted tokens (no limit)")
+    answer = await client.llm_chat("x", preset="general", input_files=["a"])
+    assert (answer.text, answer.raw) == ("", b'{"choices": []}')
     assert host.chatted == [b"axgeneral"]
     await client.narrow({"read": []})
     assert host.peers[0].rights == {"read": []}

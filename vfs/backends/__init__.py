@@ -1,10 +1,11 @@
 """Where files can live: one interface (``base``), the host's disk and plain memory."""
 
-from vfs.backends.base import MODES, Backend, FileStatus, Handle, Mode, Removed
+from vfs.backends.base import KEPT, MODES, Backend, FileStatus, Handle, Mode, Removed
 from vfs.backends.host import HostDirectory
 from vfs.backends.memory import MemoryDirectory
 
 __all__ = [
+    "KEPT",
     "MODES",
     "Backend",
     "FileStatus",

@@ -178,3 +178,7 @@ MODES = {
     b"a+": Mode("a+", os.O_RDWR | os.O_APPEND),
 }
 """The six modes by their word."""
+
+KEPT = Mode("r-", os.O_WRONLY)
+KEPT.text = "w"  # what tables and events call it
+"""To write into a file that is there, leaving what it holds: no word of the wire."""

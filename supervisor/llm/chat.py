@@ -1,0 +1,169 @@
+"""One LLM_CHAT, from its four parts to its reply (spec L2-L7, L10, L11).
+
+Rules of this file.
+
+1. A straight line: read what was asked, check it, open the outputs, call, write, reply.
+2. Files are opened with the child's own rights and in its effective view (spec L3, L4).
+3. Bytes of files move in worker threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol import echo, error, invalid
+from supervisor.llm.gateway import FailedCallError
+from supervisor.llm.outputs import Outputs, OutputsError
+from supervisor.llm.presets import DEFAULT_PRESET
+from supervisor.llm.quota import QuotaError
+from supervisor.on_llm import LEAVE_S
+from supervisor.replies import denied
+from vfs.errors import AccessDeniedError, UnavailableError
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from supervisor.llm.gateway import Completion
+    from supervisor.llm.service import LlmService, Message
+    from supervisor.session import Session
+    from vfs.filesystem import OpenFile
+
+MAX_INPUT_BYTES = 8 * 1024 * 1024
+"""Most text of input files in one call (spec L3)."""
+
+NO_INPUTS = error(b"failed to read input files data")
+EXCEEDED = error(b"quota exceeded: cannot make LLM call")
+
+
+class RefusedError(Exception):
+    """The request is answered with an error; ``reply`` is it."""
+
+    def __init__(self, reply: bytes) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
+async def answer(
+    session: Session, service: LlmService, claim: bool, parts: tuple[bytes, ...]
+) -> bytes | None:
+    """Answer one LLM_CHAT.
+
+    Args:
+        session: whose request it is.
+        service: the model.
+        claim: the effective view, which the caller has the right to.
+        parts: input files, output files, prompt, preset.
+
+    Returns:
+        The reply; None if its client is gone.
+    """
+    inputs, outputs, prompt, preset = parts
+    reply: bytes | None = None
+    async with Outputs(session, claim=claim) as opened:
+        try:
+            with session.while_connected(LEAVE_S):
+                # For who is gone nothing begins (spec L10).
+                await trio.lowlevel.checkpoint_if_cancelled()
+                messages = _instructions(service, prompt, preset)
+                files = await _read_inputs(session, inputs, claim=claim)
+                _add_user_message(messages, prompt.decode(), files)
+                await opened.open(_names(outputs))
+                call = service.call(session.client, messages, claim=claim)
+                completion = await service.gateway.complete(call)
+                reply = await _finished(session, service, opened, completion)
+        except (RefusedError, OutputsError) as why:
+            reply = why.reply
+        except QuotaError:
+            reply = EXCEEDED
+        except FailedCallError as why:
+            reply = error(b"OpenAI API call failed: " + echo(why.reason.encode()))
+    return reply
+
+
+async def _finished(
+    session: Session, service: LlmService, opened: Outputs, completion: Completion
+) -> bytes:
+    """Write the outputs and make the reply: the call is paid, so it is not undone."""
+    with trio.CancelScope(shield=True):  # bounded: a few writes to files
+        await opened.write(completion.text.encode())
+    status = service.status_text(session.client).encode()
+    return b"OK %d %b\n%b" % (len(completion.data), status, completion.data)
+
+
+def _names(text: bytes) -> list[bytes]:
+    """Return the names that stand in lines; ``-`` is the child's own stream."""
+    return [name for name in text.split(b"\n") if name and name != b"-"]
+
+
+def _instructions(service: LlmService, prompt: bytes, preset: bytes) -> list[Message]:
+    """Return the messages before the user's (spec L5)."""
+    try:
+        prompt.decode()
+    except UnicodeDecodeError:
+        raise RefusedError(error(b"invalid prompt encoding")) from None
+    if not preset and prompt:
+        return []
+    name = preset.decode(errors="surrogateescape") or DEFAULT_PRESET
+    system = service.presets.get(name)
+    if system is None:
+        raise RefusedError(invalid("preset", preset))
+    return [{"role": "system", "content": system}]
+
+
+def _add_user_message(
+    messages: list[Message], prompt: str, files: list[tuple[str, str]]
+) -> None:
+    parts = [prompt] if prompt else []
+    parts += [f"File {name}:\n{text}" for name, text in files]
+    if parts:
+        messages.append({"role": "user", "content": "\n\n".join(parts)})
+
+
+async def _read_inputs(
+    session: Session, text: bytes, *, claim: bool
+) -> list[tuple[str, str]]:
+    """Return (name, content) of the input files (spec L3)."""
+    found = []
+    left = MAX_INPUT_BYTES
+    for name in _names(text):
+        data = await _read_input(session, name, left, claim=claim)
+        left -= len(data)
+        try:
+            content = data.decode()
+        except UnicodeDecodeError:
+            raise RefusedError(NO_INPUTS) from None
+        found.append((name.decode(errors="replace"), content))
+    return found
+
+
+async def _read_input(
+    session: Session, name: bytes, most: int, *, claim: bool
+) -> bytes:
+    fs, client = session.fs, session.client
+    try:
+        file = fs.open(client, name, b"r", claim)
+    except AccessDeniedError:
+        denied(session, "LLM_CHAT", name)
+        raise RefusedError(NO_INPUTS) from None
+    except (UnavailableError, OSError):
+        raise RefusedError(NO_INPUTS) from None
+    try:
+        data = await in_thread(_read_all, file, most, share=client.ledger.threads)
+    except OSError:
+        raise RefusedError(NO_INPUTS) from None
+    finally:
+        fs.close(file)
+    if len(data) > most:
+        raise RefusedError(NO_INPUTS)
+    return data
+
+
+def _read_all(file: OpenFile, most: int) -> bytes:
+    """Read a file to its end, or one byte more than there may be."""
+    pieces = []
+    left = most + 1
+    while left and (piece := file.read_wait(min(left, 1 << 20))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)

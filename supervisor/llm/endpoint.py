@@ -1,0 +1,247 @@
+"""An OpenAI-compatible endpoint for unmodified programs (face: ``endpoint = true``).
+
+What it is: one listener on loopback for the host, one unix socket for each child, and a
+token for each child that stands for its account.  What it is not: what requests mean
+(``endpoint_chat``), or HTTP (``endpoint_http``).
+
+Rules of this file.
+
+1. A token opens one child's account and nothing else; after the child's end it opens
+   nothing, and what it had begun is cancelled and charged before the child is gone.
+2. A child has at most ``PER_CHILD`` connections.  Of connections that have shown no
+   token there are few, and the oldest makes room (spec S5, S7).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.llm.endpoint_chat import answer
+from supervisor.llm.endpoint_http import HttpConnection, RefusedRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from contextlib import AsyncExitStack
+
+    from supervisor.child import Child
+    from supervisor.llm.quota import Node
+    from supervisor.llm.service import LlmService
+    from vfs.filesystem import Client
+
+PER_CHILD = 64
+"""Connections of one child: as many as it may have clients."""
+
+STRANGERS = 64
+"""Connections that have not shown a token yet; a program shows it at once."""
+
+STRANGER_S = 10.0
+"""How long a connection may take to show a token."""
+
+SOCKET_NAME = "llm.sock"
+TOKEN_PREFIX = "sk-sandhost-"  # noqa: S105 - what it begins with is no secret
+
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_ACCEPT_PAUSE_S = 0.1
+
+
+class Account:
+    """What a child's token stands for.
+
+    Attributes:
+        client: whose rights count.
+        node: pays.
+        connections: those that have shown the token.
+    """
+
+    def __init__(self, client: Client, node: Node) -> None:
+        self.client = client
+        self.node = node
+        self.connections: set[_Connection] = set()
+
+
+class _Connection:
+    """One connection, from whoever it is."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.http = HttpConnection(stream)
+        self.scope = trio.CancelScope()
+        self.over = trio.Event()
+
+
+class Endpoint:
+    """Made by ``open_endpoint``."""
+
+    def __init__(
+        self, service: LlmService, listener: trio.SocketListener, nursery: trio.Nursery
+    ) -> None:
+        self._service = service
+        self._nursery = nursery
+        self._listeners = {listener}
+        self._accounts: dict[str, Account] = {}
+        self._strangers: dict[_Connection, None] = {}
+        self._connections: set[_Connection] = set()
+        port = listener.socket.getsockname()[1]
+        self.base_url = f"http://127.0.0.1:{port}/v1"
+
+    async def admit(
+        self, child: Child, client: Client, stack: AsyncExitStack
+    ) -> dict[str, str]:
+        """Open a child's account; return what it finds in its environment.
+
+        Raises:
+            OSError: its socket cannot be made.
+        """
+        token = TOKEN_PREFIX + secrets.token_urlsafe(32)
+        account = Account(client, self._service.node_of(client))
+        self._accounts[token] = account
+        stack.push_async_callback(self._dismiss, token)
+        env = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": token}
+        if child.spec.run_dir is not None:
+            listener = _unix_listener(child.spec.run_dir)
+            self._listeners.add(listener)
+            scope = trio.CancelScope()
+            path = f"{child.spec.run_dir}/{SOCKET_NAME}"
+            stack.callback(_unlink, path)
+            stack.callback(scope.cancel)
+            self._nursery.start_soon(self._listen, listener, scope)
+            env["SANDHOST_LLM_SOCKET"] = path
+        return env
+
+    async def _dismiss(self, token: str) -> None:
+        """Close an account; wait until what it had begun is charged."""
+        account = self._accounts.pop(token)
+        for connection in tuple(account.connections):
+            connection.scope.cancel()
+        with trio.CancelScope(shield=True):  # bounded: a cancelled call ends at once
+            for connection in tuple(account.connections):
+                await connection.over.wait()
+
+    async def run(self, listener: trio.SocketListener) -> None:
+        """Serve the listener of all until cancelled."""
+        await self._listen(listener, trio.CancelScope())
+
+    async def _listen(
+        self, listener: trio.SocketListener, scope: trio.CancelScope
+    ) -> None:
+        try:
+            with scope:
+                await self._accept(listener)
+        finally:
+            self._listeners.discard(listener)
+            listener.socket.close()
+
+    async def _accept(self, listener: trio.SocketListener) -> None:
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as why:
+                if why.errno not in _OUT_OF_RESOURCES:
+                    raise
+                await trio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if len(self._strangers) >= STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.scope.cancel()
+            connection = _Connection(stream)
+            self._strangers[connection] = None
+            self._connections.add(connection)
+            self._nursery.start_soon(self._serve, connection)
+
+    async def _serve(self, connection: _Connection) -> None:
+        http = connection.http
+        try:
+            with connection.scope:
+                connection.scope.deadline = trio.current_time() + STRANGER_S
+                while await self._serve_one(connection) and http.next_cycle():
+                    pass
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            pass  # gone, or too slow to be told so
+        finally:
+            self._strangers.pop(connection, None)
+            for account in self._accounts.values():
+                account.connections.discard(connection)
+            self._connections.discard(connection)
+            with trio.CancelScope(shield=True):  # bounded: closes a socket
+                await trio.aclose_forcefully(http.stream)
+            connection.over.set()
+
+    async def _serve_one(self, connection: _Connection) -> bool:
+        """Answer one request; tell whether there may be another."""
+        http = connection.http
+        try:
+            request = await http.request()
+            if request is None:
+                return False
+            account = self._account(connection, request.token)
+            await answer(self._service, account.client, account.node, http, request)
+        except RefusedRequestError as why:
+            await http.refuse(why)
+            return why.status not in (400, 401, 413, 503)
+        return True
+
+    def _account(self, connection: _Connection, token: str) -> Account:
+        # A token has 256 random bits: how long a look-up takes tells nothing of use.
+        account = self._accounts.get(token)
+        if account is None:
+            text = (
+                "no such token; a child finds its own in OPENAI_API_KEY while it runs"
+            )
+            kind = "invalid_request_error"
+            raise RefusedRequestError(401, text, kind, "invalid_api_key")
+        if connection not in account.connections:
+            if len(account.connections) >= PER_CHILD:
+                text = f"this child has {PER_CHILD} connections; close one"
+                raise RefusedRequestError(503, text, "overloaded")
+            account.connections.add(connection)
+            self._strangers.pop(connection, None)
+            connection.scope.deadline = float("inf")
+        return account
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what this holds of the host's descriptors."""
+        for listener in self._listeners:
+            yield listener.socket.fileno(), "model endpoint"
+        for connection in self._connections:
+            yield connection.http.stream.socket.fileno(), "model endpoint connection"
+
+
+def _unix_listener(directory: str) -> trio.SocketListener:
+    """Listen on a child's own socket; its path may be longer than sun_path (unix(7))."""
+    held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(f"/proc/self/fd/{held}/{SOCKET_NAME}")
+        sock.listen(16)
+        sock.setblocking(False)
+        return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.close(held)
+
+
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 - a str
+
+
+@asynccontextmanager
+async def open_endpoint(service: LlmService) -> AsyncIterator[Endpoint]:
+    """Listen on loopback; everything ends with the block."""
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        endpoint = Endpoint(service, listener, nursery)
+        nursery.start_soon(endpoint.run, listener)
+        try:
+            yield endpoint
+        finally:
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,308 @@
+"""What the endpoint's requests mean: ``POST /v1/chat/completions``, ``GET /v1/models``.
+
+Rules of this file.
+
+1. The model is the child's, whatever was asked for, unless that is one it may have; the
+   bound on the output is the smaller of the child's and the configuration's (spec L6).
+2. What could cost more than is reserved is refused by its name, never dropped.
+3. The same gateway, quota, redaction and journal as for LLM_CHAT.  A client that closes
+   its connection ends its call (spec L10).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from supervisor.llm.answer import DONE
+from supervisor.llm.endpoint_http import RefusedRequestError
+from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
+from supervisor.llm.quota import QuotaError
+from supervisor.llm.redact import StreamRedactor
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from supervisor.llm.endpoint_http import HttpConnection, HttpRequest
+    from supervisor.llm.gateway import Call, Completion
+    from supervisor.llm.quota import Node
+    from supervisor.llm.redact import Redactor
+    from supervisor.llm.service import LlmService
+    from vfs.filesystem import Client
+
+PASSED = frozenset(
+    {
+        "messages", "tools", "tool_choice", "parallel_tool_calls", "functions",
+        "function_call", "response_format", "stop", "temperature", "top_p",
+        "presence_penalty", "frequency_penalty", "logit_bias", "logprobs",
+        "top_logprobs", "seed", "user", "reasoning_effort", "verbosity",
+    }
+)  # fmt: skip
+"""Passed on to the provider as they are."""
+
+READ = frozenset(
+    {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
+)
+"""Looked at here."""
+
+HARMLESS: dict[str, object] = {"n": 1, "store": False, "metadata": None}
+"""Taken with these values, which change nothing."""
+
+LEAVE_S = 0.002
+"""As for LLM_CHAT: what the provider has sent by then is read, and charged."""
+
+
+async def answer(
+    service: LlmService,
+    client: Client,
+    node: Node,
+    http: HttpConnection,
+    request: HttpRequest,
+) -> None:
+    """Answer one request.
+
+    Raises:
+        RefusedRequestError: it cannot be answered; nothing has been sent.
+    """
+    match request.method, request.path.rstrip("/"):
+        case "POST", "/v1/chat/completions":
+            await _chat(service, client, node, http, request.body)
+        case "GET", "/v1/models":
+            await http.reply(200, _models(service, client))
+        case _, "/v1/chat/completions" | "/v1/models":
+            raise _invalid(f"{request.method} does nothing here", 405)
+        case _:
+            text = f"there is no {request.path[:200]}; there are /v1/chat/completions and /v1/models"
+            raise _invalid(text, 404)
+
+
+def _models(service: LlmService, client: Client) -> bytes:
+    rows = [
+        {"id": name, "object": "model", "created": 0, "owned_by": "sandhost"}
+        for name in sorted(service.models_of(client))
+    ]
+    return msgspec.json.encode({"object": "list", "data": rows})
+
+
+async def _chat(
+    service: LlmService, client: Client, node: Node, http: HttpConnection, body: bytes
+) -> None:
+    make = partial(_call, service, client, node, body)
+    call, options = await in_thread(make) if len(body) > LARGE_BYTES else make()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_leave_with, http, nursery.cancel_scope)
+            if options.get("stream"):
+                include = (options.get("stream_options") or {}).get("include_usage")
+                stream = _Stream(http, service.redactor, include_usage=bool(include))
+                await stream.send(service, call)
+            else:
+                completion = await service.gateway.complete(call)
+                await http.reply(200, completion.data)
+            nursery.cancel_scope.cancel()
+    except* QuotaError:
+        text = "quota exceeded: cannot make LLM call"
+        code = "insufficient_quota"
+        raise RefusedRequestError(429, text, code, code) from None
+    except* FailedCallError as group:
+        raise _failed(group) from None
+
+
+def _failed(group: BaseExceptionGroup[FailedCallError]) -> RefusedRequestError:
+    why: BaseException = group
+    while isinstance(why, BaseExceptionGroup):
+        why = why.exceptions[0]
+    text = f"OpenAI API call failed: {why}"
+    status = why.status if isinstance(why, FailedCallError) else 0
+    # The caller's own faults stay the caller's; what else the provider said is ours.
+    return RefusedRequestError(
+        status if status in (404, 413, 422) else 502, text, "provider_error"
+    )
+
+
+async def _leave_with(http: HttpConnection, scope: trio.CancelScope) -> None:
+    """End a call, a moment after its client has gone."""
+    await http.wait_gone()
+    scope.deadline = trio.current_time() + LEAVE_S
+    await trio.sleep_forever()
+
+
+def _call(
+    service: LlmService, client: Client, node: Node, body: bytes
+) -> tuple[Call, dict[str, Any]]:
+    """Return the call that a request makes, and the request."""
+    asked = _asked(body)
+    passed = {name: asked[name] for name in asked if name in PASSED}
+    section = service.section
+    if section.temperature is not None:
+        passed.setdefault("temperature", section.temperature)
+    name = asked.get("model")
+    model = service.model_name(client, claim=True)
+    if isinstance(name, str) and name in service.models_of(client):
+        model = name
+    texts = [passed.get(key) for key in ("messages", "tools", "functions")]
+    size = sum(len(msgspec.json.encode(text)) for text in texts if text)
+    bounds = (asked.get("max_tokens"), asked.get("max_completion_tokens"))
+    call = service.prepared(
+        client,
+        model,
+        passed,
+        size_bytes=size,
+        max_tokens=_bound(section.max_tokens, bounds),
+        node=node,
+    )
+    return call, asked
+
+
+def _asked(body: bytes) -> dict[str, Any]:
+    """Return a request that can be made.
+
+    Raises:
+        RefusedRequestError: it cannot.
+    """
+    try:
+        asked = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise _invalid(f"the body is no JSON: {why}") from None
+    if not isinstance(asked, dict):
+        raise _invalid("the body is no JSON object")
+    messages = asked.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _invalid("messages: a list of at least one")
+    for name, value in asked.items():
+        if name in PASSED or name in READ or value is None:
+            continue
+        if name in HARMLESS and value == HARMLESS[name]:
+            continue
+        raise _invalid(f"{name[:100]}: not available through this host")
+    if not isinstance(asked.get("stream_options") or {}, dict):
+        raise _invalid("stream_options: an object")
+    return asked
+
+
+def _bound(configured: int | None, asked: tuple[object, ...]) -> int | None:
+    """Return the smallest of the bounds on the output that there are."""
+    found = math.inf if configured is None else configured
+    for value in asked:
+        if value is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise _invalid("max_tokens: a number from 1 on")
+        found = min(found, value)
+    return None if found == math.inf else int(found)
+
+
+def _invalid(text: str, status: int = 422) -> RefusedRequestError:
+    return RefusedRequestError(status, text, "invalid_request_error")
+
+
+class _Stream:
+    """A streamed answer on its way to a child, redacted across its pieces."""
+
+    def __init__(
+        self, http: HttpConnection, redactor: Redactor, *, include_usage: bool
+    ) -> None:
+        self._http = http
+        self._redactor = redactor
+        self._include_usage = include_usage
+        self._texts: dict[int, StreamRedactor] = {}
+        self._last: dict[str, Any] = {}
+        self._has_begun = False
+
+    async def send(self, service: LlmService, call: Call) -> None:
+        """Make a call and pass its events on as they come.
+
+        Raises:
+            QuotaError, FailedCallError: before anything was sent.
+        """
+        # Bounded by the longest answer that the gateway takes.
+        sender, receiver = trio.open_memory_channel[dict[str, Any]](math.inf)
+        done: list[Completion] = []
+
+        async def ask() -> None:
+            with sender:
+                done.append(await service.gateway.complete(call, sender.send_nowait))
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                async for event in receiver:
+                    await self._pass(event)
+        except* FailedCallError as group:
+            if not self._has_begun:
+                raise
+            await self._http.event(_failed(group).body())
+        if done:
+            await self._end(done[0])
+        await self._http.end_events()
+
+    async def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await self._http.begin_events()
+
+    async def _pass(self, event: dict[str, Any]) -> None:
+        await self._begin()
+        choices = event.get("choices") or []
+        if event.get("usage") is not None and not self._include_usage:
+            event = {key: value for key, value in event.items() if key != "usage"}
+            if not choices:
+                return
+        if choices:
+            self._last = {**event, "choices": []}
+        for choice in choices:
+            self._redact(choice)
+        await self._event(event)
+
+    def _redact(self, choice: dict[str, Any]) -> None:
+        """Redact a text that may go on in the next piece."""
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            return
+        text = self._texts.setdefault(
+            choice.get("index", 0), StreamRedactor(self._redactor)
+        )
+        content = delta.get("content")
+        if isinstance(content, str):
+            delta["content"] = text.feed(content)
+        if choice.get("finish_reason") and (rest := text.rest()):
+            delta["content"] = (delta.get("content") or "") + rest
+
+    async def _event(self, event: dict[str, Any]) -> None:
+        await self._http.event(self._redactor.data(msgspec.json.encode(event)))
+
+    async def _end(self, completion: Completion) -> None:
+        if not self._last:  # a provider that does not stream
+            await self._begin()
+            await self._whole(completion.object)
+        for index, text in self._texts.items():
+            if rest := text.rest():
+                choice = {"index": index, "delta": {"content": rest}}
+                await self._event({**self._last, "choices": [choice]})
+        await self._http.event(DONE)
+
+    async def _whole(self, completion: dict[str, Any]) -> None:
+        """Pass an answer on that came in one piece."""
+        head = {
+            key: value
+            for key, value in completion.items()
+            if key not in ("choices", "usage")
+        }
+        head["object"] = "chat.completion.chunk"
+        choices = []
+        for choice in completion["choices"]:
+            delta = dict(choice["message"])
+            calls = delta.get("tool_calls") or ()
+            if calls:
+                delta["tool_calls"] = [
+                    {"index": number, **call} for number, call in enumerate(calls)
+                ]
+            reason = choice.get("finish_reason") or "stop"
+            index = choice.get("index", 0)
+            choices.append({"index": index, "delta": delta, "finish_reason": reason})
+        await self._event({**head, "choices": choices})
+        if self._include_usage and completion.get("usage"):
+            await self._event({**head, "choices": [], "usage": completion["usage"]})

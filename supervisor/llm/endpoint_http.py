@@ -1,0 +1,199 @@
+"""One HTTP/1.1 connection of the endpoint: requests in, replies out, on h11.
+
+Rules of this file.
+
+1. A request that began is complete within ``DEADLINE_S``, and a reply is taken within
+   it; between requests a connection may idle, until room is needed.
+2. A body is bounded; what is longer is refused and the connection ends.
+3. What h11 does not accept (attack 33) is answered 400, and the connection ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import h11
+import msgspec
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEADLINE_S = 30.0
+"""From the first byte of a request to its last; the same for a piece of a reply."""
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""Longest request: twice what LLM_CHAT takes, for JSON escapes and base64 grow it."""
+
+RECEIVE_BYTES = 65_536
+
+
+class HttpRequest(NamedTuple):
+    """A request that has come whole."""
+
+    method: str
+    path: str
+    token: str
+    body: bytes
+
+
+class RefusedRequestError(Exception):
+    """A request is answered with an error in the form of the OpenAI API.
+
+    Attributes:
+        status: of HTTP.
+        kind: what the form calls ``type``.
+        code: what it calls ``code``.
+    """
+
+    def __init__(
+        self, status: int, message: str, kind: str, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.code = code
+
+    def body(self) -> bytes:
+        """Return the error as JSON."""
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": str(self),
+                    "type": self.kind,
+                    "param": None,
+                    "code": self.code,
+                }
+            }
+        )
+
+
+class HttpConnection:
+    """One connection.
+
+    Args:
+        stream: it; closed by whoever made it.
+    """
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._http = h11.Connection(h11.SERVER)
+        self._is_gone = False
+
+    async def request(self) -> HttpRequest | None:
+        """Return the next request; None at the end of the connection.
+
+        Raises:
+            RefusedRequestError: it is too long or malformed; the connection ends.
+            TooSlowError: it did not come in time.
+        """
+        try:
+            event = self._http.next_event()
+            while event is h11.NEED_DATA and not self._http.trailing_data[0]:
+                if not await self._receive():  # idle: no deadline
+                    return None
+                event = self._http.next_event()
+            with trio.fail_after(DEADLINE_S):
+                return await self._whole(event)
+        except h11.RemoteProtocolError as why:
+            raise _malformed(str(why), why.error_status_hint) from None
+
+    async def _whole(self, event: Any) -> HttpRequest | None:
+        while event is h11.NEED_DATA:
+            await self._receive()
+            event = self._http.next_event()
+        if not isinstance(event, h11.Request):
+            return None
+        head = event
+        pieces = []
+        left = MAX_BODY_BYTES
+        while True:
+            if self._http.they_are_waiting_for_100_continue:
+                await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                await self._receive()
+            elif isinstance(event, h11.Data):
+                left -= len(event.data)
+                if left < 0:
+                    raise _malformed(f"more than {MAX_BODY_BYTES} bytes", 413)
+                pieces.append(bytes(event.data))
+            else:
+                return _request(head, b"".join(pieces))
+
+    async def _receive(self) -> bool:
+        data = await self.stream.receive_some(RECEIVE_BYTES)
+        self._http.receive_data(data)
+        return bool(data)
+
+    async def wait_gone(self) -> None:
+        """Return when the client has closed the connection."""
+        data = b""
+        while not data:
+            data = await self.stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                return
+            self._http.receive_data(data)
+        # It has sent its next request already: it wants this one's answer.
+        await trio.sleep_forever()
+
+    async def reply(
+        self, status: int, body: bytes, more: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a whole reply."""
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            **(more or {}),
+        }
+        await self._send(
+            h11.Response(status_code=status, headers=list(headers.items()))
+        )
+        await self._send(h11.Data(data=body))
+        await self._send(h11.EndOfMessage())
+
+    async def refuse(self, why: RefusedRequestError) -> None:
+        """Send an error; the library is told not to try again, for the host has."""
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            await self.reply(why.status, why.body(), {"x-should-retry": "false"})
+
+    async def begin_events(self) -> None:
+        """Begin a reply of server-sent events."""
+        headers = [("content-type", "text/event-stream"), ("cache-control", "no-store")]
+        await self._send(h11.Response(status_code=200, headers=headers))
+
+    async def event(self, data: bytes) -> None:
+        """Send one event."""
+        await self._send(h11.Data(data=b"data: " + data + b"\n\n"))
+
+    async def end_events(self) -> None:
+        """End the reply."""
+        await self._send(h11.EndOfMessage())
+
+    async def _send(self, event: Any) -> None:
+        data = self._http.send(event)
+        if data:
+            with trio.fail_after(DEADLINE_S):
+                await self.stream.send_all(data)
+
+    def next_cycle(self) -> bool:
+        """Make ready for another request; False if there can be none."""
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+            return True
+        return False
+
+
+def _request(head: h11.Request, body: bytes) -> HttpRequest:
+    token = ""
+    for name, value in head.headers:
+        if name == b"authorization":
+            scheme, _, rest = value.decode("latin-1").strip().partition(" ")
+            # A second one, or another scheme, is no key (attack 34).
+            token = "" if token or scheme.lower() != "bearer" else rest.strip()
+    path = head.target.decode("latin-1").partition("?")[0]
+    return HttpRequest(head.method.decode("latin-1"), path, token, body)
+
+
+def _malformed(text: str, status: int = 400) -> RefusedRequestError:
+    return RefusedRequestError(status or 400, text, "invalid_request_error")

@@ -1,0 +1,308 @@
+"""The gateway: a list of messages in, a checked and paid completion out.
+
+What it is: the one way to the model, for LLM_CHAT, for the endpoint and for whatever
+else of the host asks it.  What it is not: who may ask for which model (``service``).
+
+Rules of this file.
+
+1. Reserve, call, settle; on every way out the reservation ends (spec L10).
+2. It streams from the provider, so that who is gone costs nothing more, and what was
+   received until then is charged (spec L10).
+3. What leaves is redacted: completions, reasons, events (I10).
+4. A large text is encoded and decoded in a worker thread: nobody waits for it (L14).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from supervisor.llm.answer import Answer, AnswerError, ProviderError, first_text
+from supervisor.llm.provider import CallError
+from supervisor.llm.quota import QuotaError, Usage, Weights
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from supervisor.journal import Journal
+    from supervisor.llm.ledger import Spending
+    from supervisor.llm.provider import Provider
+    from supervisor.llm.quota import Node, Reservation
+    from supervisor.llm.redact import Redactor
+
+LARGE_BYTES = 256 * 1024
+"""Longest text that is encoded or decoded in the Trio thread: about a millisecond."""
+
+MAX_SENT_TOKENS = 4096
+"""Highest bound on the output that is sent where the configuration has none: models
+refuse a bound above their own, and the smallest of those is this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that calls can name.
+
+    Attributes:
+        name: as the configuration and clients know it.
+        id: as its provider knows it.
+        provider: who has it.
+        weights: what its tokens cost.
+    """
+
+    name: str
+    id: str
+    provider: Provider
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked, by whom, and who pays.
+
+    Attributes:
+        model: who is asked.
+        body: the request but for its model, its stream and its bound on the output.
+        prompt_tokens: the estimate for its messages (spec L10).
+        max_tokens: most tokens of output; None for no bound of the caller's.
+        node: pays.
+        child_id: for the journal.
+        client_id: for the journal.
+    """
+
+    model: Model
+    body: Mapping[str, object]
+    prompt_tokens: int
+    max_tokens: int | None
+    node: Node
+    child_id: str
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer, redacted.
+
+    Attributes:
+        data: a ``chat.completion`` as JSON.
+        object: the same as plain values.
+        usage: what it took.
+    """
+
+    data: bytes
+    object: dict[str, Any]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return first_text(self.object)
+
+
+class FailedCallError(Exception):
+    """A call failed; ``reason`` is one redacted line (spec L11, L15).
+
+    Attributes:
+        status: the provider's HTTP status; 0 where there was none.
+    """
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
+OnEvent = "Callable[[dict[str, Any]], None]"
+"""Told of each event of the stream, as it comes and not redacted."""
+
+
+class Gateway:
+    """Makes calls.
+
+    Args:
+        redactor: knows every secret.
+        spending: what is charged, for whoever keeps it.
+        timeout_s: for one call, retries included (spec L11).
+        journal: is told of every call, never of a text.
+    """
+
+    def __init__(
+        self,
+        redactor: Redactor,
+        spending: Spending,
+        timeout_s: float,
+        journal: Journal,
+    ) -> None:
+        self._redactor = redactor
+        self._spending = spending
+        self._timeout_s = timeout_s
+        self._journal = journal
+
+    async def complete(
+        self, call: Call, on_event: Callable[[dict[str, Any]], None] | None = None
+    ) -> Completion:
+        """Make a call.
+
+        Args:
+            call: what, by whom.
+            on_event: told of each event of a streamed answer.
+
+        Raises:
+            QuotaError: it cannot be paid; nothing was asked (spec L10).
+            FailedCallError: the provider failed, or answered what cannot be used.
+
+        Cancellation: ends the call; what was reported or received is charged.
+        """
+        reservation = self._reserve(call)
+        answer = Answer()
+        meter = _Meter(self, call, reservation, answer)
+        try:
+            with trio.fail_after(self._timeout_s):
+                found = await self._exchange(call, reservation, answer, on_event)
+                usage = answer.usage() or answer.estimate(
+                    call.prompt_tokens, reservation.max_tokens
+                )
+                completion = await self._checked(found, usage, answer.output_bytes)
+                meter.settle("ok", completion.usage)
+                await self._spending.kept()
+                return completion
+        except trio.TooSlowError:
+            meter.fail(charged=answer.output_pieces > 0)
+            reason, status = f"no complete answer within {self._timeout_s:g} s", 0
+        except (CallError, ProviderError) as why:
+            meter.fail(charged=answer.output_pieces > 0)
+            reason, status = str(why), getattr(why, "status", 0)
+        except AnswerError as why:
+            meter.fail(charged=True)
+            reason, status = f"invalid response: {why}", 0
+        except BaseException:
+            meter.settle("cancelled", None)
+            raise
+        raise FailedCallError(self._one_line(reason), status)
+
+    def _reserve(self, call: Call) -> Reservation:
+        try:
+            return call.node.reserve(
+                call.prompt_tokens, call.max_tokens, call.model.weights
+            )
+        except QuotaError:
+            self._journal.write(
+                "quota.denied",
+                child_id=call.child_id,
+                client_id=call.client_id,
+                model=call.model.name,
+            )
+            raise
+
+    async def _exchange(
+        self,
+        call: Call,
+        reservation: Reservation,
+        answer: Answer,
+        on_event: Callable[[dict[str, Any]], None] | None,
+    ) -> dict[str, Any]:
+        body = {
+            **call.body,
+            "model": call.model.id,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        bound = reservation.max_tokens
+        if bound is not None and (call.max_tokens or bound <= MAX_SENT_TOKENS):
+            body["max_tokens"] = bound
+        encode = partial(msgspec.json.encode, body)
+        is_large = call.prompt_tokens * 4 > LARGE_BYTES
+        data = await in_thread(encode) if is_large else encode()
+        received = 0
+        async with call.model.provider.ask(data) as pieces:
+            async for piece in pieces:
+                received += len(piece)
+                for event in answer.feed(piece):
+                    if on_event is not None:
+                        on_event(event)
+        if received > LARGE_BYTES:
+            return await in_thread(answer.finish)
+        return answer.finish()
+
+    async def _checked(
+        self, found: dict[str, Any], usage: Usage, size_bytes: int
+    ) -> Completion:
+        redact = partial(self._redacted, found, usage)
+        return await in_thread(redact) if size_bytes > LARGE_BYTES else redact()
+
+    def _redacted(self, found: dict[str, Any], usage: Usage) -> Completion:
+        data = msgspec.json.encode(found)
+        clean = self._redactor.data(data)
+        if clean != data:
+            found = msgspec.json.decode(clean)
+        return Completion(clean, found, usage)
+
+    def _one_line(self, reason: str) -> str:
+        return " ".join(self._redactor.text(reason).split())
+
+    def charged(
+        self, call: Call, usage: Usage, cost: float, *, outcome: str, latency_s: float
+    ) -> None:
+        """Take note of a call that has ended (spec L13: no text of it)."""
+        self._spending.add(cost, calls=int(outcome in ("ok", "cancelled")))
+        self._journal.write(
+            "llm.called",
+            child_id=call.child_id,
+            client_id=call.client_id,
+            model=call.model.name,
+            outcome=outcome,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion,
+            cost=round(cost, 4),
+            latency_ms=round(1000 * latency_s, 3),
+        )
+
+
+class _Meter:
+    """Ends the reservation of one call, once, and tells what it came to."""
+
+    def __init__(
+        self, gateway: Gateway, call: Call, reservation: Reservation, answer: Answer
+    ) -> None:
+        self._gateway = gateway
+        self._call = call
+        self._reservation = reservation
+        self._answer = answer
+        self._began = time.monotonic()
+
+    def settle(self, outcome: str, usage: Usage | None) -> None:
+        """Charge what was used, as reported or estimated; it counts as a call."""
+        if self._reservation.cost is None:
+            usage = usage or self._used()
+            self._tell(outcome, usage, self._reservation.settle(usage))
+
+    def fail(self, *, charged: bool) -> None:
+        """Charge a failed call for what came of it, or for nothing (spec L11, L15)."""
+        if self._reservation.cost is not None:
+            return
+        if charged:
+            usage = self._used()
+            self._tell("failed", usage, self._reservation.settle_failed(usage))
+        else:
+            self._reservation.release()
+            self._tell("failed", Usage(0, 0), 0.0)
+
+    def _used(self) -> Usage:
+        try:
+            reported = self._answer.usage()
+        except AnswerError:
+            reported = None
+        bound = self._reservation.max_tokens
+        return reported or self._answer.estimate(self._call.prompt_tokens, bound)
+
+    def _tell(self, outcome: str, usage: Usage, cost: float) -> None:
+        latency_s = time.monotonic() - self._began
+        self._gateway.charged(
+            self._call, usage, cost, outcome=outcome, latency_s=latency_s
+        )

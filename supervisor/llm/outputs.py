@@ -1,0 +1,129 @@
+"""The output files of one LLM_CHAT: open before the call, written after it (spec L4).
+
+Rules of this file.
+
+1. Before the call each is opened as it is, so that what cannot be written costs no call.
+2. A file that is published on close is opened anew, staged, when there is something to
+   write: whoever reads it sees the old content or the whole new one (spec A3b).
+3. What did not come to be written is as it was: a file that was made for the check is
+   removed again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from protocol import echo, error
+from supervisor.replies import UNAVAILABLE, denied, reason
+from vfs.errors import AccessDeniedError, UnavailableError
+from vfs.filesystem import KEPT_WORD
+from vfs.policy import PUBLISH_ON_CLOSE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.session import Session
+    from vfs.filesystem import OpenFile
+
+
+class OutputsError(Exception):
+    """An output cannot be written; ``reply`` says so."""
+
+    def __init__(self, reply: bytes) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
+class Outputs:
+    """The output files of one call.
+
+    Args:
+        session: whose.
+        claim: the effective view.
+    """
+
+    def __init__(self, session: Session, *, claim: bool) -> None:
+        self._session = session
+        self._claim = claim
+        self._files: list[OpenFile] = []
+        self._made: list[tuple[bytes, tuple[int, int]]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with trio.CancelScope(shield=True):  # bounded: a few removals
+            for file in self._files:
+                if file.fileno in self._session.files:
+                    self._session.fs.abandon(file)
+            for name, identity in self._made:
+                await self._remove(name, identity)
+
+    async def open(self, names: Iterable[bytes]) -> None:
+        """Open every file without changing it.
+
+        Raises:
+            OutputsError: one cannot be.
+        """
+        for name in names:
+            self._files.append(self._open(name))
+            await trio.lowlevel.checkpoint()
+
+    def _open(self, name: bytes) -> OpenFile:
+        session = self._session
+        fs, client = session.fs, session.client
+        try:
+            try:
+                return fs.open(client, name, KEPT_WORD, self._claim)
+            except FileNotFoundError:
+                file = fs.open(client, name, b"a", self._claim)
+                if not file.handle.size():
+                    self._made.append((name, file.handle.identity()))
+                return file
+        except AccessDeniedError:
+            raise OutputsError(denied(session, "LLM_CHAT", name)) from None
+        except UnavailableError:
+            raise OutputsError(UNAVAILABLE) from None
+        except OSError as why:
+            text = b"failed to open file '" + echo(name) + b"': " + reason(why)
+            raise OutputsError(error(text)) from None
+
+    async def write(self, data: bytes) -> None:
+        """Put the answer into every file, and close it.
+
+        Raises:
+            OutputsError: one could not be written; those before it are.
+        """
+        self._made.clear()  # from here on they are not only a check
+        try:
+            for file in tuple(self._files):
+                await self._write(file, data)
+        except OSError as why:
+            raise OutputsError(error(b"failed to write: " + reason(why))) from None
+        except (AccessDeniedError, UnavailableError):
+            raise OutputsError(UNAVAILABLE) from None
+
+    async def _write(self, file: OpenFile, data: bytes) -> None:
+        fs = self._session.fs
+        place = file.place
+        if place is not None and place.publish == PUBLISH_ON_CLOSE:
+            fs.abandon(file)
+            file = fs.open(self._session.client, file.name, b"w", self._claim)
+            self._files.append(file)
+        else:
+            await fs.truncate_waiting(file, 0)
+        await fs.write_waiting(file, data)
+        await fs.close_waiting(file)
+
+    async def _remove(self, name: bytes, identity: tuple[int, int]) -> None:
+        fs, client = self._session.fs, self._session.client
+        try:
+            file = fs.open(client, name, KEPT_WORD, self._claim)
+            mine = file.handle.identity() == identity and not file.handle.size()
+            fs.close(file)
+            if mine:
+                await fs.remove_waiting(client, name, claim=self._claim)
+        except (OSError, AccessDeniedError, UnavailableError):
+            return  # somebody was quicker, or it cannot be reached any more

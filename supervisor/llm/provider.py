@@ -1,0 +1,318 @@
+"""One provider: its address, its key, its client; requests go out, answer bytes come in.
+
+Rules of this file.
+
+1. It is the only module that holds a key.  What it raises and yields has passed the
+   redactor, or is passed through it by ``gateway`` before anybody sees it (I10).
+2. ``openai`` is imported here alone, by ``load``, in a worker thread: it takes half a
+   second.  Retries (429, 5xx, connections) are its business (spec L11).
+3. No body is read beyond a bound, that of an error neither.
+4. Requests are made ready one at a time: each takes the library some milliseconds, and
+   Trio would make a hundred of them ready before anybody else had a turn (spec L14).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import trio
+
+from supervisor.llm.answer import AnswerError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+
+MAX_RETRIES = 2
+"""After the first try; with the library's growing pauses, two bridge a few seconds."""
+
+MAX_ERROR_BYTES = 65_536
+"""Longest body of a refusal that is read for its one line."""
+
+
+class CallError(Exception):
+    """A call failed (spec L11).
+
+    Attributes:
+        reason: why; not redacted and not one line yet.
+        status: the provider's HTTP status; 0 where there was none.
+    """
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
+def load() -> None:
+    """Import what calls need (for a worker thread)."""
+    # The library would log prompts to stderr for whoever has this set.
+    os.environ.pop("OPENAI_LOG", None)
+    import httpx2  # noqa: F401, PLC0415 - rule 2
+    import openai  # noqa: PLC0415
+    import openai.resources.chat  # noqa: PLC0415 - loaded lazily otherwise
+
+    del openai
+
+
+def stripped(url: str) -> str:
+    """Return an address without credentials, query and fragment (spec L13)."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def credentials_of(url: str) -> Iterator[str]:
+    """Yield what is secret in an address."""
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    if at:
+        name, colon, word = user.partition(":")
+        yield user
+        yield unquote(user)
+        yield word if colon else name
+        yield unquote(word if colon else name)
+    if parts.query:
+        for pair in parts.query.split("&"):
+            yield pair.partition("=")[2]
+
+
+class Provider:
+    """A server that speaks Chat Completions.
+
+    Args:
+        base_url: its address.
+        key: what it wants; None for nothing.
+        timeout_s: for one try.
+        turns: shared by all providers of a host (rule 4).
+
+    Attributes:
+        base_url: its address, without credentials.
+        has_key: whether calls carry a key.
+        secrets: what must not show anywhere.
+    """
+
+    def __init__(
+        self, base_url: str, key: str | None, timeout_s: float, turns: Turns
+    ) -> None:
+        self.base_url = stripped(base_url)
+        self.has_key = key is not None
+        found = (key or "", *credentials_of(base_url))
+        self.secrets = tuple(dict.fromkeys(text for text in found if text))
+        self._turns = turns
+        self._sockets = _Sockets(turns)
+        openai, httpx2 = _libraries()
+        self._http = httpx2.AsyncClient(
+            timeout=timeout_s,
+            limits=httpx2.Limits(
+                # One child must not use up the connections of another (spec S7).
+                max_connections=None,
+                max_keepalive_connections=20,
+                keepalive_expiry=5.0,
+            ),
+            follow_redirects=False,  # the key goes where it is meant to go
+            event_hooks={
+                "request": [self._sockets.watch],
+                "response": [_bound_refusals],
+            },
+        )
+        omit = openai.Omit()
+        self._client = openai.AsyncOpenAI(
+            api_key=key or "none",
+            base_url=base_url,
+            max_retries=MAX_RETRIES,
+            timeout=timeout_s,
+            http_client=self._http,
+            default_headers={
+                # What the host's environment says about accounts goes to OpenAI only.
+                **({} if _is_openai(base_url) else _no_account(omit)),
+                # A small body could become a large one.
+                "Accept-Encoding": "identity",
+            },
+        )
+        self._headers: dict[str, Any] = {"Content-Type": "application/json"}
+        if not key:
+            self._headers["Authorization"] = omit
+        self._response = httpx2.Response
+        self._stream = openai.AsyncStream[Any]
+
+    @asynccontextmanager
+    async def ask(self, body: bytes) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Send a request; yield the bytes of the answer as they come.
+
+        Args:
+            body: JSON of a chat completion.
+
+        Raises:
+            CallError: the provider refused, cannot be reached, or broke off.
+        """
+        openai, httpx2 = _libraries()
+        await self._turns.begin()
+        try:
+            response = await self._client.post(
+                "/chat/completions",
+                cast_to=self._response,
+                content=body,
+                options={"headers": self._headers},
+                stream=True,
+                stream_cls=self._stream,
+            )
+        except openai.APIStatusError as why:
+            raise CallError(_refusal_text(why), why.status_code) from None
+        except openai.APITimeoutError:
+            raise CallError("no answer in time") from None
+        except openai.APIConnectionError as why:
+            raise CallError(f"cannot connect: {_cause_text(why)}") from None
+        except (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL) as why:
+            raise CallError(f"{type(why).__name__}: {why}") from None
+        finally:
+            self._turns.end()
+        pieces = response.aiter_bytes()
+        try:
+            yield pieces
+        except httpx2.TimeoutException:
+            raise CallError("the answer stopped coming") from None
+        except (httpx2.HTTPError, httpx2.StreamError) as why:
+            raise AnswerError(f"broken off: {_cause_text(why)}") from None
+        finally:
+            await _break_off(pieces)
+            await response.aclose()
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what the client holds of the process's descriptors."""
+        for fd in self._sockets.numbers():
+            yield fd, "model provider"
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._client.close()
+
+
+class Turns:
+    """Whose request is being made ready (rule 4)."""
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def begin(self) -> None:
+        """Wait for a turn."""
+        await self._lock.acquire()
+
+    def end(self) -> None:
+        """Let the next one begin, if this task has not done so yet."""
+        if self._lock.statistics().owner is trio.lowlevel.current_task():
+            self._lock.release()
+
+
+class _Sockets:
+    """The sockets of a client, for the host's account of its descriptors."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._open: list[Any] = []
+
+    def numbers(self) -> list[int]:
+        """Return those that are open."""
+        self._open = [sock for sock in self._open if sock.fileno() >= 0]
+        return [sock.fileno() for sock in self._open]
+
+    async def watch(self, request: Any) -> None:
+        """Have a request tell of the connections that are made for it."""
+        request.extensions["trace"] = self._note
+
+    async def _note(self, name: str, event: dict[str, Any]) -> None:
+        self._turns.end()  # it is ready: from here on it waits for the network
+        if name in (
+            "connection.connect_tcp.complete",
+            "connection.connect_unix_socket.complete",
+        ):
+            sock = event["return_value"].get_extra_info("socket")
+            if sock is not None:
+                self.numbers()  # forgets what is closed
+                self._open.append(sock)
+
+
+async def _break_off(pieces: AsyncIterator[bytes]) -> None:
+    """End an iterator over a body that is not wanted any more.
+
+    It is a chain of asynchronous generators, none of which may be left to the garbage
+    collector; a cancellation where the innermost one receives ends every one of them.
+    """
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async for _ in pieces:
+            pass  # what is buffered, 64 KiB at most
+
+
+async def _bound_refusals(response: Any) -> None:
+    """Bound the bodies of errors, which the library reads whole."""
+    if response.status_code >= 300:
+        response.stream = _bounded(response.stream, MAX_ERROR_BYTES)
+
+
+def _bounded(stream: Any, size_bytes: int) -> Any:
+    """Return a body that ends at a bound."""
+    _, httpx2 = _libraries()
+
+    class Bounded(httpx2.AsyncByteStream):  # type: ignore[misc, name-defined] # imported late
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = size_bytes
+            pieces = aiter(stream)
+            async for piece in pieces:
+                yield piece[:left]
+                left -= len(piece)
+                if left <= 0:
+                    break
+            await _break_off(pieces)
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return Bounded()
+
+
+def _libraries() -> tuple[Any, Any]:
+    import httpx2  # noqa: PLC0415 - rule 2
+    import openai  # noqa: PLC0415
+
+    return openai, httpx2
+
+
+def _is_openai(base_url: str) -> bool:
+    return urlsplit(base_url).hostname == "api.openai.com"
+
+
+def _no_account(omit: Any) -> dict[str, Any]:
+    return {"OpenAI-Organization": omit, "OpenAI-Project": omit}
+
+
+def _refusal_text(why: Any) -> str:
+    """Return the provider's own words for a refusal, or its status alone."""
+    body = why.body
+    message = body.get("message") if isinstance(body, dict) else None
+    if not message:
+        try:
+            found = json.loads(why.response.text)
+            error = found.get("error", found) if isinstance(found, dict) else found
+            message = error.get("message") if isinstance(error, dict) else error
+        except ValueError:
+            message = why.response.text
+    if not message or not isinstance(message, str):
+        message = why.response.reason_phrase
+    return f"{why.status_code} {message}".strip()
+
+
+def _cause_text(why: BaseException) -> str:
+    """Return the first words that an error, or what caused it, has to say."""
+    seen: BaseException | None = why.__cause__ or why
+    while seen is not None:
+        text = str(seen)
+        if text and not text.startswith("Connection error"):
+            return text
+        seen = seen.__cause__ or seen.__context__
+    return type(why).__name__

@@ -1,0 +1,273 @@
+"""The quota tree: what calls may cost, what they have cost, and who pays.
+
+What it is: pure and synchronous bookkeeping; nothing here waits, opens or imports Trio.
+What it is not: where totals are kept across restarts (``ledger``).
+
+Rules of this file.
+
+1. A call reserves its worst case at the node of its client and at every ancestor before
+   it is made, and settles what it cost at the same nodes afterwards (spec L10).
+2. Invariant (I7), at every node with a limit: reserved <= max(0, limit - spent).
+3. A reservation is settled once, whatever happens; a second settlement does nothing.
+4. A node without a limit of its own is counted, and asks its nearest ancestor that has
+   one (spec L9).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BYTES_PER_TOKEN = 4
+"""The estimate of spec L10: four bytes of text are a token."""
+
+
+class QuotaError(Exception):
+    """The quota does not allow the call (spec L10)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a token of each kind costs (spec L8).
+
+    Attributes:
+        input: a token of the prompt.
+        cached: one that the provider had cached.
+        output: one of the completion.
+    """
+
+    input: float = 1.0
+    cached: float = 0.25
+    output: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a call took, in tokens, as the provider reports it."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+
+    def cost(self, weights: Weights) -> float:
+        """Return the weighted tokens of spec L8."""
+        cached = min(self.cached, self.prompt)
+        return (
+            (self.prompt - cached) * weights.input
+            + cached * weights.cached
+            + self.completion * weights.output
+        )
+
+
+def tokens_of(size_bytes: int) -> int:
+    """Estimate the tokens of so many bytes of text (spec L10)."""
+    return -(-size_bytes // BYTES_PER_TOKEN)
+
+
+class Node:
+    """One client's account, or the host's.
+
+    Args:
+        parent: who pays as well; None for the host's.
+        limit: weighted tokens; None for none of its own.
+        max_calls: calls that may succeed; None for any number.
+
+    Attributes:
+        spent: weighted tokens that calls have cost.
+        promised: what calls under way were told that they may cost.
+        calls: calls that counted.
+        under_way: calls that are being made.
+    """
+
+    __slots__ = (
+        "calls",
+        "limit",
+        "max_calls",
+        "parent",
+        "promised",
+        "spent",
+        "under_way",
+    )
+
+    def __init__(
+        self,
+        parent: Node | None = None,
+        limit: float | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self.parent = parent
+        self.limit = limit
+        self.max_calls = max_calls
+        self.spent = 0.0
+        self.promised = 0.0
+        self.calls = 0
+        self.under_way = 0
+
+    def path(self) -> Iterator[Node]:
+        """Yield this node and its ancestors."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    @property
+    def reserved(self) -> float:
+        """What is set aside for calls under way.
+
+        As promised, unless a call cost more than its worst case (a provider counts as
+        it likes): what it took beyond is not there for the others any more (I7).
+        """
+        if self.limit is None:
+            return self.promised
+        return min(self.promised, max(0.0, self.limit - self.spent))
+
+    @property
+    def left(self) -> float:
+        """What calls that are not reserved yet may cost; infinite without a limit."""
+        if self.limit is None:
+            return math.inf
+        return max(0.0, self.limit - self.spent) - self.reserved
+
+    def shown(self) -> Node:
+        """Return the node whose numbers this one reports (spec L9).
+
+        Its own without any limit above: it reports what it has spent itself.
+        """
+        for node in self.path():
+            if node.limit is not None:
+                return node
+        return self
+
+    def lower(self, limit: float) -> None:
+        """Set a limit that may not grow; what is under way stays reserved (I7)."""
+        wanted = max(limit, self.spent + self.reserved) if self.under_way else limit
+        self.limit = wanted if self.limit is None else min(self.limit, wanted)
+
+    def forget_spending(self) -> None:
+        """Begin a new window; what is under way stays reserved."""
+        self.spent = 0.0
+        self.calls = 0
+
+    def reserve(
+        self, prompt_tokens: int, max_tokens: int | None, weights: Weights
+    ) -> Reservation:
+        """Reserve the worst case of a call here and at every ancestor (spec L10).
+
+        Args:
+            prompt_tokens: the estimate for the messages.
+            max_tokens: most tokens of output; None where nothing is configured.
+            weights: of the model.
+
+        Raises:
+            QuotaError: nothing is left, too little for this call while another is under
+                way, or as many calls were made as may be.
+        """
+        path = tuple(self.path())
+        for node in path:
+            most = node.max_calls
+            if most is not None and node.calls + node.under_way >= most:
+                raise QuotaError
+        prompt_cost = prompt_tokens * weights.input
+        left = min(node.left for node in path)
+        if left <= 0.0:
+            raise QuotaError
+        room = _output_room(left - prompt_cost, weights)
+        if room >= 1:
+            granted = room if max_tokens is None else min(max_tokens, room)
+            if granted == math.inf:  # no limit in the path, or output costs nothing
+                amounts = (prompt_cost,) * len(path)
+                return Reservation(path, amounts, None, prompt_tokens, weights)
+            tokens = int(granted)
+            # Without a maximum all that remains is reserved, fractions of a token too.
+            cost = left if max_tokens is None else prompt_cost + tokens * weights.output
+            cost = min(cost, left)
+            amounts = (cost,) * len(path)
+            return Reservation(path, amounts, tokens, prompt_tokens, weights)
+        wanted = prompt_cost + weights.output
+        if any(node.left < wanted and node.under_way for node in path):
+            raise QuotaError
+        amounts = tuple(min(wanted, node.left) for node in path)
+        return Reservation(path, amounts, 1, prompt_tokens, weights)
+
+
+def _output_room(left: float, weights: Weights) -> float:
+    """Return how many tokens of output fit into what is left after the prompt."""
+    if left == math.inf:
+        return math.inf
+    if left < 0.0:
+        return 0
+    if not weights.output:
+        return math.inf
+    return math.floor(left / weights.output)
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """A call's worst case, reserved until it is settled.
+
+    Attributes:
+        path: the nodes that pay, the client's own first.
+        amounts: weighted tokens reserved at each of them.
+        max_tokens: what the output is held to; None for no bound.
+        prompt_tokens: the estimate for the messages.
+        weights: of the model.
+        cost: weighted tokens that were charged; None before the end.
+    """
+
+    path: tuple[Node, ...]
+    amounts: tuple[float, ...]
+    max_tokens: int | None
+    prompt_tokens: int
+    weights: Weights
+    cost: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        for node, amount in zip(self.path, self.amounts, strict=True):
+            node.promised += amount
+            node.under_way += 1
+
+    def settle(self, usage: Usage) -> float:
+        """Charge what the call took; return its weighted tokens."""
+        return self._end(usage.cost(self.weights), counts=True)
+
+    def settle_failed(self, usage: Usage) -> float:
+        """Charge an answer that could not be used; it does not count as a call."""
+        return self._end(usage.cost(self.weights), counts=False)
+
+    def release(self) -> None:
+        """Charge nothing: the call failed."""
+        self._end(0.0, counts=False)
+
+    def _end(self, cost: float, *, counts: bool) -> float:
+        if self.cost is not None:
+            return self.cost
+        self.cost = cost
+        for node, amount in zip(self.path, self.amounts, strict=True):
+            node.under_way -= 1
+            # The last one takes what rounding has left with it.
+            node.promised = node.promised - amount if node.under_way else 0.0
+            node.spent += cost
+            node.calls += counts
+        return cost
+
+
+def status_text(node: Node) -> str:
+    """Return what LLM_CHAT's reply says of the quota (spec L7)."""
+    shown = node.shown()
+    if shown.limit is None:
+        return f"{shown.spent:.1f} weighted tokens (no limit)"
+    return f"{shown.spent:.1f}/{int(shown.limit)} weighted tokens"
+
+
+def quota_text(node: Node) -> str:
+    """Return what LLM_QUOTA answers (spec L9)."""
+    shown = node.shown()
+    if shown.limit is None:
+        return status_text(node)
+    used = 100.0 * shown.spent / shown.limit if shown.limit else 100.0
+    left = max(0.0, shown.limit - shown.spent)
+    return f"{status_text(node)} ({used:.1f}% used, {left:.1f} remaining)"

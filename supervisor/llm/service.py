@@ -1,0 +1,349 @@
+"""What a host with ``[llm]`` offers its children: models, accounts, presets.
+
+    async with open_llm(host, section, state_dir):
+        ...
+
+Rules of this file.
+
+1. The model is a question of rights: the default one for the effective top-level view,
+   the restricted one for all others (spec L6), a child's own by its policy.
+2. Every client has a node in the quota tree, its parent's above it, the host's on top.
+3. Keys pass through ``open_llm`` into their providers and are kept nowhere else (I10).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.llm import keys, provider
+from supervisor.llm.gateway import Call, Gateway, Model
+from supervisor.llm.guard import SecretFiles
+from supervisor.llm.ledger import LedgerError, Spending
+from supervisor.llm.presets import presets
+from supervisor.llm.quota import Node, Weights, quota_text, status_text, tokens_of
+from supervisor.llm.redact import MIN_SECRET_CHARS, Redactor
+from supervisor.options import parse_duration
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from supervisor.child import Child
+    from supervisor.config_llm import LlmSection, WeightsSection
+    from supervisor.host import Host
+    from supervisor.llm.endpoint import Endpoint
+    from supervisor.llm.provider import Provider
+    from vfs.filesystem import Client
+
+Message = dict[str, str]
+"""A message of a conversation: ``role`` and ``content``."""
+
+
+class LlmService:
+    """The seam of ``supervisor/services.py``; made by ``open_llm``.
+
+    Attributes:
+        gateway: makes the calls.
+        section: the configuration, which holds no key.
+        presets: system prompts by name.
+        root: the host's own node.
+        default: the provider of ``[llm]`` itself.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        section: LlmSection,
+        providers: Mapping[str | None, Provider],
+        spending: Spending,
+        root: Node,
+    ) -> None:
+        self.section = section
+        self.presets = presets({n: p.system for n, p in section.presets.items()})
+        self.root = root
+        self.default = providers[None]
+        self.redactor = Redactor(
+            text
+            for one in providers.values()
+            for text in one.secrets
+            if len(text) >= MIN_SECRET_CHARS
+        )
+        self.gateway = Gateway(
+            self.redactor, spending, parse_duration(section.timeout), host.journal
+        )
+        self.endpoint: Endpoint | None = None
+        self._host = host
+        self._providers = providers
+        self._spending = spending
+        self._nodes: dict[str, Node] = {}
+        self._clients: dict[str, Client] = {}
+
+    # The seam
+
+    async def child_starting(
+        self, child: Child, stack: AsyncExitStack
+    ) -> dict[str, str]:
+        """Open an account, and the endpoint if there is one."""
+        if child.session is None:
+            raise RuntimeError("a child without a conversation has no account")
+        client = child.session.client
+        self.node_of(client).limit = child.spec.quota
+        if self.endpoint is None:
+            return {}
+        return await self.endpoint.admit(child, client, stack)
+
+    def client_gone(self, client: Client) -> None:
+        """Close an account; what it has cost stays with its ancestors."""
+        self._nodes.pop(client.id, None)
+        self._clients.pop(client.id, None)
+
+    def models_of(self, client: Client) -> frozenset[str]:
+        """Return the models that a client may leave to those nested in it (A5)."""
+        return frozenset(
+            {self.model_name(client, claim=True), self.section.restricted_model}
+        )
+
+    def limit(self, client: Client, quota: float) -> None:
+        """Hold a client to so many weighted tokens; a limit only shrinks (A5)."""
+        self.node_of(client).lower(quota)
+
+    # Accounts
+
+    def node_of(self, client: Client) -> Node:
+        """Return a client's node; a new one for a client that had none."""
+        if self._spending.begins_anew():
+            for known in (self.root, *self._nodes.values()):
+                known.forget_spending()
+        node: Node | None = self._nodes.get(client.id)
+        if node is None:
+            parent = client.parent
+            above = self.root if parent is None else self.node_of(parent)
+            node = Node(above)
+            self._nodes[client.id] = node
+            self._clients[client.id] = client
+        return node
+
+    def status_text(self, client: Client) -> str:
+        """Return what LLM_CHAT's reply says of a client's quota (spec L7)."""
+        return status_text(self.node_of(client))
+
+    def quota_text(self, client: Client) -> str:
+        """Return what LLM_QUOTA answers a client (spec L9)."""
+        return quota_text(self.node_of(client))
+
+    def quota_rows(self) -> list[dict[str, object]]:
+        """Return every account as JSON objects, the host's own first."""
+        rows = [_row(self.root, None, None)]
+        for client_id, node in self._nodes.items():
+            parent = self._clients[client_id].parent
+            rows.append(_row(node, client_id, None if parent is None else parent.id))
+        return rows
+
+    # Calls
+
+    def model_name(self, client: Client, *, claim: bool) -> str:
+        """Return the model that a client is given (spec L6)."""
+        policy = client.policy
+        if policy.top_level:
+            if not claim:
+                return self.section.restricted_model  # a voluntary drop
+            return policy.model or self.section.default_model
+        return policy.model or self.section.restricted_model
+
+    def model(self, name: str) -> Model:
+        """Return a model by a name of the configuration, or a provider's own."""
+        section = self.section
+        known = section.models.get(name)
+        quota = section.quota
+        weights = quota.models.get(name, quota.weights)
+        if known is None:
+            return Model(name, name, self.default, _weights(weights))
+        own = name if known.base_url is not None else None
+        return Model(
+            name,
+            known.model or name,
+            self._providers[own],
+            _weights(known.weights or weights),
+        )
+
+    def call(
+        self,
+        client: Client,
+        messages: Sequence[Message],
+        *,
+        claim: bool,
+    ) -> Call:
+        """Return the call that a client's messages make, by the rules for it.
+
+        Args:
+            client: who asks.
+            messages: the conversation.
+            claim: ``is_top_level``.
+        """
+        section = self.section
+        body: dict[str, object] = {"messages": list(messages)}
+        if section.temperature is not None:
+            body["temperature"] = section.temperature
+        size = sum(len(message["content"].encode()) for message in messages)
+        return self.prepared(
+            client,
+            self.model_name(client, claim=claim),
+            body,
+            size_bytes=size,
+            max_tokens=section.max_tokens,
+        )
+
+    def prepared(
+        self,
+        client: Client,
+        model: str,
+        body: Mapping[str, object],
+        *,
+        size_bytes: int,
+        max_tokens: int | None,
+        node: Node | None = None,
+    ) -> Call:
+        """Return a call of a body that was made elsewhere.
+
+        Args:
+            client: who asks.
+            model: a name, as ``model`` takes it.
+            body: the request.
+            size_bytes: of its messages.
+            max_tokens: most tokens of output; None for no bound.
+            node: pays; None for the client's own.
+        """
+        return Call(
+            model=self.model(model),
+            body=body,
+            prompt_tokens=tokens_of(size_bytes),
+            max_tokens=max_tokens,
+            node=self.node_of(client) if node is None else node,
+            child_id=self._host.child_of(client),
+            client_id=client.id,
+        )
+
+    def config_json(self) -> bytes:
+        """Return what LLM_CONFIG answers: the contract's keys and no other (L13)."""
+        section = self.section
+        weights = section.quota.weights
+        return msgspec.json.encode(
+            {
+                "default_model": section.default_model,
+                "api_key_configured": self.default.has_key,
+                "base_url": self.redactor.text(self.default.base_url),
+                "max_calls": section.max_calls or 0,
+                "quota_max_tokens": section.quota.max_tokens or 0,
+                "quota_weights": {
+                    "input": weights.input,
+                    "cached": weights.cached,
+                    "output": weights.output,
+                },
+            }
+        )
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what this holds of the host's descriptors."""
+        for one in self._providers.values():
+            yield from one.descriptors()
+        yield from self._spending.descriptors()
+        if self.endpoint is not None:
+            yield from self.endpoint.descriptors()
+
+
+def _weights(section: WeightsSection) -> Weights:
+    return Weights(section.input, section.cached, section.output)
+
+
+def _row(node: Node, client_id: str | None, parent_id: str | None) -> dict[str, object]:
+    return {
+        "client_id": client_id,
+        "parent_id": parent_id,
+        "spent": round(node.spent, 4),
+        "reserved": round(node.reserved, 4),
+        "limit": node.limit,
+        "calls": node.calls,
+        "under_way": node.under_way,
+        "max_calls": node.max_calls,
+    }
+
+
+def _open_providers(
+    section: LlmSection, timeout_s: float
+) -> tuple[dict[str | None, Provider], frozenset[tuple[int, int]]]:
+    """Make every provider, with its key; also return what tells the key files."""
+    files: set[tuple[int, int]] = set()
+
+    def key_of(path: str | None) -> str | None:
+        if path is None:
+            return None
+        key, identity = keys.read_key(path)
+        files.add(identity)
+        return key
+
+    own = keys.take_from_environment()  # taken out of there even where a file is used
+    key = key_of(section.api_key_file) or own
+    base_url = section.base_url or provider.DEFAULT_BASE_URL
+    turns = provider.Turns()
+    found: dict[str | None, Provider] = {
+        None: provider.Provider(base_url, key, timeout_s, turns)
+    }
+    for name, model in section.models.items():
+        if model.base_url is not None:
+            found[name] = provider.Provider(
+                model.base_url, key_of(model.api_key_file), timeout_s, turns
+            )
+    return found, frozenset(files)
+
+
+@asynccontextmanager
+async def open_llm(
+    host: Host, section: LlmSection, state_dir: str | None = None
+) -> AsyncIterator[LlmService]:
+    """Offer the model to a host's children; it ends with the block.
+
+    Args:
+        host: whose.
+        section: the configuration.
+        state_dir: where spending is kept; None for nowhere.
+
+    Raises:
+        OSError: a key or the state directory cannot be used; ``strerror`` says why.
+    """
+    await in_thread(provider.load)
+    quota = section.quota
+    limit = None if quota.max_tokens is None else float(quota.max_tokens)
+    root = Node(None, limit, section.max_calls)
+    async with AsyncExitStack() as stack:
+        try:
+            providers, key_files = _open_providers(
+                section, parse_duration(section.timeout)
+            )
+            for one in providers.values():
+                stack.push_async_callback(one.aclose)
+            spending = Spending(
+                root,
+                quota.window,
+                state_dir,
+                lambda text: host.log.write("WARNING", text),
+            )
+        except (keys.KeyFileError, LedgerError) as why:
+            raise OSError(errno.EINVAL, str(why)) from None
+        stack.push_async_callback(spending.close)
+        service = LlmService(host, section, providers, spending, root)
+        host.holders.add(service.descriptors)
+        stack.callback(host.holders.discard, service.descriptors)
+        host.services.llm = service
+        stack.callback(setattr, host.services, "llm", None)
+        pids = (os.getpid(), host.launcher.launchpad_pid)
+        host.fs.is_secret = SecretFiles(key_files, pids)
+        if section.endpoint:
+            from supervisor.llm.endpoint import open_endpoint  # noqa: PLC0415
+
+            service.endpoint = await stack.enter_async_context(open_endpoint(service))
+        yield service

@@ -1,0 +1,233 @@
+r"""A host with `[llm]` and a stand-in provider, in one test (real HTTP, real sockets).
+
+    async def test_x(scene: Scene) -> None:
+        line = scene.connect()
+        reply = await line.chat(prompt=b"hello")
+        assert reply.completion["choices"]
+
+What it is: the hall of `tests/helpers/sessions.py` with the product's own service in
+it, as `open_llm` makes it, and `demo/provider.py` on loopback.
+What it is not: no child processes; `tests/e2e/test_llm.py` has those.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from demo.provider import Provider, serving
+from supervisor.config_llm import LlmSection, check
+from supervisor.journal import Journal, open_journal
+from supervisor.llm.service import LlmService, open_llm
+from supervisor.logs import Log
+from supervisor.services import Services
+from tests.helpers.sessions import Hall, Line, open_hall
+from vfs.filesystem import Client
+from vfs.policy import Policy
+
+KEY = "sk-canary-7f3e+91/aa=b"
+"""What must show nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What LLM_CHAT was answered.
+
+    Attributes:
+        line: the reply line, without its LF.
+        body: the bytes that followed.
+    """
+
+    line: bytes
+    body: bytes = b""
+
+    @property
+    def completion(self) -> dict[str, Any]:
+        """The completion."""
+        assert self.line.startswith(b"OK "), self.line
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    @property
+    def text(self) -> str:
+        """What the model said."""
+        content: str = self.completion["choices"][0]["message"]["content"]
+        return content
+
+    @property
+    def status(self) -> str:
+        """The quota, as the reply tells it."""
+        return self.line.split(b" ", 2)[2].decode()
+
+
+class _Launcher:
+    launchpad_pid = 0
+
+
+class _Host:
+    """As much of a host as the service looks at, around a hall."""
+
+    def __init__(self, hall: Hall, journal: Journal, services: Services) -> None:
+        self.fs = hall.fs
+        self.journal = journal
+        self.log = Log("ERROR", as_json=True)
+        self.services = services
+        self.holders: set[Any] = set()
+        self.launcher = _Launcher()
+
+    def child_of(self, client: Client) -> str:
+        """Name a child by its transport."""
+        return client.pipe_id.partition(":")[0]
+
+
+class Scene:
+    """See the top of this file.
+
+    Attributes:
+        hall: sessions and files.
+        provider: the stand-in.
+        service: what is tested.
+    """
+
+    def __init__(
+        self, hall: Hall, provider: Provider, service: LlmService, services: Services
+    ) -> None:
+        self.hall = hall
+        self.provider = provider
+        self.service = service
+        self._services = services
+
+    def connect(self, policy: Policy | None = None, **options: Any) -> "ChatLine":
+        """Connect a client."""
+        line = self.hall.connect(policy, **options)
+        line.session.services = self._services
+        return ChatLine(line)
+
+    def nested(self, parent: "ChatLine") -> "ChatLine":
+        """Attach a client to another one, as ATTACH does."""
+        return self.connect(parent.client.policy, parent=parent.client)
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        """What was written to the journal."""
+        text = (self.hall.where / "journal").read_bytes()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        """Return the events of one name."""
+        return [row for row in self.journal if row["event"] == event]
+
+
+class ChatLine:
+    """A client that speaks about the model."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.client = line.client
+        self.ask = line.ask
+        self.send = line.send
+
+    async def chat(
+        self,
+        prompt: bytes = b"",
+        preset: bytes = b"",
+        inputs: bytes = b"",
+        outputs: bytes = b"",
+        flag: bytes = b"false",
+    ) -> Reply:
+        """Ask the model."""
+        await self.send(request(prompt, preset, inputs, outputs, flag))
+        return await self.reply()
+
+    async def reply(self) -> Reply:
+        """Take the reply of an LLM_CHAT."""
+        head = await self.line.line()
+        if not head.startswith(b"OK "):
+            return Reply(head)
+        return Reply(head, await self.line.exactly(int(head.split()[1])))
+
+    async def quota(self) -> str:
+        """Ask for the quota."""
+        return (await self.ask(b"LLM_QUOTA\n")).decode()
+
+    async def config(self) -> dict[str, Any]:
+        """Ask for the configuration."""
+        await self.send(b"LLM_CONFIG\n")
+        found: dict[str, Any] = json.loads(await self.line.body())
+        return found
+
+    async def narrow(self, **rights: object) -> bytes:
+        """Give up rights."""
+        text = json.dumps(rights).encode()
+        return await self.ask(b"NARROW %d\n%b" % (len(text), text))
+
+
+def request(
+    prompt: bytes = b"",
+    preset: bytes = b"",
+    inputs: bytes = b"",
+    outputs: bytes = b"",
+    flag: bytes = b"false",
+) -> bytes:
+    """Return an LLM_CHAT with exact counts."""
+    parts = (inputs, outputs, prompt, preset)
+    head = b"LLM_CHAT %b %d %d %d %d\n"
+    inputs, outputs, prompt, preset = parts
+    sizes = len(inputs), len(outputs), len(prompt), len(preset)
+    return head % (flag, *sizes) + b"".join(parts)
+
+
+def key_file(where: Path, key: str = KEY) -> str:
+    """Write a key file that only its owner may read."""
+    path = where / "key"
+    path.write_text(key + "\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def section(**values: Any) -> LlmSection:
+    """Return a checked `[llm]`, as a configuration file has it."""
+    found = msgspec.convert(values, LlmSection)
+    assert not list(check(found))
+    return found
+
+
+@asynccontextmanager
+async def open_scene(
+    where: Path, *, state_dir: str | None = None, **values: Any
+) -> AsyncIterator[Scene]:
+    """Open a host with `[llm]`; it ends with the block, and nothing of it is left."""
+    journal = open_journal(os.fspath(where / "journal"), pytest.fail)
+    services = Services()
+    try:
+        async with serving(KEY) as provider:
+            values.setdefault("base_url", provider.url)
+            values.setdefault("api_key_file", key_file(where))
+            async with open_hall(where) as hall:
+                host: Any = _Host(hall, journal, services)
+                async with open_llm(host, section(**values), state_dir) as service:
+                    scene = Scene(hall, provider, service, services)
+                    yield scene
+                    for line in hall.lines:
+                        line.close()
+                        await line.gone()
+                        service.client_gone(line.client)
+                    assert not service.root.under_way
+                    assert not service.root.reserved
+                assert services.llm is None
+    finally:
+        journal.close()
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, no_leaks: None) -> AsyncIterator[Scene]:
+    """Return a host with a model and without a limit."""
+    del no_leaks
+    async with open_scene(tmp_path) as opened:
+        yield opened

@@ -1,0 +1,307 @@
+"""The endpoint for unmodified programs, in a host with children (L6, L10, L11, L13)."""
+
+import json
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from demo.provider import Provider, serving
+from supervisor.llm import endpoint
+from supervisor.llm.service import LlmService, open_llm
+from tests.helpers.hosts import Puppet, Stage, eventually, opened
+from tests.helpers.llmscene import KEY, key_file, section
+
+pytestmark = pytest.mark.slow
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+BEARER = b"Authorization: Bearer TOKEN\r\n"
+
+
+@dataclass
+class Scene:
+    """A host with an endpoint."""
+
+    stage: Stage
+    provider: Provider
+    service: LlmService
+
+    async def puppet(self, **changes: Any) -> "Door":
+        """Start a child; return its way to the endpoint."""
+        run_dir = self.stage.where / f"run{len(os.listdir(self.stage.where))}"
+        run_dir.mkdir()
+        child = await self.stage.puppet(run_dir=str(run_dir), **changes)
+        env = {
+            name: await child.do(f"os.environ.get({name!r})")
+            for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET")
+        }
+        return Door(self, child, env)
+
+
+@dataclass
+class Door:
+    """A child's endpoint, used by the test in the child's place."""
+
+    scene: Scene
+    puppet: Puppet
+    env: dict[str, str]
+
+    async def connect(self) -> trio.SocketStream:
+        """Connect to the port of all."""
+        port = int(self.env["OPENAI_BASE_URL"].rsplit(":", 1)[1].split("/")[0])
+        return await trio.open_tcp_stream("127.0.0.1", port)
+
+    def request(self, body: object, token: str | None = None) -> bytes:
+        """Return a POST; a body that is bytes goes as it is."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
+            + (self.env["OPENAI_API_KEY"] if token is None else token).encode()
+            + b"\r\nContent-Length: %d\r\n\r\n" % len(data)
+            + data
+        )
+
+    async def ask(self, body: object, token: str | None = None) -> tuple[int, bytes]:
+        """Ask on a connection of its own; return status and body."""
+        async with await self.connect() as stream:
+            await stream.send_all(self.request(body, token))
+            return await answered(stream)
+
+
+async def answered(stream: trio.SocketStream) -> tuple[int, bytes]:
+    """Receive one reply, of a known length or in chunks."""
+    data = b""
+    with trio.fail_after(10):
+        while b"\r\n\r\n" not in data:
+            piece = await stream.receive_some()
+            if not piece:
+                return 0, data
+            data += piece
+        head, _, body = data.partition(b"\r\n\r\n")
+        lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        size = lines.get(b"content-length")
+        while (len(body) < int(size)) if size else not body.endswith(b"0\r\n\r\n"):
+            piece = await stream.receive_some()
+            if not piece:
+                break
+            body += piece
+    return int(head.split()[1]), body
+
+
+def ask(text: str, **more: object) -> dict[str, object]:
+    """Return a request's body."""
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    """Return a host with an endpoint and a quota."""
+    async with serving(KEY) as provider, opened(tmp_path) as stage:
+        values = {
+            "base_url": provider.url,
+            "api_key_file": key_file(tmp_path),
+            "endpoint": True,
+            "max_tokens": 50,
+            "quota": {"max_tokens": 10_000},
+        }
+        async with open_llm(stage.host, section(**values)) as service:
+            yield Scene(stage, provider, service)
+            await stage.host.stop(grace_s=0.0)
+            assert not service.root.reserved
+        # The stand-in's ends are descriptors of this process too.
+        await eventually(lambda: not provider.connections)
+
+
+async def test_a_token_is_worth_nothing_after_its_child(scene: Scene) -> None:
+    # spec L10, L13: what is under way ends with the child, and is charged.
+    door = await scene.puppet()
+    other = await scene.puppet()
+    assert door.env["OPENAI_API_KEY"] != other.env["OPENAI_API_KEY"]
+    status, body = await door.ask(ask("hello"))
+    assert (status, json.loads(body)["object"]) == (200, "chat.completion")
+    before = scene.service.root.spent
+    async with await door.connect() as stream:
+        await stream.send_all(door.request(ask("!hang-after=3 !words=9")))
+        await eventually(
+            lambda: (
+                len(scene.provider.served) == 2 and scene.provider.served[1].pieces == 3
+            )
+        )
+        await door.puppet.kill()
+        assert (await answered(stream))[0] == 0
+    assert scene.service.root.spent > before + 4 * 3
+    assert not scene.service.root.reserved
+    await eventually(lambda: not scene.provider.at_once)
+    status, body = await door.ask(ask("hello"))
+    assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
+    assert not os.listdir(os.path.dirname(door.env["SANDHOST_LLM_SOCKET"]))
+    assert (await other.ask(ask("hello")))[0] == 200
+    told = scene.stage.events("llm.called")
+    assert [row["outcome"] for row in told] == ["ok", "cancelled", "ok"]
+
+
+async def test_closing_the_connection_ends_the_call(scene: Scene) -> None:
+    # spec L10
+    door = await scene.puppet()
+    for stream in (False, True):
+        count = len(scene.provider.served)
+        line = await door.connect()
+        await line.send_all(door.request(ask("!hang-after=2 !words=5", stream=stream)))
+        await scene.provider.wait_for(count + 1)
+        await line.aclose()
+        await eventually(lambda: not scene.provider.at_once)
+        await eventually(lambda: not scene.service.root.reserved)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 422, "the body is no JSON"),
+        ([], 422, "no JSON object"),
+        ({"messages": []}, 422, "messages: a list of at least one"),
+        (ask("a", n=2), 422, "n: not available through this host"),
+        (ask("a", service_tier="priority"), 422, "service_tier: not available"),
+        (ask("a", max_tokens=0), 422, "max_tokens: a number from 1 on"),
+        (ask("a", stream_options=5), 422, "stream_options: an object"),
+        (ask("!status=404"), 404, "OpenAI API call failed: 404 as it was told"),
+        (ask("!leak-refused"), 502, "you sent Bearer [redacted]"),
+        (ask("!broken"), 502, "invalid response: not JSON"),
+        (ask("!broken", stream=True), 502, "invalid response: not JSON"),
+    ],
+)
+async def test_errors_have_the_form_of_the_api(
+    scene: Scene, body: object, status: int, said: str
+) -> None:
+    # spec L11, L15
+    door = await scene.puppet()
+    found, text = await door.ask(body)
+    assert found == status
+    assert said in json.loads(text)["error"]["message"]
+
+
+# spec L6: the bound and the model are the smaller ones.
+async def test_a_request_cannot_widen_what_the_child_has(scene: Scene) -> None:
+    door = await scene.puppet()
+    await door.ask(ask("a", max_tokens=7, temperature=1.5))
+    await door.ask(ask("a", max_completion_tokens=900, model="gpt-99"))
+    first, second = (one.body for one in scene.provider.served)
+    assert (first["max_tokens"], first["temperature"]) == (7, 1.5)
+    assert (second["max_tokens"], second["model"]) == (50, "gpt-4o-mini")
+    assert "max_completion_tokens" not in second
+
+
+# spec L10: the same quota as over FD 3.
+async def test_the_quota_is_that_of_the_child(scene: Scene) -> None:
+    door = await scene.puppet(quota=30.0)
+    other = await scene.puppet()
+    await door.ask(ask("!prompt-tokens=30 !words=0"))
+    assert await door.puppet.ask(b"LLM_QUOTA\n") == (
+        b"OK 30.0/30 weighted tokens (100.0% used, 0.0 remaining)"
+    )
+    for stream in (False, True):
+        status, body = await door.ask(ask("a", stream=stream))
+        assert (status, json.loads(body)["error"]["code"]) == (
+            429,
+            "insufficient_quota",
+        )
+    assert (await other.ask(ask("a")))[0] == 200
+
+
+# spec L13, I10: a key in a stream, one character a piece.
+@pytest.mark.parametrize("order", ["!leak", "!leak !plain", "!leak !usage=none"])
+async def test_a_stream_is_redacted(scene: Scene, order: str) -> None:
+    scene.service.section.max_tokens = None
+    door = await scene.puppet()
+    status, body = await door.ask(ask(order, stream=True))
+    assert status == 200
+    events = [
+        json.loads(line[6:])
+        for line in body.decode().splitlines()
+        if line.startswith("data: {")
+    ]
+    text = "".join(
+        choice["delta"].get("content") or ""
+        for event in events
+        for choice in event["choices"]
+    )
+    assert text == "Bearer [redacted]"
+    assert not any(event.get("usage") for event in events)
+    assert b"data: [DONE]" in body
+
+
+async def test_a_stream_that_breaks_says_so(scene: Scene) -> None:
+    # spec L15
+    door = await scene.puppet()
+    _, body = await door.ask(ask("!error !words=8", stream=True))
+    assert b"OpenAI API call failed: it broke in two" in body
+    assert b"[DONE]" not in body
+
+
+# attacks 33, 34; spec L13
+@pytest.mark.parametrize(
+    "head",
+    [
+        POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked, gzip\r\n\r\n{}",
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Authorization: Basic TOKEN\r\nContent-Length: 2\r\n\r\n{}",
+        POST + BEARER + b"Authorization: Bearer x\r\nContent-Length: 2\r\n\r\n{}",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_is_refused(scene: Scene, head: bytes) -> None:
+    door = await scene.puppet()
+    data = head.replace(b"TOKEN", door.env["OPENAI_API_KEY"].encode())
+    async with await door.connect() as stream:
+        await stream.send_all(data)
+        status, _ = await answered(stream)
+        assert status in (400, 401, 431, 501)
+    assert not scene.provider.served
+    assert (await door.ask(ask("a")))[0] == 200
+
+
+# spec S5, S7: strangers make room for each other, and never for a child.
+async def test_strangers_do_not_keep_a_child_out(scene: Scene) -> None:
+    door = await scene.puppet()
+    strangers = [await door.connect() for _ in range(endpoint.STRANGERS + 20)]
+    try:
+        assert (await door.ask(ask("a")))[0] == 200
+    finally:
+        for stranger in strangers:
+            await stranger.aclose()
+
+
+# spec S7: one child's connections are bounded, another's are its own.
+async def test_a_childs_connections_are_bounded(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "PER_CHILD", 2)
+    door, other = await scene.puppet(), await scene.puppet()
+    held = []
+    for expected in (200, 200, 503):
+        stream = await door.connect()
+        await stream.send_all(door.request(ask("a")))
+        assert (await answered(stream))[0] == expected
+        held.append(stream)
+    assert (await other.ask(ask("a")))[0] == 200
+    for stream in held:
+        await stream.aclose()
+    await eventually(lambda: not scene.service.endpoint.__dict__["_connections"])
+    assert (await door.ask(ask("a")))[0] == 200
+
+
+async def test_a_child_that_does_not_start_leaves_no_token(scene: Scene) -> None:
+    run_dir = scene.stage.where / "run-x"
+    run_dir.mkdir()
+    spec = scene.stage.spec(("/no/such/program",), run_dir=str(run_dir))
+    child = await scene.stage.host.spawn(spec)
+    assert child.failure is not None
+    await child.gone.wait()
+    assert scene.service.endpoint is not None
+    assert not scene.service.endpoint._accounts
+    assert not os.listdir(run_dir)

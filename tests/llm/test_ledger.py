@@ -1,0 +1,137 @@
+"""What the host has spent, over restarts (spec L10; ADR 11)."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from supervisor.llm.ledger import FILE_NAME, LedgerError, Spending
+from supervisor.llm.quota import Node
+from tests.helpers.llmscene import open_scene, request
+
+DAY_S = 86_400.0
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+# spec L10: a restart of the host forgets nothing that was charged.
+async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
+    quota = {"max_tokens": 1000, "window": "never"}
+    state = str(tmp_path / "state")
+    for number in (1, 2, 3):
+        where = tmp_path / str(number)
+        where.mkdir()
+        async with open_scene(
+            where, state_dir=state, quota=quota, max_calls=3
+        ) as scene:
+            line = scene.connect()
+            reply = await line.chat(b"!prompt-tokens=100 !words=0")
+            assert reply.status == f"{number}00.0/1000 weighted tokens"
+            # It is in the file before the answer is out.
+            with sqlite3.connect(Path(state) / FILE_NAME) as base:
+                row = base.execute("SELECT period, tokens, calls FROM spent").fetchall()
+            base.close()
+            assert row == [("never", number * 100.0, number)]
+            if number == 3:
+                assert (await line.ask(request(b"a"))).startswith(b"ERROR quota")
+    assert (Path(state) / FILE_NAME).stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_day_has_a_budget_of_its_own(tmp_path: Path, no_leaks: None) -> None:
+    del no_leaks
+    clock = Clock()
+    root = Node(None, 100.0)
+    spending = Spending(root, "day", str(tmp_path), clock=clock)
+    root.spent, root.calls = 60.0, 2
+    spending.add(60.0, 2)
+    await spending.kept()
+    assert not spending.begins_anew()
+    clock.now += DAY_S
+    assert spending.begins_anew()
+    assert not spending.begins_anew()
+    root.forget_spending()
+    spending.add(5.0, 1)
+    await spending.close()
+    for today, spent in ((clock.now, (5.0, 1)), (clock.now - DAY_S, (60.0, 2))):
+        clock.now = today
+        again = Node(None, 100.0)
+        reopened = Spending(again, "day", str(tmp_path), clock=clock)
+        assert (again.spent, again.calls) == spent
+        await reopened.close()
+
+
+async def test_hosts_that_share_a_directory_share_the_total(tmp_path: Path) -> None:
+    nodes = [Node(None, 100.0) for _ in range(2)]
+    both = [Spending(node, "never", str(tmp_path)) for node in nodes]
+    for node, spending in zip(nodes, both, strict=True):
+        node.spent += 30.0
+        spending.add(30.0, 1)
+        await spending.kept()
+    assert [node.spent for node in nodes] == [30.0, 60.0]
+    both[0].add(0.0, 0)
+    await both[0].kept()
+    assert nodes[0].spent == 60.0
+    for spending in both:
+        await spending.close()
+
+
+async def test_without_a_directory_nothing_is_kept(tmp_path: Path) -> None:
+    for window, directory in (("run", str(tmp_path)), ("day", None)):
+        spending = Spending(Node(), window, directory)
+        spending.add(5.0, 1)
+        await spending.kept()
+        assert not spending.descriptors()
+        await spending.close()
+    assert not os.listdir(tmp_path)
+
+
+async def test_a_damaged_file_is_told_and_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"not a database at all" * 100)
+    with pytest.raises(LedgerError, match="cannot keep the quota in"):
+        Spending(Node(), "never", str(tmp_path))
+    assert (tmp_path / FILE_NAME).read_bytes().startswith(b"not a database")
+    with pytest.raises(LedgerError, match="make the state directory writable"):
+        Spending(Node(), "never", "/proc/nowhere")
+
+
+async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    spending = Spending(Node(), "never", str(tmp_path), said.append)
+    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+        base.execute("DROP TABLE spent")
+    base.close()
+    for _ in range(3):
+        spending.add(1.0, 1)
+        await spending.kept()
+    assert len(said) == 1
+    assert "no such table" in said[0]
+    # When it works again, nothing is lost.
+    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+        base.execute(
+            "CREATE TABLE spent (period TEXT PRIMARY KEY, tokens REAL, calls INT)"
+        )
+    base.close()
+    await spending.close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+        assert base.execute("SELECT tokens, calls FROM spent").fetchall() == [(3.0, 3)]
+    base.close()
+
+
+async def test_the_files_descriptors_are_explained(tmp_path: Path) -> None:
+    spending = Spending(Node(), "never", str(tmp_path))
+    spending.add(1.0, 1)
+    await spending.kept()
+    named = {fd for fd, _ in spending.descriptors()}
+    links = {os.readlink(f"/proc/self/fd/{fd}") for fd in named}
+    assert os.path.join(tmp_path, FILE_NAME) in links
+    await spending.close()

@@ -1,0 +1,233 @@
+"""The quota tree alone: any interleaving of calls, deaths and failures (I7)."""
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
+
+from supervisor.llm.quota import (
+    Node,
+    QuotaError,
+    Reservation,
+    Usage,
+    Weights,
+    quota_text,
+    status_text,
+    tokens_of,
+)
+
+SLACK = 1e-6
+"""Sums of floating point numbers, in weighted tokens."""
+
+WEIGHTS = st.builds(
+    Weights,
+    input=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    cached=st.sampled_from([0.0, 0.25]),
+    output=st.sampled_from([0.0, 1.0, 4.0, 7.5]),
+)
+LIMITS = st.none() | st.floats(0, 2000) | st.integers(0, 200)
+
+
+class Tree(RuleBasedStateMachine):
+    """Nodes come and go, calls begin and end in every way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self.gone: list[Node] = []
+        self.calls: list[Reservation] = []
+        self.overshoot: dict[Node, float] = {}
+
+    @initialize(limit=LIMITS, max_calls=st.none() | st.integers(0, 20))
+    def begin(self, limit: float | None, max_calls: int | None) -> None:
+        """The host's own node."""
+        self.nodes.append(Node(None, limit, max_calls))
+
+    @rule(data=st.data(), limit=LIMITS)
+    def connect(self, data: st.DataObject, limit: float | None) -> None:
+        """A client, anywhere in the tree."""
+        if len(self.nodes) < 12:
+            self.nodes.append(Node(data.draw(st.sampled_from(self.nodes)), limit))
+
+    @rule(
+        data=st.data(),
+        prompt=st.integers(0, 300),
+        most=st.none() | st.integers(1, 200),
+        weights=WEIGHTS,
+    )
+    def call(
+        self, data: st.DataObject, prompt: int, most: int | None, weights: Weights
+    ) -> None:
+        """A call begins, or is refused and nothing changes."""
+        node = data.draw(st.sampled_from(self.nodes))
+        before = [(n.promised, n.spent, n.under_way) for n in node.path()]
+        try:
+            found = node.reserve(prompt, most, weights)
+        except QuotaError:
+            assert before == [(n.promised, n.spent, n.under_way) for n in node.path()]
+            return
+        if most is not None:
+            assert found.max_tokens is not None
+            assert 1 <= found.max_tokens <= most
+        assert all(n.limit is None or n.spent < n.limit for n in node.path())
+        self.calls.append(found)
+
+    def _end(self, data: st.DataObject) -> Reservation | None:
+        if not self.calls:
+            return None
+        return self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
+
+    @rule(data=st.data(), part=st.floats(0, 1), is_ok=st.booleans())
+    def settle(self, data: st.DataObject, part: float, is_ok: bool) -> None:
+        """A call ends within its worst case, or is cancelled on the way."""
+        call = self._end(data)
+        if call is None:
+            return
+        most = 100 if call.max_tokens is None else call.max_tokens
+        usage = Usage(call.prompt_tokens, int(most * part))
+        cost = call.settle(usage) if is_ok else call.settle_failed(usage)
+        assert cost == usage.cost(call.weights)
+        assert call.settle(Usage(10**9, 10**9)) == cost  # once and no more
+        call.release()
+
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """A call fails and costs nothing."""
+        call = self._end(data)
+        if call is not None:
+            spent = [node.spent for node in call.path]
+            call.release()
+            assert spent == [node.spent for node in call.path]
+
+    @rule(
+        data=st.data(), usage=st.builds(Usage, st.integers(0, 900), st.integers(0, 900))
+    )
+    def overrun(self, data: st.DataObject, usage: Usage) -> None:
+        """A provider counts as it likes."""
+        call = self._end(data)
+        if call is not None:
+            call.settle(usage)
+
+    @rule(data=st.data(), limit=st.floats(0, 500))
+    def narrow(self, data: st.DataObject, limit: float) -> None:
+        """A client gives up some of its quota."""
+        node = data.draw(st.sampled_from(self.nodes))
+        before = math.inf if node.limit is None else node.limit
+        node.lower(limit)
+        assert node.limit is not None
+        assert node.limit <= before
+
+    @rule()
+    def new_window(self) -> None:
+        """Midnight."""
+        for node in self.nodes:
+            node.forget_spending()
+
+    # I7
+    @invariant()
+    def reserved_is_at_most_what_is_left(self) -> None:
+        """The invariant itself."""
+        for node in self.nodes:
+            if node.limit is not None:
+                assert node.reserved <= max(0.0, node.limit - node.spent) + SLACK
+                assert node.left >= -SLACK
+            assert node.reserved >= -SLACK
+            assert node.under_way >= 0
+
+    @invariant()
+    def nothing_is_promised_without_a_call(self) -> None:
+        """What ended has given back what it had."""
+        for node in self.nodes:
+            mine = [call for call in self.calls if node in call.path]
+            assert node.under_way == len(mine)
+            if not mine:
+                assert node.promised == 0.0
+
+
+TestTree = Tree.TestCase
+
+
+# spec L10: the overshoot is one call's at most, where calls keep to their worst case.
+@given(
+    limit=st.integers(1, 300),
+    calls=st.lists(
+        st.tuples(
+            st.integers(0, 60), st.none() | st.integers(1, 40), st.integers(1, 6)
+        ),
+        max_size=30,
+    ),
+)
+def test_the_overshoot_is_one_calls(
+    limit: int, calls: list[tuple[int, int | None, int]]
+) -> None:
+    root = Node(None, float(limit))
+    clients = [Node(root) for _ in range(4)]
+    under_way: list[Reservation] = []
+    last = 0.0
+    for number, (prompt, most, keep) in enumerate(calls):
+        with contextlib.suppress(QuotaError):
+            under_way.append(clients[number % 4].reserve(prompt, most, Weights()))
+        while len(under_way) > keep:
+            call = under_way.pop(0)
+            tokens = call.max_tokens or 0
+            last = max(last, call.settle(Usage(call.prompt_tokens, tokens)))
+    for call in under_way:
+        last = max(last, call.settle(Usage(call.prompt_tokens, call.max_tokens or 0)))
+    assert root.spent <= limit + last + SLACK
+    assert root.spent == pytest.approx(sum(client.spent for client in clients))
+
+
+# spec L8
+def test_weighted_tokens_are_the_formula() -> None:
+    weights = Weights(1.0, 0.25, 4.0)
+    assert Usage(1000, 50, 400).cost(weights) == 600 + 100 + 200
+    assert Usage(10, 0, 99).cost(weights) == 2.5
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_four_bytes_are_a_token(size: int, tokens: int) -> None:
+    assert tokens_of(size) == tokens
+
+
+# spec L7, L9
+def test_the_words_of_the_contract() -> None:
+    node = Node(None, 5000.0)
+    node.spent = 1250.5
+    assert status_text(node) == "1250.5/5000 weighted tokens"
+    assert quota_text(node) == (
+        "1250.5/5000 weighted tokens (25.0% used, 3749.5 remaining)"
+    )
+    child = Node(node)
+    child.spent = 7.0
+    assert status_text(child) == status_text(node)
+    free = Node()
+    free.spent = 110.0
+    assert quota_text(free) == status_text(free) == "110.0 weighted tokens (no limit)"
+    assert quota_text(Node(None, 0)) == (
+        "0.0/0 weighted tokens (100.0% used, 0.0 remaining)"
+    )
+
+
+# spec L10: a client's own limit holds as well as the host's.
+def test_every_ancestor_pays_and_can_refuse() -> None:
+    root = Node(None, 100.0)
+    child = Node(root, 50.0)
+    nested = Node(child)
+    call = nested.reserve(10, 10, Weights())
+    assert [node.reserved for node in (nested, child, root)] == [50.0, 50.0, 50.0]
+    with pytest.raises(QuotaError):
+        child.reserve(1, 1, Weights())
+    other = Node(root).reserve(10, 10, Weights())
+    assert root.reserved == 100.0
+    call.settle(Usage(10, 5))
+    other.release()
+    assert [node.spent for node in (nested, child, root)] == [30.0, 30.0, 30.0]
+    assert root.reserved == 0.0
