@@ -29,6 +29,7 @@ from supervisor.config_host import (
     check_host,
     check_limits,
 )
+from supervisor.config_metrics import MetricsSection, check_metrics
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
 from supervisor.config_sandbox import SandboxSection, check_sandboxes, check_use
@@ -51,7 +52,6 @@ __all__ = [
 
 _NOT_YET = {
     "llm": "the LLM gateway",
-    "metrics": "metrics",
 }
 
 
@@ -67,6 +67,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     sidecar: dict[str, SidecarSection] = {}
     tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
     file_descriptor: FileDescriptorSection | None = None
+    metrics: MetricsSection | None = None
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -78,6 +79,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "toolexec": check_toolexec,
     "sidecar": check_sidecars,
     "file_descriptor": check_file_descriptor,
+    "metrics": check_metrics,
 }
 """Section -> what its values cannot be; called where the section is there."""
 

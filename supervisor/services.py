@@ -15,10 +15,10 @@ Rules of this file.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import AsyncExitStack
 
     from supervisor.child import Child
@@ -48,6 +48,31 @@ class Service(Protocol):
 
     def client_gone(self, client: Client) -> None:
         """Forget a client, a child's own or a nested one; called once for each."""
+        ...
+
+
+class Account(NamedTuple):
+    """One account of tokens.
+
+    Attributes:
+        name: for people.
+        spent: so far, in the quota's own unit.
+        reserved: for calls under way.
+        limit: most of both; None without a bound.
+    """
+
+    name: str
+    spent: float
+    reserved: float
+    limit: float | None
+
+
+@runtime_checkable
+class Accounting(Protocol):
+    """A service that keeps accounts, which the status page and the metrics show."""
+
+    def accounts(self) -> Iterable[Account]:
+        """Yield the host's accounts: a few, none of a single child."""
         ...
 
 

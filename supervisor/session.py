@@ -732,6 +732,11 @@ class Session:
         )
         self.client.policy = policy
 
+    @property
+    def is_over(self) -> bool:
+        """Whether everything of it was given back."""
+        return self._over.is_set()
+
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what this holds of the host's descriptors, with a word for each."""
         if self._over.is_set():
