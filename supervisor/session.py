@@ -673,7 +673,7 @@ class Session:
     def send_file(self, file: OpenFile, size: int) -> bytes | None:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
         transfer = FileTransfer(self.write_fd, file, size)
-        self.bytes_out += size  # of which a client that ends may take less
+        self.bytes_out += transfer.left  # of which a client that ends may take less
         self.zero_copy = True
         self.write_size = -1  # a WRITE has to look at what this READ lends
         if not self._is_deep:

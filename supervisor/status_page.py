@@ -275,7 +275,7 @@ def _item(event: RecentEvent) -> str:
     told = " ".join(
         f"{name}={_text(value)}"
         for name, value in event.fields.items()
-        if name in _TOLD and value is not None
+        if value is not None and (name in _TOLD or (event.event, name) == _DENIED)
     )
     return f"<li{grave}><time>{at}</time> <b>{_text(event.event)}</b> {told}</li>"
 
@@ -284,8 +284,10 @@ _TOLD = frozenset(
     {
         "child_id", "client_id", "pid", "signal", "code", "reason", "status", "name",
         "fileno", "filename", "mode", "model", "outcome", "prompt_tokens",
-        "completion_tokens", "latency_ms", "tool", "exec_id", "timed_out", "command",
-        "condition", "lag_s",
+        "completion_tokens", "latency_ms", "tool", "exec_id", "timed_out", "condition", "lag_s",
     }
 )  # fmt: skip
 """Fields that are shown; a command line is not (rule 2 of ``status_facts``)."""
+
+_DENIED = ("security.denied", "command")
+"""Here the command is a word of the wire."""
