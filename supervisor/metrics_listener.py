@@ -100,12 +100,11 @@ async def serve_metrics(
     server = _Server(metrics, listener, render, page=section.page)
     host.holders.add(server.descriptors)
     try:
-        async with listener, trio.open_nursery() as nursery:
+        async with listener:
             name = listener.socket.getsockname()
             metrics.address = (name[0], name[1])
             where = f"[{name[0]}]" if ":" in name[0] else name[0]
             host.log.write("INFO", f"Metrics at http://{where}:{name[1]}/metrics")
-            nursery.start_soon(metrics.watch_lag)
             task_status.started(metrics)
             await server.run()
     finally:
