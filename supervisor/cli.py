@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from supervisor import cli_daemon, cli_fds
+from supervisor import cli_daemon, cli_fds, cli_observe
 from supervisor.cli_say import CommandError, UsageFault
 from supervisor.cli_say import print_text as _print
 from supervisor.cli_say import say as _say
@@ -40,7 +40,7 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
-NOT_YET = frozenset({"quota", "trace", "top", "llm"})
+NOT_YET = frozenset({"quota", "llm"})
 """Commands of the plan that this version does not have."""
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
@@ -509,6 +509,7 @@ def _log_json(name: str | None, config: Config | None) -> bool | None:
 
 
 cli_daemon.register(app)
+cli_observe.register(app)
 
 
 def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
