@@ -10,6 +10,7 @@ Rules of this file.
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import termios
@@ -39,6 +40,9 @@ _KEYS = {
     "\x7f": "back",
     "\b": "back",
 }
+
+_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
+"""A sequence that begins with ESC, whatever key it stands for, or one character."""
 
 _ESCAPE_S = 0.05
 """What follows ESC within this time belongs to it: an arrow, not the key."""
@@ -127,5 +131,10 @@ def _read_keys(fd: int, timeout_s: float) -> list[str]:
         return ["q"]  # the terminal is gone
     if data == b"\x1b" and select.select([fd], [], [], _ESCAPE_S)[0]:
         data += os.read(fd, 63)
-    text = data.decode(errors="ignore")
-    return [_KEYS[text]] if text in _KEYS else [_KEYS.get(c, c) for c in text]
+    return keys_of(data.decode(errors="ignore"))
+
+
+def keys_of(text: str) -> list[str]:
+    """Return the keys in what a terminal sent: several may come at once."""
+    keys = (_KEYS.get(found, found) for found in _KEY.findall(text))
+    return [key for key in keys if not key.startswith("\x1b")]

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,21 +21,18 @@ pytestmark = pytest.mark.slow
 
 PHONE = 360
 
+NASTY = "<script>document.title='run'<script><img_src=x_onerror='alert(1)'>"
+
 CHILD = """
-import sys
-from vfs.client import Client
-client = Client()
-name = "<script>document.title='run'<script><img_src=x_onerror='alert(1)'>"
-held = [client.open_file(name, "wb"), client.open_file("report.csv", "wb")]
-held[0].write(b"x" * 700_000)
-try:
-    client.open(name, "r", True)
-except OSError:
-    pass
-print("ready", flush=True)
-for line in sys.stdin:
-    held.append(client.open_file(line.strip(), "wb"))
-    print("ready", flush=True)
+ask() { printf "$1" >&3; IFS= read -r reply <&3; }
+ask "OPEN $NASTY w false\\n"
+ask 'OPEN report.csv w false\\n'
+printf 'WRITE 1000 700000\\n' >&3
+head -c 700000 /dev/zero >&3
+IFS= read -r reply <&3
+ask "OPEN $NASTY r true\\n"
+echo ready
+while read -r name; do ask "OPEN $name w false\\n"; echo ready; done
 """
 
 
@@ -45,11 +41,9 @@ def paged(where: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run a child that has some files open; gives the page's address, and the host."""
     config = where / "sandhost.toml"
     config.write_text('[metrics]\nlisten = "tcp://127.0.0.1:0"\npage = true\n')
-    child = where / "child.py"
-    child.write_text(CHILD)
     words = ("run", "--config", config, "--log-level", "info")
     limit = ("--limit", "open_files=4,bytes=1M")
-    command = (*words, *limit, "--", sys.executable, child)
+    command = (*words, *limit, "--env", f"NASTY={NASTY}", "--", "sh", "-c", CHILD)
     with running(*command, stdin=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert process.stdout is not None

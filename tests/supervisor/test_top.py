@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.top import SORTS, Look, Screen, arranged, figures, table
+from supervisor.top_screen import keys_of
 
 Row = dict[str, Any]
 
@@ -172,6 +173,14 @@ def test_one_that_is_gone_cannot_be_killed() -> None:
     screen.press("down")
     screen.show([])
     assert [wish.kill for wish in pressed(screen, ["k", "y"])] == ["", ""]
+
+
+def test_keys_are_told_apart_also_when_several_come_at_once() -> None:
+    assert keys_of("\x1b[Bk") == ["down", "k"]
+    assert keys_of("\x1b[A\x1bOBq") == ["up", "down", "q"]
+    assert keys_of("\x1b[5~\x1b[1;5Cx") == ["x"], "others mean nothing"
+    assert keys_of("\x1b") == ["escape"]
+    assert keys_of("a\r\x7f") == ["a", "enter", "back"]
 
 
 def test_many_children_scroll_with_the_choice() -> None:
