@@ -26,6 +26,7 @@ from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import Walls, Wanted
 from supervisor.session import PROCESS_EXIT, Session
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
+from supervisor.traffic import Traffic
 from vfs.filesystem import timestamp
 from vfs.policy import Ledger, Policy, close_places
 
@@ -83,6 +84,7 @@ class Child:
         self.walls = Walls(spec.sandbox.name)
         self.wanted: Wanted | None = None
         self._held: dict[int, str] = {}
+        self._past = Traffic()  # of nested clients that are gone
         self._nursery: trio.Nursery | None = None
         self._grace_s = host.settings.grace_s
 
@@ -101,6 +103,8 @@ class Child:
 
     def session_closed(self, session: Session) -> None:
         """Take note that a conversation is over; the process may go on (spec S3)."""
+        if session is not self.session:
+            self._past += Traffic.of(session)
         if session is self.session and session.why_closed != PROCESS_EXIT:
             self._happened(Event.EOF)
 
@@ -334,11 +338,15 @@ class Child:
     def _signal(self, number: int) -> None:
         if self.process is not None:
             self.process.send_signal(number)
+            self._host.journal.write(
+                "child.signalled",
+                child_id=self.id,
+                pid=self.process.pid,
+                signal=int(number),
+            )
 
     def _report(self) -> None:
         journal = self._host.journal
-        if not journal.is_on:
-            return
         if self.exit is not None:
             journal.write(
                 "child.exited",
@@ -470,6 +478,10 @@ class Child:
         for session in self.sessions():
             yield from session.descriptors()
 
+    def traffic(self) -> Traffic:
+        """Return what it and its nested clients asked for, from its start to now."""
+        return sum(map(Traffic.of, self.sessions()), self._past)
+
     def row(self) -> dict[str, object]:
         """Return the child as one row of ``ps``."""
         process = self.process
@@ -486,6 +498,7 @@ class Child:
             "client_id": session.client.id if session is not None else None,
             "started_at": timestamp(session.client.connected_at) if session else None,
             "isolation": self.walls.row(),
+            "traffic": self.traffic().row(),
         }
 
 

@@ -4,7 +4,7 @@ Rules of this file.
 
 1. It parses and says what is wrong in one line; what a command does stands elsewhere
    and is imported when it is called.
-2. What the plan has and this version has not is refused as "not available yet".
+2. What is refused is never ignored: a limit that nobody keeps is worse than none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from supervisor import cli_daemon, cli_fds
+from supervisor import cli_daemon, cli_fds, cli_observe
 from supervisor.cli_say import CommandError, UsageFault
 from supervisor.cli_say import print_text as _print
 from supervisor.cli_say import say as _say
@@ -40,8 +40,6 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
-NOT_YET = frozenset({"trace", "top"})
-"""Commands of the plan that this version does not have."""
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
 
@@ -527,6 +525,7 @@ def _log_json(name: str | None, config: Config | None) -> bool | None:
 
 
 cli_daemon.register(app)
+cli_observe.register(app)
 
 
 def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
@@ -536,12 +535,9 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
         words: without the program's name.
         launchpad: for commands that spawn children; None for others.
     """
-    name = words[0] if words and words[0] in app_commands() | NOT_YET else ""
+    name = words[0] if words and words[0] in app_commands() else ""
     title = f"sandhost {name}".rstrip()
     status = REFUSED if name in SPAWNING else USAGE
-    if name in NOT_YET:
-        _say(title, "not available yet")
-        return status
     try:
         result = app(
             words or ["--help"],

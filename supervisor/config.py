@@ -1,11 +1,8 @@
 """The configuration file: TOML, typed, every fault found at once with its key.
 
-Sections of the plan that this version does not have are refused as "not available yet",
-never ignored: a limit that nobody keeps is worse than none.
-
 How a section is added: its module ``config_PART.py`` has the Struct and a check that
-yields (key, reason); here it gets one field of ``Config``, one line of ``_CHECKS``, and
-its name leaves ``_NOT_YET``.  What compares two sections goes into ``_CROSS_CHECKS``.
+yields (key, reason); here it gets one field of ``Config`` and one line of ``_CHECKS``.
+What compares two sections goes into ``_CROSS_CHECKS``.
 """
 
 from __future__ import annotations
@@ -31,6 +28,7 @@ from supervisor.config_host import (
 )
 from supervisor.config_llm import LlmSection
 from supervisor.config_llm import check as check_llm
+from supervisor.config_metrics import MetricsSection, check_metrics
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
 from supervisor.config_sandbox import SandboxSection, check_sandboxes, check_use
@@ -51,10 +49,6 @@ __all__ = [
     "load_config",
 ]
 
-_NOT_YET = {
-    "metrics": "metrics",
-}
-
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
     """A whole file."""
@@ -69,6 +63,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
     file_descriptor: FileDescriptorSection | None = None
     llm: LlmSection | None = None
+    metrics: MetricsSection | None = None
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -81,6 +76,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "sidecar": check_sidecars,
     "file_descriptor": check_file_descriptor,
     "llm": check_llm,
+    "metrics": check_metrics,
 }
 """Section -> what its values cannot be; called where the section is there."""
 
@@ -134,24 +130,18 @@ def load_config(path: str) -> Config:
 
     Raises:
         ConfigError: it cannot be read, is no TOML, or holds what is not known, not
-            possible or not available yet.
+            possible.
     """
     document = _read(path)
-    faults = [
-        Fault(section, f"{what}: not available yet")
-        for section, what in _NOT_YET.items()
-        if section in document
-    ]
-    known = {key: value for key, value in document.items() if key not in _NOT_YET}
     reader = Reader()
-    config: Config = reader.read(Config, known)
-    faults += reader.faults
+    config: Config = reader.read(Config, document)
+    faults = list(reader.faults)
     for section, check in _CHECKS.items():
         value = getattr(config, section)
         if value is not None:
             faults += [Fault(f"{section}.{key}", why) for key, why in check(value)]
     for cross_check in _CROSS_CHECKS:
-        faults += [Fault(key, why) for key, why in cross_check(config, known)]
+        faults += [Fault(key, why) for key, why in cross_check(config, document)]
     if faults:
         raise ConfigError(path, list(dict.fromkeys(faults)))
     return config

@@ -348,9 +348,11 @@ class ControlServer:
             sample = None if name is None else samples.get(name)
             more = {} if roster is None else roster.more_of(child)
             usage = None if sample is None else sample.row()
-            return {**child.row(), **more, "usage": usage}
+            own = None if metrics is None else metrics.tokens.get(child.id)
+            llm = None if own is None else own.row()
+            return {**child.row(), **more, "usage": usage, "llm": llm}
 
-        roster = self._host.roster
+        roster, metrics = self._host.roster, self._host.metrics
         rows = await _rows(children, row)
         if roster is not None:
             shown = {child.spec.name for child in children}

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from supervisor.config import Config
     from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.metrics import Metrics
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
 
@@ -114,6 +115,7 @@ class Host:
         baseline: what the process held before, for the leak check.
         roster: adds to ``ps``; None where nobody knows more.
         services: what it offers its children beside files.
+        metrics: counts events; None where nobody wants to know.
         machine: what it knows of the layers that this machine gives.
         on_overdue: told of each child that a stop's grace period did not end.
         holders: each yields (descriptor, a word for it) that something beside the
@@ -131,6 +133,7 @@ class Host:
         self.log = log
         self.pump = Pump()
         self.services = Services()
+        self.metrics: Metrics | None = None
         self.machine = Machine()
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
@@ -170,6 +173,8 @@ class Host:
 
     def _session_closed(self, session: Session) -> None:
         client = session.client
+        self.pump.counts.gone_in += session.bytes_in
+        self.pump.counts.gone_out += session.bytes_out
         child = self.children.get(self.child_of(client))
         if child is not None:
             child.session_closed(session)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.counts import SAMPLE_TURNS, Counts
 from supervisor.session import EOF, POLLS, SLOW
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Pump:
 
     Attributes:
         sessions: those in the epoll set, by descriptor.
+        counts: what all sessions count.
     """
 
     def __init__(self) -> None:
@@ -45,6 +47,7 @@ class Pump:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
         self.sessions: dict[int, Session] = {}
+        self.counts = Counts()
         self._left_over: dict[Session, None] = {}
         self._hangups: dict[int, Session] = {}
         # (when, requests that the session had answered when its message began)
@@ -164,12 +167,41 @@ class Pump:
             else:
                 self._note_hangup(fd)
         alone = len(turn) == 1
+        counts = self.counts
+        counts.turns -= 1
+        if counts.turns <= 0:
+            counts.turns = SAMPLE_TURNS
+            self._serve_timed(turn)
         for session in turn:
             if session.serve(alone=True) if alone else session.serve_one():
                 self._left_over[session] = None
             conn = session.conn
             if self._deadlines or conn.body_left or not conn.idle:
                 self._watch(session)
+
+    def _serve_timed(self, turn: dict[Session, None]) -> None:
+        """Serve the first session of a turn for one request, and look at the clock.
+
+        A turn in which it answered one request and no more is a measurement.
+        """
+        session = next(iter(turn), None)
+        if session is None:
+            return
+        counts = self.counts
+        before, answered = counts.requests.copy(), session.requests
+        begun_s = time.monotonic()
+        if session.serve_one():
+            self._left_over[session] = None
+        took_s = time.monotonic() - begun_s
+        if session.requests - answered == 1:
+            pairs = zip(before, counts.requests, strict=True)
+            kinds = [k for k, (was, now) in enumerate(pairs) if now != was]
+            if len(kinds) == 1:
+                counts.took(counts.inline, kinds[0], took_s)
+        conn = session.conn
+        if self._deadlines or conn.body_left or not conn.idle:
+            self._watch(session)
+        del turn[session]
 
     async def watch_deadlines(self) -> None:
         """Close the sessions whose message does not end in time (spec F8)."""

@@ -22,6 +22,7 @@ from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
 from supervisor.launcher import LaunchpadLost
 from supervisor.logs import Log
+from supervisor.metrics import open_metrics
 from supervisor.offers import offered
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
@@ -149,6 +150,9 @@ async def _run_in(
             from supervisor.control import serve_control  # noqa: PLC0415 - rarely used
 
             await nursery.start(serve_control, host, options.control)
+        section = options.config.metrics if options.config is not None else None
+        if options.control is not None or section is not None:
+            await open_metrics(host, section, nursery)
         statuses = await _run_all(host, command, options)
         nursery.cancel_scope.cancel()
     if stopped_by:

@@ -42,6 +42,7 @@ from supervisor.host import open_host, settings_of
 from supervisor.journal_segments import KEEP, MAX_BYTES, SegmentJournal
 from supervisor.logs import Log
 from supervisor.loop_watch import Conditions, Lag, feed_watchdog
+from supervisor.metrics import open_metrics
 from supervisor.notify import Notifier, watchdog_interval_s
 from supervisor.offers import offered
 from supervisor.run import guarded
@@ -163,6 +164,8 @@ class Daemon:
             ).add_to(orders)
             nursery.start_soon(self._on_signals, host, children, actions, signals)
             nursery.start_soon(lag.run)
+            section = self._options.config.metrics
+            await open_metrics(host, section, nursery, watches_lag=False)
             nursery.start_soon(Conditions(host).run, CONDITIONS_S)
             interval_s = watchdog_interval_s()
             if interval_s is not None:

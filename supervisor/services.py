@@ -15,10 +15,10 @@ Rules of this file.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import AsyncExitStack
 
     from supervisor.child import Child
@@ -64,6 +64,31 @@ class ModelService(Service, Protocol):
 
     def quota_rows(self) -> list[dict[str, object]]:
         """Return what every account has spent, the host's own first."""
+        ...
+
+
+class Account(NamedTuple):
+    """One account of tokens.
+
+    Attributes:
+        name: for people.
+        spent: so far, in the quota's own unit.
+        reserved: for calls under way.
+        limit: most of both; None without a bound.
+    """
+
+    name: str
+    spent: float
+    reserved: float
+    limit: float | None
+
+
+@runtime_checkable
+class Accounting(Protocol):
+    """A service that keeps accounts, which the status page and the metrics show."""
+
+    def accounts(self) -> Iterable[Account]:
+        """Yield the host's accounts: a few, none of a single child."""
         ...
 
 

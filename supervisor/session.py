@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -33,6 +34,7 @@ import trio
 from protocol import HostConnection, error
 from protocol.chat import SEPARATORS, ChatBody
 from protocol.limits import MEMO_LINE_BYTES
+from supervisor.counts import ERROR, INDEX
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
 from supervisor.replies import reason
 from supervisor.services import Services
@@ -119,6 +121,10 @@ class Session:
 
     Attributes:
         files: the client's open files, looked up by every request.
+        bytes_in: received from it.
+        bytes_out: sent to it.
+        errors: replies that were errors.
+        last_error: the last of them.
     """
 
     __slots__ = (
@@ -128,6 +134,7 @@ class Session:
         "_holding",
         "_is_deep",
         "_job",
+        "_kind",
         "_on_closed",
         "_over",
         "_payload",
@@ -136,14 +143,19 @@ class Session:
         "_waiting",
         "_wake",
         "budget",
+        "bytes_in",
+        "bytes_out",
         "client",
         "closed_files",
         "conn",
+        "counts",
         "deadline_s",
         "dialect",
+        "errors",
         "failure",
         "files",
         "fs",
+        "last_error",
         "last_request",
         "lines_of",
         "max_write_bytes",
@@ -198,6 +210,12 @@ class Session:
         self.on_attach: Callable[[Session], Awaitable[bytes | None]] | None = None
         self.zero_copy = False
         self.requests = 0
+        self.counts = pump.counts
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.errors = 0
+        self.last_error = b""
+        self._kind = 0
         self.prepared: dict[bytes, Again] = {}
         self.lines_of: dict[int, list[bytes]] = {}
         self.write_fileno = -1
@@ -241,13 +259,19 @@ class Session:
             again = self.prepared.get(data)
             if again is None:
                 return self.serve(alone=False, data=data)
+            self.bytes_in += len(data)
+            self.counts.requests[data[0]] += 1
             reply = again()
             if reply is None:
+                self._kind = data[0]
                 return False
+            if reply[0] == ERROR:
+                self.note_error(reply, data[0])
             try:
                 sent = _write(self.write_fd, reply)
             except BlockingIOError:
                 sent = 0
+            self.bytes_out += sent
             if sent != len(reply):
                 self.start(partial(self.send, memoryview(reply)[sent:]))
                 return False
@@ -284,6 +308,8 @@ class Session:
         try:
             while True:
                 if message is not None:
+                    kind = self._kind = INDEX[type(message)]
+                    self.counts.requests[kind] += 1
                     reply = HANDLERS[type(message)](self, message)
                 else:
                     try:
@@ -293,6 +319,7 @@ class Session:
                             if data is None:
                                 data = _read(read_fd, RECEIVE_BYTES)
                             size = len(data)
+                            self.bytes_in += size
                             if conn.idle and (
                                 size == self.write_size
                                 or (size < MEMO_LINE_BYTES and data in prepared)
@@ -326,10 +353,13 @@ class Session:
                         return False
                     message = None  # its body is on the way
                     continue
+                if reply[:1] == b"E":
+                    self.note_error(reply, self._kind)
                 try:
                     sent = _write(write_fd, reply)
                 except BlockingIOError:
                     sent = 0
+                self.bytes_out += sent
                 if sent != len(reply):
                     self.start(partial(self.send, memoryview(reply)[sent:]))
                     return False
@@ -354,7 +384,9 @@ class Session:
         finally:
             self.requests += TURN_REQUESTS - turns
 
-    def _serve_prepared(self, data: bytes, rounds: int) -> bytes | None:
+    def _serve_prepared(  # noqa: C901, PLR0915 - the hot path, in one piece
+        self, data: bytes, rounds: int
+    ) -> bytes | None:
         """Answer prepared requests for as long as one follows the other.
 
         Args:
@@ -375,29 +407,46 @@ class Session:
         write_size = self.write_size
         write_again = self.write_again
         head = len(write_line)
-        while True:
-            size = len(data)
-            if size == write_size and data.startswith(write_line):
-                reply = write_again(data[head:])
-            elif size < MEMO_LINE_BYTES and (again := prepared.get(data)) is not None:
-                reply = again()
-            else:
-                return data
-            if reply is None:
-                return None
-            try:
-                sent = _write(write_fd, reply)
-            except BlockingIOError:
-                sent = 0
-            if sent != len(reply):
-                self.start(partial(self.send, memoryview(reply)[sent:]))
-                return None
-            self.requests += 1
-            rounds -= 1
-            if not rounds:
-                return None
-            _yield_core()
-            data = _read(read_fd, RECEIVE_BYTES)
+        counts = self.counts.requests
+        got = -len(data)  # the caller has counted it
+        given = 0
+        first = rounds
+        try:
+            while True:
+                size = len(data)
+                got += size
+                if size == write_size and data.startswith(write_line):
+                    reply = write_again(data[head:])
+                elif (
+                    size < MEMO_LINE_BYTES and (again := prepared.get(data)) is not None
+                ):
+                    reply = again()
+                else:
+                    return data
+                kind = data[0]
+                counts[kind] += 1
+                if reply is None:
+                    self._kind = kind
+                    return None
+                if reply[0] == ERROR:
+                    self.note_error(reply, kind)
+                try:
+                    sent = _write(write_fd, reply)
+                except BlockingIOError:
+                    sent = 0
+                given += sent
+                if sent != len(reply):
+                    self.start(partial(self.send, memoryview(reply)[sent:]))
+                    return None
+                rounds -= 1
+                if not rounds:
+                    return None
+                _yield_core()
+                data = _read(read_fd, RECEIVE_BYTES)
+        finally:
+            self.requests += first - rounds
+            self.bytes_in += got
+            self.bytes_out += given
 
     def _receive_body(self) -> bytes | None:
         """Receive some of a body; return the reply once it is complete."""
@@ -417,6 +466,7 @@ class Session:
             self._send_last(error(b"failed to read " + what))
             self.close_soon(EOF)
             return None
+        self.bytes_in += count
         conn.body_received(count)
         if self._chat is not None:
             self._chat.feed(space[:count])
@@ -558,6 +608,12 @@ class Session:
         self.write_again = again
         self.write_fileno = request.fileno
 
+    def note_error(self, reply: bytes | memoryview, kind: int) -> None:
+        """Take note that a request of this kind is answered with an error."""
+        self.counts.errors[kind] += 1
+        self.errors += 1
+        self.last_error = bytes(reply)
+
     def forget(self, fileno: int) -> None:
         """Forget what lines about a file lead to: it is being closed."""
         if self.lines_of:
@@ -598,9 +654,13 @@ class Session:
             self._clean_up()
 
     async def _run_job(self, job: Job) -> None:
+        kind = self._kind
+        begun_s = time.monotonic()
         try:
             reply = await job()
             if reply is not None:
+                if reply[:1] == b"E":
+                    self.note_error(reply, kind)
                 await self.send(reply)
         except trio.TooSlowError:
             self.close_soon(SLOW)
@@ -610,6 +670,7 @@ class Session:
             self.close_soon(FAULT, why)
         self._job = None
         self.requests += 1
+        self.counts.took(self.counts.jobs, kind, time.monotonic() - begun_s)
         self._drop_payload()
         if not self._stop:
             self._suspended = False
@@ -661,13 +722,16 @@ class Session:
         with self.patience():
             while data:
                 try:
-                    data = data[_write(self.write_fd, data) :]
+                    sent = _write(self.write_fd, data)
+                    self.bytes_out += sent
+                    data = data[sent:]
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self.write_fd)
 
     def send_file(self, file: OpenFile, size: int) -> bytes | None:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
         transfer = FileTransfer(self.write_fd, file, size)
+        self.bytes_out += transfer.left  # of which a client that ends may take less
         self.zero_copy = True
         self.write_size = -1  # a WRITE has to look at what this READ lends
         if not self._is_deep:
@@ -729,6 +793,11 @@ class Session:
             place for place in policy.places if place not in self.client.policy.places
         )
         self.client.policy = policy
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything of it was given back."""
+        return self._over.is_set()
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what this holds of the host's descriptors, with a word for each."""
@@ -813,6 +882,7 @@ class Session:
             else:
                 data = _read(self.read_fd, min(RECEIVE_BYTES, left))
                 left -= len(data)
+                self.bytes_in += len(data)
                 message = conn.receive_data(data)
                 if not data:
                     return 0
@@ -825,6 +895,8 @@ class Session:
         if type(message) not in POSTHUMOUS:
             self.drain(b"")
             return
+        self._kind = INDEX[type(message)]
+        self.counts.requests[self._kind] += 1
         with contextlib.suppress(OSError):  # nobody takes the bytes of a READ
             HANDLERS[type(message)](self, message)
 

@@ -70,6 +70,11 @@ class FileTransfer:
         file.offset += size
         self.is_done = False
 
+    @property
+    def left(self) -> int:
+        """How many bytes are not sent yet, those of the reply's line included."""
+        return len(self._head) + self._left
+
     def is_in_memory(self) -> bool:
         """Whether the kernel holds the data, by probing a byte of each stretch."""
         probe = [bytearray(1)]

@@ -28,6 +28,7 @@ from supervisor.llm.presets import presets
 from supervisor.llm.quota import Node, Weights, quota_text, status_text, tokens_of
 from supervisor.llm.redact import MIN_SECRET_CHARS, Redactor
 from supervisor.options import parse_duration
+from supervisor.services import Account
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -143,6 +144,11 @@ class LlmService:
             parent = self._clients[client_id].parent
             rows.append(_row(node, client_id, None if parent is None else parent.id))
         return rows
+
+    def accounts(self) -> Iterator[Account]:
+        """Yield the host's own account, for metrics and the status page."""
+        root = self.root
+        yield Account("host", root.spent, root.reserved, root.limit)
 
     # Calls
 

@@ -102,7 +102,6 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
             "[sandbox.x]\nlayers = ['uid']\nrequired = ['seccomp']\n",
             "sandbox.x.required: 'seccomp' is required but not among the layers",
         ),
-        ("[metrics]\n", "not available yet"),
         ("[policy.run]\nsandbox = 'castle'\n", "policy.run.sandbox: no profile"),
         ("[policy.run]\nnetwork = 'vpn'\n", "policy.run.network: none or host"),
         (

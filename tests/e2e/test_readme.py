@@ -53,9 +53,3 @@ def test_every_example_does_what_the_page_says(newcomer: Path) -> None:
     denied = shell(examples[3], newcomer)
     assert denied.returncode == 1
     assert b"cannot open '/etc/hostname': VFS access denied" in denied.stderr
-
-
-def test_commands_of_the_plan_are_refused_and_not_unknown() -> None:
-    outcome = shell("sandhost trace", REPOSITORY)
-    assert (outcome.returncode, outcome.stdout) == (2, b"")
-    assert outcome.stderr == b"sandhost trace: not available yet\n"

@@ -1,0 +1,71 @@
+"""``[metrics]``: where figures are told, and whether people get a page."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from supervisor.options import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLE = "tcp://127.0.0.1:9464"
+
+
+class Address(NamedTuple):
+    """Where to listen; port 0 leaves the choice to the kernel."""
+
+    host: str
+    port: int
+
+
+class MetricsSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[metrics]``; without the section nobody listens."""
+
+    listen: str = EXAMPLE
+    page: bool = False
+
+
+def parse_listen(text: str) -> Address:
+    """Return the address that ``listen`` names.
+
+    Raises:
+        OptionError: it is none, or not one of this machine's loopback.
+    """
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+        parts = urlsplit("")
+    if parts.scheme != "tcp" or not host or port is None or text != _plain(host, port):
+        raise OptionError(f"write tcp://ADDRESS:PORT as in {EXAMPLE}, not {text!r}")
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise OptionError(
+            f"an address in numbers, not {host!r}: what a name leads to may change"
+        ) from None
+    if not is_loopback:
+        raise OptionError(
+            f"{host!r} is not on loopback, and nobody who asks is checked; listen at"
+            " 127.0.0.1 or ::1 and put a proxy that checks before it"
+        )
+    return Address(host, port)
+
+
+def _plain(host: str, port: int) -> str:
+    """Return an address as it is written, so that nothing else is in a text."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def check_metrics(section: MetricsSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each value that ``[metrics]`` cannot have."""
+    try:
+        parse_listen(section.listen)
+    except OptionError as why:
+        yield "listen", str(why)

@@ -1,0 +1,136 @@
+"""What the hot path counts: requests, errors, bytes, and the times of a few."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import COMMANDS
+from supervisor.counts import BOUNDS_S, INDEX, NAMES, SAMPLE_TURNS, Histogram
+from supervisor.dispatch import HANDLERS
+from tests.helpers.hosts import eventually
+from tests.helpers.sessions import Hall, Line, hall
+
+__all__ = ["hall"]
+
+
+def requests(line: Line) -> dict[str, int]:
+    """What was counted, without what was not asked."""
+    counts = line.session.counts.requests
+    return {name: counts[index] for index, name in NAMES.items() if counts[index]}
+
+
+def errors(line: Line) -> dict[str, int]:
+    """Likewise of errors."""
+    counts = line.session.counts.errors
+    return {name: counts[index] for index, name in NAMES.items() if counts[index]}
+
+
+def test_every_request_has_a_number_of_its_own_and_a_name() -> None:
+    assert set(INDEX) == set(HANDLERS)
+    assert len(NAMES) == len(INDEX)
+    assert set(NAMES.values()) == {w.decode() for w in COMMANDS} | {"invalid"}
+
+
+def test_a_prepared_line_is_counted_where_its_parsed_one_is() -> None:
+    for word in ("OPEN", "READ", "WRITE", "CLOSE"):
+        assert NAMES[ord(word[0])] == word
+    letters = [n for i, n in NAMES.items() if chr(i).isalpha()]
+    assert sorted(letters) == ["CLOSE", "OPEN", "READ", "WRITE"]
+
+
+async def test_requests_are_counted_whether_prepared_or_not(hall: Hall) -> None:
+    (hall.root / "a").write_bytes(b"x" * 100)
+    line = hall.connect()
+    fileno = await line.open(b"a")
+    for _ in range(10):
+        await line.read(fileno, 3)
+    assert line.session.prepared, "reads that come again are prepared"
+    await line.ask(b"CLOSE %d\n" % fileno)
+    await line.ask(b"PING\n")
+    await line.ask(b"NONSENSE\n")
+    assert requests(line) == {
+        "OPEN": 1, "READ": 10, "CLOSE": 1, "PING": 1, "invalid": 1,
+    }  # fmt: skip
+    assert errors(line) == {"invalid": 1}
+    assert line.session.errors == 1
+    assert line.session.last_error.startswith(b"ERROR ")
+
+
+async def test_writes_are_counted_once_whole_or_in_pieces(hall: Hall) -> None:
+    line = hall.connect()
+    fileno = await line.open(b"a", b"w")
+    for _ in range(5):
+        assert await line.write(fileno, b"abc") == b"OK 3"
+    await line.send(b"WRITE %d 100000\n" % fileno)
+    await line.send(b"y" * 100_000)
+    assert await line.line() == b"OK 100000"
+    assert requests(line) == {"OPEN": 1, "WRITE": 6}
+
+
+async def test_bytes_are_counted_in_both_directions(hall: Hall) -> None:
+    size = 300_000
+    (hall.root / "a").write_bytes(b"x" * size)
+    line = hall.connect()
+    fileno = await line.open(b"a")
+    sent = [b"OPEN a r false\n", *[b"READ %d 10\n" % fileno] * 5]
+    sent.append(b"READ %d %d\n" % (fileno, size - 50))
+    for _ in range(5):
+        await line.read(fileno, 10)
+    await line.read(fileno, size - 50)
+    got = len(b"OK %d\n" % fileno) + 5 * len(b"OK 10\n") + 50
+    got += len(b"OK %d\n" % (size - 50))
+    assert line.session.bytes_in == sum(map(len, sent))
+    assert line.session.bytes_out == got + size - 50
+
+
+async def test_an_error_of_a_job_is_counted_for_its_command(hall: Hall) -> None:
+    line = hall.connect()
+    assert (await line.ask(b"REMOVE false absent\n")).startswith(b"ERROR ")
+    assert errors(line) == {"REMOVE": 1}
+    await eventually(lambda: line.session.counts.jobs)
+    ((kind, times),) = line.session.counts.jobs.items()
+    assert (NAMES[kind], times.total) == ("REMOVE", 1)
+
+
+async def test_one_request_of_a_turn_in_64_is_timed(hall: Hall) -> None:
+    (hall.root / "a").write_bytes(b"x" * 10_000)
+    line = hall.connect()
+    fileno = await line.open(b"a")
+    counts = line.session.counts
+    for _ in range(20 * SAMPLE_TURNS):
+        await line.read(fileno, 1)
+        await trio.lowlevel.checkpoint()
+        if counts.inline:
+            break
+    assert [NAMES[kind] for kind in counts.inline] == ["READ"]
+    assert counts.inline[ord("R")].total < requests(line)["READ"]
+    assert 0 < counts.inline[ord("R")].sum_s < 5
+
+
+@given(st.lists(st.floats(0, 100, allow_nan=False)))
+def test_a_histogram_cumulates_to_all_that_it_was_given(times: list[float]) -> None:
+    histogram = Histogram()
+    for time_s in times:
+        histogram.add(time_s)
+    steps = list(histogram.cumulated())
+    assert steps[-1] == ("+Inf", len(times))
+    for bound_s, (text, count) in zip(BOUNDS_S, steps, strict=False):
+        assert float(text) == bound_s
+        assert count == sum(time_s <= bound_s for time_s in times)
+    assert histogram.sum_s == pytest.approx(sum(times))
+
+
+async def test_a_client_that_died_counts_what_is_done_for_it(
+    hall: Hall, tmp_path: Path
+) -> None:
+    del tmp_path
+    line = hall.connect()
+    fileno = await line.open(b"a", b"w")
+    await line.send(b"WRITE %d 3\nabc" % fileno)
+    line.close()
+    await line.gone()
+    assert requests(line)["WRITE"] == 1
+    assert line.session.bytes_in >= len(b"OPEN a w false\nWRITE 1000 3\nabc")
