@@ -11,12 +11,17 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from supervisor.lifecycle import diagram
 from tests.architecture.rules import named_by_tests
 from tests.architecture.tree import ROOT
 
 Named = Mapping[str, tuple[str, ...]]
 
 ATTACK = re.compile(r"^\| (\d+) \| ([^|]*) \| ([^|]*)\|.*$", re.MULTILINE)
+LIFECYCLE = re.compile(
+    r"(<!-- generated: lifecycle -->\n).*?(<!-- end of generated: lifecycle -->)",
+    re.DOTALL,
+)
 INVARIANT = re.compile(r"^(## (I\d+)\..*?^Named by: )[^\n]*$", re.MULTILINE | re.DOTALL)
 
 
@@ -41,7 +46,14 @@ def invariants(text: str, named: Named) -> str:
     return INVARIANT.sub(section, text)
 
 
+def design(text: str, named: Named) -> str:
+    """Return the page with the table of a child's life renewed."""
+    del named
+    return LIFECYCLE.sub(lambda match: match[1] + diagram() + match[2], text)
+
+
 DOCUMENTS: tuple[tuple[str, Callable[[str, Named], str]], ...] = (
+    ("docs/design.md", design),
     ("docs/security.md", security),
     ("docs/invariants.md", invariants),
 )

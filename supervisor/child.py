@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import trio
 
@@ -172,11 +172,6 @@ class Child:
         self.process = await self._spawn(cwd_fd, pairs, env, wanted)
         stack.callback(self.process.close)
         pairs.close_child_ends()
-        client.pid = self.process.pid
-        host.pump.add(self.session)
-        host.journal.write(
-            "client.connected", child_id=self.id, client_id=client.id, pid=client.pid
-        )
 
     def _make_policy(self, stack: AsyncExitStack) -> Policy:
         spec = self.spec
@@ -237,17 +232,6 @@ class Child:
         if process is None or session is None:
             raise RuntimeError("a child that was not started cannot live")
         self._happened(Event.SPAWNED)
-        self.started.set()
-        self._host.journal.write(
-            "child.spawned",
-            child_id=self.id,
-            client_id=session.client.id,
-            pid=process.pid,
-            command=[
-                os.fsencode(a).decode(errors="replace") for a in self.spec.command
-            ],
-            isolation=self.walls.row(),
-        )
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._enforce_end)
@@ -294,13 +278,51 @@ class Child:
     def _happened(self, event: Event) -> None:
         """Take an event in, and do what the table says."""
         self.state, action = step(self.state, event)
-        process = self.process
-        if action is Action.TERMINATE and process is not None:
-            process.send_signal(self.spec.stop_signal)
-        elif action is Action.KILL and process is not None:
-            process.send_signal(signal.SIGKILL)
-        elif action is Action.REPORT:
-            self._report()
+        match action:
+            case Action.SERVE:
+                self._serve()
+            case Action.SERVE_AND_TERMINATE:
+                self._serve()
+                self._signal(self.spec.stop_signal)
+            case Action.TERMINATE:
+                self._signal(self.spec.stop_signal)
+            case Action.KILL:
+                self._signal(signal.SIGKILL)
+            case Action.REPORT:
+                self._report()
+            case Action.CLEAN_UP | Action.NOTHING:
+                pass  # `run` unwinds its stack as soon as there is nothing to wait for
+            case Action.FAULT:
+                raise AssertionError("`step` has raised")
+            case _:
+                assert_never(action)
+
+    def _serve(self) -> None:
+        """Begin its conversation: its process is there."""
+        process, session, journal = self.process, self.session, self._host.journal
+        if process is None or session is None:
+            raise RuntimeError("a child that was not started cannot be served")
+        client = session.client
+        client.pid = process.pid
+        self._host.pump.add(session)
+        journal.write(
+            "client.connected", child_id=self.id, client_id=client.id, pid=client.pid
+        )
+        self.started.set()
+        journal.write(
+            "child.spawned",
+            child_id=self.id,
+            client_id=client.id,
+            pid=client.pid,
+            command=[
+                os.fsencode(a).decode(errors="replace") for a in self.spec.command
+            ],
+            isolation=self.walls.row(),
+        )
+
+    def _signal(self, number: int) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
 
     def _report(self) -> None:
         journal = self._host.journal

@@ -23,7 +23,6 @@ from supervisor.options import (
     parse_duration,
     parse_env,
     parse_limits,
-    parse_size,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
-_SERVICE = ("serve", "check-config", "spawn", "kill", "logs", "quota", "trace", "top")
+_SERVICE = ("serve", "spawn", "kill", "logs", "quota", "trace", "top")
 NOT_YET = frozenset({*_SERVICE, "reload", "stop", "llm", "fd", "shim", "mcp"})
 """Commands of the plan that this version does not have."""
 
@@ -315,6 +314,38 @@ def doctor(
     return status
 
 
+@app.command("check-config", epilog="Example: sandhost check-config sandhost.toml")
+def check_config(
+    file: Annotated[str, typer.Argument(metavar="F", help="TOML file.")],
+    as_json: _Json = False,
+) -> int:
+    """Tell every fault of a configuration with its key and the reason.
+
+    Exit status: 0 none, 2 some.
+    """
+    from supervisor.config import ConfigError, load_config  # noqa: PLC0415 - one's own
+
+    faults: list[dict[str, str]] = []
+    try:
+        load_config(file)
+    except ConfigError as why:
+        faults = [
+            {"file": file, "key": fault.key, "reason": fault.reason}
+            for fault in why.faults
+        ]
+    if as_json:
+        from supervisor.tables import as_json as json_of  # noqa: PLC0415
+
+        _print(json_of(faults))
+    else:
+        for row in faults:
+            where = ": ".join(filter(None, (file, row["key"])))
+            _say("sandhost check-config", f"{where}: {row['reason']}")
+        if not faults:
+            _print(f"{file}: no faults\n")
+    return 2 if faults else 0
+
+
 @app.command("fs", context_settings=_COMMAND_LINE)
 def fs_command(words: Annotated[list[str] | None, typer.Argument()] = None) -> int:
     """Inside a child: cat, put, ls, stat, cp ... on FD 3."""
@@ -362,28 +393,31 @@ def _print(text: str) -> None:
 def _run(
     name: str, ctx: typer.Context, commands: list[list[str]], given: dict[str, Any]
 ) -> int:
-    from supervisor.run import RunOptions, run_children  # noqa: PLC0415 - needs Trio
+    from supervisor.host import settings_of  # noqa: PLC0415 - needs Trio
+    from supervisor.run import RunOptions, run_children  # noqa: PLC0415
+    from supervisor.specs import policy_options  # noqa: PLC0415
 
     if given["transport"] not in ("socketpair", "pipes"):
         raise UsageFault("--transport is socketpair or pipes")
     configured = _configure(given["config"])
     policy = configured.policy.get("run") if configured is not None else None
     try:
-        limits = _limits(policy, given["limit"])
+        sandboxes = configured.sandbox if configured is not None else None
+        base = policy_options(policy, sandboxes)
         timeout = given["timeout"]
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
-            limits=limits,
-            settings=_settings(configured),
-            top_level=given["top_level"] or bool(policy and policy.top_level),
-            root=_existing(given["root"] or (policy.root if policy else None)),
+            limits=_limits(base.limits, given["limit"]),
+            settings=settings_of(configured),
+            top_level=given["top_level"] or base.top_level,
+            root=_existing(given["root"] or base.root),
             keep=given["keep"],
-            read=(*(policy.read if policy else ()), *(given["read"] or ())),
-            write=(*(policy.write if policy else ()), *(given["write"] or ())),
+            read=(*base.read, *(given["read"] or ())),
+            write=(*base.write, *(given["write"] or ())),
             dialect=given["dialect"],
             transport=given["transport"],
-            publish=policy.publish if policy else "direct",
-            durability=policy.durability if policy else "none",
+            publish=base.publish,
+            durability=base.durability,
             env=parse_env(given["env"] or []),
             pass_env=tuple(given["pass_env"] or ()),
             cwd=_existing(given["cwd"]),
@@ -415,8 +449,8 @@ def _walls(
     asked = network
     if asked is None and policy is not None and sandbox is None:
         asked = policy.network
-    for key, why in check_use("", name, asked, known):
-        raise OptionError(f"--{key.lstrip('.')}: {why}")
+    for key, why in check_use("--", name, asked, known):
+        raise OptionError(f"{key}: {why}")
     return {"sandbox": profile_named(name, known), "network": asked or "none"}
 
 
@@ -431,29 +465,10 @@ def _configure(path: str | None) -> Config | None:
         raise CommandError(str(why)) from None
 
 
-def _limits(policy: Any, texts: list[str] | None) -> Limits:
-    from supervisor.config import limit_texts  # noqa: PLC0415 - with the configuration
-
-    limits = parse_limits(limit_texts(policy)) if policy is not None else Limits()
+def _limits(limits: Limits, texts: list[str] | None) -> Limits:
     given = parse_limits(texts or [])
     return limits._replace(
         **{k: v for k, v in given._asdict().items() if v is not None}
-    )
-
-
-def _settings(config: Config | None) -> Any:
-    from supervisor.host import Settings  # noqa: PLC0415 - needs Trio
-
-    if config is None:
-        return Settings()
-    limits = config.limits
-    return Settings(
-        max_write_bytes=parse_size(limits.write),
-        payload_budget_bytes=parse_size(limits.payload_budget),
-        clients_per_child=limits.clients_per_child,
-        deadline_s=parse_duration(limits.deadline),
-        grace_s=parse_duration(config.host.grace),
-        max_children=config.host.max_children,
     )
 
 

@@ -1,19 +1,45 @@
-"""The configuration file: TOML, typed, every unknown key refused with its path.
+"""The configuration file: TOML, typed, every fault found at once with its key.
 
 Sections of the plan that this version does not have are refused as "not available yet",
 never ignored: a limit that nobody keeps is worse than none.
+
+How a section is added: its module ``config_PART.py`` has the Struct and a check that
+yields (key, reason); here it gets one field of ``Config``, one line of ``_CHECKS``, and
+its name leaves ``_NOT_YET``.  What compares two sections goes into ``_CROSS_CHECKS``.
 """
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor import config_sandbox
-from supervisor.options import OptionError, parse_duration, parse_limits, parse_size
+from supervisor.config_child import ChildSection, check_children
+from supervisor.config_host import (
+    HostSection,
+    LimitsSection,
+    check_host,
+    check_limits,
+)
+from supervisor.config_policy import PolicySection, check_policies, limit_texts
+from supervisor.config_read import Fault, Reader, joined
+from supervisor.config_sandbox import SandboxSection, check_sandboxes, check_use
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Fault",
+    "HostSection",
+    "LimitsSection",
+    "PolicySection",
+    "limit_texts",
+    "load_config",
+]
 
 _NOT_YET = {
     "llm": "the LLM gateway",
@@ -21,53 +47,8 @@ _NOT_YET = {
     "tools": "tools",
     "sidecar": "sidecars",
     "file_descriptor": "LLM fds",
-    "child": "children of a daemon",
     "metrics": "metrics",
 }
-_POLICY_NOT_YET = ("model", "quota", "tools")
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used: file, key, reason."""
-
-
-class HostSection(msgspec.Struct, forbid_unknown_fields=True):
-    """``[host]``."""
-
-    runtime_dir: str | None = None
-    state_dir: str | None = None
-    control: str | None = None
-    log_format: str | None = None
-    grace: str = "5s"
-    max_children: int = 1000
-
-
-class LimitsSection(msgspec.Struct, forbid_unknown_fields=True):
-    """``[limits]``."""
-
-    write: str = "16M"
-    line: str = "64K"
-    payload_budget: str = "64M"
-    open_files_per_client: int = 256
-    clients_per_child: int = 64
-    deadline: str = "30s"
-
-
-class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
-    """``[policy.NAME]``; ``run`` takes its defaults from ``[policy.run]``."""
-
-    top_level: bool = False
-    root: str | None = None
-    read: list[str] = []
-    write: list[str] = []
-    sandbox: str = "auto"
-    publish: str = "direct"
-    durability: str = "none"
-    limits: dict[str, int | str] = {}
-    network: str | None = None
-    model: str | None = None
-    quota: float | None = None
-    tools: list[str] | None = None
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,7 +57,64 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     host: HostSection = msgspec.field(default_factory=HostSection)
     limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
     policy: dict[str, PolicySection] = {}
-    sandbox: dict[str, config_sandbox.SandboxSection] = {}
+    child: dict[str, ChildSection] = {}
+    sandbox: dict[str, SandboxSection] = {}
+
+
+_CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
+    "host": check_host,
+    "limits": check_limits,
+    "policy": check_policies,
+    "child": check_children,
+    "sandbox": check_sandboxes,
+}
+"""Section -> what its values cannot be; called where the section is there."""
+
+
+def _check_policy_names(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    policies = named.get("policy", {})
+    for name, child in config.child.items():
+        # A policy with faults of its own is there all the same.
+        if child.policy is not None and child.policy not in policies:
+            known = ", ".join(policies) or "none"
+            yield (
+                f"child.{joined(name)}.policy",
+                f"there is no policy {child.policy!r}; there are: {known}",
+            )
+
+
+def _check_sandbox_names(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    for name, policy in config.policy.items():
+        where = f"policy.{joined(name)}."
+        known = named.get("sandbox", {})
+        yield from check_use(where, policy.sandbox, policy.network, known)
+
+
+_CROSS_CHECKS: tuple[
+    Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
+] = (_check_policy_names, _check_sandbox_names)
+"""What one section says of another; also told the document as it was read."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used: file, key, reason of all that is wrong.
+
+    Attributes:
+        path: the file.
+        faults: in the order of the file; at least one.
+    """
+
+    def __init__(self, path: str, faults: Sequence[Fault], verb: str = "use") -> None:
+        text = f"cannot {verb} {path!r}: {faults[0]}"
+        if len(faults) > 1:
+            text += f" (and {len(faults) - 1} more: sandhost check-config tells)"
+        super().__init__(text)
+        self.path = path
+        self.faults = tuple(faults)
 
 
 def load_config(path: str) -> Config:
@@ -86,76 +124,32 @@ def load_config(path: str) -> Config:
         ConfigError: it cannot be read, is no TOML, or holds what is not known, not
             possible or not available yet.
     """
-    try:
-        with Path(path).open("rb") as file:
-            document = tomllib.load(file)
-    except OSError as why:
-        raise ConfigError(f"cannot read {path!r}: {why.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
-        raise ConfigError(f"cannot use {path!r}: not TOML: {why}") from None
-    for section, what in _NOT_YET.items():
-        if section in document:
-            raise ConfigError(
-                f"cannot use {path!r}: [{section}]: {what}: not available yet"
-            )
-    try:
-        config = msgspec.convert(document, type=Config)
-    except msgspec.ValidationError as why:
-        raise ConfigError(f"cannot use {path!r}: {why}") from None
-    for check in (_check_values, _check_policies, _check_sandboxes):
-        try:
-            check(config)
-        except OptionError as why:
-            raise ConfigError(f"cannot use {path!r}: {why}") from None
+    document = _read(path)
+    faults = [
+        Fault(section, f"{what}: not available yet")
+        for section, what in _NOT_YET.items()
+        if section in document
+    ]
+    known = {key: value for key, value in document.items() if key not in _NOT_YET}
+    reader = Reader()
+    config: Config = reader.read(Config, known)
+    faults += reader.faults
+    for section, check in _CHECKS.items():
+        value = getattr(config, section)
+        if value is not None:
+            faults += [Fault(f"{section}.{key}", why) for key, why in check(value)]
+    for cross_check in _CROSS_CHECKS:
+        faults += [Fault(key, why) for key, why in cross_check(config, known)]
+    if faults:
+        raise ConfigError(path, list(dict.fromkeys(faults)))
     return config
 
 
-def _check_values(config: Config) -> None:
-    for name in ("write", "line", "payload_budget"):
-        _named(f"limits.{name}", parse_size, getattr(config.limits, name))
-    _named("limits.deadline", parse_duration, config.limits.deadline)
-    _named("host.grace", parse_duration, config.host.grace)
-    if parse_size(config.limits.line) != 65_536:
-        raise OptionError("limits.line: only 64K, the wire's own limit")
-    for name in ("open_files_per_client", "clients_per_child"):
-        if getattr(config.limits, name) < 1:
-            raise OptionError(f"limits.{name}: at least 1")
-    if config.host.max_children < 1:
-        raise OptionError("host.max_children: at least 1")
-    if config.host.log_format not in (None, "text", "json"):
-        raise OptionError("host.log_format: text or json")
-
-
-def _check_policies(config: Config) -> None:
-    for name, policy in config.policy.items():
-        where = f"policy.{name}"
-        for key in _POLICY_NOT_YET:
-            if getattr(policy, key) is not None:
-                raise OptionError(f"{where}.{key}: not available yet")
-        if policy.publish not in ("direct", "on-close"):
-            raise OptionError(f"{where}.publish: direct or on-close")
-        if policy.durability not in ("none", "close", "write"):
-            raise OptionError(f"{where}.durability: none, close or write")
-        _named(f"{where}.limits", parse_limits, limit_texts(policy))
-
-
-def _check_sandboxes(config: Config) -> None:
-    for key, why in config_sandbox.check(config.sandbox):
-        raise OptionError(f"{key}: {why}")
-    for name, policy in config.policy.items():
-        for key, why in config_sandbox.check_use(
-            f"policy.{name}", policy.sandbox, policy.network, config.sandbox
-        ):
-            raise OptionError(f"{key}: {why}")
-
-
-def limit_texts(policy: PolicySection) -> list[str]:
-    """Return a policy's limits as ``--limit`` would have them."""
-    return [f"{name}={value}" for name, value in policy.limits.items()]
-
-
-def _named(key: str, parse: Any, value: object) -> None:
+def _read(path: str) -> dict[str, Any]:
     try:
-        parse(value)
-    except OptionError as why:
-        raise OptionError(f"{key}: {why}") from None
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except OSError as why:
+        raise ConfigError(path, [Fault("", str(why.strerror))], "read") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise ConfigError(path, [Fault("", f"not TOML: {why}")]) from None

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.config_read import joined
 from supervisor.sandbox import LAYERS, NONE, PROFILES, Profile, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 NETWORKS = ("none", "host")
 
@@ -21,10 +22,10 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
     required: list[str] = []
 
 
-def check(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
+def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for what is wrong in ``[sandbox]``."""
     for name, profile in section.items():
-        where = f"sandbox.{name}"
+        where = joined(name)
         if name in PROFILES:
             yield where, f"{name!r} is a profile of its own; choose another name"
         for key in ("layers", "required"):
@@ -39,17 +40,17 @@ def check(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
 
 
 def check_use(
-    key: str, sandbox: str, network: str | None, known: Mapping[str, SandboxSection]
+    where: str, sandbox: str, network: str | None, known: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for what is wrong with a policy's sandbox and network."""
     if sandbox not in PROFILES and sandbox not in known:
         names = ", ".join((*PROFILES, *known))
-        yield f"{key}.sandbox", f"no profile {sandbox!r}; there are {names}"
+        yield f"{where}sandbox", f"no profile {sandbox!r}; there are {names}"
     if network is not None and network not in NETWORKS:
-        yield f"{key}.network", f"none or host, not {network!r}"
+        yield f"{where}network", f"none or host, not {network!r}"
     if sandbox == NONE and network == "none":
         yield (
-            f"{key}.network",
+            f"{where}network",
             "'none' contradicts sandbox 'none', which keeps nobody from the network",
         )
 

@@ -36,6 +36,7 @@ from supervisor.holdings import Baseline
 from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
+from supervisor.options import parse_duration, parse_size
 from supervisor.pump import Pump
 from supervisor.sandbox import Machine
 from supervisor.services import Services
@@ -46,6 +47,7 @@ from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
+    from supervisor.config import Config
     from supervisor.launchpad_start import LaunchpadProcess
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
@@ -65,6 +67,7 @@ class Settings:
         deadline_s: for a message that began and a reply that is not taken (spec F8).
         grace_s: between SIGTERM and SIGKILL (spec S6).
         max_children: children at once.
+        open_files_per_client: of a child for which nothing else is said.
     """
 
     max_write_bytes: int = 16 * 1024 * 1024
@@ -73,6 +76,23 @@ class Settings:
     deadline_s: float = 30.0
     grace_s: float = 5.0
     max_children: int = 1000
+    open_files_per_client: int = 256
+
+
+def settings_of(config: Config | None) -> Settings:
+    """Return the bounds that a checked configuration sets."""
+    if config is None:
+        return Settings()
+    limits = config.limits
+    return Settings(
+        max_write_bytes=parse_size(limits.write),
+        payload_budget_bytes=parse_size(limits.payload_budget),
+        clients_per_child=limits.clients_per_child,
+        deadline_s=parse_duration(limits.deadline),
+        grace_s=parse_duration(config.host.grace),
+        max_children=config.host.max_children,
+        open_files_per_client=limits.open_files_per_client,
+    )
 
 
 class Host:

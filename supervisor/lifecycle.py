@@ -31,7 +31,7 @@ class Event(Enum):
 
     SPAWNED = "spawned"
     SPAWN_FAILED = "spawn failed"
-    EOF = "EOF"
+    EOF = "EOF"  # its client is closed by then, and the process may go on
     STOP = "stop"
     GRACE_OVER = "grace over"
     EXITED = "exited"
@@ -43,9 +43,9 @@ class Action(Enum):
 
     NOTHING = "-"
     SERVE = "serve"
+    SERVE_AND_TERMINATE = "serve, terminate"
     TERMINATE = "terminate"
     KILL = "kill"
-    CLOSE_CLIENT = "close client"
     CLEAN_UP = "clean up"
     REPORT = "report"
     FAULT = "fault"  # cannot happen; raises
@@ -58,7 +58,7 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     _S.STARTING: {
         _E.SPAWNED: (_S.RUNNING, _A.SERVE),
         _E.SPAWN_FAILED: (_S.REAPING, _A.CLEAN_UP),
-        _E.EOF: (_S.STARTING, _A.CLOSE_CLIENT),
+        _E.EOF: (_S.STARTING, _A.NOTHING),
         _E.STOP: (_S.DOOMED, _A.NOTHING),
         _E.GRACE_OVER: _IMPOSSIBLE,
         _E.EXITED: _IMPOSSIBLE,
@@ -66,9 +66,9 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     },
     _S.DOOMED: {
         # Asked, not killed: it may run already, and be about to write its last words.
-        _E.SPAWNED: (_S.STOPPING, _A.TERMINATE),
+        _E.SPAWNED: (_S.STOPPING, _A.SERVE_AND_TERMINATE),
         _E.SPAWN_FAILED: (_S.REAPING, _A.CLEAN_UP),
-        _E.EOF: (_S.DOOMED, _A.CLOSE_CLIENT),
+        _E.EOF: (_S.DOOMED, _A.NOTHING),
         _E.STOP: (_S.DOOMED, _A.NOTHING),
         _E.GRACE_OVER: (_S.DOOMED, _A.NOTHING),
         _E.EXITED: _IMPOSSIBLE,
@@ -77,7 +77,7 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     _S.RUNNING: {
         _E.SPAWNED: _IMPOSSIBLE,
         _E.SPAWN_FAILED: _IMPOSSIBLE,
-        _E.EOF: (_S.RUNNING, _A.CLOSE_CLIENT),
+        _E.EOF: (_S.RUNNING, _A.NOTHING),
         _E.STOP: (_S.STOPPING, _A.TERMINATE),
         _E.GRACE_OVER: _IMPOSSIBLE,
         _E.EXITED: (_S.REAPING, _A.CLEAN_UP),
@@ -86,7 +86,7 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     _S.STOPPING: {
         _E.SPAWNED: _IMPOSSIBLE,
         _E.SPAWN_FAILED: _IMPOSSIBLE,
-        _E.EOF: (_S.STOPPING, _A.CLOSE_CLIENT),
+        _E.EOF: (_S.STOPPING, _A.NOTHING),
         _E.STOP: (_S.STOPPING, _A.KILL),  # asked twice: at once
         _E.GRACE_OVER: (_S.STOPPING, _A.KILL),
         _E.EXITED: (_S.REAPING, _A.CLEAN_UP),

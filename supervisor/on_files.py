@@ -52,10 +52,32 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
         line = b"CLOSE %d\n" % fileno
         session.prepared[line] = partial(_close_plain, session, file, line)
         if request is session.last_request:
-            session.prepare_open(request)
+            again = _open_again(session, request, file)
+            session.prepare_open(request, again)
         else:
             session.last_request = request
     return b"OK %d\n" % fileno
+
+
+def _open_again(
+    session: Session, request: m.Open, file: OpenFile
+) -> Callable[[], bytes | None]:
+    """Return what answers this OPEN again."""
+    open_file = session.fs.reopener(file)
+    if open_file is None:
+        return partial(do_open, session, request)
+    prepared = session.prepared
+
+    def again() -> bytes | None:
+        try:
+            opened = open_file()
+        except (AccessDeniedError, UnavailableError, OSError):
+            return do_open(session, request)  # it has the words for it
+        line = b"CLOSE %d\n" % opened.fileno
+        prepared[line] = partial(_close_plain, session, opened, line)
+        return b"OK %d\n" % opened.fileno
+
+    return again
 
 
 async def _open_waiting(session: Session, file: OpenFile) -> bytes:

@@ -132,7 +132,7 @@ class Pump:
                 os.eventfd_read(self._bell)
         alone = len(turn) == 1
         for session in turn:
-            if session.serve(alone=alone):
+            if session.serve(alone=True) if alone else session.serve_one():
                 self._left_over[session] = None
             conn = session.conn
             if self._deadlines or conn.body_left or not conn.idle:

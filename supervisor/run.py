@@ -10,11 +10,10 @@ Rules of this file.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
@@ -23,10 +22,9 @@ from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
 from supervisor.launcher import LaunchpadLost
 from supervisor.logs import Log
-from supervisor.sandbox import PROFILES, Profile
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
-from supervisor.spec import ChildSpec, minimal_env
+from supervisor.specs import ChildOptions, make_spec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.config import Config
     from supervisor.launchpad_start import LaunchpadProcess
-    from supervisor.options import Limits
 
 Ts = TypeVarTuple("Ts")
 
@@ -44,32 +41,17 @@ HOST_FAILED = 125
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(ChildOptions):
     """What the command line asked for; see ``sandhost run --help``."""
 
     commands: tuple[tuple[str, ...], ...]
-    limits: Limits
     settings: Settings
-    top_level: bool = False
-    root: str | None = None
     keep: bool = False
-    read: tuple[str, ...] = ()
-    write: tuple[str, ...] = ()
-    dialect: int = 2
-    transport: str = "socketpair"
-    publish: str = "direct"
-    durability: str = "none"
-    env: dict[str, str] = field(default_factory=dict)
-    pass_env: tuple[str, ...] = ()
-    cwd: str | None = None
-    timeout_s: float | None = None
     log_level: str = "WARNING"
     log_json: bool | None = None
     journal: str | None = None
     control: str | None = None
-    sandbox: Profile = PROFILES["auto"]
-    network: str = "none"
     config: Config | None = None
 
 
@@ -178,6 +160,7 @@ async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:
     async with AsyncExitStack() as stack:
         children: list[Child] = []
         stdin = 0
+        most_files = options.settings.open_files_per_client
         last = len(options.commands) - 1
         for index, words in enumerate(options.commands):
             scratch = Scratch(options.root, keep=options.keep)
@@ -186,7 +169,7 @@ async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:
             if options.keep and options.root is None:
                 complain(command, f"keeping the root {scratch.root}")
             reader, writer = (-1, 1) if index == last else os.pipe2(os.O_CLOEXEC)
-            spec = _make_spec(options, words, scratch, (stdin, writer, 2))
+            spec = make_spec(options, words, scratch, (stdin, writer, 2), most_files)
             try:
                 child = await host.spawn(spec)
             finally:
@@ -211,47 +194,3 @@ async def _remove_scratch(host: Host, command: str, scratch: Scratch) -> None:
     host.holders.discard(scratch.descriptors)
     if failure is not None:
         complain(command, failure)
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109 - a str is wanted
-    except FileNotFoundError:
-        text = "the working directory is gone; change to one that is there"
-        raise FileNotFoundError(errno.ENOENT, text) from None
-
-
-def _make_spec(
-    options: RunOptions,
-    words: tuple[str, ...],
-    scratch: Scratch,
-    stdio: tuple[int, int, int],
-) -> ChildSpec:
-    env = minimal_env(scratch.tmp)
-    env.update({k: os.environ[k] for k in options.pass_env if k in os.environ})
-    env.update(options.env)
-    limits = options.limits
-    return ChildSpec(
-        command=words,
-        cwd=options.cwd or _working_directory(),
-        root=scratch.root,
-        run_dir=scratch.run,
-        env=env,
-        top_level=options.top_level,
-        read=options.read,
-        write=options.write,
-        dialect=options.dialect,
-        transport=options.transport,
-        publish=options.publish,
-        durability=options.durability,
-        timeout_s=options.timeout_s,
-        max_open_files=limits.open_files or 256,
-        max_bytes=limits.bytes,
-        max_files=limits.files,
-        rlimits=limits.rlimits(),
-        stdio=stdio,
-        sandbox=options.sandbox,
-        network=options.network,
-        tmp_dir=scratch.tmp,
-        group_limits=limits,
-    )

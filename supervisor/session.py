@@ -34,7 +34,6 @@ from protocol import HostConnection, error
 from protocol.chat import SEPARATORS, ChatBody
 from protocol.limits import MEMO_LINE_BYTES
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
-from supervisor.on_files import do_open
 from supervisor.replies import reason
 from supervisor.services import Services
 from supervisor.transport import (
@@ -223,14 +222,51 @@ class Session:
 
     # The hot side
 
+    def serve_one(self) -> bool:  # noqa: C901 - the hot path of a crowd
+        """Answer one request of one client among many: ``serve``, or less than that.
+
+        What is prepared is answered here, with the fewest steps; with many clients
+        this process is what all of them wait for.
+
+        Returns:
+            Whether requests are left over that this turn did not get to.
+        """
+        conn = self.conn
+        if conn.body_left or not conn.idle:
+            return self.serve(alone=False)
+        try:
+            data = _read(self.read_fd, RECEIVE_BYTES)
+            again = self.prepared.get(data)
+            if again is None:
+                return self.serve(alone=False, data=data)
+            reply = again()
+            if reply is None:
+                return False
+            try:
+                sent = _write(self.write_fd, reply)
+            except BlockingIOError:
+                sent = 0
+            if sent != len(reply):
+                self.start(partial(self.send, memoryview(reply)[sent:]))
+                return False
+            self.requests += 1
+        except BlockingIOError:
+            return False
+        except OSError as why:
+            self.close_soon(EOF, why)
+        except Exception as why:  # noqa: BLE001 - a fault here costs one client
+            self.close_soon(FAULT, why)
+        return False
+
     def serve(  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path, in one piece
-        self, *, alone: bool
+        self, *, alone: bool, data: bytes | None = None
     ) -> bool:
         """Answer what has come, without waiting.
 
         Args:
             alone: no other client is active, so the core may be yielded to this one
                 after a reply: its next request then comes without a wake-up.
+            data: what was received already, at the start of a message.
 
         Returns:
             Whether requests are left over that this turn did not get to.
@@ -252,7 +288,8 @@ class Session:
                         if conn.body_left:
                             reply = self._receive_body()
                         else:
-                            data = _read(read_fd, RECEIVE_BYTES)
+                            if data is None:
+                                data = _read(read_fd, RECEIVE_BYTES)
                             size = len(data)
                             if conn.idle and (
                                 size == self.write_size
@@ -268,12 +305,14 @@ class Session:
                                 self.close_soon(EOF)
                                 return False
                             message = conn.receive_data(data)
+                            data = None
                             if message is None:  # a part of a line
                                 pieces -= 1
                                 if pieces < 0:
                                     return False
                             continue
                     except BlockingIOError:
+                        data = None  # what came before is answered
                         misses += 1
                         if misses > POLLS or not alone:
                             return False
@@ -466,8 +505,8 @@ class Session:
         self.prepared[line] = again
         self.lines_of.setdefault(fileno, []).append(line)
 
-    def prepare_open(self, request: Open) -> None:
-        """Let the line of an OPEN lead straight to its handler: it is parsed already."""
+    def prepare_open(self, request: Open, again: Again) -> None:
+        """Let the line of an OPEN lead straight to what answers it: it is parsed already."""
         line = b"OPEN %b %b %b\n" % (
             request.name,
             request.mode,
@@ -475,7 +514,7 @@ class Session:
         )
         # In dialect 1 the same words mean something else (spec O5).
         if self.dialect == 2 and len(line) < MEMO_LINE_BYTES:
-            self.prepare(line, NO_FILE, partial(do_open, self, request))
+            self.prepare(line, NO_FILE, again)
 
     def prepare_write(self, request: Write, again: Callable[[bytes], Reply]) -> None:
         """Let the line of a WRITE lead straight to the call that takes its payload."""

@@ -1,7 +1,7 @@
 """Prepared requests answer as the ordinary handlers do, and end with their file.
 
-The session is driven by hand, as the pump does when its client is the only active one:
-only then are prepared lines looked up.
+The session is driven by hand, as the pump does when its client is the only active one,
+and as it does when it is one of many.
 """
 
 from __future__ import annotations
@@ -26,13 +26,22 @@ if TYPE_CHECKING:
 class Dialogue:
     """A client's end of one session, and the session."""
 
-    def __init__(self, root: Path, dialect: int = 2) -> None:
+    def __init__(
+        self,
+        root: Path,
+        dialect: int = 2,
+        *,
+        alone: bool = True,
+        top_level: bool = False,
+    ) -> None:
+        self.alone = alone
         self.ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         fd = theirs.detach()
         self.fs = Filesystem()
         self.place = open_place(str(root), read=True, write=True, relative=b"")
-        client = self.fs.connect(Policy((self.place,)), Ledger(open_files=8), "test")
+        policy = Policy((self.place,), top_level=top_level, cwd_fd=-1)
+        client = self.fs.connect(policy, Ledger(open_files=8), "test")
         self.session = Session(
             Pump(),
             self.fs,
@@ -48,9 +57,16 @@ class Dialogue:
 
     def ask(self, request: bytes) -> bytes:
         """Send bytes, let the session serve, return what it sent."""
-        self.ours.sendall(request)
-        self.session.serve(alone=True)
+        self.serve(request)
         return self.ours.recv(1 << 16)
+
+    def serve(self, sent: bytes) -> None:
+        """Send bytes and let the session have its turn."""
+        self.ours.sendall(sent)
+        if self.alone:
+            self.session.serve(alone=True)
+        else:
+            self.session.serve_one()
 
     def open(self, name: str, mode: str) -> bytes:
         """Open a file and return its fileno's token."""
@@ -66,9 +82,16 @@ class Dialogue:
         self.ours.close()
 
 
+@pytest.fixture(params=["alone", "crowd"])
+def talk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Dialogue]:
+    dialogue = Dialogue(tmp_path, alone=request.param == "alone")
+    yield dialogue
+    dialogue.close()
+
+
 @pytest.fixture
-def talk(tmp_path: Path) -> Iterator[Dialogue]:
-    dialogue = Dialogue(tmp_path)
+def top(tmp_path: Path) -> Iterator[Dialogue]:
+    dialogue = Dialogue(tmp_path, top_level=True)
     yield dialogue
     dialogue.close()
 
@@ -120,8 +143,7 @@ def test_a_prepared_write_whose_payload_comes_later_is_whole_all_the_same(
     line = b"WRITE %b 4\n" % talk.open("f", "w")
     for _ in range(3):
         talk.ask(line + b"abcd")
-    talk.ours.sendall(line + b"ef")
-    talk.session.serve(alone=True)
+    talk.serve(line + b"ef")
     assert (tmp_path / "f").read_bytes() == b"abcd" * 3
     assert talk.ask(b"gh") == b"OK 4\n"
     assert (tmp_path / "f").read_bytes() == b"abcd" * 3 + b"efgh"
@@ -201,9 +223,70 @@ def test_a_line_in_two_pieces_is_not_taken_for_a_prepared_one(
     (tmp_path / "f").write_bytes(b"0123456789")
     line = b"READ %b 1\n" % talk.open("f", "r")
     assert [talk.ask(line) for _ in range(3)][-1] == b"OK 1\n2"
-    talk.ours.sendall(b"PI")
-    talk.session.serve(alone=True)
-    talk.ours.sendall(line)  # the rest of a line that began with PI
-    talk.session.serve(alone=True)
+    talk.serve(b"PI")
+    talk.serve(line)  # the rest of a line that began with PI
     assert talk.ours.recv(1000).startswith(b"ERROR unknown command: PIREAD")
     assert talk.ask(line) == b"OK 1\n3"
+
+
+def open_often(top: Dialogue, path: Path) -> bytes:
+    """Let the OPEN of a file in the top-level view be prepared; return its line."""
+    line = b"OPEN %b r true\n" % os.fsencode(path)
+    for _ in range(3):
+        fileno = top.ask(line)[3:-1]
+        assert top.ask(b"CLOSE %b\n" % fileno) == b"OK\n"
+    assert line in top.session.prepared
+    assert not top.session.client.ledger.used[0]
+    return line
+
+
+def test_a_file_that_is_opened_again_is_a_row_like_any_other(
+    top: Dialogue, tmp_path: Path
+) -> None:
+    # spec S1, O9, R1
+    (tmp_path / "f").write_bytes(b"content")
+    line = open_often(top, tmp_path / "f")
+    filenos = [int(top.ask(line)[3:-1]) for _ in range(8)]
+    rows = top.fs.tables.file_rows()
+    assert [row["fileno"] for row in rows] == filenos
+    assert {(row["filename"], row["mode"], row["is_top_level"]) for row in rows} == {
+        (str(tmp_path / "f"), "r", True)
+    }
+    assert top.ask(b"READ %d 100\n" % filenos[-1]) == b"OK 7\ncontent"
+    name = os.fsencode(tmp_path / "f")
+    full = b"ERROR failed to open file '%b': Too many open files\n" % name
+    assert top.ask(line) == full
+    assert top.ask(b"CLOSE %d\n" % filenos[0]) == b"OK\n"
+    assert top.ask(line).startswith(b"OK ")
+
+
+def test_what_a_name_stands_for_is_looked_at_each_time(
+    top: Dialogue, tmp_path: Path
+) -> None:
+    # spec O6, O7, A4
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    line = open_often(top, path)
+    failed = b"ERROR failed to open file '%b': " % os.fsencode(path)
+    path.unlink()
+    assert top.ask(line) == failed + b"No such file or directory\n"
+    os.mkfifo(path)
+    assert top.ask(line) == failed + b"Operation not permitted\n"
+    path.unlink()
+    path.mkdir()
+    assert top.ask(line) == failed + b"Is a directory\n"
+    assert not top.session.client.ledger.used[0]
+    path.rmdir()
+    path.write_bytes(b"new")
+    assert top.ask(b"READ %b 9\n" % top.ask(line)[3:-1]) == b"OK 3\nnew"
+
+
+def test_a_right_that_was_given_up_is_gone_for_lines_that_were_prepared(
+    top: Dialogue, tmp_path: Path
+) -> None:
+    # spec A1, A5
+    (tmp_path / "f").write_bytes(b"content")
+    line = open_often(top, tmp_path / "f")
+    top.session.narrow(b"{}")
+    denied = b"ERROR VFS access denied: '%b'\n" % os.fsencode(tmp_path / "f")
+    assert top.ask(line) == denied

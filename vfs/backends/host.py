@@ -105,6 +105,23 @@ class HostDirectory:
             os.close(fd)
             raise
 
+    def open_again(self, name: bytes, flags: int) -> HostHandle:
+        """Open a name of the top-level view that was opened before; ``open``, shorter.
+
+        Args:
+            name: as it was.
+            flags: of the mode, one that neither makes nor empties a file.
+        """
+        fd = os.open(name, flags | OPEN_FLAGS, dir_fd=self.dir_fd)
+        try:
+            status = os.fstat(fd)
+            if status.st_mode & _TYPE_MASK != stat.S_IFREG:
+                _check_regular(status.st_mode)
+            return HostHandle(fd, status.st_dev)
+        except BaseException:
+            os.close(fd)
+            raise
+
     def _open_staged(self, name: bytes) -> StagedHandle:
         dir_fd, last = self._resolve_entry(name)
         try:

@@ -1,0 +1,158 @@
+"""Turns a TOML document into Structs and finds all that is wrong with it at once.
+
+What it is: unknown keys, missing keys and wrong types, each with its path.  What it is
+not: it knows no section; what a value may be is the business of the section's module.
+
+Rules of this file.
+
+1. Nothing stops at the first fault: each key is converted alone, and what cannot be
+   converted stands at its default while the others are looked at.
+2. A key's path is written as TOML would have it: ``policy.run.read``.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MSGSPEC_WHERE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with a configuration.
+
+    Attributes:
+        key: its path; empty where the whole file is meant.
+        reason: what is wrong and what would do, in one line.
+    """
+
+    key: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.reason}" if self.key else self.reason
+
+
+def joined(*parts: str) -> str:
+    """Return a key's path; parts that are no bare keys are quoted (TOML 1.0, keys)."""
+    return ".".join(
+        part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{_shown(part)}"'
+        for part in parts
+    )
+
+
+def _shown(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+class Reader:
+    """Reads one document.
+
+    Attributes:
+        faults: what was wrong so far.
+    """
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+
+    def read(self, kind: Any, value: object, path: str = "") -> Any:
+        """Convert a value; what is wrong with it is noted.
+
+        Args:
+            kind: a Struct, a dict of them, or whatever msgspec can convert to.
+            value: as ``tomllib`` gives it.
+            path: the key it stands at.
+
+        Returns:
+            The converted value; ``msgspec.UNSET`` where there is none.
+        """
+        kind = _required(kind)
+        if _is_struct(kind):
+            return self._struct(kind, value, path)
+        if get_origin(kind) is dict and _is_struct(_required(get_args(kind)[1])):
+            return self._named(get_args(kind)[1], value, path)
+        try:
+            return msgspec.convert(value, type=kind)
+        except msgspec.ValidationError as why:
+            self.faults.append(_worded(path, str(why)))
+            return msgspec.UNSET
+
+    def _struct(self, kind: Any, value: object, path: str) -> Any:
+        if not isinstance(value, dict):
+            self._expected("a table", value, path)
+            return msgspec.UNSET
+        fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+        found: dict[str, Any] = {}
+        for key, item in value.items():
+            where = f"{path}.{joined(key)}" if path else joined(key)
+            field = fields.get(key)
+            if field is None:
+                known = ", ".join(fields)
+                self.faults.append(Fault(where, f"unknown key; known are {known}"))
+                continue
+            read = self.read(field.type, item, where)
+            if read is not msgspec.UNSET:
+                found[field.name] = read
+        complete = True
+        for name, field in fields.items():
+            if field.required and field.name not in found:
+                complete = False
+                if name not in value:
+                    where = f"{path}.{name}" if path else name
+                    self.faults.append(Fault(where, "is missing"))
+        return kind(**found) if complete else msgspec.UNSET
+
+    def _named(self, kind: Any, value: object, path: str) -> Any:
+        if not isinstance(value, dict):
+            self._expected("a table", value, path)
+            return msgspec.UNSET
+        found = {}
+        for name, item in value.items():
+            read = self.read(kind, item, f"{path}.{joined(name)}")
+            if read is not msgspec.UNSET:
+                found[name] = read
+        return found
+
+    def _expected(self, what: str, value: object, path: str) -> None:
+        reason = f"expected {what}, got {type(value).__name__}"
+        self.faults.append(Fault(path, reason))
+
+
+def _required(kind: Any) -> Any:
+    """Return what an optional type is an option of; TOML has no null."""
+    if get_origin(kind) in {Union, types.UnionType}:
+        left = [part for part in get_args(kind) if part is not type(None)]
+        if len(left) == 1:
+            return left[0]
+    return kind
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _worded(path: str, text: str) -> Fault:
+    """Word what msgspec says: its own path is beneath the key's."""
+    match = _MSGSPEC_WHERE.search(text)
+    where = path
+    if match is not None:
+        where += match["path"]
+        text = text[: match.start()]
+    text = text.replace("`", "")
+    return Fault(where, text[:1].lower() + text[1:])
+
+
+def named(
+    key: str, parse: Any, value: object, fault: type[Exception]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) if a parser refuses a value with ``fault``."""
+    try:
+        parse(value)
+    except fault as why:
+        yield key, str(why)

@@ -1,0 +1,141 @@
+"""What is asked for a child, wherever it is asked, made into its ``ChildSpec``.
+
+Used by ``run`` (command line over ``[policy.run]``), by the children of a configuration
+(``[child.NAME]`` over its policy) and by ``spawn``: a thing that a policy can say has
+its one place here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from supervisor.options import Limits, OptionError, parse_limits
+from supervisor.sandbox import PROFILES, Profile
+from supervisor.spec import ChildSpec, minimal_env
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from supervisor.config import PolicySection
+    from supervisor.config_sandbox import SandboxSection
+    from supervisor.scratch import Scratch
+
+DEFAULT_OPEN_FILES = 256
+"""Files that a child may have open at once where nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildOptions:
+    """What is asked for one child; see ``sandhost run --help``."""
+
+    limits: Limits = field(default_factory=Limits)
+    top_level: bool = False
+    root: str | None = None
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    dialect: int = 2
+    transport: str = "socketpair"
+    publish: str = "direct"
+    durability: str = "none"
+    env: dict[str, str] = field(default_factory=dict)
+    pass_env: tuple[str, ...] = ()
+    cwd: str | None = None
+    timeout_s: float | None = None
+    stop_signal: int = signal.SIGTERM
+    sandbox: Profile = PROFILES["auto"]
+    network: str = "none"
+
+
+def policy_options(
+    policy: PolicySection | None, sandboxes: Mapping[str, SandboxSection] | None = None
+) -> ChildOptions:
+    """Return what a policy asks for; the defaults where there is none.
+
+    Args:
+        policy: the policy.
+        sandboxes: the named profiles of its configuration.
+
+    Raises:
+        OptionError: its limits are none, or its sandbox is; a checked configuration has no such policy.
+    """
+    if policy is None:
+        return ChildOptions()
+    from supervisor.config_policy import limit_texts  # noqa: PLC0415 - with a policy
+    from supervisor.config_sandbox import profile_named  # noqa: PLC0415
+
+    profile = profile_named(policy.sandbox, sandboxes or {})
+    if profile is None:
+        raise OptionError(f"there is no sandbox profile {policy.sandbox!r}")
+    return ChildOptions(
+        limits=parse_limits(limit_texts(policy)),
+        top_level=policy.top_level,
+        root=policy.root,
+        read=tuple(policy.read),
+        write=tuple(policy.write),
+        publish=policy.publish,
+        durability=policy.durability,
+        sandbox=profile,
+        network=policy.network or "none",
+    )
+
+
+def make_spec(
+    options: ChildOptions,
+    words: tuple[str, ...],
+    scratch: Scratch,
+    stdio: tuple[int, int, int],
+    open_files: int = DEFAULT_OPEN_FILES,
+) -> ChildSpec:
+    """Return what a child is to be.
+
+    Args:
+        options: what is asked for.
+        words: its command.
+        scratch: its directories.
+        stdio: the host's descriptors that become 0, 1 and 2.
+        open_files: its cap where the options name none (``[limits]``).
+
+    Raises:
+        FileNotFoundError: it is to be started in the host's directory, which is gone.
+    """
+    env = minimal_env(scratch.tmp)
+    env.update({k: os.environ[k] for k in options.pass_env if k in os.environ})
+    env.update(options.env)
+    limits = options.limits
+    return ChildSpec(
+        command=words,
+        cwd=options.cwd or _working_directory(),
+        root=scratch.root,
+        run_dir=scratch.run,
+        env=env,
+        top_level=options.top_level,
+        read=options.read,
+        write=options.write,
+        dialect=options.dialect,
+        transport=options.transport,
+        publish=options.publish,
+        durability=options.durability,
+        timeout_s=options.timeout_s,
+        max_open_files=limits.open_files or open_files,
+        max_bytes=limits.bytes,
+        max_files=limits.files,
+        rlimits=limits.rlimits(),
+        stdio=stdio,
+        stop_signal=options.stop_signal,
+        sandbox=options.sandbox,
+        network=options.network,
+        tmp_dir=scratch.tmp,
+        group_limits=limits,
+    )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - a str is wanted
+    except FileNotFoundError:
+        text = "the working directory is gone; change to one that is there"
+        raise FileNotFoundError(errno.ENOENT, text) from None

@@ -1,0 +1,125 @@
+"""`sandhost check-config F`: every fault at once, with file, key and reason."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import Outcome, sandhost
+
+pytestmark = pytest.mark.slow
+
+FAULTY = """
+typo = 1
+limits = 3
+[host]
+grace = "soon"
+max_children = "many"
+log_format = "xml"
+color = true
+[policy.run]
+read = "x"
+publish = "never"
+[policy."two words"]
+limits = { wishes = 3 }
+[child.a]
+command = []
+policy = "nobody"
+restart = "sometimes"
+backoff = 3
+after = ["b", "missing"]
+stop_signal = "KILLER"
+log = { max_size = "1", keep = -1, color = 1 }
+[child.b]
+command = ["true"]
+after = ["a"]
+[child.c]
+policy = "run"
+[child."../d"]
+command = ["true"]
+within = "0s"
+env = { "A=B" = "c" }
+"""
+
+KEYS = {
+    "typo",
+    "limits",
+    "host.grace",
+    "host.max_children",
+    "host.log_format",
+    "host.color",
+    "policy.run.read",
+    "policy.run.publish",
+    'policy."two words".limits',
+    "child.a.command",
+    "child.a.policy",
+    "child.a.restart",
+    "child.a.backoff",
+    "child.a.after",
+    "child.a.stop_signal",
+    "child.a.log.max_size",
+    "child.a.log.keep",
+    "child.a.log.color",
+    "child.c.command",
+    'child."../d"',
+    'child."../d".within',
+    'child."../d".env."A=B"',
+}
+
+
+def check(where: Path, text: str, *options: str) -> Outcome:
+    """Check a configuration in a directory of its own."""
+    (where / "c.toml").write_text(text)
+    return sandhost("check-config", *options, "c.toml", cwd=where)
+
+
+# spec face: check-config tells every fault with file, key and reason; exit 2.
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    outcome = check(tmp_path, FAULTY, "--json")
+    assert outcome.status == 2
+    faults = json.loads(outcome.out)
+    assert {fault["key"] for fault in faults} >= KEYS
+    # The ring is told at one of its members.
+    assert any("wait for each other" in fault["reason"] for fault in faults)
+    assert all(fault["file"] == "c.toml" and fault["reason"] for fault in faults)
+
+
+def test_for_people_each_fault_is_one_line_on_stderr(tmp_path: Path) -> None:
+    outcome = check(tmp_path, FAULTY)
+    assert (outcome.status, outcome.out) == (2, b"")
+    lines = outcome.err.decode().splitlines()
+    for key in KEYS:
+        start = f"sandhost check-config: c.toml: {key}: "
+        assert any(line.startswith(start) for line in lines), key
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("", 0), ("[child.a]\ncommand = ['true']\n", 0), ("[host\n", 2), ("\x00", 2)],
+)
+def test_a_good_file_is_0_and_no_toml_is_2(
+    tmp_path: Path, text: str, status: int
+) -> None:
+    assert check(tmp_path, text).status == status
+
+
+def test_a_file_that_is_not_there_is_2() -> None:
+    outcome = sandhost("check-config", "/nonexistent/c.toml")
+    assert outcome.status == 2
+    assert outcome.said("No such file")
+
+
+def test_several_faults_are_counted_where_there_is_room_for_one(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(FAULTY)
+    outcome = sandhost("run", "--config", "c.toml", "--", "true", cwd=tmp_path)
+    assert outcome.status == 125
+    assert outcome.said("more: sandhost check-config tells")
+
+
+def test_a_child_may_have_as_many_open_files_as_the_limits_say(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[limits]\nopen_files_per_client = 1\n")
+    script = "for n in a b; do printf 'OPEN %s w false\\n' $n >&3; read -r r <&3; echo $r; done"
+    words = ("run", "--config", "c.toml", "--", "sh", "-c", script)
+    outcome = sandhost(*words, cwd=tmp_path)
+    assert outcome.out.splitlines()[0] == b"OK 1000"
+    assert outcome.out.splitlines()[1].startswith(b"ERROR")
