@@ -120,7 +120,7 @@ _Limit = Annotated[
     typer.Option(
         "--limit",
         metavar="NAME=N,...",
-        help="memory, cpu, processes, open_files, bytes, files.",
+        help="memory, cpu, processes, open_files, bytes, files, file_size.",
     ),
 ]
 _LogLevel = Annotated[

@@ -94,9 +94,33 @@ def _check_sandbox_names(
         yield from check_use(where, policy.sandbox, policy.network, known)
 
 
+def _check_places(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    del named
+    roots: dict[str, Path] = {}
+    for name, policy in config.policy.items():
+        where = f"policy.{joined(name)}"
+        for key in ("read", "write"):
+            for path in getattr(policy, key):
+                if path and "\0" not in path and not Path(path).exists():
+                    yield f"{where}.{key}", f"there is no {path!r}; make it first"
+        if policy.root is None:
+            continue
+        root = Path(policy.root).absolute()
+        for other, theirs in roots.items():
+            if root in theirs.parents or theirs in root.parents:
+                why = (
+                    f"'{root}' and the root '{theirs}' of policy {other!r} lie in one"
+                    " another: one child would reach into the other's"
+                )
+                yield f"{where}.root", why
+        roots[name] = root
+
+
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
-] = (_check_policy_names, _check_sandbox_names)
+] = (_check_policy_names, _check_sandbox_names, _check_places)
 """What one section says of another; also told the document as it was read."""
 
 

@@ -123,6 +123,7 @@ def make_spec(
         max_open_files=limits.open_files or open_files,
         max_bytes=limits.bytes,
         max_files=limits.files,
+        max_file_bytes=limits.file_size,
         rlimits=limits.rlimits(),
         stdio=stdio,
         stop_signal=options.stop_signal,

@@ -81,6 +81,11 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[tools]\n", "tools: tools: not available yet"),
         ("[sidecar.x]\n", "sidecar: sidecars: not available yet"),
         ("[file_descriptor]\n", "not available yet"),
+        ("[policy.x]\nread = ['/no/such']\n", "policy.x.read: there is no '/no/such'"),
+        (
+            "[policy.x]\nroot = '/srv/a'\n[policy.y]\nroot = '/srv/a/b'\n",
+            "policy.y.root: '/srv/a/b' and the root '/srv/a' of policy 'x' lie in one",
+        ),
         ("[sandbox.x]\nlayers = ['moat']\n", "sandbox.x.layers: no layer 'moat'"),
         ("[sandbox.x]\nrequired = ['moat']\n", "sandbox.x.required: no layer 'moat'"),
         ("[sandbox.auto]\n", "sandbox.auto: 'auto' is a profile of its own"),
