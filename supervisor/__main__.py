@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 
-SPAWNING = frozenset({"run", "pipeline", "relay"})
+SPAWNING = frozenset({"run", "pipeline", "relay", "serve"})
 """Commands that start children of their own."""
 
 
@@ -52,6 +52,10 @@ def _main(words: list[str]) -> int:
         from vfs.fscmd import main as fs_main  # noqa: PLC0415 - the light entry
 
         return fs_main(words[1:])
+    if words[:1] == ["fd"]:
+        from vfs.fdcmd import main as fd_main  # noqa: PLC0415 - the light entry
+
+        return fd_main(words[1:])
     launchpad = None
     spawns = bool(words) and words[0] in SPAWNING
     if words[:1] == ["doctor"]:

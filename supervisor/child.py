@@ -179,7 +179,7 @@ class Child:
         cwd_fd = self._hold_directory(stack, spec.cwd)
         places = self.places = spec.open_places()
         stack.callback(close_places, places)
-        return Policy(places, top_level=spec.top_level, cwd_fd=cwd_fd)
+        return Policy(places, top_level=spec.top_level, cwd_fd=cwd_fd, tools=spec.tools)
 
     def _hold_directory(self, stack: AsyncExitStack, path: str) -> int:
         """Open a directory that is held until the child is gone."""
@@ -262,6 +262,7 @@ class Child:
         """After a stop, kill what does not end within the grace period (spec S6)."""
         await self._stopped.wait()
         await trio.sleep(self._grace_s)
+        self._host.on_overdue(self)
         self._happened(Event.GRACE_OVER)
 
     async def _enforce_timeout(self, timeout_s: float) -> None:
@@ -313,6 +314,7 @@ class Child:
         journal.write(
             "child.spawned",
             child_id=self.id,
+            name=self.spec.name,
             client_id=client.id,
             pid=client.pid,
             command=[
@@ -349,49 +351,65 @@ class Child:
 
     async def _attach(self, session: Session) -> bytes | None:
         """Make one more conversation for whoever asks on ``session`` (spec N4)."""
-        host = self._host
-        parent = session.client
         try:
-            ours, theirs = socket.socketpair()
+            nested, theirs = self.open_nested(
+                session.client.policy, "attached", session
+            )
         except OSError as why:
-            return (
-                b"ERROR failed to attach: "
-                + os.strerror(why.errno or 0).encode()
-                + b"\n"
-            )
-        with self._carrying(theirs):
-            try:
-                ledger = Ledger(parent.ledger)
-                client = host.fs.connect(
-                    parent.policy, ledger, f"{self.id}:attached", parent
-                )
-            except OSError as why:
-                ours.close()
-                return (
-                    b"ERROR failed to attach: "
-                    + os.strerror(why.errno or 0).encode()
-                    + b"\n"
-                )
-            ours.setblocking(False)
-            fd = ours.detach()
-            nested = host.open_session(client, fd, fd, session.dialect)
-            nested.on_attach = self._attach
-            session.nested.append(nested)
-            nested.parent = session
-            if self._nursery is None:
-                raise RuntimeError("a child without a nursery has no clients")
-            self._nursery.start_soon(nested.run)
-            host.pump.add(nested)
-            host.journal.write(
-                "client.connected",
-                child_id=self.id,
-                client_id=client.id,
-                parent_id=parent.id,
-            )
+            reason = os.strerror(why.errno or 0).encode()
+            return b"ERROR failed to attach: " + reason + b"\n"
+        with self.carrying(theirs):
             await self._send_descriptor(
-                session, b"OK %b\n" % client.id.encode(), theirs
+                session, b"OK %b\n" % nested.client.id.encode(), theirs
             )
         return None
+
+    def open_nested(
+        self, policy: Policy, label: str, session: Session | None = None
+    ) -> tuple[Session, socket.socket]:
+        """Make one more conversation beneath another one.
+
+        Args:
+            policy: what it may do; at most what that one may.
+            label: says what it is for, in the table of clients.
+            session: the one above it; None for the child's own.
+
+        Returns:
+            The conversation, and its other end, which is the caller's to close.
+
+        Raises:
+            OSError: no descriptor, or no more clients, for this child (spec S7).
+        """
+        host = self._host
+        session = session or self.session
+        if session is None or self._nursery is None:
+            raise RuntimeError("a child without a nursery has no clients")
+        parent = session.client
+        ours, theirs = socket.socketpair()
+        try:
+            ledger = Ledger(parent.ledger)
+            client = host.fs.connect(policy, ledger, f"{self.id}:{label}", parent)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        if host.services.fds is not None:
+            host.services.fds.client_attached(client)
+        ours.setblocking(False)
+        fd = ours.detach()
+        nested = host.open_session(client, fd, fd, session.dialect)
+        nested.on_attach = self._attach
+        session.nested.append(nested)
+        nested.parent = session
+        self._nursery.start_soon(nested.run)
+        host.pump.add(nested)
+        host.journal.write(
+            "client.connected",
+            child_id=self.id,
+            client_id=client.id,
+            parent_id=parent.id,
+        )
+        return nested, theirs
 
     async def _send_descriptor(
         self, session: Session, reply: bytes, carried: socket.socket
@@ -404,14 +422,14 @@ class Child:
             await session.send(reply)
             return
         line = socket.socket(fileno=os.dup(session.write_fd))
-        with self._carrying(line), session.patience():
+        with self.carrying(line), session.patience():
             sent = await _send_fds(line, reply, fds)
         if sent < len(reply):
             await session.send(reply[sent:])
 
     @contextlib.contextmanager
-    def _carrying(self, carried: socket.socket) -> Iterator[None]:
-        """Hold a socket while it, or something through it, is handed to a client."""
+    def carrying(self, carried: socket.socket) -> Iterator[None]:
+        """Hold a socket while it, or something through it, is handed on; close it."""
         fd = carried.fileno()
         self._held[fd] = "attaching"
         try:
@@ -450,6 +468,7 @@ class Child:
         session = self.session
         return {
             "id": self.id,
+            "name": self.spec.name,
             "pid": process.pid if process is not None else None,
             "create_time": process.create_time if process is not None else None,
             "state": self.state.value,

@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from supervisor import cli_daemon, cli_fds
+from supervisor.cli_say import CommandError, UsageFault
+from supervisor.cli_say import print_text as _print
+from supervisor.cli_say import say as _say
+from supervisor.cli_shim import shim
 from supervisor.options import (
     Limits,
     OptionError,
@@ -35,8 +40,7 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
-_SERVICE = ("serve", "spawn", "kill", "logs", "quota", "trace", "top")
-NOT_YET = frozenset({*_SERVICE, "reload", "stop", "llm", "fd", "shim", "mcp"})
+NOT_YET = frozenset({"quota", "trace", "top", "llm"})
 """Commands of the plan that this version does not have."""
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
@@ -53,14 +57,6 @@ app = typer.Typer(
 
 # typer carries a copy of click; the base of its only public error is the way in.
 _ParseError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-class CommandError(Exception):
-    """What was asked for cannot be done; the text says what and why."""
-
-
-class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
-    """The words of the command are off."""
 
 
 _Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...")]
@@ -239,7 +235,7 @@ def pipeline(  # noqa: PLR0913, PLR0917
     context_settings=_COMMAND_LINE,
     epilog="Example, inside a child: sandhost relay --read data -- sh worker.sh",
 )
-def relay(
+def relay(  # noqa: PLR0913, PLR0917 - a command line
     ctx: typer.Context,
     command: _Command,
     read: Annotated[
@@ -256,8 +252,16 @@ def relay(
     quota: Annotated[
         str | None, typer.Option("--quota", metavar="N", help="Not available yet.")
     ] = None,
+    fd: Annotated[
+        list[str] | None,
+        typer.Option("--fd", metavar="FD", help="Has only this LLM fd; repeatable."),
+    ] = None,
+    no_fds: Annotated[
+        bool, typer.Option("--no-fds", help="Has none of the LLM fds.")
+    ] = False,
 ) -> int:
     """Inside a child: run a nested child behind a proxy, with at most these rights."""
+    fds = tuple(fd or ()) if fd or no_fds else None
     from supervisor.relay import run_nested  # noqa: PLC0415 - needs Trio
 
     for option, value in (("model", model), ("quota", quota)):
@@ -266,7 +270,7 @@ def relay(
     rights: dict[str, object] | None = None
     if read or write:
         rights = {"read": read or [], "write": write or []}
-    return run_nested(ctx.obj, tuple(command), rights)
+    return run_nested(ctx.obj, tuple(command), rights, fds)
 
 
 @app.command(epilog="Example: sandhost ps --control run.sock")
@@ -346,12 +350,18 @@ def check_config(
     return 2 if faults else 0
 
 
+app.command(epilog="Example: sandhost shim bin --tool jq")(shim)
+
+
 @app.command("fs", context_settings=_COMMAND_LINE)
 def fs_command(words: Annotated[list[str] | None, typer.Argument()] = None) -> int:
     """Inside a child: cat, put, ls, stat, cp ... on FD 3."""
     from vfs.fscmd import main as fs_main  # noqa: PLC0415 - never reached by the script
 
     return fs_main(words or [])
+
+
+cli_fds.register(app)
 
 
 def _table(kind: str, control: str | None, *, as_json: bool) -> int:
@@ -378,16 +388,6 @@ def _table(kind: str, control: str | None, *, as_json: bool) -> int:
     width = os.get_terminal_size().columns if terminal else tables.WIDTH
     _print(tables.render(kind, rows, terminal=terminal, width=width))
     return 0
-
-
-def _print(text: str) -> None:
-    """Print a report; a reader that went away is no fault."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The interpreter would complain again when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _run(
@@ -418,6 +418,7 @@ def _run(
             transport=given["transport"],
             publish=base.publish,
             durability=base.durability,
+            tools=base.tools,
             env=parse_env(given["env"] or []),
             pass_env=tuple(given["pass_env"] or ()),
             cwd=_existing(given["cwd"]),
@@ -449,8 +450,8 @@ def _walls(
     asked = network
     if asked is None and policy is not None and sandbox is None:
         asked = policy.network
-    for key, why in check_use("--", name, asked, known):
-        raise OptionError(f"{key}: {why}")
+    for key, why in check_use(name, asked, known):
+        raise OptionError(f"--{key}: {why}")
     return {"sandbox": profile_named(name, known), "network": asked or "none"}
 
 
@@ -508,6 +509,9 @@ def _log_json(name: str | None, config: Config | None) -> bool | None:
     return None if name is None else name == "json"
 
 
+cli_daemon.register(app)
+
+
 def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
     """Parse a command line, do it, and return the exit status.
 
@@ -549,8 +553,3 @@ def app_commands() -> set[str]:
         for info in app.registered_commands
         if info.callback
     }
-
-
-def _say(title: str, text: str) -> None:
-    line = "".join(c if c.isprintable() else "?" for c in text)
-    os.write(2, f"{title}: {line}\n".encode(errors="backslashreplace"))

@@ -17,6 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from supervisor.config_child import ChildSection, check_children
+from supervisor.config_fds import (
+    FileDescriptorSection,
+    ToolsSection,
+    check_file_descriptor,
+    check_tools,
+)
 from supervisor.config_host import (
     HostSection,
     LimitsSection,
@@ -26,6 +32,8 @@ from supervisor.config_host import (
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
 from supervisor.config_sandbox import SandboxSection, check_sandboxes, check_use
+from supervisor.config_sidecar import SidecarSection, check_sidecars
+from supervisor.config_toolexec import ToolexecSection, check_toolexec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,10 +51,6 @@ __all__ = [
 
 _NOT_YET = {
     "llm": "the LLM gateway",
-    "toolexec": "ToolExec",
-    "tools": "tools",
-    "sidecar": "sidecars",
-    "file_descriptor": "LLM fds",
     "metrics": "metrics",
 }
 
@@ -59,6 +63,10 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     policy: dict[str, PolicySection] = {}
     child: dict[str, ChildSection] = {}
     sandbox: dict[str, SandboxSection] = {}
+    toolexec: ToolexecSection | None = None
+    sidecar: dict[str, SidecarSection] = {}
+    tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
+    file_descriptor: FileDescriptorSection | None = None
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -67,6 +75,9 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "policy": check_policies,
     "child": check_children,
     "sandbox": check_sandboxes,
+    "toolexec": check_toolexec,
+    "sidecar": check_sidecars,
+    "file_descriptor": check_file_descriptor,
 }
 """Section -> what its values cannot be; called where the section is there."""
 
@@ -85,13 +96,11 @@ def _check_policy_names(
             )
 
 
-def _check_sandbox_names(
-    config: Config, named: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    known = named.get("sandbox", {})
     for name, policy in config.policy.items():
-        where = f"policy.{joined(name)}."
-        known = named.get("sandbox", {})
-        yield from check_use(where, policy.sandbox, policy.network, known)
+        for key, why in check_use(policy.sandbox, policy.network, known):
+            yield f"policy.{joined(name)}.{key}", why
 
 
 def _check_places(
@@ -120,7 +129,7 @@ def _check_places(
 
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
-] = (_check_policy_names, _check_sandbox_names, _check_places)
+] = (_check_policy_names, _check_walls, check_tools, _check_places)
 """What one section says of another; also told the document as it was read."""
 
 

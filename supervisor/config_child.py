@@ -98,6 +98,14 @@ def start_order(after: Mapping[str, list[str]]) -> list[str]:
     return list(TopologicalSorter(known).static_order())
 
 
+def longest_chain(after: Mapping[str, list[str]]) -> int:
+    """Return how many there are at most of which each comes after another."""
+    depth: dict[str, int] = {}
+    for name in start_order(after):
+        depth[name] = 1 + max((depth.get(o, 0) for o in after[name]), default=0)
+    return max(depth.values(), default=0)
+
+
 def stop_signal(name: str) -> int:
     """Return a signal's number from ``TERM`` or ``SIGTERM``.
 

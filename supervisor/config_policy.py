@@ -8,6 +8,7 @@ import msgspec
 
 from supervisor.config_read import joined, named
 from supervisor.options import OptionError, parse_limits
+from supervisor.toolexec.kinds import is_tool_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ _WORDS = {
     "publish": ("direct", "on-close"),
     "durability": ("none", "close", "write"),
 }
-_NOT_YET = ("model", "quota", "tools")
+_NOT_YET = ("model", "quota")
 
 
 class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,15 +52,26 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
         value = getattr(policy, key)
         if value not in allowed:
             yield key, f"one of {', '.join(allowed)}, not {value!r}"
+    yield from _check_lists(policy)
+    yield from named("limits", parse_limits, limit_texts(policy), OptionError)
+
+
+def _check_lists(policy: PolicySection) -> Iterator[tuple[str, str]]:
     for key in ("read", "write"):
         for path in getattr(policy, key):
             yield from named(key, _path, path, OptionError)
-    yield from named("limits", parse_limits, limit_texts(policy), OptionError)
+    for tool in policy.tools or ():
+        yield from named("tools", _tool, tool, OptionError)
 
 
 def _path(path: str) -> None:
     if not path or "\0" in path:
         raise OptionError(f"not a path: {path!r}")
+
+
+def _tool(name: str) -> None:
+    if not is_tool_name(name):
+        raise OptionError(f"not the name of a tool: {name!r}")
 
 
 def limit_texts(policy: PolicySection) -> list[str]:

@@ -40,17 +40,23 @@ def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str
 
 
 def check_use(
-    where: str, sandbox: str, network: str | None, known: Collection[str]
+    sandbox: str, network: str | None, known: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for what is wrong with a policy's sandbox and network."""
+    """Yield (key, reason) for what is wrong with a policy's sandbox and network.
+
+    Args:
+        sandbox: the profile that it names.
+        network: ``none`` or ``host``; None for nothing said.
+        known: names of the configuration's own profiles.
+    """
     if sandbox not in PROFILES and sandbox not in known:
         names = ", ".join((*PROFILES, *known))
-        yield f"{where}sandbox", f"no profile {sandbox!r}; there are {names}"
+        yield "sandbox", f"no profile {sandbox!r}; there are {names}"
     if network is not None and network not in NETWORKS:
-        yield f"{where}network", f"none or host, not {network!r}"
+        yield "network", f"none or host, not {network!r}"
     if sandbox == NONE and network == "none":
         yield (
-            f"{where}network",
+            "network",
             "'none' contradicts sandbox 'none', which keeps nobody from the network",
         )
 

@@ -2,7 +2,7 @@
 
 What it is: who may connect, the conversation, the answers.  What it is not: the socket's
 file (``control_socket``), the asking side (``control_client``), tables for people
-(``tables``).  It changes nothing in a host.
+(``tables``).  By itself it changes nothing in a host; ``serve`` adds orders and streams.
 
 Rules of this file.
 
@@ -12,6 +12,9 @@ Rules of this file.
    that idles longest makes room.
 3. Answers are made one at a time and in slices of ``SLICE_S``: whatever is asked, a
    client's READ waits for no more than a slice.
+4. An order or a stream may take its time: it has a connection of its own, of which there
+   are ``MAX_LONG``, and ends when whoever asked is gone.  One that does not read waits
+   in its own send; nothing is kept for it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ import os
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import trio
@@ -34,7 +40,7 @@ from supervisor.watcher import Watcher
 from vfs.filesystem import file_row, timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from supervisor.child import Child
     from supervisor.host import Host
@@ -47,6 +53,9 @@ DEADLINE_S = 10.0
 
 MAX_CONNECTIONS = 16
 """At once; whoever asks needs one for a few milliseconds."""
+
+MAX_LONG = 64
+"""Orders and streams at once."""
 
 SLICE_S = 0.0005
 """Longest stretch of making rows without a checkpoint: some 100 rows."""
@@ -68,30 +77,70 @@ class Question(msgspec.Struct, forbid_unknown_fields=True):
 
     v: int
     do: str
+    args: dict[str, Any] = {}
+
+
+class OrderError(Exception):
+    """An order that cannot be done; the text says what and why."""
+
+
+Order = Callable[[dict[str, Any]], Awaitable[object]]
+"""Does what it says and returns a result; raises ``OrderError``."""
+
+Send = Callable[[object], Awaitable[None]]
+Stream = Callable[[dict[str, Any], Send], Awaitable[None]]
+"""Sends items until it ends; raises ``OrderError``."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a control socket does beyond answering; empty for an embedded host.
+
+    Attributes:
+        orders: change something; each takes the time that it takes.
+        streams: send items.
+        stats: each adds to ``stats``.
+    """
+
+    orders: dict[str, Order] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    stats: list[Callable[[], dict[str, object]]] = field(default_factory=list)
 
 
 async def serve_control(
-    host: Host, path: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    host: Host,
+    path: str,
+    orders: Orders | None = None,
+    activated: socket.socket | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a host's control socket until cancelled; then its file is removed.
 
     Args:
         host: what is asked about.
         path: where the socket is to be; its directory must exist.
+        orders: what it does beyond answering.
+        activated: listens already, at a path that is whoever's who made it.
         task_status: told when the socket can be connected to.
 
     Raises:
         OSError: the socket cannot be there; ``filename`` is the path, ``strerror`` says
             why and what to do.
     """
-    async with listening(path) as listener:
-        server = ControlServer(host, listener)
+    async with listening(path) if activated is None else _taken(activated) as listener:
+        server = ControlServer(host, listener, orders or Orders())
         host.holders.add(server.descriptors)
         try:
             task_status.started()
             await server.run()
         finally:
             host.holders.discard(server.descriptors)
+
+
+@asynccontextmanager
+async def _taken(sock: socket.socket) -> AsyncIterator[trio.SocketListener]:
+    with trio.socket.from_stdlib_socket(sock) as taken:
+        yield trio.SocketListener(taken)
 
 
 class _Connection:
@@ -106,8 +155,12 @@ class _Connection:
 class ControlServer:
     """A control socket's connections and answers."""
 
-    def __init__(self, host: Host, listener: trio.SocketListener) -> None:
+    def __init__(
+        self, host: Host, listener: trio.SocketListener, orders: Orders
+    ) -> None:
         self._host = host
+        self._orders = orders
+        self._long: set[_Connection] = set()
         self._listener = listener
         self._children = Watcher()
         self._own = Watcher()
@@ -125,7 +178,8 @@ class ControlServer:
 
     def descriptors(self) -> Iterable[tuple[int, str]]:
         """Yield what the server holds of the host's descriptors."""
-        streams = {connection.stream for connection in self._connections}
+        among = self._connections | self._long
+        streams = {connection.stream for connection in among}
         yield self._listener.socket.fileno(), "control socket"
         for stream in streams | self._refused:
             yield stream.socket.fileno(), "control connection"
@@ -182,6 +236,7 @@ class ControlServer:
             return  # gone, or too slow to be told so
         finally:
             self._connections.discard(connection)
+            self._long.discard(connection)
 
     async def _converse(self, connection: _Connection) -> None:
         stream = connection.stream
@@ -195,32 +250,71 @@ class ControlServer:
                 line = await _receive_line(stream, pending)
                 if line is None:
                     return
-                reply, goes_on = await self._reply(line)
-                await stream.send_all(reply)
-            if not goes_on:
+                reply, question = _understand(line)
+                if question is not None and not self._is_long(question):
+                    reply = await self._reply(question)
+                if reply is not None:
+                    await stream.send_all(reply)
+            if question is None:
                 return
+            if reply is None:
+                await self._take_time(connection, question)
 
-    async def _reply(self, line: bytes) -> tuple[bytes, bool]:
-        """Answer one line; also tell whether more lines may follow."""
-        if len(line) > LINE_BYTES:
-            return _error(f"a question has at most {LINE_BYTES} bytes"), False
-        try:
-            question = msgspec.json.decode(line, type=Question)
-        except (msgspec.MsgspecError, RecursionError) as why:
-            return _error(f"that is no question: {why}"), False
+    def _is_long(self, question: Question) -> bool:
+        of_version = question.v == VERSION
+        among = self._orders.orders.keys() | self._orders.streams.keys()
+        return of_version and question.do in among
+
+    async def _reply(self, question: Question) -> bytes:
+        """Answer what can be answered at once."""
         if question.v != VERSION:
             text = (
                 f"it speaks version {VERSION}, not {question.v}; use its own sandhost"
             )
-            return _error(text), True
+            return _error(text)
         answer = self._answers.get(question.do)
         if answer is None:
-            known = ", ".join(QUESTIONS)
-            return _error(f"it does not know {question.do!r}, only {known}"), True
+            orders = self._orders
+            known = ", ".join((*QUESTIONS, *orders.orders, *orders.streams))
+            return _error(f"it does not know {question.do!r}, only {known}")
         async with self._answering:
             result = await answer()
-        reply = _ENCODER.encode({"v": VERSION, "ok": True, "result": result})
-        return reply + b"\n", True
+        return _result(result)
+
+    async def _take_time(self, connection: _Connection, question: Question) -> None:
+        """Do an order or send a stream, until who asked is gone (rule 4)."""
+        stream = connection.stream
+        if len(self._long) >= MAX_LONG:
+            text = f"it has {MAX_LONG} orders and streams under way; try again"
+            await stream.send_all(_error(text))
+            return
+        self._connections.discard(connection)
+        self._long.add(connection)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
+            try:
+                await self._do(stream, question)
+            except (OrderError, msgspec.ValidationError) as why:
+                with trio.move_on_after(DEADLINE_S):
+                    await stream.send_all(_error(str(why)))
+            nursery.cancel_scope.cancel()
+        # A connection that was used for long is not used again.
+        connection.scope.cancel()
+
+    async def _do(self, stream: trio.SocketStream, question: Question) -> None:
+        order = self._orders.orders.get(question.do)
+        if order is not None:
+            result = await order(question.args)
+            with trio.fail_after(DEADLINE_S):
+                await stream.send_all(_result(result))
+            return
+
+        async def send(item: object) -> None:
+            line = _ENCODER.encode({"v": VERSION, "item": item})
+            await stream.send_all(line + b"\n")
+
+        await self._orders.streams[question.do](question.args, send)
+        await stream.send_all(_ENCODER.encode({"v": VERSION, "end": True}) + b"\n")
 
     # The answers
 
@@ -235,9 +329,17 @@ class ControlServer:
             process = child.process
             name = None if process is None else (process.pid, process.create_time)
             sample = None if name is None else samples.get(name)
-            return {**child.row(), "usage": None if sample is None else sample.row()}
+            more = {} if roster is None else roster.more_of(child)
+            usage = None if sample is None else sample.row()
+            return {**child.row(), **more, "usage": usage}
 
-        return await _rows(children, row)
+        roster = self._host.roster
+        rows = await _rows(children, row)
+        if roster is not None:
+            shown = {child.spec.name for child in children}
+            absent = tuple(r for r in roster.absent() if r["name"] not in shown)
+            rows += await _rows(absent, lambda its_row: its_row)
+        return rows
 
     async def _clients(self) -> list[msgspec.Raw]:
         clients = tuple(self._host.fs.tables.clients.values())
@@ -260,12 +362,41 @@ class ControlServer:
             "files": len(host.fs.tables.files),
             "payload_bytes": host.budget.used_bytes,
             "payloads_spooled": host.budget.spooled,
-            "control_connections": len(self._connections),
+            "control_connections": len(self._connections) + len(self._long),
             "usage": next((sample.row() for sample in samples.values()), None),
+            **{
+                key: value
+                for more in self._orders.stats
+                for key, value in more().items()
+            },
         }
 
     async def _leaks(self) -> dict[str, object]:
         return await check_host(self._host)
+
+
+def _understand(line: bytes) -> tuple[bytes | None, Question | None]:
+    """Return the question; or the refusal, after which the connection is closed."""
+    if len(line) > LINE_BYTES:
+        return _error(f"a question has at most {LINE_BYTES} bytes"), None
+    try:
+        return None, msgspec.json.decode(line, type=Question)
+    except (msgspec.MsgspecError, RecursionError) as why:
+        return _error(f"that is no question: {why}"), None
+
+
+async def _cancel_at_end(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    """Cancel when the other end is gone; what it says meanwhile is thrown away."""
+    try:
+        while await stream.receive_some(_RECEIVE_BYTES):
+            pass
+    except trio.BrokenResourceError:
+        pass
+    scope.cancel()
+
+
+def _result(result: object) -> bytes:
+    return _ENCODER.encode({"v": VERSION, "ok": True, "result": result}) + b"\n"
 
 
 def _error(text: str) -> bytes:

@@ -8,6 +8,10 @@ Wire: one JSON object a line each way.
 
     {"v":1,"do":"ps"}  ->  {"v":1,"ok":true,"result":[...]}
                        or  {"v":1,"ok":false,"error":"..."}
+
+An order has arguments, ``{"v":1,"do":"kill","args":{"name":"web"}}``.  A stream is
+answered by any number of ``{"v":1,"item":...}`` and, unless the host ends, ``{"v":1,
+"end":true}``.
 """
 
 from __future__ import annotations
@@ -25,6 +29,13 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Version of the questions; a host refuses any other."""
+
+ORDERS = ("spawn", "kill", "stop-child", "reload")
+STREAMS = ("logs", "events", "stop")
+"""What a daemon does besides."""
+
+ORDER_TIMEOUT_S = 600.0
+"""For an order: a reload waits for the grace periods of those that changed."""
 
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks")
 """What may be asked."""
@@ -65,12 +76,19 @@ def control_path(given: str | None) -> str | None:
     return default if os.path.lexists(default) else None
 
 
-def call(path: str, do: str, *, timeout_s: float = TIMEOUT_S) -> Any:
+def call(
+    path: str,
+    do: str,
+    args: dict[str, Any] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
     """Ask one question and return the answer.
 
     Args:
         path: the host's control socket.
-        do: one of ``QUESTIONS``.
+        do: one of ``QUESTIONS`` or ``ORDERS``.
+        args: of an order.
         timeout_s: seconds for all of it.
 
     Returns:
@@ -82,7 +100,7 @@ def call(path: str, do: str, *, timeout_s: float = TIMEOUT_S) -> Any:
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         _connect(line, path, timeout_s)
-        request = json.dumps({"v": VERSION, "do": do}).encode() + b"\n"
+        request = _request(do, args)
         try:
             # A host that is busy says so and closes before it was asked.
             with contextlib.suppress(BrokenPipeError):
@@ -96,6 +114,47 @@ def call(path: str, do: str, *, timeout_s: float = TIMEOUT_S) -> Any:
         except OSError as why:
             raise ControlError(f"no answer at {path!r}: {why.strerror}") from None
     return _result(path, reply)
+
+
+def stream(path: str, do: str, args: dict[str, Any] | None = None) -> Iterator[Any]:
+    """Yield the items of a stream until it ends, or the host does.
+
+    Args:
+        path: the host's control socket.
+        do: one of ``STREAMS``.
+        args: its arguments.
+
+    Raises:
+        ControlError: nobody answers, or the host refuses.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        _connect(line, path, TIMEOUT_S)
+        line.settimeout(None)
+        line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
+        try:
+            with line.makefile("rb") as replies:
+                for reply in replies:
+                    answer = json.loads(reply)
+                    if answer.get("ok") is False:
+                        text = answer.get("error")
+                        raise ControlError(f"the host at {path!r} refused: {text}")
+                    if answer.get("end"):
+                        return
+                    yield answer["item"]
+        except ConnectionResetError:
+            return  # the host has ended
+        except (ValueError, KeyError, AttributeError):
+            raise ControlError(
+                f"what answers at {path!r} is not a sandhost of this version; name its"
+                " control socket"
+            ) from None
+
+
+def _request(do: str, args: dict[str, Any] | None) -> bytes:
+    question: dict[str, Any] = {"v": VERSION, "do": do}
+    if args:
+        question["args"] = args
+    return json.dumps(question).encode() + b"\n"
 
 
 def _connect(line: socket.socket, path: str, timeout_s: float) -> None:

@@ -24,6 +24,7 @@ from supervisor.on_connection import (
     do_ping,
     do_refuse,
 )
+from supervisor.on_fds import do_fd_call, do_fd_put
 from supervisor.on_files import (
     do_close,
     do_open,
@@ -58,8 +59,8 @@ HANDLERS: dict[type[m.Request], Handler] = {
     m.Chat: do_chat,
     m.Quota: answer(b"LLM quota not available"),
     m.Config: answer(b"LLM config not available"),
-    m.FdCall: answer(b"LLM fds not available"),
-    m.FdPut: answer(b"LLM fds not available"),
+    m.FdCall: do_fd_call,
+    m.FdPut: do_fd_put,
     m.Refusal: do_refuse,
 }
 """The table: request class to handler."""

@@ -27,7 +27,7 @@ import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -95,13 +95,27 @@ def settings_of(config: Config | None) -> Settings:
     )
 
 
+class Roster(Protocol):
+    """Knows more of children than their processes tell: names, restarts, reasons."""
+
+    def more_of(self, child: Child) -> dict[str, object]:
+        """Return what is to be added to a child's row of ``ps``."""
+        ...
+
+    def absent(self) -> Iterable[dict[str, object]]:
+        """Yield rows of children that have no process now."""
+        ...
+
+
 class Host:
     """What the parts of one host share; see ``open_host``.
 
     Attributes:
         baseline: what the process held before, for the leak check.
+        roster: adds to ``ps``; None where nobody knows more.
         services: what it offers its children beside files.
         machine: what it knows of the layers that this machine gives.
+        on_overdue: told of each child that a stop's grace period did not end.
         holders: each yields (descriptor, a word for it) that something beside the
             host's own parts holds: a control socket, a scratch directory.
     """
@@ -126,6 +140,8 @@ class Host:
         self.fs.on_denied = events.denied
         if journal.is_on or log.writes("INFO"):
             self.fs.observer = events
+        self.on_overdue: Callable[[Child], None] = lambda _child: None
+        self.roster: Roster | None = None
         self.nursery: trio.Nursery | None = None
         self._child_ids = count(1)
         self._owners: dict[str, str] = {}

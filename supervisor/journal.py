@@ -37,6 +37,14 @@ EVENTS = (
     "file.closed",
     "file.auto_closed",
     "security.denied",
+    "exec.started",
+    "exec.ended",
+    "host.reloaded",
+    "host.lagged",
+    "child.restarting",
+    "child.given_up",
+    "child.condition",
+    "child.overdue",
 )
 """The events that this host writes."""
 
@@ -66,19 +74,26 @@ class Journal:
 
     def write(self, event: str, **fields: object) -> None:
         """Write one event."""
-        if self._fd < 0:
+        if not self.is_on:
             return
         line = self._encoder.encode(
             {"time": timestamp(time.time()), "event": event, **fields}
         )
+        self._note(self._put(line + b"\n"))
+
+    def _put(self, line: bytes) -> OSError | None:
+        """Write one line; return why it could not be written."""
         try:
-            os.write(self._fd, line + b"\n")
+            os.write(self._fd, line)
         except OSError as why:
-            if not self._failing:
-                self._complain(f"cannot write the journal: {why.strerror}; going on")
-            self._failing = True
-        else:
-            self._failing = False
+            return why
+        return None
+
+    def _note(self, why: OSError | None) -> None:
+        """Say it once when writing begins to fail."""
+        if why is not None and not self._failing:
+            self._complain(f"cannot write the journal: {why.strerror}; going on")
+        self._failing = why is not None
 
     def close(self) -> None:
         """Close the file."""

@@ -39,6 +39,7 @@ def run_nested(
     launchpad: LaunchpadProcess,
     command: tuple[str, ...],
     rights: dict[str, object] | None,
+    fds: tuple[str, ...] | None = None,
 ) -> int:
     """Run one nested child to its end.
 
@@ -46,21 +47,23 @@ def run_nested(
         launchpad: started before this module was imported.
         command: its program and arguments.
         rights: what ``NARROW`` asks for; None leaves all of this process's.
+        fds: the only LLM fds that it gets; None: all of this process's.
 
     Returns:
         Its exit status as ``run`` gives it.
     """
     Log("INFO").start()  # the relay tells which files it closed for a nested child
-    return guarded("relay", _relay_or_say_why, launchpad, command, rights)
+    return guarded("relay", _relay_or_say_why, launchpad, command, rights, fds)
 
 
 async def _relay_or_say_why(
     launchpad: LaunchpadProcess,
     command: tuple[str, ...],
     rights: dict[str, object] | None,
+    fds: tuple[str, ...] | None,
 ) -> int:
     try:
-        status = await _relay(launchpad, command, rights)
+        status = await _relay(launchpad, command, rights, fds)
     except* RelayError as group:
         complain("relay", str(innermost(group)))
         status = HOST_FAILED
@@ -71,6 +74,7 @@ async def _relay(
     launchpad: LaunchpadProcess,
     command: tuple[str, ...],
     rights: dict[str, object] | None,
+    fds: tuple[str, ...] | None,
 ) -> int:
     stopped_by: list[int] = []
     with trio.open_signal_receiver(*STOPPING_SIGNALS) as signals:
@@ -78,9 +82,11 @@ async def _relay(
             launcher = Launcher(launchpad)
             await nursery.start(launcher.run)
             async with open_relay() as relay:
-                nested = await relay.new_client(rights)
+                nested = await relay.new_client(rights, fds)
                 try:
-                    process = await _spawn(launcher, command, nested.child_end.fileno())
+                    door = nested.child_end.fileno()
+                    env = _environment(narrowed=rights is not None)
+                    process = await _spawn(launcher, command, door, env)
                 finally:
                     nested.child_end.close()
 
@@ -110,13 +116,20 @@ async def _kill_later(process: SpawnedProcess) -> None:
     process.send_signal(signal.SIGKILL)
 
 
+def _environment(*, narrowed: bool) -> dict[str, str]:
+    env = dict(os.environ)
+    env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
+    if narrowed:
+        # The token stands for this process's rights, which are more (attack 38).
+        env.pop("AIFO_TOOLEEXEC_TOKEN", None)
+    return env
+
+
 async def _spawn(
-    launcher: Launcher, command: tuple[str, ...], door: int
+    launcher: Launcher, command: tuple[str, ...], door: int, env: dict[str, str]
 ) -> SpawnedProcess:
     cwd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        env = dict(os.environ)
-        env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
         request = SpawnRequest(
             executable=find_executable(command[0], env.get("PATH"), str(Path.cwd())),
             argv=command,

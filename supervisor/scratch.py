@@ -42,6 +42,7 @@ class Scratch:
     Args:
         root: a root that is there already; None for a fresh one.
         keep: leave a fresh root where it is.
+        where: the directory to make them in; None for the system's temporary one.
 
     Attributes:
         root: the child's private root.
@@ -52,10 +53,12 @@ class Scratch:
         OSError: they cannot be made, or not be locked.
     """
 
-    def __init__(self, root: str | None, *, keep: bool = False) -> None:
+    def __init__(
+        self, root: str | None, *, keep: bool = False, where: str | None = None
+    ) -> None:
         self._keep = keep and root is None
         prefix = KEPT_PREFIX if self._keep else PREFIX
-        self._base = Path(tempfile.mkdtemp(prefix=prefix))
+        self._base = Path(tempfile.mkdtemp(prefix=prefix, dir=where))
         self.tmp = str(self._base / "tmp")
         self.run = str(self._base / "run")
         self.root = str(self._base / "root") if root is None else root

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from supervisor.child import Child
+    from supervisor.fds.service import FdService
     from vfs.clients import Client
 
 
@@ -62,7 +63,7 @@ class Services:
 
     llm: Service | None = None
     toolexec: Service | None = None
-    fds: Service | None = None
+    fds: FdService | None = None
 
     def __iter__(self) -> Iterator[Service]:
         """Yield those that are there."""

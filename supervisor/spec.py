@@ -52,11 +52,13 @@ class ChildSpec:
         rlimits: (resource, soft, hard) as for setrlimit(2).
         stdio: the host's descriptors that become 0, 1 and 2.
         stop_signal: what asks it to end.
+        tools: the tools that may be run for it; None for those of every sidecar.
         umask: None for the host's.
         sandbox: the layers that it runs in.
         network: ``none`` or ``host``; without layers it has the host's.
         group_limits: what its cgroups bound, over all its processes.
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
+        name: what a configuration calls it; None for one that has no name.
     """
 
     command: tuple[str, ...]
@@ -80,6 +82,8 @@ class ChildSpec:
     stdio: tuple[int, int, int] = (0, 1, 2)
     stop_signal: int = signal.SIGTERM
     umask: int | None = None
+    name: str | None = None
+    tools: frozenset[str] | None = None
     sandbox: Profile = PROFILES["none"]
     network: str = "none"
     tmp_dir: str | None = None

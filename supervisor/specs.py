@@ -48,6 +48,7 @@ class ChildOptions:
     stop_signal: int = signal.SIGTERM
     sandbox: Profile = PROFILES["auto"]
     network: str = "none"
+    tools: frozenset[str] | None = None
 
 
 def policy_options(
@@ -56,8 +57,8 @@ def policy_options(
     """Return what a policy asks for; the defaults where there is none.
 
     Args:
-        policy: the policy.
-        sandboxes: the named profiles of its configuration.
+        policy: of a checked configuration.
+        sandboxes: that configuration's profiles.
 
     Raises:
         OptionError: its limits are none, or its sandbox is; a checked configuration has no such policy.
@@ -65,11 +66,11 @@ def policy_options(
     if policy is None:
         return ChildOptions()
     from supervisor.config_policy import limit_texts  # noqa: PLC0415 - with a policy
-    from supervisor.config_sandbox import profile_named  # noqa: PLC0415
+    from supervisor.config_sandbox import profile_named  # noqa: PLC0415 - likewise
 
     profile = profile_named(policy.sandbox, sandboxes or {})
     if profile is None:
-        raise OptionError(f"there is no sandbox profile {policy.sandbox!r}")
+        raise OptionError(f"no sandbox profile {policy.sandbox!r}")
     return ChildOptions(
         limits=parse_limits(limit_texts(policy)),
         top_level=policy.top_level,
@@ -80,6 +81,7 @@ def policy_options(
         durability=policy.durability,
         sandbox=profile,
         network=policy.network or "none",
+        tools=None if policy.tools is None else frozenset(policy.tools),
     )
 
 
@@ -131,6 +133,7 @@ def make_spec(
         network=options.network,
         tmp_dir=scratch.tmp,
         group_limits=limits,
+        tools=options.tools,
     )
 
 

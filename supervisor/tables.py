@@ -217,12 +217,21 @@ def _state(row: Row) -> str:
     """Show the life cycle's word, and the process's where it says more."""
     of_process = (row.get("usage") or {}).get("state")
     state = str(row.get("state"))
+    if of_process == "disk-sleep":
+        return "stuck"
     return of_process if of_process in {"stopped", "zombie"} else state
+
+
+def _command(row: Row) -> str:
+    """Show the command; after what the host has to say of the child, if it has."""
+    command = " ".join(row["command"])
+    reason = row.get("reason")
+    return f"({reason}) {command}" if reason else command
 
 
 TABLES: dict[str, tuple[Column, ...]] = {
     "ps": (
-        Column("CHILD", _plain("id")),
+        Column("CHILD", lambda row: str(row.get("name") or row["id"])),
         Column("PID", _plain("pid"), is_right=True),
         Column("STATE", _state),
         Column("CPU%", _usage("cpu_percent"), is_right=True),
@@ -231,7 +240,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("FDS", _usage("descriptors"), is_right=True),
         Column("THR", _usage("threads"), is_right=True),
         Column("SUB", _usage("descendants"), is_right=True),
-        Column("COMMAND", lambda row: " ".join(row["command"]), gives_way=True),
+        Column("COMMAND", _command, gives_way=True),
     ),
     "clients": (
         Column("CLIENT", _plain("id")),

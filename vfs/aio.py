@@ -19,6 +19,7 @@ from vfs.aio_link import AsyncEndpoint
 from vfs.client_decode import (
     Status,
     chat_parts,
+    encode_call,
     encode_rights,
     entries,
     mapping,
@@ -163,6 +164,31 @@ class AsyncClient(AsyncEndpoint):
             raise
         client.top_level = self.top_level
         return client
+
+    # LLM fds
+
+    async def fd_call(self, name: str, /, **arguments: object) -> str:
+        """Call an LLM fd tool and return its answer: XML, its errors too."""
+        document = encode_call(name, arguments)
+        return (await self._ask(m.FdCall(len(document)), document))[1].decode()
+
+    async def fd_put(self, data: ReadableBuffer, token: str | None = None) -> str:
+        """Put content of any size in; return the token that stands for it in a call."""
+        view = memoryview(data).cast("B")
+        known = None if token is None else token.encode()
+        done = 0
+        while True:
+            piece = view[done : done + self._write_limit]
+            try:
+                reply = (await self._ask(m.FdPut(len(piece), known), piece))[0]
+            except OSError as why:
+                if not self._learn_write_limit(why, len(piece)):
+                    raise
+                continue
+            known = reply.text
+            done += len(piece)
+            if done >= len(view):
+                return known.decode()
 
     # The model
 

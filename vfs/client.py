@@ -253,6 +253,46 @@ class Client(BlockingEndpoint):
         client.top_level = self.top_level
         return client
 
+    # LLM fds
+
+    def fd_call(self, name: str, /, **arguments: object) -> str:
+        """Call an LLM fd tool and return its answer: XML, its errors too.
+
+        Args:
+            name: ``read_fd``, ``wrap_output``, ...
+            arguments: the tool's parameters.
+
+        Raises:
+            FsProxyError: there is no such tool, or none at all.
+        """
+        from vfs.client_decode import encode_call  # noqa: PLC0415 - see the top
+
+        document = encode_call(name, arguments)
+        return self._ask(m.FdCall(len(document)), document)[1].decode()
+
+    def fd_put(self, data: ReadableBuffer, token: str | None = None) -> str:
+        """Put content of any size in; return the token that stands for it in a call.
+
+        Args:
+            data: a piece of it, or all.
+            token: of the content that the piece is added to; None begins a new one.
+        """
+        view = memoryview(data).cast("B")
+        known = None if token is None else token.encode()
+        done = 0
+        while True:
+            piece = view[done : done + self._write_limit]
+            try:
+                reply = self._ask(m.FdPut(len(piece), known), piece)[0]
+            except OSError as why:
+                if not self._learn_write_limit(why, len(piece)):
+                    raise
+                continue
+            known = reply.text
+            done += len(piece)
+            if done >= len(view):
+                return known.decode()
+
     # The model
 
     def llm_chat(

@@ -94,6 +94,11 @@ def encode_rights(rights: Mapping[str, object]) -> bytes:
     return json.dumps(dict(rights)).encode("ascii")
 
 
+def encode_call(name: str, arguments: Mapping[str, object]) -> bytes:
+    """Return FD_CALL's document."""
+    return json.dumps({"name": name, "arguments": dict(arguments)}).encode("ascii")
+
+
 def chat_parts(
     inputs: Iterable[Name], outputs: Iterable[Name], prompt: str, preset: str
 ) -> tuple[bytes, bytes, bytes, bytes]:

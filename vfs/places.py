@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from vfs.backends import HostDirectory
 from vfs.errors import AccessDeniedError
+from vfs.paths import check_name, open_beneath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -213,6 +214,19 @@ def _plain_text(given: bytes) -> tuple[bytes, ...]:
         with contextlib.suppress(OSError):
             return (text,) if os.path.samefile(one, other) else ()
     return ()
+
+
+def open_directory(dir_fd: int, name: bytes) -> int:
+    """Open a directory beneath a held one, for nothing but being there (spec A4).
+
+    Returns:
+        An O_PATH descriptor, the caller's to close.
+
+    Raises:
+        OSError: it leads out, is no directory, or is not there.
+    """
+    check_name(name)
+    return open_beneath(dir_fd, name, os.O_PATH | os.O_DIRECTORY)
 
 
 def close_places(places: Iterable[Place]) -> None:

@@ -27,6 +27,7 @@ from vfs.places import (
     PUBLISH_ON_CLOSE,
     Place,
     close_places,
+    open_directory,
     open_place,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "Policy",
     "Rights",
     "close_places",
+    "open_directory",
     "open_place",
 ]
 
@@ -55,9 +57,10 @@ class Policy:
         cwd_fd: where relative names of the top-level view start; owned by the caller.
         places: the root first, then the grants; owned by whoever made them.
         root: whose path must still name it at each use (spec O4); the first place.
+        tools: the tools that may be run for it; None for those of every sidecar.
     """
 
-    __slots__ = ("host", "places", "root", "top_level")
+    __slots__ = ("host", "places", "root", "tools", "top_level")
 
     def __init__(
         self,
@@ -66,8 +69,10 @@ class Policy:
         top_level: bool = False,
         cwd_fd: int = -1,
         root: Place | None = None,
+        tools: frozenset[str] | None = None,
     ) -> None:
         self.top_level = top_level
+        self.tools = tools
         self.host = HostDirectory(cwd_fd, beneath=False)
         self.places = places
         self.root = root if root is not None else places[0] if places else None
@@ -110,8 +115,9 @@ class Policy:
         """Return a policy with at most these rights (spec A5).
 
         Args:
-            document: JSON ``{"read": [...], "write": [...]}``; names given become the
-                only places; an empty document only drops the top-level right.
+            document: JSON ``{"read": [...], "write": [...], "tools": [...]}``; names
+                given become the only places, tools the only tools; an empty document
+                only drops the top-level right.
             ledger: charged an open file for each place that is new, for each is held
                 open (attack 18); given back by whoever closes them.
 
@@ -120,8 +126,9 @@ class Policy:
                 does not have.
         """
         wanted = _parsed(document)
+        tools = self._fewer_tools(wanted.tools)
         if wanted.read is None and wanted.write is None:
-            return Policy(self.places, root=self.root)
+            return Policy(self.places, root=self.root, tools=tools)
         rights: dict[str, list[bool]] = {}
         for index, names in enumerate((wanted.read, wanted.write)):
             for name in names or ():
@@ -137,7 +144,15 @@ class Policy:
             if ledger is not None:
                 ledger.charge(OPEN_FILES, -len(rights))
             raise
-        return Policy(tuple(places), root=self.root)
+        return Policy(tuple(places), root=self.root, tools=tools)
+
+    def _fewer_tools(self, wanted: list[str] | None) -> frozenset[str] | None:
+        if wanted is None:
+            return self.tools
+        if self.tools is not None and not self.tools.issuperset(wanted):
+            more = sorted(set(wanted) - self.tools)
+            raise RightsError(f"not among this client's tools: {more[0]!r}")
+        return frozenset(wanted)
 
     def _part(self, text: str, *, read: bool, write: bool) -> Place:
         name = os.fsencode(text)
@@ -192,3 +207,4 @@ class Rights(msgspec.Struct, forbid_unknown_fields=True):
     write: list[str] | None = None
     model: str | None = None
     quota: float | None = None
+    tools: list[str] | None = None

@@ -38,7 +38,7 @@ from vfs.relay_lane import SETTLE_S, Lane
 from vfs.relay_serial import SerialLane
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
 # The commands with a payload of hosts that have no CAPS to ask, by dialect.
 _FIRST_COMMANDS = {1: frozenset({b"WRITE"}), 2: frozenset({b"WRITE", b"LLM_CHAT"})}
@@ -93,7 +93,9 @@ class Relay:
         self._count = 0
 
     async def new_client(
-        self, rights: Mapping[str, object] | None = None
+        self,
+        rights: Mapping[str, object] | None = None,
+        fds: Iterable[str] | None = None,
     ) -> NestedClient:
         """Return a connection for a nested child.
 
@@ -101,14 +103,18 @@ class Relay:
             rights: what it may do of what this process may: ``read``, ``write`` (lists
                 of names), ``model``, ``quota``.  None: all of it, in the restricted
                 view.
+            fds: the only LLM fds that it has of this process's; None: all that are
+                there now.
 
         Raises:
-            RelayError: rights were given and the host cannot narrow.
+            RelayError: rights or descriptors were given and the host cannot narrow.
             FsProxyError: the host refused, or it is gone.
         """
         attached = None if self.is_serial else await self._attach()
         if rights is not None:
             await self._narrow(attached, rights)
+        if fds is not None:
+            await self._keep_fds(attached, fds)
         near, far = socket.socketpair()
         lane: Lane
         if attached is None:
@@ -169,6 +175,25 @@ class Relay:
         except BaseException:
             attached.disconnect()
             raise
+
+    async def _keep_fds(self, attached: AsyncClient | None, fds: Iterable[str]) -> None:
+        if attached is None:
+            raise RelayError(
+                "cannot choose the LLM fds of a nested client: the host has no ATTACH,"
+                " so it would be everybody's; start it without --fd"
+            )
+        try:
+            answer = await attached.fd_call("keep_fds", fds=list(fds))
+        except FsProxyError as why:
+            attached.disconnect()
+            raise RelayError(f"cannot choose the LLM fds: {why}") from None
+        except BaseException:
+            attached.disconnect()
+            raise
+        if answer.startswith("<fd_error"):
+            attached.disconnect()
+            message = answer.partition("<message>")[2].partition("</message>")[0]
+            raise RelayError(f"cannot choose the LLM fds: {message}")
 
     async def _end(self, lane: Lane, *, force: bool = True) -> None:
         lane.end()

@@ -27,7 +27,7 @@ REGISTRY = re.compile(
 )
 # Absolute names that exist on the machine of the one who wrote them, and nowhere else.
 MACHINE_PATH = re.compile(
-    r"(?<![\w.\-/$}])/(?:work|workspace|root|opt/\w+|home/\w+|Users/\w+|tmp/yard)/[\w.]"
+    r"(?<![\w.\-/$}])/(?:work|root|opt/\w+|home/\w+|Users/\w+|tmp/yard)/[\w.]"
 )
 
 

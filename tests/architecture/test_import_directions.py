@@ -24,18 +24,20 @@ from tests.architecture.tree import (
     relative,
 )
 
-# The host's side, the child's side, what is in between, and what all three speak in:
+# The host's side, LLM fds, the child's side, what is in between, and what all three speak in:
 # errors, and the one way out of the Trio thread.
 VFS_DOORS = (
     "vfs.filesystem",
     "vfs.client",
     "vfs.aio",
     "vfs.fscmd",
+    "vfs.fdcmd",
     "vfs.relay",
     "vfs.errors",
     "vfs.policy",
     "vfs.payload",
     "vfs.hostio",
+    "vfs.content",
 )
 PSUTIL_HOMES = ("supervisor.watcher", "supervisor.reaper")
 

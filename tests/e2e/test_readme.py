@@ -56,6 +56,6 @@ def test_every_example_does_what_the_page_says(newcomer: Path) -> None:
 
 
 def test_commands_of_the_plan_are_refused_and_not_unknown() -> None:
-    outcome = shell("sandhost serve", REPOSITORY)
+    outcome = shell("sandhost trace", REPOSITORY)
     assert (outcome.returncode, outcome.stdout) == (2, b"")
-    assert outcome.stderr == b"sandhost serve: not available yet\n"
+    assert outcome.stderr == b"sandhost trace: not available yet\n"

@@ -113,3 +113,13 @@ def test_outside_a_child_it_says_so() -> None:
     assert outcome.status == 125
     assert outcome.err.count(b"\n") == 1
     assert b"not inside a child" in outcome.err
+
+
+def test_a_narrowed_nested_child_does_not_get_the_tools_token(root: Path) -> None:
+    # attack 38: the token stands for the rights that were just given up.
+    script = (
+        "export AIFO_TOOLEEXEC_TOKEN=mine;"
+        " $0 relay --read open -- sh -c 'echo ${AIFO_TOOLEEXEC_TOKEN-none}';"
+        " $0 relay -- sh -c 'echo ${AIFO_TOOLEEXEC_TOKEN-none}'"
+    )
+    assert run_child(root, script)[:2] == (0, b"none\nmine\n")

@@ -317,9 +317,9 @@ async def test_another_user_is_refused_whatever_the_mode_of_the_file(
         "print(s.makefile().readline())"
     )
     with tempfile.TemporaryDirectory() as shared:
-        os.chmod(shared, 0o755)  # noqa: S103 - so that the file's mode decides
+        os.chmod(shared, 0o755)
         async with controlled(stage, f"{shared}/control") as path:
-            os.chmod(path, 0o666)  # noqa: S103 - as if somebody had opened it up
+            os.chmod(path, 0o666)
             done = await trio.run_process(
                 ["/usr/bin/env", "python3", "-I", "-S", "-c", program, path],
                 capture_stdout=True,

@@ -238,3 +238,16 @@ def reach(world: World, policy: Policy) -> set[tuple[bytes, bytes]]:
                 if any(world.may(policy, name, mode) == "yes" for name in names):
                     found.add((os.fsencode(f"{top}/{spot}"), mode))
     return found
+
+
+# spec A5, I8: tools only become fewer.
+def test_tools_only_become_fewer(world: World) -> None:
+    wide = world.policy()
+    narrow = narrowed(wide, tools=["make", "cc"])
+    both = frozenset({"make", "cc"})
+    assert narrow.tools == both
+    assert narrow.places == wide.places
+    assert narrowed(narrow).tools == both
+    assert narrowed(narrow, tools=[]).tools == frozenset()
+    with pytest.raises(RightsError, match="not among this client's tools: 'gcc'"):
+        narrowed(narrow, tools=["make", "gcc"])

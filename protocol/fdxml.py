@@ -1,0 +1,142 @@
+"""The XML that tells a model of its LLM fds, sans-IO: values in, bytes out.
+
+What it is: one builder for each shape of answer, and the two ways of escaping.  What it
+is not: it decides nothing; ``vfs.content`` chooses what to say.
+
+Rules of this file.
+
+1. Every document parses with a standard parser and yields the exact text.  In bodies
+   ``& < >`` are escaped and CR is ``&#13;``, which a parser would else turn into LF.
+2. The text of ``fd_content``, ``preview``, ``match`` and ``temp_content`` has exactly
+   one LF after the start tag and one before the end tag that are not of the text.
+3. Attributes stand in the order in which they are given.
+4. What XML 1.0 cannot say at all (NUL, most control characters, lone surrogates) is
+   replaced in attributes and messages; a text that has it never comes here, it is
+   served as base64.
+5. ``raw`` leaves a body as it is, for models that read code: such a document is for
+   reading, not for parsing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import TypeAlias
+
+    Value: TypeAlias = str | int | bool
+    Attributes: TypeAlias = Sequence[tuple[str, Value]]
+
+FORBIDDEN_CONTROLS = bytes(c for c in range(32) if c not in {9, 10, 13})
+"""Control characters that XML 1.0 does not allow, not even escaped."""
+
+_REPLACED = dict.fromkeys((*FORBIDDEN_CONTROLS, 0xFFFE, 0xFFFF), "\ufffd")
+_REPLACED.update(dict.fromkeys(range(0xD800, 0xE000), "\ufffd"))
+_IN_BODY = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", 13: "&#13;"}
+_IN_ATTRIBUTE = {**_IN_BODY, ord('"'): "&quot;", 9: "&#9;", 10: "&#10;"}
+
+
+def attribute(value: Value) -> str:
+    """Return a value as it stands between the quotes of an attribute."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    return value.translate(_REPLACED).translate(_IN_ATTRIBUTE)
+
+
+def words(text: str) -> bytes:
+    """Return a message as it stands in a body, UTF-8."""
+    return text.translate(_REPLACED).translate(_IN_BODY).encode()
+
+
+def body(text: bytes, *, raw: bool = False) -> bytes:
+    """Return UTF-8 text as it stands in a body."""
+    if raw:
+        return text
+    # In this order: what is put in must not be escaped again.
+    for character, escaped in _ESCAPES:
+        if character in text:
+            text = text.replace(character, escaped)
+    return text
+
+
+_ESCAPES = (
+    (b"&", b"&amp;"),
+    (b"<", b"&lt;"),
+    (b">", b"&gt;"),
+    (b"\r", b"&#13;"),
+)
+
+
+def start(name: str, attributes: Attributes, end: str = ">") -> bytes:
+    """Return a start tag; ``end`` is ``/>`` for an element without a body."""
+    pairs = "".join(f' {key}="{attribute(value)}"' for key, value in attributes)
+    return f"<{name}{pairs}{end}".encode()
+
+
+def empty(name: str, attributes: Attributes) -> bytes:
+    """Return an element that has nothing but attributes."""
+    return start(name, attributes, "/>")
+
+
+def verbatim(
+    name: str, attributes: Attributes, text: bytes, *, raw: bool = False
+) -> bytes:
+    """Return an element around a text (rule 2)."""
+    return b"%b\n%b\n</%b>" % (
+        start(name, attributes),
+        body(text, raw=raw),
+        name.encode(),
+    )
+
+
+def listing(name: str, attributes: Attributes, rows: Iterable[bytes]) -> bytes:
+    """Return an element with elements in it, one a line."""
+    lines = b"".join(b"  %b\n" % row for row in rows)
+    if not lines:
+        return empty(name, attributes)
+    return b"%b\n%b</%b>" % (start(name, attributes), lines, name.encode())
+
+
+def result(
+    attributes: Attributes, message: str, preview: bytes, *, raw: bool = False
+) -> bytes:
+    """Return the ``fd_result`` that stands for a large content."""
+    return b"%b\n  <message>%b</message>\n  %b\n</fd_result>" % (
+        start("fd_result", attributes),
+        words(message),
+        verbatim("preview", (), preview, raw=raw),
+    )
+
+
+def written(attributes: Attributes, message: str, size: int, lines: int) -> bytes:
+    """Return the ``fd_write`` of an export.
+
+    Args:
+        attributes: fd, file_path, success, mode.
+        message: for the model.
+        size: bytes that were written.
+        lines: lines that were written.
+    """
+    return (
+        b"%b\n  <message>%b</message>\n  <stats>\n    <bytes>%d</bytes>\n"
+        b"    <lines>%d</lines>\n  </stats>\n</fd_write>"
+    ) % (start("fd_write", attributes), words(message), size, lines)
+
+
+def failure(kind: str, fd: str, message: str, details: str = "") -> bytes:
+    """Return an ``fd_error``.
+
+    Args:
+        kind: ``not_found``, ``invalid_page``, ...
+        fd: the descriptor that the call named; empty if none.
+        message: what went wrong.
+        details: more of it; empty for none.
+    """
+    more = b"  <details>%b</details>\n" % words(details) if details else b""
+    return b"%b\n  <message>%b</message>\n%b</fd_error>" % (
+        start("fd_error", (("type", kind), ("fd", fd))),
+        words(message),
+        more,
+    )

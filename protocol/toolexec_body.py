@@ -1,0 +1,187 @@
+"""Where a ToolExec request begins and ends: head and body, cut out of a stream.
+
+What it is: the bounds and the framing, stricter than HTTP libraries are.  What it is
+not: a parser of heads; h11 does that once a head is whole.
+
+Rules of this file.
+
+1. A head has at most ``MAX_HEAD_BYTES`` and ``MAX_HEAD_LINES``; its lines may end in a
+   bare LF.
+2. In chunk framing every line ends in CRLF, and nothing else is taken for its end: two
+   readers that differ about that see two requests in one (attack 33).
+3. A request that has a length and is chunked as well is refused, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_HEAD_BYTES = 65_536
+"""Longest head, its blank line included."""
+
+MAX_HEAD_LINES = 1024
+"""Most lines of a head, the request line included, the blank one not."""
+
+MAX_BODY_BYTES = 1024 * 1024
+"""Longest body: every argument at its bound and escaped would be 1.5 MiB, and nobody
+has 128 arguments of 4,096 bytes that are all escaped."""
+
+MAX_CHUNK_LINE_BYTES = 256
+"""Longest line of a chunk's size, extensions included."""
+
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+_LENGTH = re.compile(rb"[0-9]{1,19}")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
+
+
+class FramingError(Exception):
+    """A request whose end cannot be told: 400."""
+
+
+class HeadTooLargeError(Exception):
+    """A head beyond its bounds: 431."""
+
+
+class BodyTooLargeError(Exception):
+    """A body beyond its bound: 413."""
+
+
+class HeadReader:
+    """Cuts the head off a stream."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._lines = 0
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """Take bytes in.
+
+        Returns:
+            The head with its blank line, and what follows it; None if more is needed.
+
+        Raises:
+            HeadTooLargeError: it passes a bound, complete or not.
+        """
+        seen = len(self._buffer)
+        self._buffer += data
+        end = _BLANK_LINE.search(self._buffer, max(0, seen - 2))
+        size = end.end() if end else len(self._buffer)
+        self._lines += self._buffer.count(b"\n", seen, size)
+        if size > MAX_HEAD_BYTES or self._lines - bool(end) > MAX_HEAD_LINES:
+            raise HeadTooLargeError
+        if end is None:
+            return None
+        return bytes(self._buffer[:size]), bytes(self._buffer[size:])
+
+
+class BodyReader:
+    """Cuts the body off what follows a head.
+
+    Args:
+        headers: of the head, names in lower case.
+        version: ``b"1.0"`` or ``b"1.1"``.
+
+    Attributes:
+        body: what it held so far, decoded.
+        is_complete: it has ended.
+        rest: what came after its end.
+
+    Raises:
+        FramingError: the head says two things about its length, or nothing that can be
+            understood.
+        BodyTooLargeError: it announces more than there may be.
+    """
+
+    def __init__(self, headers: list[tuple[bytes, bytes]], version: bytes) -> None:
+        self.body = bytearray()
+        self.rest = b""
+        self._buffer = bytearray()
+        lengths = [value for name, value in headers if name == b"content-length"]
+        codings = [value for name, value in headers if name == b"transfer-encoding"]
+        if codings and (lengths or version == b"1.0"):
+            raise FramingError("Transfer-Encoding beside Content-Length or in HTTP/1.0")
+        if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
+            raise FramingError("a Transfer-Encoding other than chunked")
+        if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
+            raise FramingError("a bad Content-Length")
+        self._left = int(lengths[0]) if lengths else 0
+        if self._left > MAX_BODY_BYTES:
+            raise BodyTooLargeError
+        self._step = self._size_line if codings else self._last_part
+        self.is_complete = not codings and self._left == 0
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes in.
+
+        Raises:
+            FramingError: what is there is no chunk.
+            BodyTooLargeError: it is longer than it may be.
+        """
+        self._buffer += data
+        while not self.is_complete and self._step():
+            pass
+        if self.is_complete:
+            self.rest += self._buffer
+            self._buffer.clear()
+
+    # Each step takes what it can and tells whether the next one may begin.
+
+    def _last_part(self) -> bool:
+        self._take_part()
+        self.is_complete = self._left == 0
+        return False
+
+    def _size_line(self) -> bool:
+        line = self._line(MAX_CHUNK_LINE_BYTES)
+        if line is None:
+            return False
+        size = _SIZE.fullmatch(line)
+        if size is None:
+            raise FramingError("a bad chunk size")
+        self._left = int(size[1], 16)
+        if len(self.body) + self._left > MAX_BODY_BYTES:
+            raise BodyTooLargeError
+        self._step = self._chunk if self._left else self._trailer_line
+        return True
+
+    def _chunk(self) -> bool:
+        self._take_part()
+        if self._left == 0:
+            self._step = self._chunk_end
+        return self._left == 0
+
+    def _chunk_end(self) -> bool:
+        if len(self._buffer) < 2 and b"\r\n".startswith(self._buffer):
+            return False
+        if not self._buffer.startswith(b"\r\n"):
+            raise FramingError("a chunk longer than its size")
+        del self._buffer[:2]
+        self._step = self._size_line
+        return True
+
+    def _trailer_line(self) -> bool:
+        line = self._line(MAX_HEAD_BYTES)
+        if line is None:
+            return False
+        if line and not _TRAILER.fullmatch(line):
+            raise FramingError("a bad trailer")
+        self.is_complete = not line
+        return True
+
+    def _take_part(self) -> None:
+        part = self._buffer[: self._left]
+        del self._buffer[: len(part)]
+        self.body += part
+        self._left -= len(part)
+
+    def _line(self, longest: int) -> bytes | None:
+        """Take a line off the buffer, without its CRLF; None if it is not all there."""
+        end = self._buffer.find(b"\n", 0, longest + 2)
+        if end < 0 and len(self._buffer) <= longest + 1:
+            return None
+        if end < 1 or self._buffer[end - 1] != 0x0D:
+            raise FramingError("a line without CRLF in the chunks")
+        line = bytes(self._buffer[: end - 1])
+        del self._buffer[: end + 1]
+        return line

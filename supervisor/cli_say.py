@@ -1,0 +1,42 @@
+"""What commands share: how they fail, and how they print."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+class CommandError(Exception):
+    """What was asked for cannot be done; the text says what and why."""
+
+
+class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
+    """The words of the command are off."""
+
+
+def print_text(text: str) -> None:
+    """Print a report; a reader that went away is no fault."""
+    print_bytes(text.encode(errors="backslashreplace"))
+
+
+def print_bytes(data: bytes) -> None:
+    """Print bytes at once; a reader that went away is no fault.
+
+    Raises:
+        SystemExit: nobody reads any more; 0, as for ``head``.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # The interpreter would complain again when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def say(title: str, text: str) -> None:
+    """Say one line on stderr."""
+    line = "".join(c if c.isprintable() else "?" for c in text)
+    os.write(2, f"{title}: {line}\n".encode(errors="backslashreplace"))

@@ -1,0 +1,247 @@
+r"""A Python client of a host's control socket, typed and blocking.
+
+    from supervisor.client import HostClient
+
+    host = HostClient("/run/sandhost/control")
+    child = host.spawn(["/usr/bin/worker"], policy="worker")
+    for entry in host.logs(child.name, follow=True):
+        sys.stdout.buffer.write(entry.data)
+
+What it is: the questions, orders and streams of ``control_client`` as methods with
+Structs for rows; keys that a newer host adds are ignored.  What it is not: no Trio; in a
+Trio program call it in a thread.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from supervisor.control_client import (
+    ORDER_TIMEOUT_S,
+    ControlError,
+    call,
+    control_path,
+    stream,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Changes",
+    "ChildRow",
+    "ClientRow",
+    "ControlError",
+    "Event",
+    "FileRow",
+    "HostClient",
+    "LogEntry",
+    "Spawned",
+    "Usage",
+]
+
+T = TypeVar("T")
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a process uses of the machine."""
+
+    state: str
+    cpu_time_s: float
+    rss_bytes: int
+    threads: int
+    descendants: int
+    cpu_percent: float | None = None
+    descriptors: int | None = None
+
+
+class ChildRow(msgspec.Struct, frozen=True):
+    """One child: running, or kept and between two processes."""
+
+    id: str
+    state: str
+    command: list[str]
+    name: str | None = None
+    pid: int | None = None
+    create_time: int | None = None
+    client_id: str | None = None
+    started_at: str | None = None
+    restart: str = "no"
+    restarts: int = 0
+    reason: str | None = None
+    status: int | None = None
+    log_dropped_bytes: int = 0
+    usage: Usage | None = None
+
+
+class ClientRow(msgspec.Struct, frozen=True):
+    """One connection (spec S1)."""
+
+    id: str
+    pipe_id: str
+    open_files: list[int]
+    connected_at: str
+    parent_id: str | None = None
+    pid: int | None = None
+
+
+class FileRow(msgspec.Struct, frozen=True):
+    """One open file (spec S1)."""
+
+    fileno: int
+    filename: str
+    mode: str
+    client_id: str
+    opened_at: str
+    is_top_level: bool
+
+
+class Spawned(msgspec.Struct, frozen=True):
+    """A child that was started; without a process if it has ended already."""
+
+    name: str
+    id: str | None = None
+    pid: int | None = None
+    client_id: str | None = None
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What a reload did, by name; ``needs_restart`` are sections."""
+
+    started: list[str]
+    stopped: list[str]
+    restarted: list[str]
+    unchanged: list[str]
+    needs_restart: list[str]
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """A piece of what a child said.
+
+    Attributes:
+        offset: of its first byte in all that the child ever said.
+        data: the bytes.
+        missed: bytes before it that rotation removed before they were read.
+    """
+
+    offset: int
+    data: bytes
+    missed: int
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One line of the journal; ``event`` is None where ``missed`` bytes are told."""
+
+    offset: int
+    missed: int
+    event: dict[str, Any] | None = None
+
+
+class HostClient:
+    """One host.
+
+    Args:
+        path: its control socket; None for ``$SANDHOST_CONTROL`` or the usual place.
+
+    Raises:
+        ControlError: no socket is named and none is in the usual place.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        found = control_path(path)
+        if found is None:
+            raise ControlError(
+                "cannot find a host: give --control PATH or set SANDHOST_CONTROL"
+            )
+        self.path = found
+
+    # Each raises ControlError: nobody answers, or the host refuses.
+
+    def ps(self) -> list[ChildRow]:
+        """Return its children."""
+        return msgspec.convert(call(self.path, "ps"), list[ChildRow])
+
+    def clients(self) -> list[ClientRow]:
+        """Return its clients, nested ones included."""
+        return msgspec.convert(call(self.path, "clients"), list[ClientRow])
+
+    def files(self) -> list[FileRow]:
+        """Return the files that its clients have open."""
+        return msgspec.convert(call(self.path, "files"), list[FileRow])
+
+    def stats(self) -> dict[str, Any]:
+        """Return figures of the host itself."""
+        return msgspec.convert(call(self.path, "stats"), dict[str, Any])
+
+    def spawn(
+        self,
+        command: list[str] | None = None,
+        *,
+        name: str | None = None,
+        policy: str | None = None,
+        **more: object,
+    ) -> Spawned:
+        """Start a child: a command, or a configured one by its name.
+
+        Args:
+            command: program and arguments; None for a configured child.
+            name: what it is to be called.
+            policy: what it may do, ``[policy.NAME]``.
+            more: ``restart``, ``env``, ``cwd``, ``dialect``, ``transport``,
+                ``stop_signal``.
+        """
+        args = {"command": command, "name": name, "policy": policy, **more}
+        return self._order("spawn", Spawned, args)
+
+    def kill(self, name: str, signal: str = "TERM", *, tree: bool = False) -> None:
+        """Signal a child, or all of its process tree."""
+        self._order("kill", dict, {"name": name, "signal": signal, "tree": tree})
+
+    def stop_child(self, name: str, grace_s: float | None = None) -> int | None:
+        """Stop a child for good, wait, and return its exit status."""
+        args = {"name": name, "grace": grace_s}
+        status: int | None = self._order("stop-child", dict, args)["status"]
+        return status
+
+    def reload(self) -> Changes:
+        """Have it read its configuration anew."""
+        return self._order("reload", Changes, {})
+
+    def stop(self, grace_s: float | None = None) -> Iterator[list[dict[str, Any]]]:
+        """Have it end; yields who keeps it waiting until it has ended."""
+        for item in stream(self.path, "stop", _given({"grace": grace_s})):
+            yield item["blocking"]
+
+    def logs(
+        self,
+        name: str,
+        *,
+        follow: bool = False,
+        lines: int | None = None,
+        offset: int | None = None,
+    ) -> Iterator[LogEntry]:
+        """Yield what a child said: all, its last lines, or from an offset."""
+        args = {"name": name, "follow": follow, "lines": lines, "offset": offset}
+        for item in stream(self.path, "logs", _given(args)):
+            data = base64.b64decode(item["data"])
+            yield LogEntry(item["offset"], data, item["missed"])
+
+    def events(
+        self, *, follow: bool = True, lines: int | None = 0, offset: int | None = None
+    ) -> Iterator[Event]:
+        """Yield what the journal says from now on, or from some lines before."""
+        args = {"follow": follow, "lines": lines, "offset": offset}
+        # None is a value here: all lines.
+        for item in stream(self.path, "events", args):
+            yield msgspec.convert(item, Event)
+
+    def _order(self, do: str, kind: type[T], args: dict[str, Any]) -> T:
+        result = call(self.path, do, _given(args), timeout_s=ORDER_TIMEOUT_S)
+        return msgspec.convert(result, kind)
+
+
+def _given(args: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in args.items() if value is not None}

@@ -1,0 +1,156 @@
+"""Where a daemon has its files: run-time and state directories, and the lock in the first.
+
+Rules of this file.
+
+1. The lock (flock) is held for as long as the daemon lives, and the kernel drops it with
+   it: who has it is alone with these directories.  What its file says (pid, start time)
+   is for people and for the sweep; it proves nothing by itself.
+2. Both directories are the daemon's own user's, 0700 where they are made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor import holdings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.config_host import HostSection
+
+_DIRECTORY_MODE = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a daemon's things are; absolute paths.
+
+    Attributes:
+        runtime_dir: gone after a boot.
+        state_dir: stays.
+        control: the control socket.
+    """
+
+    runtime_dir: str
+    state_dir: str
+    control: str
+
+    @property
+    def lock(self) -> str:
+        """The lock file."""
+        return f"{self.runtime_dir}/lock"
+
+    @property
+    def logs(self) -> str:
+        """One directory for each child's name."""
+        return f"{self.state_dir}/logs"
+
+    @property
+    def journal(self) -> str:
+        """The journal's directory."""
+        return f"{self.state_dir}/journal"
+
+    @property
+    def scratch(self) -> str:
+        """Children's private directories."""
+        return f"{self.state_dir}/scratch"
+
+
+def places_of(section: HostSection, control: str | None) -> Places:
+    """Return the places that are configured, or the usual ones (face: [host]).
+
+    Args:
+        section: ``[host]``.
+        control: the option ``--control``; goes before the configuration.
+    """
+    runtime_dir = os.path.abspath(section.runtime_dir or _usual_runtime_dir())  # noqa: PTH100
+    state_dir = os.path.abspath(section.state_dir or _usual_state_dir())  # noqa: PTH100
+    named = control or section.control or f"{runtime_dir}/control"
+    return Places(runtime_dir, state_dir, os.path.abspath(named))  # noqa: PTH100
+
+
+def _usual_runtime_dir() -> str:
+    environ = os.environ
+    given = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    if given:  # systemd.exec(5)
+        return given
+    base = environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else None)
+    return f"{base}/sandhost" if base else f"/tmp/sandhost-{os.geteuid()}"  # noqa: S108
+
+
+def _usual_state_dir() -> str:
+    environ = os.environ
+    given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if given:
+        return given
+    if os.geteuid() == 0:
+        return "/var/lib/sandhost"
+    home = environ.get("HOME") or "/nonexistent"
+    return f"{environ.get('XDG_STATE_HOME') or f'{home}/.local/state'}/sandhost"
+
+
+def make_directories(places: Places) -> None:
+    """Make what is missing.
+
+    Raises:
+        OSError: one cannot be made, or is another user's.
+    """
+    for path in (places.runtime_dir, places.state_dir, places.logs, places.scratch):
+        Path(path).mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        status = Path(path).stat()
+        if status.st_uid != os.geteuid():
+            text = f"user {status.st_uid} owns it; give it to {os.geteuid()}, or name another"
+            raise OSError(errno.EPERM, text, path)
+
+
+class Predecessor(dict[str, int]):
+    """What the lock file said: ``pid``, ``create_time``, ``launchpad``, ... ."""
+
+
+@contextlib.contextmanager
+def locked(places: Places, launchpad_pid: int) -> Iterator[Predecessor | None]:
+    """Be alone with the directories; gives what a dead predecessor wrote.
+
+    Raises:
+        OSError: ``EADDRINUSE``: a living host has them; or the file cannot be made.
+    """
+    fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = (_read(fd) or Predecessor()).get("pid", "?")
+            text = f"a living host (pid {who}) has it; stop that one or name another"
+            raise OSError(errno.EADDRINUSE, text, places.runtime_dir) from None
+        before = _read(fd)
+        _write(fd, launchpad_pid)
+        yield before
+        os.ftruncate(fd, 0)  # an orderly end leaves nobody to look for
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int) -> Predecessor | None:
+    try:
+        said = json.loads(os.pread(fd, 4096, 0))
+        return Predecessor({key: int(value) for key, value in said.items()})
+    except (ValueError, TypeError, AttributeError, OSError):
+        return None
+
+
+def _write(fd: int, launchpad_pid: int) -> None:
+    said = {}
+    for name, pid in (("", os.getpid()), ("launchpad_", launchpad_pid)):
+        facts = holdings.process_facts(pid)
+        said[f"{name}pid"] = pid
+        said[f"{name}create_time"] = 0 if facts is None else facts.create_time
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(said).encode(), 0)

@@ -1,0 +1,184 @@
+"""``sandhost mcp``: the LLM fd tools for any MCP client, on stdin and stdout.
+
+Inside a child the descriptors are the host's, reached by FD 3.  Elsewhere this program
+has a store of its own, and files beneath ``--root`` if it is given.
+
+The package ``mcp`` (an extra) speaks anyio, which runs on Trio: no second event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from supervisor.config import ConfigError, load_config
+from supervisor.fds.service import make_service
+from supervisor.run import complain
+from vfs.aio import AsyncClient
+from vfs.content import UnknownCallError
+from vfs.filesystem import Filesystem
+from vfs.policy import Ledger, Policy, close_places, open_place
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from mcp import types
+    from mcp.server.lowlevel import Server
+
+    from supervisor.config import Config
+    from vfs.content import Process
+    from vfs.policy import Place
+
+OK, FAILED, USAGE = 0, 1, 2
+
+PROGRAM_TOOLS = ("wrap_output", "wrap_input")
+"""What an MCP client is offered beside a model's tools: the way to put content in."""
+
+
+class Tools(Protocol):
+    """Where the calls go."""
+
+    async def call(self, name: str, arguments: dict[str, object]) -> str:
+        """Do a call; the answer may be an ``fd_error``.
+
+        Raises:
+            UnknownCallError: there is no such tool.
+            OSError: the host refused, or it is gone.
+        """
+
+
+class HostTools:
+    """The tools of the host whose child this program is in."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def call(self, name: str, arguments: dict[str, object]) -> str:
+        """See ``Tools``."""
+        return await self._client.fd_call(name, **arguments)
+
+
+class OwnTools:
+    """Tools on a process of this program's own."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def call(self, name: str, arguments: dict[str, object]) -> str:
+        """See ``Tools``."""
+        return (await self._process.call(name, **arguments)).decode()
+
+
+def serve(config: str | None, root: str | None) -> int:
+    """Serve until the client closes stdin; return the exit status."""
+    try:
+        import mcp  # noqa: F401, PLC0415 - an extra: say so before anything begins
+    except ImportError:
+        complain("mcp", "the package mcp is missing; install sandhost[mcp]")
+        return USAGE
+    if root is not None and not Path(root).is_dir():
+        complain("mcp", f"cannot use {root!r}: no such directory; make it first")
+        return USAGE
+    try:
+        configured = None if config is None else load_config(config)
+        return trio.run(_serve, configured, root)
+    except ConfigError as why:
+        complain("mcp", str(why))
+    except OSError as why:
+        complain("mcp", f"{why.strerror or why}: {os.fsdecode(why.filename or '')!r}")
+    return FAILED
+
+
+async def _serve(config: Config | None, root: str | None) -> int:
+    from mcp.server.stdio import stdio_server  # noqa: PLC0415 - an extra
+
+    async with _tools(config, root) as tools:
+        server = await make_server(tools)
+        async with stdio_server() as (reader, writer):
+            await server.run(reader, writer, server.create_initialization_options())
+    return OK
+
+
+async def make_server(tools: Tools) -> Server[dict[str, object]]:
+    """Return an MCP server of the tools that may be called now."""
+    from mcp import types  # noqa: PLC0415 - an extra
+    from mcp.server.lowlevel import Server  # noqa: PLC0415 - an extra
+
+    schemas = json.loads(await tools.call("tool_schemas", {}))
+    listed = [
+        types.Tool(
+            name=schema["function"]["name"],
+            description=schema["function"]["description"],
+            input_schema=schema["function"]["parameters"],
+        )
+        for schema in schemas
+    ]
+    listed += [_program_tool(name) for name in PROGRAM_TOOLS]
+
+    async def list_tools(_: object, __: object) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=listed)
+
+    async def call_tool(
+        _: object, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        try:
+            text = await tools.call(params.name, params.arguments or {})
+            failed = text.startswith("<fd_error ")
+        except (UnknownCallError, OSError) as why:
+            text, failed = f"invalid fd call: {why}", True
+        content = types.TextContent(type="text", text=text)
+        return types.CallToolResult(content=[content], is_error=failed)
+
+    return Server("sandhost", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def _program_tool(name: str) -> types.Tool:
+    from mcp import types  # noqa: PLC0415 - an extra
+
+    from vfs.content import TOOLS, parameters_schema  # noqa: PLC0415 - likewise
+
+    tool = TOOLS[name]
+    return types.Tool(
+        name=name, description=tool.about, input_schema=parameters_schema(tool)
+    )
+
+
+@asynccontextmanager
+async def _tools(config: Config | None, root: str | None) -> AsyncIterator[Tools]:
+    if is_child():
+        async with AsyncClient() as client:
+            yield HostTools(client)
+        return
+    with _own_process(config, root) as process:
+        yield OwnTools(process)
+
+
+def is_child() -> bool:
+    """Tell whether this program was started by a host, or by one of its children."""
+    return "FSPROXY_FD" in os.environ
+
+
+@contextmanager
+def _own_process(config: Config | None, root: str | None) -> Iterator[Process]:
+    fs = Filesystem()
+    with ExitStack() as stack:
+        checkpoints = tempfile.mkdtemp(prefix="sandhost-fds-")
+        stack.callback(shutil.rmtree, checkpoints, ignore_errors=True)
+        service = make_service(fs, config, checkpoints)
+        stack.callback(service.close)
+        places: list[Place] = []
+        if root is not None:
+            places.append(open_place(root, read=True, write=True, relative=b""))
+            stack.callback(close_places, places)
+        client = fs.connect(Policy(tuple(places)), Ledger(), "mcp:stdio")
+        process = service.process_of(client)
+        if root is None:
+            process.files = None
+        yield process

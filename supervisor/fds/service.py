@@ -1,0 +1,221 @@
+"""The LLM fds of one host: a process for each client, and their common store.
+
+Rules of this file.
+
+1. A child's own connection starts with an empty table.  A connection that it attaches
+   starts as a fork of the one it was attached by: whoever is handed it has what its
+   parent had, and may give up more (``keep_fds``).
+2. What the clients of one child keep is bounded by one allowance; temporary files are
+   theirs together and nobody else's.
+3. When a client is gone, its process is closed: what only it held is freed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from supervisor.config_fds import FileDescriptorSection
+from supervisor.options import parse_size
+from vfs.content import (
+    TOOLS,
+    Allowance,
+    Checkpoints,
+    ClientFiles,
+    Process,
+    Settings,
+    Shared,
+    Store,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AsyncExitStack
+
+    from supervisor.child import Child
+    from supervisor.config import Config
+    from supervisor.host import Host
+    from vfs.content import Tool
+    from vfs.filesystem import Client, Filesystem
+
+DEFAULT_MAX_STORE = 4 * 1024**3
+"""What the clients of one child may keep, bytes."""
+
+
+class FdService:
+    """What a host offers as LLM fds.
+
+    Args:
+        fs: the host's file system.
+        store: where contents are kept.
+        enabled: tools that children may call; None for all.
+        settings: how contents are shown.
+        max_store: what one child may keep, bytes.
+        checkpoints: where states are kept; None: nowhere.
+
+    Attributes:
+        tools: the calls there are; a part of the host that brings its own (the tool
+            loop) adds them.
+        processes: by client id.
+    """
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        store: Store,
+        enabled: frozenset[str] | None = None,
+        *,
+        settings: Settings | None = None,
+        max_store: int = DEFAULT_MAX_STORE,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        self.tools: dict[str, Tool] = dict(TOOLS)
+        self.processes: dict[str, Process] = {}
+        self.store = store
+        self.enabled = enabled
+        self.settings = settings or Settings()
+        self._fs = fs
+        self._max_store = max_store
+        self._checkpoints = checkpoints
+
+    # The seam
+
+    async def child_starting(
+        self, child: Child, stack: AsyncExitStack
+    ) -> Mapping[str, str]:
+        """Make a child's process; see ``services.Service``."""
+        del stack  # `client_gone` undoes it
+        if child.session is not None:
+            self.process_of(child.session.client, child.id)
+        return {}
+
+    def client_attached(self, client: Client) -> None:
+        """Give a client that was just attached what its parent has now."""
+        if client.parent is not None:
+            self._enter(client, self.process_of(client.parent).fork())
+
+    def client_gone(self, client: Client) -> None:
+        """Free what only this client held."""
+        process = self.processes.pop(client.id, None)
+        if process is None:
+            return
+        process.close()
+        if client.parent is None:
+            process.shared.temps.close()
+
+    def process_of(self, client: Client, owner: str = "") -> Process:
+        """Return the process of a client.
+
+        Args:
+            client: whose.
+            owner: whose checkpoints it sees, where it is new.
+        """
+        process = self.processes.get(client.id)
+        if process is None:
+            shared = Shared(
+                self.store,
+                self.tools,
+                self.enabled,
+                self.settings,
+                Allowance(self._max_store),
+                checkpoints=self._checkpoints,
+                owner=owner or client.pipe_id.partition(":")[0],
+            )
+            process = self._enter(client, Process(shared))
+        return process
+
+    def _enter(self, client: Client, process: Process) -> Process:
+        process.threads = client.ledger.threads
+        process.files = ClientFiles(self._fs, client)
+        self.processes[client.id] = process
+        return process
+
+    async def wrap_output(self, client: Client, output: bytes, source: str) -> bytes:
+        """Return a tool's output, or the ``fd_result`` that stands for it if it is long.
+
+        Args:
+            client: for whom the tool ran.
+            output: what it printed.
+            source: ``tool:NAME``.
+
+        Raises:
+            FdError: there is no room for it.
+        """
+        process = self.process_of(client)
+        token = process.put_piece(None, output)
+        return await process.call("wrap_output", token=token, source=source)
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what this holds of the host's descriptors, with a word for each."""
+        yield from self.store.descriptors()
+        if self._checkpoints is not None:
+            yield from self._checkpoints.descriptors()
+
+    def close(self) -> None:
+        """Free everything."""
+        for process in tuple(self.processes.values()):
+            process.close()
+            process.shared.temps.close()
+        self.processes.clear()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+
+def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdService:
+    """Return the LLM fds that a configuration asks for.
+
+    Args:
+        fs: the host's file system.
+        config: None: every tool, and the usual sizes.
+        checkpoints: directory for them.
+
+    Raises:
+        OSError: the directory cannot be used.
+    """
+    section = config.file_descriptor if config is not None else None
+    section = section or FileDescriptorSection()
+    return FdService(
+        fs,
+        Store(parse_size(section.max_memory)),
+        None if config is None else frozenset(config.tools.enabled),
+        settings=Settings(
+            page_size=section.default_page_size,
+            max_output=section.max_direct_output_chars,
+            max_input=section.max_input_chars,
+            page_input=section.page_user_input,
+            conversation_fds=section.conversation_fds,
+            auto_summarize=section.auto_summarize,
+            raw=section.escape == "raw",
+        ),
+        max_store=parse_size(section.max_store),
+        checkpoints=Checkpoints(checkpoints),
+    )
+
+
+@contextmanager
+def open_fds(host: Host, config: Config) -> Iterator[FdService]:
+    """Offer the LLM fds that a configuration asks for until the block ends.
+
+    Raises:
+        OSError: the directory of the checkpoints cannot be used.
+    """
+    state_dir = config.host.state_dir
+    # Without a state directory checkpoints live as long as the host.
+    temporary = tempfile.mkdtemp(prefix="sandhost-fds-") if state_dir is None else None
+    directory = temporary or os.path.join(str(state_dir), "checkpoints")  # noqa: PTH118
+    try:
+        service = make_service(host.fs, config, directory)
+        host.services.fds = service
+        host.holders.add(service.descriptors)
+        try:
+            yield service
+        finally:
+            host.services.fds = None
+            host.holders.discard(service.descriptors)
+            service.close()
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)

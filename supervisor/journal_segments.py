@@ -1,0 +1,63 @@
+"""The daemon's journal: the same lines as everywhere, in files that rotate.
+
+Each event is appended at once, as ``journal`` promises; the bell rings for those who
+follow (``sandhost events``) and read the files by offset.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.segments import Segments
+
+MAX_BYTES = 64 * 1024 * 1024
+KEEP = 5
+"""Some two million events are kept."""
+
+
+class SegmentJournal(Journal):
+    """A journal in segments.
+
+    Args:
+        segments: where it is kept; owned.
+        complain: told once when writing begins to fail.
+    """
+
+    def __init__(self, segments: Segments, complain: Callable[[str], None]) -> None:
+        super().__init__(-1, complain)
+        self.segments = segments
+        self._changed = trio.Event()
+        self._is_open = True
+
+    @property
+    def is_on(self) -> bool:
+        """Whether events go anywhere."""
+        return self._is_open
+
+    @property
+    def changed(self) -> trio.Event:
+        """An event that is set with the next line; take it before reading."""
+        return self._changed
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what the journal holds of the process's descriptors."""
+        return self.segments.descriptors()
+
+    def _put(self, line: bytes) -> OSError | None:
+        kept = self.segments.append(line)
+        if self._changed.statistics().tasks_waiting:
+            self._changed.set()
+            self._changed = trio.Event()
+        return None if kept else self.segments.failure
+
+    def close(self) -> None:
+        """Close the file."""
+        self._is_open = False
+        self.segments.close()

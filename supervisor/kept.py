@@ -1,0 +1,315 @@
+"""One kept child: a name, what is to run under it, and the life of its processes.
+
+What it is: one task from its turn to its last end, with restarts between.  What it is
+not: it decides nothing (``restarts`` does), and knows of others only whom it comes after
+(``children`` keeps them all).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.childlogs import Capture, ChildLog
+from supervisor.config_child import stop_signal
+from supervisor.options import parse_duration
+from supervisor.restarts import TABLE, Deed, Happening, Phase, RestartPolicy, Restarts
+from supervisor.scratch import Scratch
+from supervisor.specs import ChildOptions, make_spec, policy_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from supervisor.child import Child
+    from supervisor.config import PolicySection
+    from supervisor.config_child import ChildSection
+    from supervisor.config_sandbox import SandboxSection
+    from supervisor.host import Host
+
+NOT_STARTED = 125
+"""Stands for the exit status of a child that could not be started."""
+
+FINAL = frozenset({Phase.ENDED, Phase.STOPPED, Phase.GIVEN_UP})
+
+
+def options_of(
+    section: ChildSection,
+    policy: PolicySection | None,
+    sandboxes: Mapping[str, SandboxSection],
+) -> ChildOptions:
+    """Return what a section and its policy ask for."""
+    return replace(
+        policy_options(policy, sandboxes),
+        dialect=section.dialect,
+        transport=section.transport,
+        env=dict(section.env),
+        cwd=section.cwd,
+        stop_signal=stop_signal(section.stop_signal),
+    )
+
+
+def restart_policy(section: ChildSection) -> RestartPolicy:
+    """Return when and how often a section wants restarts."""
+    return RestartPolicy(
+        restart=section.restart,
+        backoff_s=parse_duration(section.backoff),
+        max_restarts=section.max_restarts,
+        within_s=parse_duration(section.within),
+    )
+
+
+class Kept:
+    """One kept child.
+
+    Args:
+        host: starts its processes.
+        name: its own.
+        section: what it is to be.
+        options: what it is to be.
+        log: where what it says goes.
+        scratch_dir: where its private directories are made.
+
+    Attributes:
+        phase: where it is.
+        reason: why it is there; None while there is nothing to say.
+        child: its process now; None between two.
+        status: of its last process; None before the first has ended.
+        begun: set when its first process was started, or will not be.
+        settled: set while nothing of it runs or is about to.
+        configured: it stands in the configuration.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        section: ChildSection,
+        options: ChildOptions,
+        log: ChildLog,
+        scratch_dir: str | None,
+    ) -> None:
+        self.name = name
+        self.section = section
+        self.options = options
+        self.log = log
+        self.phase = Phase.STOPPED
+        self.reason: str | None = None
+        self.child: Child | None = None
+        self.status: int | None = None
+        self.begun = trio.Event()
+        self.settled = trio.Event()
+        self.settled.set()
+        self.configured = True
+        self.restarts = Restarts(
+            restart_policy(section), trio.current_time, random.random
+        )
+        self._host = host
+        self._scratch_dir = scratch_dir
+        self._waiting = trio.CancelScope()
+        self._held: set[Capture | Scratch] = set()
+
+    # Orders
+
+    def begin(self) -> bool:
+        """Make ready for ``run``; False if it is under way already."""
+        if not self.settled.is_set():
+            if self.phase is Phase.BACKING_OFF:
+                self._waiting.cancel()
+            return False
+        self.settled = trio.Event()
+        self.begun = trio.Event()
+        self.phase = Phase.WAITING
+        self.reason = None
+        self.restarts.begin_anew()
+        return True
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Ask it to end for good; ``settled`` tells when it has."""
+        deed = self._happened(Happening.STOP)
+        if self.settled.is_set():
+            return
+        self.reason = "stopped on request"
+        if deed is Deed.STOP and self.child is not None:
+            self.child.stop(grace_s)
+        elif deed is Deed.LEAVE:
+            self._waiting.cancel()
+
+    async def run(self, after: Iterable[Kept]) -> None:
+        """Own it from its turn to its last end."""
+        try:
+            with trio.CancelScope() as self._waiting:
+                for other in after:
+                    await other.begun.wait()
+            if self.phase is not Phase.WAITING:
+                return
+            self._happened(Happening.START)
+            while True:
+                self.restarts.started()
+                self.status = await self._run_once()
+                meaning = self.restarts.ended(self.status)
+                if self._happened(meaning) is not Deed.WAIT:
+                    self._tell_end(meaning)
+                    return
+                await self._back_off()
+                if self._happened(Happening.WAITED) is not Deed.SPAWN:
+                    return
+        finally:
+            self.begun.set()
+            self.settled.set()
+
+    async def _back_off(self) -> None:
+        wait_s = self.restarts.wait_s()
+        self._host.journal.write(
+            "child.restarting",
+            name=self.name,
+            status=self.status,
+            reason=self.reason,
+            wait_s=round(wait_s, 3),
+        )
+        with trio.CancelScope() as self._waiting:
+            await trio.sleep(wait_s)
+
+    def _tell_end(self, meaning: Happening) -> None:
+        if meaning is not Happening.ENDED_TOO_OFTEN or self.phase is not Phase.GIVEN_UP:
+            return
+        policy = self.restarts.policy
+        self.reason = (
+            f"given up: more than {policy.max_restarts} restarts within"
+            f" {policy.within_s:g} s; at last it {self.reason}"
+        )
+        self._host.log.write("ERROR", f"Child {self.name} {self.reason}")
+        self._host.journal.write(
+            "child.given_up", name=self.name, status=self.status, reason=self.reason
+        )
+
+    def _happened(self, happening: Happening) -> Deed:
+        self.phase, deed = TABLE[self.phase, happening]
+        return deed
+
+    # One process
+
+    async def _run_once(self) -> int:
+        """Start a process, and return its exit status when nothing of it is left."""
+        host = self._host
+        try:
+            scratch = Scratch(self.options.root, where=self._scratch_dir)
+        except OSError as why:
+            return self._not_started(f"cannot make its directories: {why.strerror}")
+        self._held.add(scratch)
+        try:
+            return await self._run_in(scratch)
+        finally:
+            failure = await scratch.remove()
+            self._held.discard(scratch)
+            if failure is not None:
+                host.log.write("WARNING", failure, child=self.name)
+
+    async def _run_in(self, scratch: Scratch) -> int:
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        capture = Capture(self.log, reader)
+        self._held.add(capture)
+        status = NOT_STARTED
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(capture.run)
+                try:
+                    status = await self._live(
+                        await self._spawn(scratch, (null, writer, writer))
+                    )
+                except OSError as why:
+                    self._not_started(why.strerror or str(why))
+                finally:
+                    capture.finish()
+        finally:
+            self._held.discard(capture)
+        return status
+
+    async def _spawn(self, scratch: Scratch, stdio: tuple[int, int, int]) -> Child:
+        """Start its process; closes the descriptors that it was given."""
+        most_files = self._host.settings.open_files_per_client
+        words = tuple(self.section.command)
+        try:
+            spec = make_spec(self.options, words, scratch, stdio, most_files)
+            return await self._host.spawn(replace(spec, name=self.name))
+        finally:
+            os.close(stdio[0])
+            os.close(stdio[1])  # then the pipe's end tells when all are gone
+
+    async def _live(self, child: Child) -> int:
+        self.child = child
+        self.begun.set()
+        if self.phase is Phase.ENDING:  # asked to stop while it was being started
+            child.stop()
+        try:
+            status = await child.wait_gone()
+        finally:
+            self.child = None
+        if child.failure is not None:
+            return self._not_started(child.failure.text)
+        if self.phase is not Phase.ENDING:
+            self.reason = _ending(child, status)
+        return status
+
+    def _not_started(self, text: str) -> int:
+        self.reason = f"did not start: {text}"
+        self.begun.set()
+        self._host.log.write("WARNING", f"Child {self.name} {self.reason}")
+        return NOT_STARTED
+
+    # Looking at it
+
+    def descriptors(self) -> Iterable[tuple[int, str]]:
+        """Yield what it holds of the host's descriptors beside its process's."""
+        for fd in self.log.segments.descriptors():
+            yield fd, "child log"
+        for held in self._held:
+            if isinstance(held, Scratch):
+                yield from held.descriptors()
+            else:
+                yield from ((fd, "child output") for fd in held.descriptors())
+
+    def more(self) -> dict[str, object]:
+        """Return what ``ps`` tells of it beside its process."""
+        return {
+            "restart": self.section.restart,
+            "restarts": self.restarts.total,
+            "reason": self.reason,
+            "log_dropped_bytes": self.log.segments.dropped_bytes,
+        }
+
+    def row(self) -> dict[str, object]:
+        """Return it as a row of ``ps`` while it has no process."""
+        return {
+            "id": self.name,
+            "name": self.name,
+            "pid": None,
+            "create_time": None,
+            "state": self.phase.value,
+            "command": self.section.command,
+            "client_id": None,
+            "started_at": None,
+            "isolation": {"profile": "none", "layers": []},
+            **self.more(),
+            "status": self.status,
+            "usage": None,
+        }
+
+
+def _ending(child: Child, status: int) -> str:
+    """Word how a process ended."""
+    exit_status = child.exit
+    if exit_status is None or status == NOT_STARTED:
+        return "ended, nobody knows how"
+    if exit_status.signal is None:
+        return f"exited with {status}"
+    try:
+        name = signal.Signals(exit_status.signal).name
+    except ValueError:  # a real-time signal has no name
+        name = f"signal {exit_status.signal}"
+    return f"was killed by {name}"

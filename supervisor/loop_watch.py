@@ -1,0 +1,131 @@
+"""Tasks that watch the daemon itself: the loop's lag, the watchdog, children's states.
+
+Rules of this file.
+
+1. The watchdog is fed by a task of the same loop that serves clients: a loop that does
+   not turn does not feed it, and the service manager kills the host.
+2. A state is news only when it lasts: stuck in the kernel for two samples, or stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.watcher import Watcher
+
+if TYPE_CHECKING:
+    from supervisor.host import Host
+    from supervisor.notify import Notifier
+    from supervisor.watcher import ProcessIdentity, Samples
+
+LAG_INTERVAL_S = 0.5
+"""Between two looks at the lag; wakes an idle host twice a second."""
+
+LAG_WARNING_S = 0.25
+"""A client that waits so long notices."""
+
+CONDITIONS = {
+    "stopped": "stopped",
+    "tracing-stop": "stopped",
+    "disk-sleep": "stuck",
+    "zombie": "zombie",
+}
+"""psutil's word -> what the host calls it; other states are no news."""
+
+
+class Lag:
+    """How late the loop is.
+
+    Attributes:
+        last_s: at the last look, seconds.
+        worst_s: since the start.
+        warnings: how often it was over ``LAG_WARNING_S``.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.last_s = 0.0
+        self.worst_s = 0.0
+        self.warnings = 0
+        self._host = host
+
+    def row(self) -> dict[str, object]:
+        """Return it as part of ``stats``."""
+        return {
+            "loop_lag_s": round(self.last_s, 6),
+            "loop_lag_worst_s": round(self.worst_s, 6),
+            "loop_lag_warnings": self.warnings,
+        }
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            # The monotonic clock: a jump of the wall clock is no lag.
+            due = time.monotonic() + LAG_INTERVAL_S
+            await trio.sleep(LAG_INTERVAL_S)
+            self.last_s = max(0.0, time.monotonic() - due)
+            self.worst_s = max(self.worst_s, self.last_s)
+            if self.last_s > LAG_WARNING_S:
+                self.warnings += 1
+                lag_s = round(self.last_s, 3)
+                self._host.journal.write("host.lagged", lag_s=lag_s)
+                self._host.log.write("WARNING", f"The loop was {lag_s} s late")
+
+
+async def feed_watchdog(notifier: Notifier, interval_s: float) -> None:
+    """Feed the service manager's watchdog until cancelled (rule 1)."""
+    while True:
+        notifier.alive()
+        await trio.sleep(interval_s)
+
+
+class Conditions:
+    """Children that are stopped, stuck in the kernel, or zombies nobody reaps.
+
+    Args:
+        host: whose children.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._watcher = Watcher()
+        self._seen: dict[ProcessIdentity, str] = {}
+        self._told: dict[ProcessIdentity, str] = {}
+
+    async def run(self, interval_s: float) -> None:
+        """Sample and tell until cancelled."""
+        while True:
+            await trio.sleep(interval_s)
+            owners = {
+                (child.process.pid, child.process.create_time): child
+                for child in self._host.children.values()
+                if child.process is not None
+            }
+            samples = await self._watcher.sample(owners)
+            for identity, condition in self.news(samples).items():
+                child = owners[identity]
+                self._host.journal.write(
+                    "child.condition",
+                    child_id=child.id,
+                    name=child.spec.name,
+                    pid=identity[0],
+                    condition=condition,
+                )
+
+    def news(self, samples: Samples) -> dict[ProcessIdentity, str]:
+        """Return whose condition has lasted for two samples, or has passed (``well``)."""
+        now = {
+            identity: CONDITIONS[sample.state]
+            for identity, sample in samples.items()
+            if sample.state in CONDITIONS
+        }
+        lasting = {i: c for i, c in now.items() if self._seen.get(i) == c}
+        news = {i: c for i, c in lasting.items() if self._told.get(i) != c}
+        passed = [i for i in self._told if i not in now]
+        news.update({i: "well" for i in passed if i in samples})
+        told = {i: c for i, c in self._told.items() if i in now}
+        self._told = {**told, **lasting}
+        self._seen = now
+        return news

@@ -1,0 +1,222 @@
+"""When a child that ended is started anew: a total table, and how long to wait.
+
+What it is: decisions, pure: the clock and the dice are given.  What it is not: nothing
+here starts or waits; that is ``children``.
+
+Rules of this file.
+
+1. ``TABLE`` has an entry for every (phase, event); a missing one is found by the import.
+2. The wait doubles with each restart in a row, up to ``MAX_BACKOFF_S``, and is spread by
+   a quarter to either side: children that failed together do not come back together.
+3. A child that ran for as long as the period begins anew with the shortest wait.
+4. More than ``max_restarts`` within the period, and it is given up, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_BACKOFF_S = 60.0
+"""Longest wait but for the spread: what is repaired is back within a minute."""
+
+SPREAD = 0.25
+"""Part of the wait by which it may be shorter or longer."""
+
+
+class Phase(Enum):
+    """Where a kept child is, beyond the life of one process of it."""
+
+    WAITING = "waiting"  # for those that it comes after
+    RUNNING = "running"
+    BACKING_OFF = "backing off"
+    ENDING = "ending"  # it was asked to stop for good
+    ENDED = "ended"
+    STOPPED = "stopped"
+    GIVEN_UP = "given up"
+
+
+class Happening(Enum):
+    """What can happen to it."""
+
+    START = "start"  # its turn has come, or somebody asked
+    ENDED = "ended"  # and it is not to come back
+    ENDED_AGAIN = "ended, comes back"
+    ENDED_TOO_OFTEN = "ended too often"
+    WAITED = "waited"
+    STOP = "stop"
+
+
+class Deed(Enum):
+    """What its keeper does then."""
+
+    NOTHING = "-"
+    SPAWN = "spawn"
+    WAIT = "wait"
+    STOP = "stop it"
+    LEAVE = "leave it"
+
+
+_P, _H, _D = Phase, Happening, Deed
+
+_ROWS: dict[Phase, dict[Happening, tuple[Phase, Deed]]] = {
+    _P.WAITING: {
+        _H.START: (_P.RUNNING, _D.SPAWN),
+        _H.ENDED: (_P.WAITING, _D.NOTHING),
+        _H.ENDED_AGAIN: (_P.WAITING, _D.NOTHING),
+        _H.ENDED_TOO_OFTEN: (_P.WAITING, _D.NOTHING),
+        _H.WAITED: (_P.WAITING, _D.NOTHING),
+        _H.STOP: (_P.STOPPED, _D.LEAVE),
+    },
+    _P.RUNNING: {
+        _H.START: (_P.RUNNING, _D.NOTHING),
+        _H.ENDED: (_P.ENDED, _D.LEAVE),
+        _H.ENDED_AGAIN: (_P.BACKING_OFF, _D.WAIT),
+        _H.ENDED_TOO_OFTEN: (_P.GIVEN_UP, _D.LEAVE),
+        _H.WAITED: (_P.RUNNING, _D.NOTHING),
+        _H.STOP: (_P.ENDING, _D.STOP),
+    },
+    _P.BACKING_OFF: {
+        _H.START: (_P.RUNNING, _D.SPAWN),
+        _H.ENDED: (_P.BACKING_OFF, _D.NOTHING),
+        _H.ENDED_AGAIN: (_P.BACKING_OFF, _D.NOTHING),
+        _H.ENDED_TOO_OFTEN: (_P.BACKING_OFF, _D.NOTHING),
+        _H.WAITED: (_P.RUNNING, _D.SPAWN),
+        _H.STOP: (_P.STOPPED, _D.LEAVE),
+    },
+    _P.ENDING: {
+        _H.START: (_P.ENDING, _D.NOTHING),
+        _H.ENDED: (_P.STOPPED, _D.LEAVE),
+        _H.ENDED_AGAIN: (_P.STOPPED, _D.LEAVE),
+        _H.ENDED_TOO_OFTEN: (_P.STOPPED, _D.LEAVE),
+        _H.WAITED: (_P.ENDING, _D.NOTHING),
+        _H.STOP: (_P.ENDING, _D.STOP),  # asked twice: at once
+    },
+    **{
+        phase: {
+            _H.START: (_P.RUNNING, _D.SPAWN),
+            _H.ENDED: (phase, _D.NOTHING),
+            _H.ENDED_AGAIN: (phase, _D.NOTHING),
+            _H.ENDED_TOO_OFTEN: (phase, _D.NOTHING),
+            _H.WAITED: (phase, _D.NOTHING),
+            _H.STOP: (phase if phase is _P.GIVEN_UP else _P.STOPPED, _D.NOTHING),
+        }
+        for phase in (_P.ENDED, _P.STOPPED, _P.GIVEN_UP)
+    },
+}
+
+TABLE = MappingProxyType(
+    {
+        (phase, happening): _ROWS[phase][happening]
+        for phase in Phase
+        for happening in Happening
+    }
+)
+"""(phase, happening) -> (next phase, deed), for every pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When and how often (face: [child.NAME]).
+
+    Attributes:
+        restart: ``no``, ``on-failure`` or ``always``.
+        backoff_s: the first wait, seconds.
+        max_restarts: most restarts within the period.
+        within_s: the period, seconds.
+    """
+
+    restart: str = "no"
+    backoff_s: float = 1.0
+    max_restarts: int = 5
+    within_s: float = 10.0
+
+    def wants(self, status: int) -> bool:
+        """Tell whether a child that ended with this status comes back."""
+        return self.restart == "always" or (self.restart == "on-failure" and status > 0)
+
+
+class Restarts:
+    """The restarts of one child.
+
+    Args:
+        policy: when and how often.
+        clock: seconds that only go forward; a jump of the wall clock is none of ours.
+        dice: 0 <= dice() < 1.
+
+    Attributes:
+        total: restarts so far.
+    """
+
+    def __init__(
+        self,
+        policy: RestartPolicy,
+        clock: Callable[[], float],
+        dice: Callable[[], float],
+    ) -> None:
+        self.policy = policy
+        self.total = 0
+        self._clock = clock
+        self._dice = dice
+        self._recent: deque[float] = deque()
+        self._in_a_row = 0
+        self._started = clock()
+
+    def started(self) -> None:
+        """Take note that it was started."""
+        self._started = self._clock()
+
+    def ended(self, status: int) -> Happening:
+        """Tell what its end means.
+
+        Args:
+            status: as a shell would see it; 0 for success.
+        """
+        policy = self.policy
+        if not policy.wants(status):
+            return Happening.ENDED
+        now = self._clock()
+        if now - self._started >= policy.within_s:
+            self._in_a_row = 0
+        while self._recent and now - self._recent[0] >= policy.within_s:
+            self._recent.popleft()
+        if len(self._recent) >= policy.max_restarts:
+            return Happening.ENDED_TOO_OFTEN
+        self._recent.append(now)
+        self.total += 1
+        return Happening.ENDED_AGAIN
+
+    def wait_s(self) -> float:
+        """Return how long to wait before the restart that was just decided."""
+        # 2.0 ** 1024 is none, and the cap is reached long before.
+        wait_s = self.policy.backoff_s * 2.0 ** min(self._in_a_row, 64)
+        self._in_a_row += 1
+        spread = 1 + SPREAD * (2 * self._dice() - 1)
+        return min(wait_s, MAX_BACKOFF_S) * spread
+
+    def begin_anew(self) -> None:
+        """Forget the past: somebody asked for this start."""
+        self._recent.clear()
+        self._in_a_row = 0
+
+
+def diagram() -> str:
+    """Return the table as a Markdown table, for the operations page."""
+    lines = [
+        "| phase | " + " | ".join(h.value for h in Happening) + " |",
+        "|---" * (len(Happening) + 1) + "|",
+    ]
+    for phase in Phase:
+        cells = []
+        for happening in Happening:
+            following, deed = TABLE[phase, happening]
+            still = following is phase
+            cells.append(deed.value if still else f"{deed.value} → {following.value}")
+        lines.append(f"| **{phase.value}** | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

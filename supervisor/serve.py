@@ -1,0 +1,262 @@
+"""``sandhost serve``: the daemon, on one screen.
+
+    serve nursery
+    |- on_signals            TERM, INT: stop; HUP: reload
+    |- feed_watchdog         proves that the loop turns
+    |- Lag, Conditions       how late the loop is, who is stopped or stuck
+    |- serve_control         answers, orders, streams
+    |- kept children         one task a name: turn, process, restarts (``kept``)
+    and the host's own nursery beneath (``host``)
+
+Rules of this file.
+
+1. READY is said when the configured children have begun and the sockets listen.
+2. A stop asks in order, tells after the grace period who does not end and what with,
+   kills, and gives up waiting after ``SETTLE_S`` more; it exits 0 only if nobody had to
+   be killed and everything was settled (spec S6).
+3. A fault of the configuration, a living host in the same directories: one line, exit 1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.activation import take_activated
+from supervisor.blockers import blocker, sentence
+from supervisor.children import Children
+from supervisor.config import Config
+from supervisor.config_child import longest_chain
+from supervisor.control import OrderError, Orders, serve_control
+from supervisor.control_orders import DaemonOrders
+from supervisor.control_streams import DaemonStreams
+from supervisor.daemon_places import locked, make_directories, places_of
+from supervisor.host import open_host, settings_of
+from supervisor.journal_segments import KEEP, MAX_BYTES, SegmentJournal
+from supervisor.logs import Log
+from supervisor.loop_watch import Conditions, Lag, feed_watchdog
+from supervisor.notify import Notifier, watchdog_interval_s
+from supervisor.run import guarded
+from supervisor.segments import Segments
+from supervisor.sweep import sweep
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable
+
+    from supervisor.child import Child
+    from supervisor.daemon_places import Places
+    from supervisor.host import Host
+    from supervisor.launchpad_start import LaunchpadProcess
+
+FAILED = 1
+
+SETTLE_S = 10.0
+"""After the grace period: killing and cleaning up takes milliseconds, and only a process
+that the kernel does not let go of takes longer."""
+
+CONDITIONS_S = 10.0
+"""Between two looks at all children's states: 65 ms of work for a thousand of them."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the command line asked for; see ``sandhost serve --help``."""
+
+    config: Config = field(default_factory=Config)
+    config_path: str | None = None
+    control: str | None = None
+    log_level: str = "INFO"
+    log_json: bool | None = None
+
+
+def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
+    """Be the daemon until it is told to stop; return its exit status."""
+    status = guarded("serve", _serve, launchpad, options)
+    return status if status in {0, FAILED} else FAILED
+
+
+async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
+    log = Log(options.log_level, as_json=options.log_json)
+    places = places_of(options.config.host, options.control)
+    with ExitStack() as stack:
+        notifier = Notifier(os.environ.pop("NOTIFY_SOCKET", None))
+        stack.callback(notifier.close)
+        activated = take_activated()
+        for sock in (sock for among in activated.values() for sock in among):
+            stack.callback(sock.close)
+        signals = stack.enter_context(trio.open_signal_receiver(*SIGNALS))
+        make_directories(places)
+        before = stack.enter_context(locked(places, launchpad.pid))
+        for line in sweep(places, options.config, before, time.time()):
+            log.write("WARNING", f"Left behind: {line}")
+        segments = Segments(places.journal, MAX_BYTES, KEEP)
+        journal = SegmentJournal(segments, lambda text: log.write("WARNING", text))
+        stack.callback(journal.close)
+        daemon = Daemon(options, places, notifier, activated)
+        async with open_host(
+            launchpad, settings_of(options.config), journal=journal, log=log
+        ) as host:
+            host.holders.add(notifier.descriptors)
+            await daemon.run(host, journal, signals)
+        return daemon.status
+
+
+class Daemon:
+    """One daemon's life within its host.
+
+    Args:
+        options: what was asked for.
+        places: where its files are.
+        notifier: the service manager's ear.
+        activated: sockets that the manager opened.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        places: Places,
+        notifier: Notifier,
+        activated: dict[str, list[socket.socket]],
+    ) -> None:
+        self._options = options
+        self._places = places
+        self._notifier = notifier
+        self._activated = activated
+        self._stop_asked = trio.Event()
+        self._grace_s = settings_of(options.config).grace_s
+        self._went_well = True
+
+    @property
+    def status(self) -> int:
+        """The exit status (rule 2)."""
+        return 0 if self._went_well else FAILED
+
+    async def run(
+        self, host: Host, journal: SegmentJournal, signals: AsyncIterator[int]
+    ) -> None:
+        """Serve until told to stop, and stop."""
+        places, notifier = self._places, self._notifier
+        host.on_overdue = partial(self._tell_overdue, host)
+        async with trio.open_nursery() as nursery:
+            children = Children(
+                host, self._options.config, places.logs, places.scratch, nursery
+            )
+            lag = Lag(host)
+            orders = Orders(stats=[lag.row])
+            actions = DaemonOrders(
+                host, children, self._options.config_path, self._tell_reload(children)
+            )
+            actions.add_to(orders)
+            DaemonStreams(
+                host, children, journal, places.logs, self.request_stop
+            ).add_to(orders)
+            nursery.start_soon(self._on_signals, host, children, actions, signals)
+            nursery.start_soon(lag.run)
+            nursery.start_soon(Conditions(host).run, CONDITIONS_S)
+            interval_s = watchdog_interval_s()
+            if interval_s is not None:
+                nursery.start_soon(feed_watchdog, notifier, interval_s)
+            await nursery.start(
+                serve_control, host, places.control, orders, self._take("control")
+            )
+            self._close_untaken(host)
+            children.start_configured()
+            for kept in children:
+                await kept.begun.wait()
+            notifier.ready(_status(children))
+            host.log.write("INFO", f"Serving at {places.control}")
+            await self._stop_asked.wait()
+            await self._stop(host, children)
+            nursery.cancel_scope.cancel()
+
+    def _take(self, name: str) -> socket.socket | None:
+        """Return an activated socket of this name; whoever asked owns it."""
+        among = self._activated.get(name)
+        return among.pop(0) if among else None
+
+    def _close_untaken(self, host: Host) -> None:
+        for name, among in self._activated.items():
+            for sock in among:
+                host.log.write("WARNING", f"Nobody takes the activated socket {name}")
+                sock.close()
+        self._activated = {}
+
+    def request_stop(self, grace_s: float | None = None) -> None:
+        """Ask it to end; ``grace_s`` seconds until children are killed, None as set."""
+        if grace_s is not None:
+            self._grace_s = grace_s
+        self._stop_asked.set()
+
+    async def _on_signals(
+        self,
+        host: Host,
+        children: Children,
+        actions: DaemonOrders,
+        signals: AsyncIterator[int],
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    nursery.start_soon(_reload, host, actions)
+                elif self._stop_asked.is_set():
+                    self._went_well = False
+                    children.insist()
+                else:
+                    self.request_stop()
+
+    async def _stop(self, host: Host, children: Children) -> None:
+        self._notifier.stopping(f"stopping {len(host.children)} children")
+        host.journal.write("host.stopping", children=len(host.children))
+        in_a_row = longest_chain({k.name: k.section.after for k in children})
+        patience_s = self._grace_s * in_a_row + SETTLE_S
+        with trio.move_on_after(patience_s) as patience:
+            await children.stop_all(self._grace_s)
+        if patience.cancelled_caught:
+            self._went_well = False
+            for child in tuple(host.children.values()):
+                text = f"Gave up waiting: {sentence(blocker(child))}"
+                host.log.write("ERROR", text)
+            # What the kernel holds is left to the launchpad, which outlives the host.
+            if host.nursery is not None:
+                host.nursery.cancel_scope.cancel()
+
+    def _tell_overdue(self, host: Host, child: Child) -> None:
+        """Name who had to be killed because it did not end (rule 2)."""
+        row = blocker(child)
+        host.journal.write("child.overdue", child_id=child.id, **row)
+        host.log.write("WARNING", f"{sentence(row)}; killed")
+        self._notifier.send(STATUS=sentence(row))
+        if self._stop_asked.is_set():
+            self._went_well = False
+
+    def _tell_reload(self, children: Children) -> Callable[[bool], None]:
+        def tell(begins: bool) -> None:
+            if begins:
+                self._notifier.reloading()
+            else:
+                self._notifier.ready(_status(children))
+
+        return tell
+
+
+async def _reload(host: Host, actions: DaemonOrders) -> None:
+    try:
+        changes = await actions.reload()
+    except OrderError as why:
+        host.log.write("ERROR", str(why))
+    else:
+        host.log.write("INFO", f"Reloaded: {changes}")
+
+
+def _status(children: Children) -> str:
+    return f"{len(children)} children"

@@ -1,0 +1,9 @@
+"""ToolExec: tools run for a child over HTTP, every byte streamed, the exit code told.
+
+    POST /exec -> connection -> protocol.toolexec (checks) -> routes (which sidecar)
+               -> executions (slot, spawn, pump) -> outputlog -> connection -> reply
+
+``service`` is what a host plugs in; ``server`` listens; ``connection`` serves one
+request; ``executions`` and ``ending`` run and end tools; ``outputlog`` keeps what they
+print; ``routes`` is the seam to the sidecars.  Start with ``docs/toolexec.md``.
+"""

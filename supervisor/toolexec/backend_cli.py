@@ -1,0 +1,333 @@
+"""Sidecars in containers, through the command line of docker or podman.
+
+Rules of this file.
+
+1. A sidecar is one container of the configured image, with the workspace mounted at
+   ``/workspace``.  It runs as long as ``CLI wait NAME`` does.
+2. A container carries the host that made it, as (pid, start time), in a label.  It is
+   removed when the sidecar stops; what a dead host left is found by that label and
+   removed at the next start (attack 39).
+3. Killing ``CLI exec`` does not kill what it started in the container.  There, a shell
+   watches its standard input, which ends when the command here does, and ends the
+   tool's process group.
+4. An engine is asked with a time limit; its commands get none of the host's variables
+   but those that say where the engine is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor import proctree
+from supervisor.launcher import LaunchpadLost
+from supervisor.options import parse_duration
+from supervisor.spawn_request import SpawnRequest, find_executable
+from supervisor.toolexec import project, workspace
+from supervisor.toolexec.availability import Availability
+from supervisor.toolexec.kinds import KINDS
+from supervisor.toolexec.routes import RefusedError, SpawnPlan
+
+if TYPE_CHECKING:
+    from supervisor.child import Child
+    from supervisor.config_sidecar import SidecarSection
+    from supervisor.launcher import Launcher, SpawnedProcess
+
+LABEL = "sandhost.host"
+"""Says which host a container belongs to."""
+
+STATE = "/var/tmp/sandhost"  # noqa: S108 - a name inside the container
+"""What tools in a container keep for later."""
+
+PASSED = (
+    "PATH",
+    "HOME",
+    "XDG_RUNTIME_DIR",
+    "DOCKER_HOST",
+    "DOCKER_CONFIG",
+    "DOCKER_CONTEXT",
+    "CONTAINER_HOST",
+    "CONTAINERS_CONF",
+)
+"""Variables by which an engine's command finds its engine."""
+
+ASK_TIMEOUT_S = 10.0
+"""Longest wait for a command of the engine that starts nothing."""
+
+RUN_TIMEOUT_S = 600.0
+"""Longest wait for a container to start: its image may have to be fetched."""
+
+OUTPUT_BYTES = 65_536
+"""Most of what a command of the engine says that is kept."""
+
+INSIDE = r"""
+path=$1; shift
+[ -z "$path" ] || PATH=$path:$PATH
+case $1 in
+tsc)
+  if [ -x node_modules/.bin/tsc ]; then shift; set -- ./node_modules/.bin/tsc "$@"; fi ;;
+python|python3|pip|pip3)
+  if [ -d .venv/bin ]; then
+    VIRTUAL_ENV=$PWD/.venv; PATH=$VIRTUAL_ENV/bin:$PATH; export VIRTUAL_ENV
+  fi ;;
+esac
+export PATH
+exec 3<&0 </dev/null
+group=$$
+(
+  trap '' TERM INT HUP
+  exec >/dev/null 2>&1
+  read -r never <&3
+  kill -s TERM -- "-$group" || kill -s TERM "$group"
+  sleep 1
+  kill -s KILL -- "-$group" || kill -s KILL "$group"
+) &
+exec "$@" 3<&-
+"""
+"""Runs a tool in the container: ``sh -c INSIDE sh PATH TOOL [ARG]...`` (rule 3)."""
+
+# A pipe that holds its own other end: the engine's command sees no end of input before
+# its own.
+OUTSIDE = 'true | { "$@" 0<>/proc/self/fd/0; }'
+
+FIND = 'PATH=${1:+$1:}$PATH; command -v "$2" >/dev/null'
+
+
+class CliSidecar:
+    """A container; a ``routes.Target``.
+
+    Args:
+        name: its name in the configuration.
+        section: what the configuration says of it.
+        launcher: starts the engine's commands.
+
+    Attributes:
+        container: the container's name.
+        is_running: it takes work.
+        generation: how often it was started.
+        workspace_fd: the workspace on this side, held.
+    """
+
+    def __init__(self, name: str, section: SidecarSection, launcher: Launcher) -> None:
+        kind = KINDS[section.kind]
+        allow = kind.allow if section.allow is None else frozenset(section.allow)
+        self.name = name
+        self.kind = kind.name
+        self.allow = allow
+        self.timeout_s = parse_duration(section.timeout)
+        self.tty = section.tty
+        self.fd3 = False
+        self.is_running = False
+        self.generation = 0
+        self.workspace_fd = -1
+        self.starts = True
+        self.container = f"sandhost-{os.getpid()}-{name}"
+        self._path = ":".join(section.path)
+        self._launcher = launcher
+        self._workspace = section.workspace or ""
+        self._image = section.image or ""
+        self._command = tuple(section.start or ("sleep", "infinity"))
+        self._env = {
+            key: value.format(state=STATE) for key, value in kind.env.items()
+        } | section.env
+        self._cli = section.cli
+        self._backend = section.backend
+        self._tools = Availability(self._probe)
+        self._cli_env = {n: os.environ[n] for n in PASSED if n in os.environ}
+
+    # Its life
+
+    def open(self) -> None:
+        """Hold its workspace.
+
+        Raises:
+            OSError: the workspace cannot be reached; its path is in ``filename``.
+        """
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        self.workspace_fd = os.open(self._workspace, flags)
+
+    def close(self) -> None:
+        """Let go of its workspace."""
+        fd, self.workspace_fd = self.workspace_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    async def start(self) -> SpawnedProcess:
+        """Start the container; see ``supervision.Starter``."""
+        await self._remove_leftovers()
+        await self._ask("rm", "-f", self.container)
+        label = f"{LABEL}={_identity(os.getpid())}"
+        words = ["run", "-d", "--name", self.container, "--label", label]
+        words += ["-v", f"{self._workspace}:/workspace", "-w", "/workspace"]
+        for key, value in self._env.items():
+            words += ["-e", f"{key}={value}"]
+        status, said = await self._ask(
+            *words, self._image, *self._command, timeout_s=RUN_TIMEOUT_S
+        )
+        if status != 0:
+            lines = said.decode(errors="replace").split("\n")
+            reason = next(
+                (line for line in lines if line.strip()), "it did not say why"
+            )
+            raise OSError(5, f"cannot start a container of {self._image!r}: {reason}")
+        with contextlib.ExitStack() as stack:
+            null = _opened(stack, os.devnull, os.O_RDWR)
+            fds = ((null, 0), (null, 1), (null, 2))
+            return await self._spawn(("wait", self.container), fds)
+
+    async def clean_up(self) -> None:
+        """Remove the container."""
+        with contextlib.suppress(OSError, LaunchpadLost):
+            await self._ask("rm", "-f", self.container)
+
+    async def _remove_leftovers(self) -> None:
+        """Remove containers of hosts that are gone (rule 2)."""
+        form = '{{.Names}}\t{{.Label "' + LABEL + '"}}'
+        status, said = await self._ask(
+            "ps", "-a", "--filter", f"label={LABEL}", "--format", form
+        )
+        if status != 0:
+            return
+        for line in said.decode(errors="replace").splitlines():
+            name, _, owner = line.partition("\t")
+            if owner and not _is_alive(owner):
+                await self._ask("rm", "-f", name)
+
+    # One request
+
+    async def has(self, child: Child, tool: str, cwd: bytes) -> bool:
+        """Tell whether the container has a tool, or the project its own."""
+        del child
+        if await self._tools.find(tool, self.generation) is not None:
+            return True
+        own = project.own_name(tool)
+        if own is None:
+            return False
+        try:
+            cwd_fd = await workspace.open_cwd(self.workspace_fd, cwd)
+        except RefusedError:
+            return False
+        try:
+            # On this side of the mount; where a link leads is known only inside.
+            os.stat(own, dir_fd=cwd_fd, follow_symlinks=False)
+        except OSError:
+            return False
+        finally:
+            os.close(cwd_fd)
+        return True
+
+    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+        """See ``routes.Target``."""
+        share = None if child.session is None else child.session.client.ledger.threads
+        return await workspace.open_cwd(self.workspace_fd, cwd, share)
+
+    async def command(
+        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+    ) -> SpawnPlan:
+        """See ``routes.Target``."""
+        del child
+        here = workspace.path_of(cwd_fd)
+        top = workspace.path_of(self.workspace_fd).rstrip("/")
+        there = f"/workspace{here[len(top) :]}"
+        words = ["exec", "-i", *(("-t",) if self.tty else ()), "-w", there]
+        words += [self.container, "sh", "-c", INSIDE, "sh", self._path, tool]
+        words += map(os.fsdecode, args)
+        return SpawnPlan(
+            executable="/bin/sh",
+            argv=("sh", "-c", OUTSIDE, "sh", self._engine(), *words),
+            env=dict(self._cli_env),
+            cwd=here,
+        )
+
+    async def _probe(self, tool: str) -> str | None:
+        words = ("exec", self.container, "sh", "-c", FIND, "sh", self._path, tool)
+        status, _ = await self._ask(*words)
+        return tool if status == 0 else None
+
+    # The engine
+
+    def _engine(self) -> str:
+        if self._cli is not None:
+            return self._cli
+        return find_executable(self._backend, self._cli_env.get("PATH"), "/")
+
+    async def _ask(
+        self, *words: str, timeout_s: float = ASK_TIMEOUT_S
+    ) -> tuple[int, bytes]:
+        """Run a command of the engine to its end.
+
+        Returns:
+            (exit status, the beginning of what it said).
+
+        Raises:
+            SpawnError: the command cannot be started.
+            OSError: it did not end in time.
+        """
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(reader, False)
+        try:
+            try:
+                with contextlib.ExitStack() as stack:
+                    null = _opened(stack, os.devnull, os.O_RDWR)
+                    fds = ((null, 0), (writer, 1), (writer, 2))
+                    process = await self._spawn(words, fds)
+            finally:
+                os.close(writer)
+            with trio.move_on_after(timeout_s):
+                return await _finish(process, reader)
+            raise TimeoutError(110, f"'{self._backend} {words[0]}' does not answer")
+        finally:
+            os.close(reader)
+
+    async def _spawn(
+        self, words: tuple[str, ...], fds: tuple[tuple[int, int], ...]
+    ) -> SpawnedProcess:
+        executable = self._engine()
+        with contextlib.ExitStack() as stack:
+            cwd_fd = _opened(stack, "/", os.O_PATH | os.O_DIRECTORY)
+            request = SpawnRequest(
+                executable=executable,
+                argv=(os.path.basename(executable), *words),  # noqa: PTH119 - a str
+                env=self._cli_env,
+                cwd_fd=cwd_fd,
+                fds=fds,
+            )
+            return await self._launcher.spawn(request)
+
+
+async def _finish(process: SpawnedProcess, reader: int) -> tuple[int, bytes]:
+    """Read what a process says, and wait for its end; it does not outlive this."""
+    said = bytearray()
+    try:
+        while True:
+            await trio.lowlevel.wait_readable(reader)
+            more = os.read(reader, 4096)
+            if not more:
+                break
+            if len(said) < OUTPUT_BYTES:
+                said += more
+        ended = await process.wait_exit()
+    finally:
+        process.send_signal(9)
+        process.close()
+    return (1 if ended.code is None else ended.code), bytes(said)
+
+
+def _identity(pid: int) -> str | None:
+    """Return what names a process for ever: its pid and its start."""
+    found = proctree.read_parent_and_start(pid)
+    return None if found is None else f"{pid}:{found[1]}"
+
+
+def _is_alive(owner: str) -> bool:
+    pid, _, _ = owner.partition(":")
+    return pid.isascii() and pid.isdigit() and _identity(int(pid)) == owner
+
+
+def _opened(stack: contextlib.ExitStack, path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd

@@ -1,0 +1,63 @@
+"""What a configuration and the host's environment ask of ToolExec.
+
+Rules of this file.
+
+1. Variables of the environment win over the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.config_toolexec import parse_listen
+from supervisor.options import OptionError, parse_duration, parse_size
+from supervisor.toolexec.notify import NotifyCommand
+from supervisor.toolexec.service import ToolExecSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from supervisor.config_toolexec import ToolexecSection
+
+BIND_HOST = "AIFO_TOOLEEXEC_BIND_HOST"
+TIMEOUT_SECS = "AIFO_TOOLEEXEC_TIMEOUT_SECS"
+
+
+def toolexec_settings(
+    section: ToolexecSection, environ: Mapping[str, str], log_dir: str | None = None
+) -> ToolExecSettings:
+    """Return what a checked section and the environment ask for.
+
+    Raises:
+        OSError: a variable of the environment cannot be used.
+    """
+    unix, tcp = parse_listen(section.listen)
+    bind_host = environ.get(BIND_HOST)
+    if bind_host:
+        tcp = (bind_host, tcp[1] if tcp is not None else 0)
+    settings = ToolExecSettings(
+        unix=unix,
+        tcp=tcp,
+        max_executions=section.max_executions,
+        timeout_s=_timeout(section.timeout, environ),
+        verbose=section.verbose,
+        log_limit_bytes=parse_size(section.log_limit),
+        log_dir=log_dir,
+    )
+    notify = section.notify
+    if notify is not None:
+        timeout_s = parse_duration(notify.timeout)
+        command = NotifyCommand(tuple(notify.command), timeout_s, notify.max_args)
+        settings = replace(settings, notify=command)
+    return settings
+
+
+def _timeout(text: str, environ: Mapping[str, str]) -> float:
+    given = environ.get(TIMEOUT_SECS)
+    if not given:
+        return parse_duration(text)
+    try:
+        return parse_duration(given)
+    except OptionError as why:
+        raise OSError(22, f"cannot use {TIMEOUT_SECS}: {why}") from None

@@ -1,0 +1,338 @@
+"""One connection: its request is checked, done and answered.
+
+    wire.receive -> protocol.toolexec.check -> _exec | _signal | _notify | _replay -> wire
+
+Rules of this file.
+
+1. The order of checks is that of the protocol: what ``check`` says, then allowlists,
+   route, working directory, id, slot, spawn.
+2. From the request on, the end of the client's input means that it is gone: its
+   execution is ended unless it was to be detached.
+3. Whatever goes wrong here ends this connection and no other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol import toolexec
+from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
+from supervisor.launcher import LaunchpadLost
+from supervisor.spawn_request import SpawnError
+from supervisor.toolexec.chunks import ChunkedReader
+from supervisor.toolexec.ending import signal_group
+from supervisor.toolexec.executions import BusyError, InUseError
+from supervisor.toolexec.outputlog import PIECE_BYTES
+from supervisor.toolexec.routes import RefusedError
+from supervisor.toolexec.wire import GoneError, RefusedAtOnceError, Wire
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Sequence
+
+    from protocol.toolexec import Head, Request
+    from supervisor.toolexec.executions import ChildExecutions, Execution
+    from supervisor.toolexec.outputlog import OutputLog
+    from supervisor.toolexec.service import ToolExec
+
+_EXEC_ANSWERS = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.EISDIR}
+)
+"""Errors of execve(2) that are the tool's and not the host's: 127 and 126."""
+
+
+class Connection:
+    """One connection.
+
+    Args:
+        service: what serves it.
+        sock: non-blocking; owned.
+    """
+
+    def __init__(self, service: ToolExec, sock: socket.socket) -> None:
+        self._service = service
+        self._wire = Wire(sock)
+        self._owner: ChildExecutions | None = None
+
+    async def serve(self) -> None:
+        """Serve the one request, and close."""
+        try:
+            await self._serve()
+        except RefusedAtOnceError as why:
+            await self._refuse_at_once(why.refusal)
+        except GoneError:
+            pass
+        except OSError as why:
+            self._lost(why)
+        finally:
+            self._wire.close()
+
+    async def refuse_at_once(self, refusal: Refusal) -> None:
+        """Refuse without looking at the request, and close."""
+        try:
+            await self._refuse_at_once(refusal)
+        finally:
+            self._wire.close()
+
+    async def _refuse_at_once(self, refusal: Refusal) -> None:
+        try:
+            await self._wire.refuse(refusal)
+        except OSError:
+            return
+        await self._wire.drain()
+
+    async def _serve(self) -> None:
+        head, body = await self._wire.receive(self._first_look)
+        request = toolexec.check(head, body, self._is_authorized)
+        if isinstance(request, Refusal):
+            await self._wire.refuse(request)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, nursery.cancel_scope)
+            await self._reply(request)
+            nursery.cancel_scope.cancel()
+
+    async def _reply(self, request: Request) -> None:
+        try:
+            refusal = await self._answer(request)
+            if refusal is not None:
+                await self._wire.refuse(refusal)
+        except OSError as why:
+            self._lost(why)
+        except LaunchpadLost:
+            raise  # the host ends
+        except Exception as why:  # noqa: BLE001 - rule 3; it is reported
+            where = "".join(traceback.format_tb(why.__traceback__)[-1:]).split()
+            self._service.log("ERROR", f"toolexec: fault: {why!r} at {' '.join(where)}")
+
+    def _lost(self, why: OSError) -> None:
+        self._service.log("DEBUG", f"toolexec: connection lost: {why.strerror}")
+
+    def _first_look(self, head: Head) -> Refusal | None:
+        """Refuse what is refused whatever its body will be."""
+        found = toolexec.check(head, b"", self._is_authorized)
+        if isinstance(found, Refusal) and found.status != 400:
+            return found
+        return None
+
+    def _is_authorized(self, pieces: Sequence[bytes]) -> bool:
+        self._owner = self._service.tokens.find(pieces)
+        return self._owner is not None
+
+    async def _watch(self, scope: trio.CancelScope) -> None:
+        await self._wire.wait_gone()
+        scope.cancel()
+
+    async def _answer(self, request: Request) -> Refusal | None:
+        owner = self._owner
+        if isinstance(request, Health):
+            await self._wire.reply(200, b"ok\n", 0)
+        elif owner is None:
+            raise RuntimeError("a request without an owner is refused before")
+        elif isinstance(request, Exec):
+            return await self._exec(owner, request)
+        elif isinstance(request, Replay):
+            return await self._replay(owner, request)
+        elif isinstance(request, Signal):
+            return await self._signal(owner, request)
+        else:
+            return await self._notify(owner, request)
+        return None
+
+    # POST /exec
+
+    async def _exec(self, owner: ChildExecutions, request: Exec) -> Refusal | None:
+        execution = await _started(self._start(owner, request))
+        if isinstance(execution, Refusal):
+            return execution
+        try:
+            if request.version == 1:
+                return await self._reply_whole(execution, request)
+            await self._reply_stream(execution, request)
+        finally:
+            if not request.detach:
+                execution.end()
+        return None
+
+    async def _start(self, owner: ChildExecutions, request: Exec) -> Execution:
+        """Choose, admit, spawn; the execution runs when this returns, or has failed."""
+        routes = self._service.routes
+        child, tool = owner.child, request.tool
+        if not routes.is_permitted(child, tool):
+            refusal = toolexec.not_permitted(tool)
+            raise RefusedError(refusal.status, refusal.body)
+        target = await routes.route(child, tool, request.cwd)
+        cwd_fd = await target.open_cwd(request.cwd, child)
+        try:
+            keep_all = request.version == 1
+            execution = owner.admit(tool, request.exec_id, keep_all=keep_all)
+            try:
+                plan = await target.command(child, tool, request.args, cwd_fd)
+                await execution.spawn(plan, cwd_fd, tty=target.tty)
+            except SpawnError as why:
+                if why.stage != "exec" or why.errno not in _EXEC_ANSWERS:
+                    execution.abandon()
+                    raise
+                await _end_unstarted(execution, why)
+            except BaseException:
+                execution.abandon()
+                raise
+            else:
+                timeout_s = self._service.timeout_of(target)
+                owner.begin(execution, timeout_s, target.name)
+        finally:
+            os.close(cwd_fd)
+        self._service.tell(
+            f"exec {execution.id}: {tool} {toolexec.redacted(request.args)}"
+        )
+        return execution
+
+    async def _reply_whole(self, execution: Execution, request: Exec) -> Refusal | None:
+        log = execution.log
+        with log.attached(_Holder()):
+            await execution.finished.wait()
+            if execution.timed_out:
+                return toolexec.TIMEOUT
+            if execution.fault is not None:
+                return toolexec.host_fault(execution.fault)
+            code = execution.code or 0
+            headers = [(b"X-Exec-Id", execution.id.encode())]
+            handle = await self._as_handle(execution, request)
+            if handle is not None:
+                await self._wire.reply(200, handle, code, headers)
+                return None
+            before, after = await self._framed(log)
+            length = len(before) + log.end + len(after)
+            head = self._wire.head(200, length, code, headers)
+            await self._send_log(log, head + before, after)
+        return None
+
+    async def _send_log(self, log: OutputLog, before: bytes, after: bytes) -> None:
+        offset = 0
+        while offset < log.end:
+            data = await log.read(offset, PIECE_BYTES)
+            offset += len(data)
+            await self._wire.send(before, data)
+            before = b""
+        await self._wire.send(before, after)
+
+    async def _framed(self, log: OutputLog) -> tuple[bytes, bytes]:
+        """Return what a verbose server puts around a whole output."""
+        if not self._service.is_verbose:
+            return b"", b""
+        if not log.end:
+            return b"\n", b""
+        first, last = await log.read(0, 1), await log.read(log.end - 1, 1)
+        return (
+            b"" if first in b"\r\n" else b"\n",
+            b"" if last in b"\r\n" else b"\n",
+        )
+
+    async def _reply_stream(self, execution: Execution, request: Exec) -> None:
+        reader = ChunkedReader(execution.log, self._wire.sock)
+        with execution.log.attached(reader):
+            await self._wire.send(self._wire.chunked_head(execution.id))
+            if request.as_fd and self._service.large_output is not None:
+                await execution.finished.wait()
+                handle = await self._as_handle(execution, request)
+                if handle is not None:
+                    await self._wire.send(b"%x\r\n" % len(handle), handle, b"\r\n")
+                    await self._wire.send(self._wire.trailer(execution.code or 0))
+                    return
+            await self._stream(execution, reader)
+
+    async def _stream(self, execution: Execution, reader: ChunkedReader) -> None:
+        await reader.run()
+        await execution.finished.wait()
+        await self._wire.send(self._wire.trailer(execution.code or 0))
+
+    async def _as_handle(self, execution: Execution, request: Exec) -> bytes | None:
+        """Return the handle that stands for a large output, if one was asked for."""
+        offer = self._service.large_output
+        if offer is None or not request.as_fd or self._owner is None:
+            return None
+        return await offer(self._owner.child, execution.log)
+
+    # The others
+
+    async def _replay(self, owner: ChildExecutions, request: Replay) -> Refusal | None:
+        execution = owner.find(request.exec_id)
+        if execution is None:
+            return toolexec.NOT_FOUND
+        if request.offset_bytes < execution.log.start:
+            return toolexec.dropped(request.offset_bytes)
+        reader = ChunkedReader(execution.log, self._wire.sock, request.offset_bytes)
+        with execution.log.attached(reader):
+            await self._wire.send(self._wire.chunked_head(execution.id))
+            await self._stream(execution, reader)
+        return None
+
+    async def _signal(self, owner: ChildExecutions, request: Signal) -> Refusal | None:
+        execution = owner.live.get(request.exec_id)
+        if execution is None or execution.process is None:
+            return toolexec.NOT_FOUND
+        number = self._service.signals[request.signal]
+        if not await signal_group(execution.process, number):
+            return toolexec.NOT_FOUND
+        await self._wire.reply_nothing()
+        return None
+
+    async def _notify(self, owner: ChildExecutions, request: Notify) -> Refusal | None:
+        from supervisor.toolexec import notify  # noqa: PLC0415 - rarely used
+
+        execution = await _started(notify.start(self._service.notify, owner, request))
+        if isinstance(execution, Refusal):
+            return execution
+        log = execution.log
+        try:
+            with log.attached(_Holder()):
+                await execution.finished.wait()
+                if execution.fault is not None:
+                    return toolexec.host_fault(execution.fault)
+                if execution.timed_out:
+                    return toolexec.NOTIFY_TIMEOUT
+                head = self._wire.head(200, log.end, execution.code or 0, [])
+                await self._send_log(log, head, b"")
+        finally:
+            execution.end()
+        return None
+
+
+class _Holder:
+    """Holds a log from its beginning; it is never live."""
+
+    offset = 0
+
+    async def take(self, piece: memoryview) -> bool:
+        return False
+
+    def wake(self) -> None:
+        return
+
+
+async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:
+    """Return what was started, or the refusal that its failure stands for."""
+    try:
+        return await starting
+    except RefusedError as why:
+        return Refusal(why.status, why.body)
+    except InUseError as why:
+        return toolexec.id_in_use(str(why))
+    except BusyError:
+        return toolexec.BUSY
+    except SpawnError as why:
+        return toolexec.host_fault(why.text)
+    except OSError as why:
+        return toolexec.host_fault(why.strerror or str(why))
+
+
+async def _end_unstarted(execution: Execution, why: SpawnError) -> None:
+    """Finish an execution whose tool execve(2) refused: as a shell would."""
+    execution.code = why.exit_status
+    await execution.log.append(f"{why.text}\n".encode("utf-8", "surrogateescape"))
+    execution.abandon(keep=True)

@@ -1,0 +1,78 @@
+"""A tool's FD 3, where its sidecar says that tools have one (``fd3 = true``).
+
+Rules of this file.
+
+1. It is a nested client of the child: what it opens counts as the child's, and it may
+   do what the child may, but never see the host's files as the host does (spec A5).
+2. The tool's process has the only other end; when the execution is over, whoever still
+   holds that end is talking to nobody.
+
+    async with open_door(child) as door:
+        request = SpawnRequest(..., fds=(*stdio, *door.fds), env={**env, **door.env})
+        process = await launcher.spawn(request)
+        door.handed_over()
+        await process.wait_exit()
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.session import PROCESS_EXIT
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator
+
+    from supervisor.child import Child
+
+NUMBER = 3
+
+
+class Door:
+    """One tool's end of its connection.
+
+    Attributes:
+        env: what tells the tool of it.
+        fds: (descriptor, number in the tool), for a ``SpawnRequest``.
+    """
+
+    def __init__(self, theirs: socket.socket, stack: ExitStack) -> None:
+        self.env = {
+            "FSPROXY_FD": str(NUMBER),
+            "FSPROXY_VERSION": "2",
+            "FSPROXY_TOP_LEVEL": "false",
+        }
+        self.fds = ((theirs.fileno(), NUMBER),)
+        self._stack = stack
+
+    def handed_over(self) -> None:
+        """Close this side's copy of the tool's end, or EOF never comes (spec T2)."""
+        self._stack.close()
+
+
+@asynccontextmanager
+async def open_door(child: Child) -> AsyncIterator[Door]:
+    """Make a connection for one tool; it is closed with the block.
+
+    Args:
+        child: whose tool it is; it runs.
+
+    Raises:
+        OSError: no descriptor, or no more clients, for this child (spec S7).
+    """
+    if child.session is None:
+        raise RuntimeError("a child without a session has no tools")
+    policy = child.session.client.policy.narrowed(b"{}")
+    session, theirs = child.open_nested(policy, "tool")
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(child.carrying(theirs))
+            yield Door(theirs, stack)
+    finally:
+        # Bounded: what a job may still do is a call into the kernel (I1).
+        with trio.CancelScope(shield=True):
+            await session.finish(PROCESS_EXIT)

@@ -1,0 +1,69 @@
+"""How an execution is ended: first asked, then told, then killed, with all beneath it.
+
+Rules of this file.
+
+1. A ladder is a table of (seconds, signal); its steps go to the whole tree.
+2. What forks away from a step is ended when the tool itself is dead: the launchpad
+   kills whatever stands beneath it then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.launcher import LaunchpadLost
+
+if TYPE_CHECKING:
+    from supervisor.launcher import SpawnedProcess
+
+Ladder = tuple[tuple[float, int], ...]
+
+CLIENT_GONE: Ladder = (
+    (0.0, signal.SIGINT),
+    (0.25, signal.SIGTERM),
+    (1.0, signal.SIGKILL),
+)
+"""Nobody waits any more: quick, but a tool may still put its files in order."""
+
+TIME_IS_UP: Ladder = (
+    (0.0, signal.SIGINT),
+    (5.0, signal.SIGTERM),
+    (10.0, signal.SIGKILL),
+)
+"""Somebody waits for what it has to say: it gets the time to say it."""
+
+_PIDFD_SIGNAL_PROCESS_GROUP = 4
+"""Since Linux 6.9: pidfd_send_signal(2)."""
+
+
+async def climb(process: SpawnedProcess, ladder: Ladder) -> None:
+    """Send one signal after the other, each at its time; cancel it when it has ended."""
+    begun_s = trio.current_time()
+    for after_s, number in ladder:
+        await trio.sleep_until(begun_s + after_s)
+        with contextlib.suppress(LaunchpadLost):  # then everything is ended anyhow
+            await process.signal_tree(number)
+
+
+async def signal_group(process: SpawnedProcess, number: int) -> bool:
+    """Signal the tool's process group; it has been delivered when this returns.
+
+    Returns:
+        False if the tool has ended.
+    """
+    for pidfd in process.descriptors():
+        try:
+            signal.pidfd_send_signal(pidfd, number, None, _PIDFD_SIGNAL_PROCESS_GROUP)
+        except ProcessLookupError:
+            return False
+        except OSError as why:
+            if why.errno != errno.EINVAL:
+                raise
+            await process.signal_tree(number)  # an older kernel
+        return True
+    return False

@@ -1,0 +1,92 @@
+"""The five kinds of sidecar: which tools each has, in which order they are asked.
+
+What it is: tables, and the pure questions about them.  What it is not: it knows no
+sidecar that exists; ``routing`` does.
+
+Rules of this file.
+
+1. A tool that belongs to a kind is run by that kind.  Development tools belong to none:
+   every kind may have them, and the kinds are asked in the order of ``KINDS``.
+2. A tool is a name, never a path, and never an option (attack 32).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+DEV_TOOLS = (
+    "make",
+    "cmake",
+    "ninja",
+    "pkg-config",
+    "gcc",
+    "g++",
+    "clang",
+    "clang++",
+    "cc",
+    "c++",
+)
+"""Tools that any kind may have."""
+
+# The protocol allows 64 bytes; exec and the shell see the name as it stands.
+_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of toolchain.
+
+    Attributes:
+        name: as the configuration and ``--toolchain`` have it.
+        own: the tools that belong to it.
+        env: what its tools find in their environment; ``{state}`` stands for the
+            directory that a child has at the sidecar.
+    """
+
+    name: str
+    own: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def allow(self) -> frozenset[str]:
+        """The tools that a sidecar of this kind allows if it is told nothing else."""
+        return frozenset((*self.own, *DEV_TOOLS))
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("c-cpp"),
+        Kind(
+            "rust",
+            ("cargo", "rustc"),
+            {"CARGO_HOME": "{state}/cargo", "CC": "gcc", "CXX": "g++"},
+        ),
+        Kind("go", ("go", "gofmt")),
+        Kind("node", ("node", "npm", "npx", "tsc", "ts-node")),
+        Kind("python", ("python", "python3", "pip", "pip3")),
+    )
+}
+"""All kinds, in the order in which they are asked for a development tool."""
+
+ORDER = {name: position for position, name in enumerate(KINDS)}
+
+OWNERS = {tool: kind.name for kind in KINDS.values() for tool in kind.own}
+"""Which kind a tool belongs to."""
+
+ALL_TOOLS = frozenset((*OWNERS, *DEV_TOOLS))
+"""The tools that some kind allows."""
+
+
+def is_tool_name(name: str) -> bool:
+    """Tell whether a text can name a tool: no path, no blank, no option."""
+    return _NAME.fullmatch(name) is not None
+
+
+def toolchains_for(tool: str) -> tuple[str, ...]:
+    """Return the kinds that have a tool, best first; empty for an unknown tool."""
+    owner = OWNERS.get(tool)
+    if owner is not None:
+        return (owner,)
+    return tuple(KINDS) if tool in DEV_TOOLS else ()

@@ -1,0 +1,93 @@
+"""The one command of ``[toolexec.notify]``: a program of the host's, for its user.
+
+Rules of this file.
+
+1. It is asked for by its basename and run by its absolute path.
+2. Without ``{args}`` in the configuration a request's arguments must be exactly the
+   configured ones; with it they take its place, the first ``max_args`` of them.
+3. It runs for the host and not for the child: in ``/``, with the least environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+from protocol.toolexec import shown
+from supervisor.toolexec.routes import RefusedError, SpawnPlan
+
+if TYPE_CHECKING:
+    from protocol.toolexec import Notify
+    from supervisor.toolexec.executions import ChildExecutions, Execution
+
+ARGS = "{args}"
+"""Where a request's arguments go."""
+
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
+"""What programs that show something to a user need."""
+
+
+class NotifyCommand(NamedTuple):
+    """What is configured.
+
+    Attributes:
+        command: the program's absolute path, and its arguments.
+        timeout_s: its time limit, seconds.
+        max_args: most arguments that are taken from a request.
+    """
+
+    command: tuple[str, ...]
+    timeout_s: float
+    max_args: int
+
+
+def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...]:
+    """Return the command line that a request stands for.
+
+    Raises:
+        RefusedError: 403, with the reason.
+    """
+    if configured is None:
+        raise _forbidden("no notification command is configured")
+    program, *fixed = configured.command
+    if request.command != PurePath(program).name:
+        raise _forbidden(f"'{shown(request.command)}' is not the configured command")
+    given = [arg.decode("utf-8", "surrogateescape") for arg in request.args]
+    if ARGS not in fixed:
+        if given != fixed:
+            raise _forbidden("the arguments are not the configured ones")
+        return (program, *fixed)
+    at = fixed.index(ARGS)
+    return (program, *fixed[:at], *given[: configured.max_args], *fixed[at + 1 :])
+
+
+async def start(
+    configured: NotifyCommand | None, owner: ChildExecutions, request: Notify
+) -> Execution:
+    """Start the notification; it runs when this returns.
+
+    Raises:
+        RefusedError: it is not permitted.
+        BusyError: there is no slot.
+        SpawnError: it cannot be started.
+        OSError: something else cannot be had for it.
+    """
+    argv = argv_of(configured, request)
+    timeout_s = configured.timeout_s if configured is not None else 0.0
+    env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    execution = owner.admit(request.command, keep_all=True)
+    cwd_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        await execution.spawn(SpawnPlan(argv[0], argv, env), cwd_fd)
+    except BaseException:
+        execution.abandon()
+        raise
+    finally:
+        os.close(cwd_fd)
+    owner.begin(execution, timeout_s, "notify")
+    return execution
+
+
+def _forbidden(why: str) -> RefusedError:
+    return RefusedError(403, f"forbidden: {why}\n".encode())

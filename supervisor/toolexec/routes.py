@@ -1,0 +1,111 @@
+"""The seam between the server and the sidecars: who runs a tool, and how.
+
+What it is: the questions the server asks about one request, in their order.  What it is
+not: an answer; sidecars give those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from supervisor.child import Child
+
+
+class RefusedError(Exception):
+    """A request that no sidecar serves.
+
+    Attributes:
+        status: 400, 403 or 409.
+        body: one line that says why, with its LF.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status, body)
+        self.status = status
+        self.body = body
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnPlan:
+    """What is to be spawned for one execution; text stands for bytes (surrogateescape).
+
+    Attributes:
+        executable: an absolute path; execve(2) says whether it is one of a program.
+        argv: what the program sees, its own name first.
+        env: all of its environment.
+        cwd: its working directory, for people.
+        rlimits: (resource, soft, hard) as for setrlimit(2).
+    """
+
+    executable: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    rlimits: tuple[tuple[int, int, int], ...] = ()
+
+
+class Target(Protocol):
+    """A running sidecar, chosen for one request.
+
+    Attributes:
+        name: its name in the configuration.
+        kind: what toolchain it is.
+        timeout_s: its time limit for an execution, seconds; 0 for none of its own.
+        tty: stdout and stderr of its tools are a terminal.
+        fd3: its tools have FD 3, as a nested client of the child.
+    """
+
+    name: str
+    kind: str
+    timeout_s: float
+    tty: bool
+    fd3: bool
+
+    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+        """Resolve a working directory beneath the workspace, following no way out.
+
+        Args:
+            cwd: ``.``, ``/workspace[/...]`` or a host path beneath the workspace.
+            child: whose tool it is.
+
+        Returns:
+            An O_PATH descriptor, the caller's to close.
+
+        Raises:
+            RefusedError: 400: it leads out, or is not there.
+        """
+        ...
+
+    async def command(
+        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+    ) -> SpawnPlan:
+        """Say what to spawn.
+
+        Raises:
+            OSError: it cannot be found out (a fault of the host).
+        """
+        ...
+
+
+class Routes(Protocol):
+    """All sidecars of a host."""
+
+    def is_permitted(self, child: Child, tool: str) -> bool:
+        """Whether any allowlist has the tool."""
+        ...
+
+    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+        """Choose the sidecar that runs a tool.
+
+        Raises:
+            RefusedError: 403 or 409.
+        """
+        ...
+
+    async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
+        """Make ready for a child; ``stack`` takes what is to be undone at its end."""
+        ...

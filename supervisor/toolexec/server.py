@@ -1,0 +1,124 @@
+"""Listening: a unix socket for each child, one TCP port for the host.
+
+Rules of this file.
+
+1. A connection is a task in the nursery of its listener, and ends with it.
+2. A listener has ``MAX_CONNECTIONS`` at once; one more is told that the server is busy.
+   So one child's idle connections take nothing from another's.
+
+Sources: unix(7), RFC 9112.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.toolexec import BUSY
+from supervisor.control_socket import listening
+from supervisor.toolexec.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from supervisor.toolexec.service import ToolExec
+
+MAX_CONNECTIONS = 256
+"""Connections of one listener: its executions, their readers, and those that signal."""
+
+BACKLOG = 128
+"""Connections that may wait to be accepted while the host is busy for a moment."""
+
+SEND_BYTES = 512 * 1024
+"""Two pieces of output wait in a socket at most, for a client that is a little late."""
+
+SOCKET_NAME = "toolexec.sock"
+
+LONGEST_PATH_BYTES = 107
+"""Room in sockaddr_un, unix(7); the host could do with more, a client could not."""
+
+
+class Server:
+    """One listener and its connections.
+
+    Args:
+        service: what serves them.
+        listener: owned.
+    """
+
+    def __init__(self, service: ToolExec, listener: trio.SocketListener) -> None:
+        self._service = service
+        self._listener = listener
+        self._connections: set[int] = set()
+
+    async def run(self) -> None:
+        """Accept and serve until cancelled."""
+        await trio.serve_listeners(self._serve, [self._listener])
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        accepted = stream.socket
+        family, kind = accepted.family, accepted.type
+        # The plain socket beneath: its calls need no task switch when they do not wait.
+        sock = socket.socket(family, kind, 0, accepted.detach())
+        sock.setblocking(False)
+        # A piece of output should fit, or the host waits in the middle of each; the
+        # kernel takes as much of this as wmem_max allows.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        number = sock.fileno()
+        connection = Connection(self._service, sock)
+        if len(self._connections) >= MAX_CONNECTIONS:
+            await connection.refuse_at_once(BUSY)
+            return
+        self._connections.add(number)
+        try:
+            await connection.serve()
+        finally:
+            self._connections.discard(number)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what this holds of the host's descriptors."""
+        return (self._listener.socket.fileno(), *self._connections)
+
+
+@asynccontextmanager
+async def unix_listener(
+    directory: str,
+) -> AsyncIterator[tuple[str, trio.SocketListener]]:
+    """Listen in a directory; a stale socket is replaced, a living one is not.
+
+    Returns:
+        The URL that a client is told, and the listener.
+
+    Raises:
+        OSError: it cannot be had; ``filename`` is its path.
+    """
+    path = os.path.join(directory, SOCKET_NAME)  # noqa: PTH118 - a str is wanted
+    if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
+        text = f"longer than {LONGEST_PATH_BYTES} bytes; use a shorter TMPDIR"
+        raise OSError(errno.ENAMETOOLONG, text, path)
+    async with listening(path) as listener:
+        yield f"unix://{path}", listener
+
+
+async def tcp_listener(host: str, port: int) -> tuple[str, trio.SocketListener]:
+    """Listen on a TCP port; 0 takes a free one.
+
+    Returns:
+        The URL that a client on this machine is told, and the listener.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    try:
+        (listener,) = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    except OSError as why:
+        text = f"cannot listen on {host}:{port}: {why.strerror or why}; choose another"
+        raise OSError(why.errno or errno.EIO, text) from None
+    bound = listener.socket.getsockname()[1]
+    shown = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared
+    return f"http://{shown}:{bound}/exec", listener

@@ -1,0 +1,195 @@
+"""All sidecars of a host: opened, watched, and asked who runs a tool.
+
+    async with open_sidecars(host, config.sidecar) as sidecars:   # routes.Routes
+        target = await sidecars.route(child, "make", b".")
+
+What it is: the ``Routes`` that the ToolExec server asks.  What it is not: the rules of
+routing (``routing``), a backend (``backend_local``, ``backend_cli``), the running of a
+tool (``executions``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from supervisor.scratch import Scratch
+from supervisor.toolexec.backend_local import LocalSidecar
+from supervisor.toolexec.kinds import ALL_TOOLS
+from supervisor.toolexec.routing import candidates, unavailable
+from supervisor.toolexec.supervision import supervise
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+    from contextlib import AsyncExitStack
+
+    from supervisor.child import Child
+    from supervisor.config_sidecar import SidecarSection
+    from supervisor.host import Host
+    from supervisor.launcher import SpawnedProcess
+    from supervisor.toolexec.routes import SpawnPlan, Target
+
+FIRST_START_S = 10.0
+"""Longest that a host waits for its sidecars' first start; children come after it, and
+what takes longer (an image that is fetched) is not available to them at first."""
+
+
+class Sidecar(Protocol):
+    """What every backend offers; more than a ``routes.Target``."""
+
+    name: str
+    kind: str
+    allow: frozenset[str]
+    timeout_s: float
+    tty: bool
+    fd3: bool
+    is_running: bool
+    generation: int
+    starts: bool
+    workspace_fd: int
+
+    def open(self) -> None:
+        """Acquire what it holds.
+
+        Raises:
+            OSError: it cannot be had.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of that."""
+        ...
+
+    async def start(self) -> SpawnedProcess:
+        """See ``supervision.Starter``."""
+        ...
+
+    async def clean_up(self) -> None:
+        """See ``supervision.Starter``."""
+        ...
+
+    async def has(self, child: Child, tool: str, cwd: bytes) -> bool:
+        """Tell whether it can run a tool now, in a working directory."""
+        ...
+
+    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+        """See ``routes.Target``."""
+        ...
+
+    async def command(
+        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+    ) -> SpawnPlan:
+        """See ``routes.Target``."""
+        ...
+
+
+class Sidecars:
+    """The sidecars of one host; a ``routes.Routes``.
+
+    Args:
+        sidecars: in the order of the configuration.
+    """
+
+    def __init__(self, sidecars: tuple[Sidecar, ...]) -> None:
+        self.sidecars = sidecars
+        configured = (sidecar.allow for sidecar in sidecars)
+        self.tools = ALL_TOOLS.union(*configured)
+
+    def is_permitted(self, child: Child, tool: str) -> bool:
+        """See ``routes.Routes``; a child's own policy may hold less."""
+        if tool not in self.tools:
+            return False
+        if child.session is None:
+            return False
+        granted = child.session.client.policy.tools
+        return granted is None or tool in granted
+
+    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+        """See ``routes.Routes``."""
+        for sidecar in candidates(tool, self.sidecars):
+            # One after the other: a worse one is not asked while a better one answers.
+            if await sidecar.has(child, tool, cwd) and sidecar.is_running:
+                return sidecar
+        raise unavailable(tool, self.sidecars)
+
+    async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
+        """See ``routes.Routes``; ``backend_local.state_of`` makes it at first use."""
+        del child, stack
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what they hold of the host's descriptors, with a word for each."""
+        for sidecar in self.sidecars:
+            if sidecar.workspace_fd >= 0:
+                yield sidecar.workspace_fd, "workspace"
+
+
+@asynccontextmanager
+async def open_sidecars(
+    host: Host, sections: Mapping[str, SidecarSection]
+) -> AsyncIterator[Sidecars]:
+    """Start what the configuration has; it ends with the block.
+
+    Args:
+        host: whose launcher starts processes.
+        sections: by name, as configured.
+
+    Raises:
+        OSError: a workspace cannot be reached; its path is in ``filename``.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        state = Scratch(None)
+        stack.push_async_callback(_remove, host, state)
+        host.holders.add(state.descriptors)
+        sidecars = Sidecars(
+            tuple(
+                _make(host, name, section, _state_dir(state, name))
+                for name, section in sections.items()
+            )
+        )
+        for sidecar in sidecars.sidecars:
+            sidecar.open()
+            stack.callback(sidecar.close)
+        host.holders.add(sidecars.descriptors)
+        stack.callback(host.holders.discard, sidecars.descriptors)
+        async with trio.open_nursery() as nursery:
+            await _start(host, sidecars, nursery)
+            yield sidecars
+            nursery.cancel_scope.cancel()
+
+
+async def _start(host: Host, sidecars: Sidecars, nursery: trio.Nursery) -> None:
+    first_starts = []
+    for sidecar in sidecars.sidecars:
+        if sidecar.starts:
+            tried = trio.Event()
+            first_starts.append(tried)
+            nursery.start_soon(supervise, sidecar, host.log.write, tried)
+    with trio.move_on_after(FIRST_START_S):
+        for tried in first_starts:
+            await tried.wait()
+
+
+def _make(host: Host, name: str, section: SidecarSection, state_dir: str) -> Sidecar:
+    if section.backend == "local":
+        return LocalSidecar(name, section, host.launcher, state_dir)
+    # Most hosts have none.
+    from supervisor.toolexec.backend_cli import CliSidecar  # noqa: PLC0415
+
+    return CliSidecar(name, section, host.launcher)
+
+
+def _state_dir(state: Scratch, name: str) -> str:
+    path = f"{state.run}/{name}"
+    os.mkdir(path, 0o700)  # noqa: PTH102 - a str, as everything beside it
+    return path
+
+
+async def _remove(host: Host, state: Scratch) -> None:
+    failure = await state.remove()
+    host.holders.discard(state.descriptors)
+    if failure is not None:
+        host.log.write("WARNING", failure)

@@ -1,0 +1,130 @@
+"""A sidecar's long-lived process: started, watched, started again, ended.
+
+Rules of this file.
+
+1. A sidecar runs while its process does.  Each start is a new generation.
+2. A process that ends is started again after a pause, which doubles each time and is
+   short again after a run that was steady.
+3. It ends with the host: SIGTERM, a grace period, SIGKILL to the whole tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import trio
+
+from supervisor.launcher import LaunchpadLost
+from supervisor.spawn_request import SpawnError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.launcher import ExitStatus, SpawnedProcess
+
+FIRST_PAUSE_S = 0.5
+"""Before the first restart: a server whose port is still taken needs a moment."""
+
+LONGEST_PAUSE_S = 30.0
+"""Between restarts of what never stays up: somebody is going to repair it."""
+
+STEADY_S = 10.0
+"""A run that long was no failed start."""
+
+GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL when the host stops."""
+
+END_TIMEOUT_S = 10.0
+"""Longest that the end of one sidecar may hold the host up."""
+
+
+class Starter(Protocol):
+    """What a backend knows of its long-lived process."""
+
+    name: str
+    is_running: bool
+    generation: int
+
+    async def start(self) -> SpawnedProcess:
+        """Start it; return the process that lives as long as it takes work.
+
+        Raises:
+            SpawnError: it cannot be started.
+            OSError: likewise.
+        """
+        ...
+
+    async def clean_up(self) -> None:
+        """Remove what a run left; called after each, bounded and shielded."""
+        ...
+
+
+async def supervise(
+    sidecar: Starter, log: Callable[[str, str], None], tried: trio.Event
+) -> NoReturn:
+    """Keep a sidecar running until cancelled.
+
+    Args:
+        sidecar: which one.
+        log: takes a level and a line.
+        tried: set when the first start has gone well or not.
+
+    Raises:
+        LaunchpadLost: no process can be started or waited for any more.
+
+    Cancellation: ends its process, bounded.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began = trio.current_time()
+        try:
+            why = await _run_once(sidecar, tried)
+        except (SpawnError, OSError) as failure:
+            why = str(failure)
+        finally:
+            tried.set()
+        if trio.current_time() - began >= STEADY_S:
+            pause_s = FIRST_PAUSE_S
+        text = f"Sidecar '{sidecar.name}' is down: {why}; next start in {pause_s:g} s"
+        log("WARNING", text)
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+async def _run_once(sidecar: Starter, tried: trio.Event) -> str:
+    """Start a sidecar and wait for its end; tell how it ended."""
+    try:
+        process = await sidecar.start()
+        try:
+            sidecar.generation += 1
+            sidecar.is_running = True
+            tried.set()
+            return _how_ended(await process.wait_exit())
+        finally:
+            sidecar.is_running = False
+            await _end(process)
+    finally:
+        with trio.move_on_after(END_TIMEOUT_S, shield=True):
+            await sidecar.clean_up()
+
+
+async def _end(process: SpawnedProcess) -> None:
+    """End a process and all beneath it; nothing to do if that has happened."""
+    with trio.move_on_after(END_TIMEOUT_S, shield=True):
+        with contextlib.suppress(LaunchpadLost):
+            process.send_signal(signal.SIGTERM)
+            with trio.move_on_after(GRACE_S):
+                await process.wait_exit()
+            process.send_signal(signal.SIGKILL)
+            await process.wait_swept()
+    process.close()
+
+
+def _how_ended(status: ExitStatus) -> str:
+    if status.signal is not None:
+        return f"ended by signal {status.signal}"
+    if status.code is None:
+        return "ended, nobody knows how"
+    return f"exited with {status.code}"

@@ -1,0 +1,273 @@
+"""One connection as bytes: a request is cut out of it, a reply is put on it.
+
+Rules of this file.
+
+1. One request a connection; every reply says ``Connection: close``.
+2. A head has ``HEAD_TIMEOUT_S``, a body that stalls ``BODY_TIMEOUT_S``; then the
+   connection is dropped.  Sending has no time-out (spec: no write time-out).
+3. Who is refused before all it sent was read gets the chance to read that: the host
+   half-closes and drains for ``DRAIN_S`` (RFC 9112, 9.6).
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import h11
+import trio
+
+from protocol import toolexec
+from protocol.toolexec_body import (
+    MAX_HEAD_BYTES,
+    BodyReader,
+    BodyTooLargeError,
+    FramingError,
+    HeadReader,
+    HeadTooLargeError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from protocol.toolexec import Head, Refusal
+
+HEAD_TIMEOUT_S = 10.0
+"""A head is one packet; whoever needs longer holds a connection for nothing."""
+
+BODY_TIMEOUT_S = 30.0
+"""Between two pieces of a body."""
+
+DRAIN_S = 2.0
+"""How long a refused client may go on sending before the connection is closed."""
+
+RECEIVE_BYTES = 65_536
+
+CONTENT_TYPE = (b"Content-Type", b"text/plain; charset=utf-8")
+CLOSE = (b"Connection", b"close")
+
+# h11 joins folded lines and takes any HTTP/x.y; RFC 9112 (5.2) lets a server refuse.
+_FOLDED = re.compile(rb"\n[ \t]")
+_VERSIONS = (b"1.0", b"1.1")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class RefusedAtOnceError(Exception):
+    """A request that is refused before all of it was read."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.status)
+        self.refusal = refusal
+
+
+class GoneError(Exception):
+    """The client is gone, or was too slow: there is nobody to answer."""
+
+
+class Wire:
+    """A connection.
+
+    Args:
+        sock: non-blocking; owned.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._http = h11.Connection(
+            h11.SERVER, max_incomplete_event_size=2 * MAX_HEAD_BYTES
+        )
+        self._got = b""
+
+    # The request
+
+    async def receive(
+        self, first_look: Callable[[Head], Refusal | None]
+    ) -> tuple[Head, bytes]:
+        """Receive a request, all of it.
+
+        Args:
+            first_look: asked about a head whose client waits to be told to go on
+                (``Expect: 100-continue``): it need not send what is refused anyhow.
+
+        Raises:
+            RefusedAtOnceError: it is none, or too large, or something follows it.
+            GoneError: it did not come.
+            OSError: the connection failed.
+        """
+        head = None
+        with trio.move_on_after(HEAD_TIMEOUT_S):
+            head = await self._receive_head()
+        if head is None:
+            raise GoneError
+        try:
+            body = BodyReader(head.headers, head.version)
+            body.feed(self._got)
+            if self._http.they_are_waiting_for_100_continue and not body.is_complete:
+                await self._go_on(head, first_look)
+            while not body.is_complete:
+                body.feed(await self._receive_body())
+        except FramingError as why:
+            raise RefusedAtOnceError(toolexec.bad_request(str(why))) from None
+        except BodyTooLargeError:
+            raise RefusedAtOnceError(toolexec.PAYLOAD_TOO_LARGE) from None
+        if body.rest or self._has_more():
+            refusal = toolexec.bad_request("bytes after the body")
+            raise RefusedAtOnceError(refusal)
+        return head, bytes(body.body)
+
+    async def _receive_head(self) -> Head:
+        reader = HeadReader()
+        has_begun = False
+        while True:
+            data = await self._receive()
+            if not data:
+                if not has_begun:
+                    raise GoneError
+                refusal = toolexec.bad_request("the head ended early")
+                raise RefusedAtOnceError(refusal)
+            has_begun = True
+            try:
+                cut = reader.feed(data)
+            except HeadTooLargeError:
+                raise RefusedAtOnceError(toolexec.HEAD_TOO_LARGE) from None
+            if cut is not None:
+                text, self._got = cut
+                return self._parse(text)
+
+    def _parse(self, text: bytes) -> Head:
+        try:
+            self._http.receive_data(text)
+            event = self._http.next_event()
+        except h11.RemoteProtocolError as why:
+            raise RefusedAtOnceError(toolexec.bad_request(str(why))) from None
+        if not isinstance(event, h11.Request):
+            raise RefusedAtOnceError(toolexec.bad_request("no request"))
+        if _FOLDED.search(text) or event.http_version not in _VERSIONS:
+            refusal = toolexec.bad_request("a folded header or another HTTP")
+            raise RefusedAtOnceError(refusal)
+        headers = list(event.headers)
+        return toolexec.Head(event.method, event.target, headers, event.http_version)
+
+    async def _go_on(
+        self, head: Head, first_look: Callable[[Head], Refusal | None]
+    ) -> None:
+        refusal = first_look(head)
+        if refusal is not None:
+            raise RefusedAtOnceError(refusal)
+        await self.send(
+            self._http.send(h11.InformationalResponse(status_code=100, headers=[]))
+        )
+
+    async def _receive_body(self) -> bytes:
+        with trio.move_on_after(BODY_TIMEOUT_S):
+            data = await self._receive()
+            if not data:
+                refusal = toolexec.bad_request("the body ended early")
+                raise RefusedAtOnceError(refusal)
+            return data
+        raise GoneError
+
+    async def _receive(self) -> bytes:
+        while True:
+            try:
+                return self.sock.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.sock)
+
+    def _has_more(self) -> bool:
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return False
+
+    async def wait_gone(self) -> None:
+        """Wait until the client has closed its side, or is no longer there.
+
+        What it still sends is read and forgotten: one request a connection.
+        """
+        with suppress(OSError):
+            while await self._receive():
+                await trio.lowlevel.checkpoint()
+
+    # The reply
+
+    async def send(self, *parts: bytes) -> None:
+        """Send bytes, whole.
+
+        Raises:
+            OSError: the client is gone.
+        """
+        view = memoryview(b"".join(parts))
+        while view:
+            try:
+                view = view[self.sock.send(view, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.sock)
+
+    async def reply(
+        self, status: int, body: bytes, exit_code: int, headers: Headers | None = None
+    ) -> None:
+        """Send a whole reply."""
+        head = self.head(status, len(body), exit_code, headers or [])
+        await self.send(head, body)
+
+    async def reply_nothing(self) -> None:
+        """Send a 204."""
+        reason = toolexec.REASONS[204]
+        event = h11.Response(status_code=204, headers=[CLOSE], reason=reason)
+        await self.send(self._http.send(event) or b"")
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send a refusal."""
+        headers = list(refusal.headers)
+        await self.reply(refusal.status, refusal.body, refusal.exit_code, headers)
+
+    def head(self, status: int, length: int, exit_code: int, headers: Headers) -> bytes:
+        """Return the head of a reply whose length is known."""
+        return self._head(
+            status,
+            [
+                CONTENT_TYPE,
+                (b"X-Exit-Code", b"%d" % exit_code),
+                *headers,
+                (b"Content-Length", b"%d" % length),
+                CLOSE,
+            ],
+        )
+
+    def chunked_head(self, exec_id: str) -> bytes:
+        """Return the head of a reply in chunks; ``trailer`` ends it."""
+        return self._head(
+            200,
+            [
+                CONTENT_TYPE,
+                (b"X-Exec-Id", exec_id.encode()),
+                (b"Transfer-Encoding", b"chunked"),
+                (b"Trailer", b"X-Exit-Code"),
+                CLOSE,
+            ],
+        )
+
+    def trailer(self, exit_code: int) -> bytes:
+        """Return the last chunk with the exit code behind it."""
+        trailers = [(b"X-Exit-Code", b"%d" % exit_code)]
+        return self._http.send(h11.EndOfMessage(headers=trailers)) or b""
+
+    def _head(self, status: int, headers: Headers) -> bytes:
+        reason = toolexec.REASONS[status]
+        event = h11.Response(status_code=status, headers=headers, reason=reason)
+        return self._http.send(event) or b""
+
+    async def drain(self) -> None:
+        """Say that no more will come, and read on for a while (rule 3)."""
+        with trio.move_on_after(DRAIN_S), suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+            await self.wait_gone()
+
+    def close(self) -> None:
+        """Close the connection; what was sent is delivered."""
+        trio.lowlevel.notify_closing(self.sock)
+        self.sock.close()

@@ -1,0 +1,92 @@
+"""A tool's working directory: resolved beneath the workspace, by the kernel.
+
+Rules of this file.
+
+1. The workspace is a held directory.  ``.`` is it, ``/workspace/...`` lies beneath it,
+   and ``openat2`` says whether it does, links and ``..`` included (spec A4).
+2. A host path is accepted if the directory it leads to lies beneath the workspace:
+   its text only chooses which name to ask for, and what that leads to has to be the
+   same directory.  Shims send ``$(pwd)``.
+3. Whatever else is asked for gets the same answer, so that nobody learns what there is
+   outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from supervisor.toolexec.routes import RefusedError
+from vfs.hostio import in_thread
+from vfs.policy import open_directory
+
+NAME = b"/workspace"
+"""What a workspace is called by those who use it."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import trio
+
+
+async def open_cwd(
+    workspace_fd: int, cwd: bytes, share: trio.CapacityLimiter | None = None
+) -> int:
+    """Open a working directory.
+
+    Args:
+        workspace_fd: the workspace, held.
+        cwd: as the request has it; ``.`` for one that has none.
+        share: bounds the threads that one child's host paths may wait in.
+
+    Returns:
+        An O_PATH descriptor, the caller's to close.
+
+    Raises:
+        RefusedError: 400: it is no directory beneath the workspace.
+    """
+    with contextlib.suppress(OSError):
+        rest = beneath_name(cwd)
+        if rest is not None:
+            with contextlib.suppress(OSError):
+                return open_directory(workspace_fd, rest)
+        if cwd.startswith(b"/") and b"\0" not in cwd:
+            # Anywhere on the host, a dead network file system included.
+            return await in_thread(_open_host_path, workspace_fd, cwd, share=share)
+    raise refused()
+
+
+def beneath_name(cwd: bytes) -> bytes | None:
+    """Return the name beneath the workspace that a text stands for; None for others."""
+    if cwd in {b".", NAME}:
+        return b"."
+    if cwd.startswith(NAME + b"/"):
+        return cwd[len(NAME) :].lstrip(b"/") or b"."
+    return None
+
+
+def refused() -> RefusedError:
+    """Return the refusal of a working directory."""
+    text = b"bad request: cwd is not a directory beneath /workspace\n"
+    return RefusedError(400, text)
+
+
+def path_of(fd: int) -> str:
+    """Return the path of a held directory as the host sees it now (proc(5))."""
+    return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - a str
+
+
+def _open_host_path(workspace_fd: int, path: bytes) -> int:
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        top = os.fsencode(path_of(workspace_fd)).rstrip(b"/")
+        real = os.fsencode(path_of(fd))
+        if real != top and not real.startswith(top + b"/"):
+            raise NotADirectoryError
+        # The guess by text, proved: what lies there beneath the held directory.
+        ours = open_directory(workspace_fd, real[len(top) :].lstrip(b"/") or b".")
+        if not os.path.samestat(os.fstat(ours), os.fstat(fd)):
+            os.close(ours)
+            raise NotADirectoryError
+        return ours
+    finally:
+        os.close(fd)

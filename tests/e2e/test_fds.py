@@ -1,0 +1,238 @@
+"""LLM fds from outside: `run --config` with `[tools]` and `[file_descriptor]`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import SANDHOST, Outcome, sandhost
+
+pytestmark = pytest.mark.slow
+
+CALL = r"""
+call() { printf 'FD_CALL %d\n%s' ${#1} "$1" >&3; read -r r <&3; echo "$r" | cut -c1-60
+case "$r" in OK*) head -c "${r#OK }" <&3; echo;; esac; }
+"""
+
+
+def run_with(where: Path, text: str, script: str) -> Outcome:
+    """Run a shell script under a configuration."""
+    (where / "config.toml").write_text(text)
+    words = ("run", "--config", "config.toml", "--", "bash", "-c", script, SANDHOST)
+    return sandhost(*words, cwd=where)
+
+
+def test_a_configuration_turns_them_on(tmp_path: Path) -> None:
+    text = '[tools]\nenabled = ["read_fd"]\n'
+    script = CALL + """call '{"name":"list_fds"}'; call '{"name":"search_fd"}'"""
+    outcome = run_with(tmp_path, text, script)
+    assert outcome.err == b""
+    assert outcome.out == (
+        b'OK 20\n<fd_list count="0"/>\nERROR invalid fd call: not enabled: search_fd\n'
+    )
+
+
+def test_without_the_sections_there_are_none(tmp_path: Path) -> None:
+    outcome = run_with(tmp_path, "", CALL + """call '{"name":"list_fds"}'""")
+    assert outcome.out == b"ERROR LLM fds not available\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[file_descriptor]\nenabled = true\n", "file_descriptor.enabled: true, but"),
+        ("[file_descriptor]\ndefault_page_size = 0\n", "default_page_size: at least 1"),
+        ("[file_descriptor]\nmax_memory = 'big'\n", "max_memory: not a size"),
+        ("[file_descriptor]\nescape = 'no'\n", "escape: xml or raw"),
+        ("[file_descriptor]\npage_user_input = 1\n", "page_user_input"),
+        ("[file_descriptor]\ntypo = 1\n", "typo"),
+        ("[tools]\nenabled = 'read_fd'\n", "tools"),
+        ("[tools]\ntypo = []\n", "typo"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    outcome = run_with(tmp_path, text, "echo ran")
+    assert (outcome.status, outcome.out) == (125, b"")
+    assert outcome.said(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[file_descriptor]\nmax_input_chars = 9\n", "it is off"),
+        (
+            (
+                "[file_descriptor]\nmax_direct_output_chars = 9\n"
+                "[tools]\nenabled = ['read_fd']\n"
+            ),
+            "less than default_page_size",
+        ),
+        ("[tools]\nenabled = ['web_search']\n", "'web_search' is no tool"),
+    ],
+)
+def test_what_looks_like_a_mistake_is_a_warning(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    outcome = run_with(tmp_path, text, "echo ran")
+    assert (outcome.status, outcome.out) == (0, b"ran\n")
+    assert outcome.said(said)
+
+
+def test_pages_have_the_size_that_is_configured(tmp_path: Path) -> None:
+    text = """
+        [tools]
+        enabled = ["read_fd"]
+        [file_descriptor]
+        max_direct_output_chars = 10
+        default_page_size = 5
+        escape = "raw"
+        """
+    script = (
+        CALL
+        + """call '{"name":"wrap_output","arguments":{"text":"<1>\\n<2>\\n<3>\\n"}}'"""
+    )
+    outcome = run_with(tmp_path, text, script)
+    assert (
+        b'<fd_result fd="fd:1" pages="3" truncated="false" lines="1-1"' in outcome.out
+    )
+    assert b"Output exceeds 10 characters." in outcome.out
+    assert b"<preview>\n<1>\n\n</preview>" in outcome.out
+
+
+CONFIG = """
+    [tools]
+    enabled = ["read_fd", "fd_to_file", "search_fd", "rename_fd", "mark_fd_section",
+        "get_fd_section", "create_temp_file", "read_temp_file", "write_temp_file",
+        "checkpoint_process", "restore_process", "list_checkpoints"]
+    """
+
+
+def test_the_command_speaks_for_shell_scripts(tmp_path: Path) -> None:
+    script = """
+        seq 1 5000 | $0 fd wrap --source tool:seq | head -1
+        $0 fd read fd:1 2 | head -1
+        $0 fd read fd:1 --lines 4999-5000
+        $0 fd read fd:1 --all | tail -2
+        $0 fd search fd:1 '^49.9$' --regex --context=0 --max-results 1 | head -3
+        $0 fd rename fd:1 numbers
+        $0 fd read fd:9; echo status $?
+        $0 fd write-to-file fd:1 out.txt --start-line 7 --end-line 8 --no-exist-ok | head -1
+        $0 fs cat out.txt
+        echo short | $0 fd wrap
+        t=$(printf 'a' | $0 fd put); printf b | $0 fd put $t >/dev/null
+        $0 fd call create_temp_file '{"content":{"token":"'$t'"}}'
+        $0 fd temp-read temp:1
+        printf new | $0 fd temp-write temp:1 --version 1
+        $0 fd info fd:1 | cut -c1-29
+        $0 fd checkpoint before | cut -c1-15
+        $0 fd read_fd fd:1 --unit paragraph --index 1 | head -1
+        """
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert outcome.err == b""
+    assert outcome.out.decode() == SAID
+
+
+SAID = """\
+<fd_result fd="fd:1" pages="6" truncated="false" lines="1-1021" total_lines="5000">
+<fd_content fd="fd:1" page="2" pages="6" continued="false" truncated="false" \
+lines="1022-1821" total_lines="5000">
+<fd_content fd="fd:1" page="lines" pages="6" continued="false" truncated="false" \
+lines="4999-5000" total_lines="5000">
+4999
+5000
+
+</fd_content>
+
+</fd_content>
+<fd_search fd="fd:1" query="^49.9$" matches="10" returned="1" truncated="true" \
+total_lines="5000" next_line="4919">
+  <match line="4909" col="1" lines="4909-4909">
+4909
+<fd_rename fd="fd:1" name="numbers" previous=""/>
+<fd_error type="not_found" fd="fd:9">
+  <message>File descriptor fd:9 not found</message>
+</fd_error>
+status 1
+<fd_write fd="fd:1" file_path="out.txt" success="true" mode="write">
+7
+8
+short
+<temp_file id="temp:1" version="1" bytes="2"/>
+<temp_content id="temp:1" version="1">
+ab
+</temp_content>
+<temp_file id="temp:1" version="2" bytes="3"/>
+<fd_info fd="fd:1" source="to
+<checkpoint id=
+<fd_content fd="fd:1" page="paragraph" pages="6" continued="false" \
+truncated="false" lines="1-5000" total_lines="5000" unit="paragraph" index="1" \
+units="1">
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "no command"),
+        ("frobnicate", "unknown command 'frobnicate'"),
+        ("read fd:1 x", "--page takes a number"),
+        ("list more", "list takes no argument"),
+        ("call read_fd [", "not JSON"),
+        ("call", "call takes a name"),
+    ],
+)
+def test_a_wrong_command_line_is_told(tmp_path: Path, words: str, said: str) -> None:
+    outcome = run_with(tmp_path, CONFIG, f"$0 fd {words}")
+    assert (outcome.status, outcome.out) == (2, b"")
+    assert outcome.said(said)
+
+
+def test_outside_a_child_the_command_says_so(tmp_path: Path) -> None:
+    outcome = sandhost("fd", "list", cwd=tmp_path)
+    assert outcome.status == 2
+    assert outcome.said("sandhost fd: ")
+    assert b"usage: sandhost fd" in sandhost("fd", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("options", "listed"),
+    [
+        ("", ["fd:1", "fd:2"]),
+        ("--fd fd:2", ["fd:2"]),
+        ("--fd fd-1 --fd fd:2", ["fd:1", "fd:2"]),
+        ("--no-fds", []),
+    ],
+)
+def test_a_nested_child_has_what_it_is_given(
+    tmp_path: Path, options: str, listed: list[str]
+) -> None:
+    script = f"""
+        seq 1 4000 | $0 fd wrap >/dev/null; seq 1 5000 | $0 fd wrap >/dev/null
+        $0 relay {options} -- sh -c '
+            $0 fd list | grep -o "<fd fd=.fd:[0-9]"
+            seq 1 6000 | $0 fd wrap >/dev/null' $0
+        echo mine; $0 fd list | grep -o "<fd fd=.fd:[0-9]"
+        """
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert outcome.status == 0, outcome.err
+    before, _, after = outcome.out.decode().partition("mine\n")
+    assert [line[-4:] for line in before.splitlines()] == listed
+    assert [line[-4:] for line in after.splitlines()] == ["fd:1", "fd:2"]
+
+
+def test_a_nested_child_is_not_started_with_what_is_not_there(tmp_path: Path) -> None:
+    outcome = run_with(tmp_path, CONFIG, "$0 relay --fd fd:9 -- echo ran")
+    assert (outcome.status, outcome.out) == (125, b"")
+    assert outcome.said("cannot choose the LLM fds: File descriptor fd:9 not found")
+
+
+def test_a_checkpoint_outlives_the_host(tmp_path: Path) -> None:
+    text = CONFIG + f'[host]\nstate_dir = "{tmp_path}/state"\n'
+    first = "seq 1 4000 | $0 fd wrap >/dev/null; $0 fd checkpoint one | cut -d'\"' -f2"
+    checkpoint_id = run_with(tmp_path, text, first).out.decode().strip()
+    assert checkpoint_id.startswith("ckpt:")
+    script = f"$0 fd restore {checkpoint_id}; $0 fd read fd:1 --lines 4000-4000"
+    outcome = run_with(tmp_path, text, script)
+    assert outcome.out.splitlines()[2] == b"4000"
+    pipeline = ("pipeline", "--config", "config.toml", "--", "true", ":::")
+    other = sandhost(*pipeline, SANDHOST, "fd", "checkpoints", cwd=tmp_path)
+    assert other.out == b'<checkpoints count="0"/>\n'

@@ -1,0 +1,146 @@
+"""How a daemon stops: in time, naming who blocks; and what a killed one leaves."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import TIMEOUT_S, sandhost
+from tests.helpers.daemon import Daemon, daemon
+
+pytestmark = pytest.mark.slow
+
+STUBBORN = """
+[child.stubborn]
+command = ["sh", "-c", '''trap "" TERM
+printf "OPEN held w false\\n" >&3; read -r r <&3
+echo ready; while :; do sleep 1000; done''']
+"""
+
+
+# spec S6: who does not end within the grace period is killed, and named.
+def test_a_stop_names_who_blocks_and_exits_1(tmp_path: Path) -> None:
+    with daemon(tmp_path, STUBBORN, grace="200ms") as running:
+        running.wait(lambda: b"ready" in running.log("stubborn"), "its word")
+        assert running.end() == 1
+        said = running.said()
+    (line,) = (row for row in said.splitlines() if "does not end" in row)
+    text = json.loads(line)["message"]
+    assert text.startswith("child stubborn (pid ")
+    for part in ("stopping", "sleeping", "open files: held", "OPEN held", "killed"):
+        assert part in text
+
+
+def test_stop_of_the_command_line_waits_for_the_end(tmp_path: Path) -> None:
+    with daemon(tmp_path, STUBBORN, grace="2s") as running:
+        running.wait(lambda: b"ready" in running.log("stubborn"), "its word")
+        outcome = sandhost("stop", "--control", running.client.path)
+        assert outcome.status == 0
+        assert outcome.said("waiting: child stubborn")
+        assert running.process.wait(TIMEOUT_S) == 1
+
+
+def test_a_second_signal_insists(tmp_path: Path) -> None:
+    with daemon(tmp_path, STUBBORN, grace="1h") as running:
+        running.wait(lambda: b"ready" in running.log("stubborn"), "its word")
+        running.send(signal.SIGTERM)
+        running.hear("STOPPING=1")
+        assert running.end() == 1
+
+
+def test_a_stopped_child_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+    config = "[child.a]\ncommand = ['sleep', '1000']\n"
+    with daemon(tmp_path, config, grace="200ms") as running:
+        running.client.kill("a", "STOP")
+        state = running.wait(
+            lambda: (usage := running.row("a").usage) and usage.state == "stopped"
+        )
+        assert state
+        assert running.end() == 1
+        assert "its process is stopped" in running.said()
+
+
+def test_the_watchdog_is_fed(tmp_path: Path) -> None:
+    with daemon(tmp_path, env={"WATCHDOG_USEC": "200000"}) as running:
+        for _ in range(3):
+            running.hear("WATCHDOG=1")
+        running.send(signal.SIGSTOP)  # a loop that does not turn
+        assert silent(running)
+        running.send(signal.SIGCONT)
+        running.hear("WATCHDOG=1")
+
+
+def silent(running: Daemon) -> bool:
+    """Whether no message comes any more."""
+    ear = running._ear
+    stopped = f"/proc/{running.process.pid}/stat"
+    running.wait(lambda: ") T " in Path(stopped).read_text(), "the stop")
+    while select.select([ear], [], [], 0)[0]:
+        ear.recv(65_536)
+    return not select.select([ear], [], [], 0.5)[0]
+
+
+# attack 39: what a dead host left is found, said and removed; nobody survives it.
+def test_a_daemon_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    config = "[child.a]\ncommand = ['sh', '-c', 'setsid sleep 1000 & sleep 1000']\n"
+    for round_ in range(3):
+        with daemon(tmp_path, config) as running:
+            row = running.row("a")
+            pidfd = os.pidfd_open(row.pid or 0)
+            running.send(signal.SIGKILL)
+            running.process.wait(TIMEOUT_S)
+            assert select.select([pidfd], [], [], TIMEOUT_S)[0]
+            os.close(pidfd)
+        assert list((tmp_path / "state" / "scratch").iterdir()), round_
+    with daemon(tmp_path, config) as running:
+        said = running.said()
+        assert "did not end in order" in said
+        assert "a scratch directory" in said
+        assert "a control socket that nobody listens on" in said
+        assert running.row("a").state == "running"
+        assert len(list((tmp_path / "state" / "scratch").iterdir())) == 1
+        assert running.end() == 0
+
+
+def test_an_orphan_is_ended_only_with_proof(tmp_path: Path) -> None:
+    scratch = tmp_path / "state" / "scratch" / "sandhost-abc"
+    scratch.mkdir(parents=True)
+    orphan = ["sleep", "1000"]
+    mine = subprocess.Popen(orphan, env={"TMPDIR": f"{scratch}/tmp"})
+    other = subprocess.Popen(orphan, env={"TMPDIR": f"{tmp_path}/else"})
+    with mine, other:
+        try:
+            with daemon(tmp_path) as running:
+                assert mine.wait(TIMEOUT_S) == -signal.SIGKILL
+                assert other.poll() is None
+                assert f"an orphan: pid {mine.pid}" in running.said()
+                assert not scratch.exists()
+        finally:
+            mine.kill()
+            other.kill()
+
+
+def test_staged_files_are_removed_after_a_crash_unless_they_may_be_in_use(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "mine").write_text("stays")
+    old, young = root / ".sandhost-old", root / ".sandhost-young"
+    for file in (old, young):
+        file.write_text("staged")
+    hour_ago = time.time() - 3600
+    os.utime(old, (hour_ago, hour_ago))
+    config = f'[policy.p]\nroot = "{root}"\n'
+    with daemon(tmp_path, config) as running:
+        running.send(signal.SIGKILL)
+        running.process.wait(TIMEOUT_S)
+    with daemon(tmp_path, config) as running:
+        assert "(left alone)" in running.said()
+        assert running.end() == 0
+    assert sorted(p.name for p in root.iterdir()) == [".sandhost-young", "mine"]

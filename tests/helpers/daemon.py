@@ -1,0 +1,124 @@
+"""A daemon in a process of its own: started, ready, asked, stopped.
+
+What it is: `sandhost serve` as its service manager sees it, with the manager's notify
+socket in the test's hand. What it is not: nothing here imports the daemon's inside; the
+client is the product's own.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from supervisor.client import ChildRow, HostClient
+from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S
+
+HEAD = """
+[host]
+runtime_dir = "{where}/run"
+state_dir = "{where}/state"
+grace = "{grace}"
+"""
+
+
+class Daemon:
+    """A running daemon.
+
+    Attributes:
+        process: its own.
+        client: asks it.
+        where: its directories are in it.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], where: Path, ear: socket.socket
+    ) -> None:
+        self.process = process
+        self.where = where
+        self.client = HostClient(str(where / "run" / "control"))
+        self._ear = ear
+
+    def hear(self, text: str) -> dict[str, str]:
+        """Wait for a message to the service manager that begins with a text."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            patience = max(0.0, deadline - time.monotonic())
+            assert select.select([self._ear], [], [], patience)[0], f"no {text}"
+            message = self._ear.recv(65_536).decode()
+            if message.startswith(text):
+                return dict(line.split("=", 1) for line in message.splitlines())
+
+    def row(self, name: str) -> ChildRow:
+        """Return the row of `ps` of one child."""
+        (row,) = (row for row in self.client.ps() if row.name == name)
+        return row
+
+    def wait(self, is_so: Callable[[], Any], what: str = "it") -> Any:
+        """Ask until something is so."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (found := is_so()):
+            assert time.monotonic() < deadline, f"{what} never came"
+            assert self.process.poll() is None, self.said()
+            select.select([], [], [], 0.01)
+        return found
+
+    def log(self, name: str) -> bytes:
+        """Return all that is kept of what a child said."""
+        return b"".join(entry.data for entry in self.client.logs(name))
+
+    def said(self) -> str:
+        """Return what the daemon said on stderr so far."""
+        return (self.where / "stderr").read_text()
+
+    def send(self, number: int) -> None:
+        """Signal it."""
+        self.process.send_signal(number)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Stop it and return its exit status."""
+        self.send(number)
+        return self.process.wait(TIMEOUT_S)
+
+
+@contextmanager
+def daemon(
+    where: Path,
+    config: str = "",
+    *options: str,
+    grace: str = "5s",
+    ready: bool = True,
+    **changes: Any,
+) -> Iterator[Daemon]:
+    """Start a daemon; at the end it is killed if it still runs."""
+    (where / "c.toml").write_text(HEAD.format(where=where, grace=grace) + config)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        address = f"@sandhost-test-{os.urandom(8).hex()}"
+        ear.bind("\0" + address[1:])
+        env = {**ENVIRONMENT, "NOTIFY_SOCKET": address, **changes.pop("env", {})}
+        wrapper = changes.pop("wrapper", ())
+        config_path = str(where / "c.toml")
+        command = [*wrapper, SANDHOST, "serve", "--config", config_path, *options]
+        with (where / "stderr").open("ab") as err:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                env=env,
+                cwd=where,
+                **changes,
+            )
+        with process:
+            try:
+                running = Daemon(process, where, ear)
+                if ready:
+                    running.hear("READY=1")
+                yield running
+            finally:
+                process.kill()

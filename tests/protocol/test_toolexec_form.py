@@ -1,0 +1,88 @@
+"""Forms of ToolExec: bytes in, bytes out, bounds in words."""
+
+from urllib.parse import quote_from_bytes
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import toolexec_form as form
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        (b"a+b%20c", b"a b c"),
+        (b"%c3%A9", b"\xc3\xa9"),
+        (b"100%", b"100%"),
+        (b"%zz%4", b"%zz%4"),
+        (b"%%41", b"%A"),
+        (b"%00", b"\0"),
+        (b"%2541", b"%41"),
+    ],
+)
+def test_an_invalid_escape_stands_for_itself(text: bytes, data: bytes) -> None:
+    assert form.decode(text) == data
+
+
+@given(st.lists(st.binary(max_size=60), max_size=10))
+def test_arguments_arrive_byte_by_byte(args: list[bytes]) -> None:
+    body = b"tool=x" + b"".join(
+        b"&arg=" + quote_from_bytes(arg, safe="").encode() for arg in args
+    )
+    found = form.pairs(body)
+    assert [value for key, value in found if key == b"arg"] == args
+    if not any(b"\0" in arg for arg in args):
+        assert form.call_of(found) == form.Call(b"x", b".", tuple(args))
+
+
+def call(text: bytes, query: bytes = b"") -> form.Call:
+    """Take a form apart."""
+    return form.call_of(form.pairs(query, text))
+
+
+def test_pairs_of_the_query_come_first_and_keys_have_no_case() -> None:
+    found = call(b"TOOL=b&Arg=2&&ARG=3&other=x&arg", query=b"tool=a&arg=1")
+    assert found == form.Call(b"b", b".", (b"1", b"2", b"3", b""))
+
+
+def test_the_last_tool_and_the_last_cwd_win() -> None:
+    assert call(b"tool=a&cwd=%2Fa&tool=b&cwd=.") == form.Call(b"b", b".", ())
+
+
+def test_the_first_equals_sign_splits() -> None:
+    assert call(b"tool=a&arg=x=y=").args == (b"x=y=",)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "no tool"),
+        (b"tool=", "no tool"),
+        (b"tool=" + b"x" * 65, "tool longer than 64 bytes"),
+        (b"tool=a&cwd=", "cwd is neither '.' nor an absolute path"),
+        (b"tool=a&cwd=src", "cwd is neither '.' nor an absolute path"),
+        (b"tool=a&cwd=/" + b"x" * 4096, "cwd longer than 4096 bytes"),
+        (b"tool=a" + b"&arg=x" * 129, "more than 128 arguments"),
+        (b"tool=a&arg=" + b"x" * 4097, "an argument longer than 4096 bytes"),
+        (b"tool=a&arg=%00", "a NUL byte"),
+        (b"tool=a%00", "a NUL byte"),
+        (b"tool=a&cwd=/%00", "a NUL byte"),
+    ],
+)
+def test_a_bad_form_says_why(text: bytes, why: str) -> None:
+    with pytest.raises(form.FormError) as caught:
+        call(text)
+    assert str(caught.value) == why
+
+
+def test_what_is_at_a_bound_passes() -> None:
+    text = b"tool=" + b"t" * 64 + b"&cwd=/" + b"d" * 4095
+    found = call(text + b"&arg=" + b"a" * 4096 + b"&arg=x" * 127)
+    assert (len(found.tool), len(found.cwd), len(found.args)) == (64, 4096, 128)
+
+
+def test_the_last_value_of_a_key() -> None:
+    pairs = form.pairs(b"a=1&A=2")
+    assert form.last(pairs, b"a") == b"2"
+    assert form.last(pairs, b"b") is None

@@ -1,0 +1,117 @@
+"""`sandhost mcp`: a real MCP client, in a child and alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+mcp = pytest.importorskip("mcp")
+
+TEXT = "".join(f"line {n}\n" for n in range(5000))
+
+CLIENT = """
+import sys, trio
+from mcp import ClientSession, StdioServerParameters, stdio_client
+
+TEXT = "".join(f"line {n}\\n" for n in range(5000))
+
+async def main():
+    import os
+    names = sys.argv[1:]
+    server = StdioServerParameters(command=names[0], args=names[1:], env=dict(os.environ))
+    async with stdio_client(server) as streams, ClientSession(*streams) as session:
+        await session.initialize()
+        tools = (await session.list_tools()).tools
+        print(*sorted(tool.name for tool in tools))
+        for name, arguments in (
+            ("wrap_output", {"text": TEXT, "source": "tool:x"}),
+            ("read_fd", {"fd": "fd:1", "start_line": 3, "end_line": 3}),
+            ("read_fd", {"fd": "fd:9"}),
+            ("fd_to_file", {"fd": "fd:1", "file_path": "out.txt", "end_line": 1}),
+            ("close_fd", {"fd": "fd:1"}),
+        ):
+            answer = await session.call_tool(name, arguments)
+            print(answer.is_error, answer.content[0].text.splitlines()[:2])
+
+trio.run(main)
+"""
+
+
+def _lines(where: Path, *server: str) -> list[str]:
+    """Run a client against a server; what it printed."""
+    (where / "client.py").write_text(CLIENT)
+    done = subprocess.run(
+        [sys.executable, "client.py", *server],
+        cwd=where,
+        env={**ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        timeout=50,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_alone_it_has_descriptors_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    lines = _lines(tmp_path, SANDHOST, "mcp", "--root", "root")
+    names = lines[0].split()
+    assert {"read_fd", "search_fd", "wrap_output", "list_fds"} <= set(names)
+    assert not {"keep_fds", "tool_schemas"} & set(names)
+    assert lines[1].startswith('False [\'<fd_result fd="fd:1"')
+    assert lines[2].endswith("'line 2']")
+    assert lines[3].startswith('True [\'<fd_error type="not_found" fd="fd:9">\'')
+    assert lines[4].startswith('False [\'<fd_write fd="fd:1"')
+    assert lines[5].startswith("True ['invalid fd call: unknown name: close_fd'")
+    assert (tmp_path / "root" / "out.txt").read_text() == "line 0\n"
+
+
+def test_in_a_child_it_offers_the_hosts(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[tools]\nenabled = ["read_fd"]\n')
+    (tmp_path / "client.py").write_text(CLIENT)
+    # The MCP client gives its server descriptors 0 to 2 only, so the door goes another
+    # way round: the server is the child, and the client its parent's pipe.
+    run = ("run", "--config", "config.toml", "--", SANDHOST, "mcp")
+    lines = _lines(tmp_path, SANDHOST, *run)
+    assert lines[0].split() == [
+        *("fd_info", "list_fds", "read_fd", "wrap_input", "wrap_output")
+    ]
+    assert lines[2].endswith("'line 2']")
+    assert lines[4].startswith("True ['invalid fd call: ")
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from supervisor.fds.mcp import serve  # noqa: PLC0415 - with the extra taken away
+
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    assert serve(None, None) == 2
+    said = "sandhost mcp: the package mcp is missing; install sandhost[mcp]\n"
+    assert capfd.readouterr().err == said
+
+
+def test_a_wrong_option_is_told(tmp_path: Path) -> None:
+    outcome = sandhost("mcp", "--root", "missing", cwd=tmp_path)
+    assert outcome.status == 2
+    assert outcome.said("cannot use 'missing': no such directory")
+    outcome = sandhost("mcp", "--config", "missing", cwd=tmp_path)
+    assert outcome.said("cannot read 'missing'")
+
+
+async def test_the_server_runs_in_trio(tmp_path: Path) -> None:
+    del tmp_path
+    from supervisor.fds import mcp as module  # noqa: PLC0415 - needs the extra
+
+    with module._own_process(None, None) as process:
+        server = await module.make_server(module.OwnTools(process))
+    assert server.name == "sandhost"
+    await trio.lowlevel.checkpoint()

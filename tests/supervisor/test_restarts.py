@@ -1,0 +1,137 @@
+"""When a child comes back: the table, the waits, how often is too often."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.restarts import (
+    MAX_BACKOFF_S,
+    SPREAD,
+    TABLE,
+    Deed,
+    Happening,
+    Phase,
+    RestartPolicy,
+    Restarts,
+)
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Tell what it shows."""
+        return self.now
+
+
+def restarts(clock: Clock, dice: float = 0.5, **policy: object) -> Restarts:
+    return Restarts(RestartPolicy(**policy), clock, lambda: dice)  # type: ignore[arg-type]
+
+
+# I3
+def test_every_phase_and_happening_has_an_entry() -> None:
+    assert set(TABLE) == {(p, h) for p in Phase for h in Happening}
+
+
+def test_what_was_stopped_on_request_does_not_come_back() -> None:
+    assert TABLE[Phase.RUNNING, Happening.STOP] == (Phase.ENDING, Deed.STOP)
+    for end in (Happening.ENDED, Happening.ENDED_AGAIN, Happening.ENDED_TOO_OFTEN):
+        assert TABLE[Phase.ENDING, end] == (Phase.STOPPED, Deed.LEAVE)
+    assert TABLE[Phase.BACKING_OFF, Happening.STOP] == (Phase.STOPPED, Deed.LEAVE)
+    assert TABLE[Phase.STOPPED, Happening.WAITED] == (Phase.STOPPED, Deed.NOTHING)
+
+
+def test_the_policy_decides_on_the_status() -> None:
+    ends = [
+        (policy, status, restarts(Clock(), restart=policy).ended(status))
+        for policy in ("no", "on-failure", "always")
+        for status in (0, 1, 137)
+    ]
+    back = {
+        (policy, status) for policy, status, end in ends if end is not Happening.ENDED
+    }
+    assert back == {
+        ("on-failure", 1),
+        ("on-failure", 137),
+        ("always", 0),
+        ("always", 1),
+        ("always", 137),
+    }
+
+
+def test_the_wait_doubles_up_to_a_minute() -> None:
+    clock = Clock()
+    child = restarts(clock, restart="always", backoff_s=1.0, max_restarts=100)
+    waits = []
+    for _ in range(9):
+        assert child.ended(1) is Happening.ENDED_AGAIN
+        waits.append(child.wait_s())
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_a_child_that_ran_for_the_period_begins_with_the_shortest_wait() -> None:
+    clock = Clock()
+    child = restarts(clock, restart="always", backoff_s=1.0, within_s=10.0)
+    for _ in range(3):
+        child.ended(1)
+        child.wait_s()
+    child.started()
+    clock.now += 10.0
+    assert child.ended(1) is Happening.ENDED_AGAIN
+    assert child.wait_s() == 1.0
+
+
+def test_more_than_so_many_restarts_within_the_period_is_too_often() -> None:
+    clock = Clock()
+    child = restarts(clock, restart="always", max_restarts=3, within_s=10.0)
+    for _ in range(3):
+        clock.now += 1.0
+        assert child.ended(0) is Happening.ENDED_AGAIN
+    clock.now += 1.0
+    assert child.ended(0) is Happening.ENDED_TOO_OFTEN
+    assert child.total == 3
+    # Once the first of them is older than the period there is room for one.
+    clock.now += 7.0
+    assert child.ended(0) is Happening.ENDED_AGAIN
+
+
+def test_no_restart_may_be_too_many() -> None:
+    child = restarts(Clock(), restart="always", max_restarts=0)
+    assert child.ended(0) is Happening.ENDED_TOO_OFTEN
+
+
+@given(
+    dice=st.floats(0, 1, exclude_max=True),
+    backoff_s=st.floats(0, 1e6),
+    times=st.integers(1, 2000),
+)
+def test_no_wait_is_longer_than_the_cap_and_its_spread(
+    dice: float, backoff_s: float, times: int
+) -> None:
+    child = restarts(Clock(), dice, restart="always", backoff_s=backoff_s)
+    waits = [child.wait_s() for _ in range(times)]
+    assert all(0 <= wait <= MAX_BACKOFF_S * (1 + SPREAD) for wait in waits)
+    assert all(a <= b for a, b in pairwise(waits))
+
+
+@given(
+    gaps=st.lists(st.floats(0, 30), max_size=60),
+    most=st.integers(0, 6),
+    within_s=st.floats(0.1, 20),
+)
+def test_never_more_restarts_within_any_period_than_allowed(
+    gaps: list[float], most: int, within_s: float
+) -> None:
+    clock = Clock()
+    child = restarts(clock, restart="always", max_restarts=most, within_s=within_s)
+    at: list[float] = []
+    for gap in gaps:
+        clock.now += gap
+        if child.ended(1) is Happening.ENDED_AGAIN:
+            at.append(clock.now)
+    for first in at:
+        assert sum(first <= other < first + within_s for other in at) <= most

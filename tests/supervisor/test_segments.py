@@ -1,0 +1,116 @@
+"""A stream in files: appended to, rotated, read by offset, on disks that misbehave."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.segments import Segments, last_lines, read_at
+from tests.helpers.command import small_disk
+
+
+def read_all(directory: Path, offset: int = 0, size: int = 7) -> tuple[bytes, int]:
+    """Read piece by piece to the end; return the bytes and how many were missed."""
+    data, missed = b"", 0
+    while True:
+        piece = read_at(str(directory), offset, size)
+        if not piece.data:
+            return data, missed
+        data += piece.data
+        missed += piece.missed
+        offset = piece.offset + len(piece.data)
+
+
+@given(
+    pieces=st.lists(st.binary(min_size=1, max_size=40), max_size=20),
+    most=st.integers(1, 50),
+    keep=st.integers(0, 3),
+)
+def test_what_is_kept_is_the_end_of_what_was_appended(
+    tmp_path_factory: pytest.TempPathFactory,
+    pieces: list[bytes],
+    most: int,
+    keep: int,
+) -> None:
+    where = tmp_path_factory.mktemp("stream") / "log"
+    segments = Segments(str(where), most, keep)
+    for piece in pieces:
+        assert segments.append(piece)
+    segments.close()
+    said = b"".join(pieces)
+    kept, missed = read_all(where)
+    assert said.endswith(kept)
+    assert missed + len(kept) == len(said) == segments.end
+    files = list(where.glob("*")) if where.exists() else []
+    assert len(files) <= keep + 1
+    assert all(file.stat().st_size <= most for file in files)
+
+
+def test_an_offset_means_the_same_after_rotation_and_a_new_start(
+    tmp_path: Path,
+) -> None:
+    for number in range(10):
+        segments = Segments(str(tmp_path / "log"), 8, 2)
+        assert segments.end == number * 6
+        assert segments.append(b"line %d" % number)
+        segments.close()
+    assert read_all(tmp_path / "log", 54) == (b"line 9", 0)
+
+
+def test_what_rotation_removed_is_told_by_number(tmp_path: Path) -> None:
+    segments = Segments(str(tmp_path / "log"), 4, 1)
+    segments.append(b"aaaabbbbcccc")
+    segments.close()
+    assert read_at(str(tmp_path / "log"), 1, 10) == (4, b"bbbb", 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "found"),
+    [(0, b""), (1, b"cc"), (2, b"bbb\ncc"), (9, b"a\nbbb\ncc")],
+)
+def test_the_last_lines_are_found_across_files(
+    tmp_path: Path, count: int, found: bytes
+) -> None:
+    segments = Segments(str(tmp_path / "log"), 3, 9)
+    segments.append(b"a\nbbb\ncc")
+    segments.close()
+    begin = last_lines(str(tmp_path / "log"), count, 1000)
+    assert read_all(tmp_path / "log", begin)[0] == found
+
+
+def test_a_directory_that_vanished_is_made_anew(tmp_path: Path) -> None:
+    where = tmp_path / "deep" / "log"
+    segments = Segments(str(where), 1000, 1)
+    assert segments.append(b"before")
+    shutil.rmtree(tmp_path / "deep")
+    assert segments.append(b"after")
+    segments.close()
+    assert read_at(str(where), 6, 100).data == b"after"
+
+
+def test_a_directory_that_cannot_be_made_costs_bytes_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "log").write_text("in the way")
+    segments = Segments(str(tmp_path / "log"), 1000, 1)
+    assert not segments.append(b"lost")
+    assert segments.dropped_bytes == 4
+    assert segments.failure is not None
+    (tmp_path / "log").unlink()
+    assert segments.append(b"kept")
+    segments.close()
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_bytes_and_nothing_else(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "64k") as point:
+        segments = Segments(str(point / "log"), 1 << 20, 0)
+        assert not segments.append(b"x" * 100_000)
+        assert segments.end + segments.dropped_bytes == 100_000
+        for file in (point / "log").iterdir():
+            os.truncate(file, 0)
+        assert segments.append(b"again")
+        segments.close()

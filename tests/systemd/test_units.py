@@ -1,0 +1,152 @@
+"""The units as a real systemd sees them: booted, watched, killed, reloaded, stopped."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.tree import ROOT
+from tests.helpers.booted import booted
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+UNITS = ROOT / "systemd"
+CONFIG = """
+[host]
+grace = "2s"
+[policy.p]
+[child.a]
+command = ["sh", "-c", "setsid sleep 1000 & exec sleep 1000"]
+policy = "p"
+restart = "always"
+backoff = "10ms"
+[child.b]
+command = ["sleep", "1000"]
+after = ["a"]
+"""
+
+
+@pytest.fixture
+def analyze() -> str:
+    """The tool, where it is installed."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+    return tool
+
+
+# It exits 0 on misspelled keys: only its silence tells.
+def test_the_units_are_spelled_right(analyze: str, tmp_path: Path) -> None:
+    for unit in ("sandhost.service", "sandhost.socket"):
+        text = (UNITS / unit).read_text()
+        # The program is not installed on this machine.
+        (tmp_path / unit).write_text(
+            text.replace("/opt/sandhost/bin/sandhost", "/bin/true")
+        )
+    units = [str(tmp_path / "sandhost.service"), str(tmp_path / "sandhost.socket")]
+    command = [analyze, "verify", "--man=no", "--recursive-errors=no", *units]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_exposure_is_low(analyze: str) -> None:
+    done = subprocess.run(
+        [
+            analyze,
+            "security",
+            "--offline=true",
+            "--threshold=15",
+            str(UNITS / "sandhost.service"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr
+
+
+def test_it_is_ready_reloaded_and_stopped_in_time(tmp_path: Path) -> None:
+    with booted(
+        tmp_path, CONFIG, service="LoadCredential=api_key:/etc/sandhost/api_key"
+    ) as it:
+        main = it.wait_active()
+        # READY only when children and socket are up.
+        before = {row["name"]: row["pid"] for row in it.children()}
+        assert set(before) == {"a", "b"}
+        assert it.show("StatusText") == "2 children"
+        assert it.show("NotifyAccess") == "main"
+        assert it.show("User") == "sandhost"
+        # The credential is there for the host, and in no environment.
+        credential = "/run/credentials/sandhost.service/api_key"
+        enter = ("nsenter", "--target", str(main), "--mount", "--user", "--wd=/")
+        as_it = ("setpriv", "--reuid=sandhost", "--keep-groups", "cat", credential)
+        assert it.run(*enter, *as_it).stdout == "canary-key\n"
+        for pid in (main, *before.values()):
+            environment = it.run("cat", f"/proc/{pid}/environ").stdout
+            assert "canary" not in environment
+            assert "NOTIFY_SOCKET" not in environment or pid == main
+        changed = CONFIG.replace("after =", "env = { A = '1' }\nafter =")
+        Path(f"/proc/{it.pid}/root/etc/sandhost/sandhost.toml").write_text(changed)
+        it.run("systemctl", "reload", "sandhost.service")
+        after = {row["name"]: row["pid"] for row in it.children()}
+        assert after["a"] == before["a"]
+        assert after["b"] != before["b"]
+        # A reload that is refused fails.
+        Path(f"/proc/{it.pid}/root/etc/sandhost/sandhost.toml").write_text("[typo]\n")
+        failed = it.run("systemctl", "reload", "sandhost.service", check=False)
+        assert failed.returncode != 0
+        it.run("systemctl", "stop", "sandhost.service")
+        assert it.show("Result") == "success"
+        assert it.show("ExecMainStatus") == "0"
+        assert it.run("pgrep", "-u", "sandhost", check=False).stdout == ""
+
+
+def test_a_stalled_loop_is_killed_by_the_watchdog_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    with booted(tmp_path, CONFIG, service="WatchdogSec=1s") as it:
+        main = it.wait_active()
+        it.run("kill", "-STOP", str(main))
+        it.wait(lambda: it.show("NRestarts") == "1", "no restart")
+        again = it.wait_active()
+        assert again != main
+        assert {row["name"] for row in it.children()} == {"a", "b"}
+
+
+def test_a_host_that_was_killed_leaves_no_child_and_comes_back(tmp_path: Path) -> None:
+    with booted(tmp_path, CONFIG) as it:
+        main = it.wait_active()
+        pids = [row["pid"] for row in it.children()]
+        it.run("kill", "-KILL", str(main))
+        it.wait(lambda: it.show("NRestarts") == "1", "no restart")
+        assert it.wait_active() != main
+        rows = it.children()
+        assert {row["name"] for row in rows} == {"a", "b"}
+        assert not {row["pid"] for row in rows} & set(pids)
+        for pid in pids:
+            assert it.run("kill", "-0", str(pid), check=False).returncode != 0
+        # One of each, and the one that detached itself from the first.
+        sleeps = it.run("pgrep", "-c", "-x", "sleep").stdout.strip()
+        assert sleeps == "3"
+        assert "did not end in order" in it.said()
+
+
+def test_a_control_socket_of_the_manager_starts_the_host(tmp_path: Path) -> None:
+    with booted(tmp_path, CONFIG, wants="sandhost.socket") as it:
+        it.wait(
+            lambda: it.show("ActiveState", "sandhost.socket") == "active", "no socket"
+        )
+        assert it.show("ActiveState") == "inactive"
+        # The question waits in the socket until the host that it starts answers.
+        assert "a" in {row["name"] for row in it.children()}
+        main = it.wait_active()
+        assert {row["name"] for row in it.children()} == {"a", "b"}
+        held = it.run("ls", "-l", f"/proc/{main}/fd").stdout
+        child = it.children()[0]["pid"]
+        theirs = it.run("ls", f"/proc/{child}/fd").stdout.split()
+        assert theirs == ["0", "1", "2", "3"]
+        assert " 3 -> socket" not in held or " 64 -> socket" in held
+        it.run("systemctl", "stop", "sandhost.service")
+        # It is the manager's and stays.
+        it.run("test", "-S", "/run/sandhost/control")

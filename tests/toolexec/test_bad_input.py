@@ -1,0 +1,192 @@
+"""What strangers send: refused in one line or dropped, and never run."""
+
+import socket
+
+import pytest
+
+from supervisor.toolexec import wire
+from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
+
+pytestmark = pytest.mark.slow
+
+FORM = b"tool=sh&arg=-c&arg=touch ran"
+
+
+def assert_nothing_ran(scene: Scene) -> None:
+    """Check that no tool was started."""
+    assert not list(scene.workspace.iterdir())
+    assert not scene.stage.events("exec.started")
+
+
+# attack 33: requests that two readers could understand in two ways.
+@pytest.mark.parametrize(
+    ("extra", "body"),
+    [
+        (("Content-Length: 5", "Transfer-Encoding: chunked"), b"0\r\n\r\n"),
+        (("Transfer-Encoding: gzip",), FORM),
+        (("Transfer-Encoding: chunked, chunked",), b"0\r\n\r\n"),
+        (("Content-Length: 5", "Content-Length: 6"), FORM),
+        (("Content-Length: x",), FORM),
+        (("Content-Length: -1",), FORM),
+        (("Transfer-Encoding: chunked",), b"1c\n" + FORM + b"\n0\n\n"),
+        (("Transfer-Encoding: chunked",), b"1c\r\n" + FORM + b"\n0\r\n\r\n"),
+        (("Transfer-Encoding: chunked",), b"5\r\n" + FORM),
+        (("Transfer-Encoding: chunked",), b"zz\r\n" + FORM),
+        (("Transfer-Encoding: chunked",), b"fffffffffffffffff\r\n" + FORM),
+        (("Content-Length: 28",), FORM + b"GET / HTTP/1.1\r\n\r\n"),
+        (("Content-Length: 28",), FORM + b"\r\n"),
+        (("Bad Header: x",), b""),
+        ((" folded: x",), b""),
+        (("X: a\x00b",), b""),
+    ],
+)
+async def test_an_ambiguous_request_is_400(
+    scene: Scene, extra: tuple[str, ...], body: bytes
+) -> None:
+    assert len(FORM) == 28
+    reply = await scene.say(scene.head(None, *extra) + body)
+    assert (reply.status, reply.code) == (400, 86)
+    assert reply.body.startswith(b"bad request: ")
+    assert reply.body.count(b"\n") == 1
+    assert_nothing_ran(scene)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\n\n",
+        b"POST /exec HTTP/1.1 \x00\r\nHost: a\r\n\r\n",
+        b"G\xc3\x89T / HTTP/1.1\r\nHost: a\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_is_400(scene: Scene, data: bytes) -> None:
+    reply = await scene.say(data)
+    assert (reply.status, reply.code) == (400, 86)
+
+
+async def test_a_head_may_end_its_lines_in_lf_only(scene: Scene) -> None:
+    head = scene.head(len(b"tool=true")).replace(b"\r\n", b"\n")
+    assert (await scene.say(head + b"tool=true")).status == 200
+
+
+# attack 15: lengths that lie.
+async def test_a_body_that_ends_early_is_never_run(scene: Scene) -> None:
+    for data in (
+        scene.head(29) + FORM,
+        scene.head(None, "Transfer-Encoding: chunked") + b"1c\r\n" + FORM + b"\r\n",
+        scene.head(28)[:-4],
+    ):
+        reply = await scene.say(data, half_close=True)
+        assert reply.status == 400
+    with await scene.connect() as sock:
+        await send(sock, scene.head(29) + FORM)
+    assert (await scene.run("tool=rm")).status == 403  # it is still there
+    assert_nothing_ran(scene)
+
+
+@pytest.mark.parametrize("size", [1024 * 1024 + 1, 3 * 1024 * 1024, 10**18])
+async def test_a_body_beyond_its_bound_is_413(scene: Scene, size: int) -> None:
+    body = b"x" * min(size, 3 * 1024 * 1024)
+    reply = await scene.say(scene.head(size) + body, half_close=True)
+    assert (reply.status, reply.body) == (413, b"payload too large\n")
+
+
+async def test_a_chunked_body_beyond_its_bound_is_413(scene: Scene) -> None:
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    head = scene.head(None, "Transfer-Encoding: chunked")
+    reply = await scene.say(head + chunk * 20 + b"0\r\n\r\n", half_close=True)
+    assert reply.status == 413
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("X: " + "x" * 65_536,),
+        tuple(f"X-{n}: y" for n in range(1100)),
+        ("X: y" * 99_999,),
+    ],
+)
+async def test_a_head_beyond_its_bounds_is_431(
+    scene: Scene, extra: tuple[str, ...]
+) -> None:
+    reply = await scene.say(scene.head(0, *extra), half_close=True)
+    assert (reply.status, reply.body) == (431, b"request headers too large\n")
+    assert reply.code == 86
+
+
+async def test_a_large_head_within_its_bounds_passes(scene: Scene) -> None:
+    extra = (*(f"X-{n}: {'y' * 30}" for n in range(1000)), "X: " + "x" * 20_000)
+    reply = await scene.say(scene.request(b"tool=true", *extra))
+    assert reply.status == 200
+
+
+async def test_a_refused_body_need_not_be_sent(scene: Scene) -> None:
+    # Expect: 100-continue is answered with the refusal, or with 100.
+    head = scene.head(28, "Expect: 100-continue", token="x" * 32)
+    assert (await scene.say(head)).status == 401
+    with await scene.connect() as sock:
+        await send(sock, scene.head(9, "Expect: 100-continue"))
+        assert (await _line(sock)).startswith(b"HTTP/1.1 100 ")
+        await send(sock, b"tool=true")
+        assert parse(await receive_all(sock)).status == 200
+
+
+async def _line(sock: socket.socket) -> bytes:
+    return await receive_until(sock, b"\r\n\r\n")
+
+
+# attack 16: slow heads and bodies.
+async def test_what_does_not_come_in_time_is_dropped(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(wire, "BODY_TIMEOUT_S", 0.05)
+    for data in (b"", b"POST /exec", scene.head(28), scene.head(28) + FORM[:9]):
+        with await scene.connect() as sock:
+            await send(sock, data)
+            assert await receive_all(sock) == b""
+    assert_nothing_ran(scene)
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ("tool=sh" + "&arg=x" * 129, b"more than 128 arguments"),
+        ("tool=sh&arg=" + "x" * 4097, b"an argument longer"),
+        ("tool=sh&arg=a%00b", b"a NUL byte"),
+        ("tool=" + "x" * 65, b"tool longer"),
+        ("tool=sh&cwd=../..", b"cwd is neither"),
+        ("arg=x", b"no tool"),
+    ],
+)
+async def test_a_bad_form_is_400(scene: Scene, form: str, why: bytes) -> None:
+    reply = await scene.run(form)
+    assert reply.status == 400
+    assert reply.body.startswith(b"bad request: " + why)
+
+
+# attack 32: names of tools that are paths, or hold blanks.
+@pytest.mark.parametrize("tool", ["/bin/sh", "../sh", "sh ", "sh%0A", "sh;id", "%FF"])
+async def test_a_tool_is_a_name_of_the_allowlist(scene: Scene, tool: str) -> None:
+    reply = await scene.run(f"tool={tool.replace(' ', '+')}")
+    assert (reply.status, reply.body.count(b"\n")) == (403, 1)
+
+
+@pytest.mark.parametrize("exec_id", ["../x", "$(id)", "a/b", "x" * 65, ""])
+async def test_a_bad_exec_id_is_400(scene: Scene, exec_id: str) -> None:
+    data = scene.request(b"tool=true", f"X-Aifo-Exec-Id: {exec_id}")
+    assert (await scene.say(data)).status == 400
+
+
+async def test_bytes_after_a_request_that_runs_are_not_a_request(scene: Scene) -> None:
+    with await scene.connect() as sock:
+        await send(sock, scene.request(b"tool=sh&arg=-c&arg=echo a; sleep 0.2; echo b"))
+        data = await _line(sock)
+        await send(sock, scene.request(FORM) * 3)
+        reply = parse(data + await receive_all(sock))
+    assert reply.body == b"a\nb\n"
+    assert len(scene.stage.events("exec.started")) == 1

@@ -1,0 +1,255 @@
+"""How executions end: exit, signal, time limit, client gone, child gone, daemons."""
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.toolexec import ending
+from tests.helpers.hosts import eventually
+from tests.helpers.toolscene import (
+    Scene,
+    opened_scene,
+    parse,
+    receive_all,
+    receive_until,
+    send,
+)
+
+pytestmark = pytest.mark.slow
+
+STUBBORN = "trap '' INT TERM HUP; echo pid $$ on; while :; do sleep 0.05; done"
+FAMILY = (
+    "import os, signal, sys, time\n"
+    "for n in (1, 2, 3, 15): signal.signal(n, signal.SIG_IGN)\n"
+    "def say(): os.write(1, b'%d\\n' % os.getpid())\n"
+    "say()\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork(): os._exit(0)\n"
+    "    say(); time.sleep(1000)\n"
+    "time.sleep(0.1); os.write(1, b'ready\\n')\n"
+)
+
+
+def quoted(text: str) -> str:
+    """Return a text as a value of a form."""
+    return "".join(c if c.isalnum() else f"%{ord(c):02x}" for c in text)
+
+
+def shell(script: str) -> bytes:
+    """Return the form that runs a script."""
+    return f"tool=sh&arg=-c&arg={quoted(script)}".encode()
+
+
+def python(script: str) -> bytes:
+    """Return the form that runs a program."""
+    return f"tool=python3&arg=-IS&arg=-c&arg={quoted(script)}".encode()
+
+
+def is_dead(pid: int) -> bool:
+    """Whether no such process runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+# attack 37: the client goes while the tool is silent. spec toolexec 5: INT, TERM, KILL
+# to the whole tree, within 3 s nothing of it lives.
+@pytest.mark.parametrize("proto", ["1", "2"])
+@pytest.mark.parametrize("half_close", [True, False])
+async def test_a_tool_whose_client_is_gone_is_ended(
+    scene: Scene, proto: str, half_close: bool
+) -> None:
+    pids = scene.workspace / "pids"
+    script = f"trap '' INT TERM; sleep 1000 & echo $$ $! >{pids}; wait; sleep 1000"
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell(script), proto=proto))
+        await eventually(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        await eventually(lambda: scene.stage.events("exec.started"))
+        if half_close:
+            sock.shutdown(1)
+            await eventually(lambda: not scene.tool._slots.used)
+    for pid in map(int, pids.read_text().split()):
+        await eventually(partial(is_dead, pid), 10.0)
+    await eventually(lambda: not scene.tool._slots.used)
+    (ended,) = scene.stage.events("exec.ended")
+    assert ended["code"] == 137
+
+
+async def test_the_first_step_is_int(scene: Scene) -> None:
+    told = scene.workspace / "told"
+    script = f"trap 'echo int >{told}; exit' INT; echo on; while :; do sleep 0.01; done"
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell(script)))
+        await receive_until(sock, b"on\n")
+    await eventually(lambda: told.exists() and told.read_text() == "int\n")
+    await eventually(lambda: not scene.tool._slots.used)
+
+
+def test_the_ladders_are_those_of_the_protocol() -> None:
+    assert ending.CLIENT_GONE == ((0.0, 2), (0.25, 15), (1.0, 9))
+    assert ending.TIME_IS_UP == ((0.0, 2), (5.0, 15), (10.0, 9))
+
+
+async def test_a_detached_tool_outlives_its_client(scene: Scene) -> None:
+    with await scene.connect() as sock:
+        extra = ("X-Aifo-Detach: 1", "X-Aifo-Exec-Id: d")
+        data = shell("echo on; read x <go; echo off; exit 4")
+        os.mkfifo(scene.workspace / "go")
+        await send(sock, scene.request(data, *extra))
+        await receive_until(sock, b"on\n")
+    (scene.workspace / "go").write_bytes(b"\n")
+    reply = await scene.say(scene.head(0, line="GET /exec/d?from=1 HTTP/1.1"))
+    assert (reply.body, reply.code) == (b"n\noff\n", 4)
+
+
+# attack 28: what a tool leaves behind is ended with it; its output is not waited for.
+async def test_daemons_of_a_tool_are_ended(scene: Scene) -> None:
+    reply = await scene.say(scene.request(python(FAMILY)))
+    *pids, ready = reply.body.split()
+    assert (ready, reply.code, len(pids)) == (b"ready", 0, 2)
+    for pid in map(int, pids):
+        await eventually(partial(is_dead, pid))
+
+
+# spec toolexec 5: v1 504 and 124, the output discarded; v2 the note last, trailer 124.
+async def test_a_time_limit_ends_a_tool(tmp_path: Path) -> None:
+    async with opened_scene(tmp_path, timeout_s=0.2) as scene:
+        form = shell("printf out; exec sleep 1000")
+        reply = await scene.say(scene.request(form, proto="1"))
+        assert (reply.status, reply.body, reply.code) == (504, b"timeout\n", 124)
+        reply = await scene.say(scene.request(form))
+        assert (reply.status, reply.code) == (200, 124)
+        assert reply.body == b"outaifo-coder proxy timeout\n"
+        assert reply.chunks[-1] == b"aifo-coder proxy timeout\n"
+        scene.routes.timeout_s = 100.0  # the sidecar's own wins
+        reply = await scene.say(scene.request(shell("sleep 0.4")))
+        assert reply.code == 0
+
+
+@pytest.mark.parametrize("name", ["INT", "term", "SIGHUP", "QUIT", "USR1", "sigusr2"])
+async def test_a_signal_reaches_the_group(scene: Scene, name: str) -> None:
+    word = name.upper().removeprefix("SIG")
+    inner = f"import os, signal; signal.signal(signal.SIG{word}, lambda *_: os._exit(9)); print('on', flush=True); signal.pause()"
+    script = f"trap 'wait; echo sh; exit 7' {word}; python3 -ISc \"{inner}\" & wait"
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell(script), "X-Aifo-Exec-Id: s"))
+        data = await receive_until(sock, b"on\n")
+        form = f"exec_id=s&signal={name}".encode()
+        told = await scene.say(scene.request(form, line="POST /signal HTTP/1.1"))
+        assert (told.status, told.body, b"content-type" in told.headers) == (
+            204,
+            b"",
+            False,
+        )
+        assert b"x-exit-code" not in told.headers
+        reply = parse(data + await receive_all(sock))
+    assert (reply.body, reply.code) == (b"on\nsh\n", 7)
+
+
+async def test_kill_and_the_default_end_a_tool(scene: Scene) -> None:
+    for form, code in ((b"exec_id=k&signal=KILL", 137), (b"exec_id=k", 143)):
+        with await scene.connect() as sock:
+            data = scene.request(shell("echo on; exec sleep 1000"), "X-Aifo-Exec-Id: k")
+            await send(sock, data)
+            seen = await receive_until(sock, b"on\n")
+            line = "POST /signal HTTP/1.1"
+            assert (await scene.say(scene.request(form, line=line))).status == 204
+            assert parse(seen + await receive_all(sock)).code == code
+        assert (await scene.say(scene.request(form, line=line))).status == 404
+
+
+# spec toolexec 5: ids are per token; another child's is unknown. attack 19 likewise.
+async def test_another_childs_execution_is_unknown(scene: Scene) -> None:
+    other = await scene.tenant()
+    with await scene.connect() as sock:
+        data = scene.request(shell("echo on; exec sleep 1000"), "X-Aifo-Exec-Id: mine")
+        await send(sock, data)
+        await receive_until(sock, b"on\n")
+        for line, body in (
+            ("POST /signal HTTP/1.1", b"exec_id=mine&signal=KILL"),
+            ("GET /exec/mine HTTP/1.1", b""),
+        ):
+            request = scene.request(body, line=line, token=other.token)
+            assert (await scene.say(request, tenant=other)).status == 404
+        same = scene.request(b"tool=true", "X-Aifo-Exec-Id: mine", token=other.token)
+        assert (await scene.say(same, tenant=other)).code == 0
+        duplicate = await scene.say(scene.request(b"tool=true", "X-Aifo-Exec-Id: mine"))
+        assert (duplicate.status, duplicate.body) == (
+            409,
+            b"exec id 'mine' is in use\n",
+        )
+
+
+async def test_an_id_is_free_when_the_exit_code_is_told(scene: Scene) -> None:
+    for number in range(20):
+        proto = "12"[number % 2]
+        data = scene.request(b"tool=true", "X-Aifo-Exec-Id: again", proto=proto)
+        assert (await scene.say(data)).status == 200
+
+
+# spec toolexec 1: the token is revoked at the child's end, and its executions ended.
+async def test_executions_end_with_their_child(scene: Scene) -> None:
+    other = await scene.tenant()
+    assert scene.tool._tcp_url is not None
+    path = other.path
+    other.url = scene.tool._tcp_url
+    with await scene.connect(other) as sock:
+        form = shell(STUBBORN)
+        await send(sock, scene.request(form, "X-Aifo-Detach: 1", token=other.token))
+        data = await receive_until(sock, b" on\n")
+        pid = int(data.split()[-2])
+        begun_s = time.monotonic()
+        await other.puppet.kill()
+        assert time.monotonic() - begun_s < 10
+        assert is_dead(pid)
+        assert b"X-Exit-Code: 137" in await receive_all(sock)
+    assert os.path.basename(path) not in os.listdir(os.path.dirname(path))
+    request = scene.request(b"tool=true", token=other.token)
+    assert (await scene.say(request, tenant=other)).status == 401
+    assert (await scene.run("tool=true")).code == 0
+
+
+async def test_a_pipe_that_somebody_holds_is_not_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launchpad ends what a tool leaves; here somebody else has the pipe."""
+    monkeypatch.setattr("supervisor.toolexec.executions.HOLDERS_S", 0.1)
+    os.mkfifo(scene.workspace / "go")
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell("echo on; read x <go; printf %s off")))
+        (execution,) = await _live(scene)
+        assert execution.process is not None
+        holder = _open_stdout_of(execution.process.pid)
+        (scene.workspace / "go").write_bytes(b"\n")
+        reply = parse(await receive_all(sock))
+        holder.close()
+    assert (reply.body, reply.code) == (b"on\noff", 0)
+
+
+async def _live(scene: Scene) -> Any:
+    (owner, *_) = scene.tool._children
+    await eventually(lambda: [e for e in owner.live.values() if e.log.end])
+    return owner.live.values()
+
+
+def _open_stdout_of(pid: int) -> Any:
+    return Path(f"/proc/{pid}/fd/1").open("wb", buffering=0)
+
+
+async def test_signals_have_their_default_dispositions(scene: Scene) -> None:
+    status = await scene.run("tool=cat", "arg=/proc/self/status")
+    found = {
+        line.split(b":")[0]: int(line.split()[1], 16)
+        for line in status.body.splitlines()
+        if line.startswith((b"SigBlk", b"SigIgn", b"SigCgt"))
+    }
+    assert found == {b"SigBlk": 0, b"SigIgn": 0, b"SigCgt": 0}
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN  # the host's differ

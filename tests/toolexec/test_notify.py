@@ -1,0 +1,78 @@
+"""POST /notify: the one configured command, and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.toolexec.notify import NotifyCommand
+from tests.helpers.toolscene import Reply, Scene, opened_scene
+
+pytestmark = pytest.mark.slow
+
+LINE = "POST /notify HTTP/1.1"
+
+
+async def notified(
+    tmp_path: Path, *command: str, form: str, timeout_s: float = 10.0, **changes: Any
+) -> Reply:
+    """Ask a host with this command for a notification."""
+    notify = NotifyCommand(command, timeout_s, 2) if command else None
+    async with opened_scene(tmp_path, notify=notify) as scene:
+        reply = await scene.run(form, line=LINE, **changes)
+        assert not scene.tool._slots.used
+    return reply
+
+
+async def test_arguments_take_the_place_of_args(tmp_path: Path) -> None:
+    command = ("/usr/bin/printf", "%s|", "a", "{args}", "z")
+    form = "cmd=printf&arg=1&arg=2&arg=3"
+    reply = await notified(tmp_path, *command, form=form)
+    assert (reply.status, reply.body, reply.code) == (200, b"a|1|2|z|", 0)
+    assert reply.headers[b"content-length"] == b"8"
+
+
+async def test_without_args_they_must_be_the_configured_ones(tmp_path: Path) -> None:
+    notify = NotifyCommand(("/bin/sh", "-c", "echo hi; exit 3"), 10.0, 8)
+    async with opened_scene(tmp_path, notify=notify) as scene:
+        form = "cmd=sh&arg=-c&arg=echo+hi%3b+exit+3"
+        reply = await scene.run(form, line=LINE)
+        assert (reply.body, reply.code) == (b"hi\n", 3)
+        for other in ("cmd=sh", "cmd=sh&arg=-c&arg=id", form + "&arg="):
+            reply = await scene.run(other, line=LINE)
+            assert (reply.status, reply.code) == (403, 86)
+            assert b"arguments" in reply.body
+
+
+@pytest.mark.parametrize("name", ["/bin/sh", "bash", "..%2fsh", "SH"])
+async def test_another_command_is_403(tmp_path: Path, name: str) -> None:
+    reply = await notified(tmp_path, "/bin/sh", "{args}", form=f"cmd={name}")
+    assert reply.status == 403
+    assert reply.body.endswith(b"is not the configured command\n")
+
+
+async def test_without_a_command_it_is_403(tmp_path: Path) -> None:
+    reply = await notified(tmp_path, form="cmd=say")
+    assert reply.status == 403
+    assert b"no notification command" in reply.body
+
+
+async def test_what_runs_too_long_is_408(tmp_path: Path) -> None:
+    command = ("/bin/sleep", "1000")
+    form = "cmd=sleep&arg=1000"
+    reply = await notified(tmp_path, *command, form=form, timeout_s=0.1)
+    assert (reply.status, reply.code) == (408, 124)
+
+
+async def test_a_command_that_is_not_there_is_500(tmp_path: Path) -> None:
+    reply = await notified(tmp_path, "/nowhere/say", form="cmd=say")
+    assert reply.status == 500
+
+
+async def test_it_has_its_own_refusals(scene: Scene) -> None:
+    for proto in (None, "1"):
+        reply = await scene.run("cmd=say", line=LINE, proto=proto)
+        assert reply.status == 426
+        assert reply.body == b"unsupported notify protocol; expected 2\n"
+    assert (await scene.run("", line=LINE)).status == 400
+    assert (await scene.run("cmd=say", line=LINE, token=None)).status == 401

@@ -1,0 +1,278 @@
+"""Output is kept by offset: resumed, replayed, followed, bounded, never lost."""
+
+import errno
+import hashlib
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from supervisor.toolexec import outputlog
+from tests.helpers.hosts import eventually
+from tests.helpers.toolscene import (
+    Reply,
+    Scene,
+    opened_scene,
+    parse,
+    receive,
+    receive_all,
+    receive_until,
+    send,
+)
+from vfs import hostio
+
+pytestmark = pytest.mark.slow
+
+MIB = 1024 * 1024
+
+
+def numbers(count: int) -> bytes:
+    """Return the form that prints so many lines of 8 bytes."""
+    return b"tool=seq&arg=1000000&arg=%d" % (1_000_000 + count - 1)
+
+
+def printed(count: int, start: int = 0) -> bytes:
+    """Return what ``numbers`` prints, from an offset on."""
+    data = b"".join(b"%d\n" % n for n in range(1_000_000, 1_000_000 + count))
+    return data[start:]
+
+
+async def replay(scene: Scene, exec_id: str, start: int | str = 0) -> Reply:
+    """Ask for kept output."""
+    line = f"GET /exec/{exec_id}?from={start} HTTP/1.1"
+    return await scene.say(scene.head(0, line=line))
+
+
+@pytest.mark.parametrize("proto", ["1", "2"])
+@pytest.mark.parametrize("count", [1, 8191, 8192, 8193, 40_000, 300_000])
+async def test_output_of_any_size_arrives_whole(
+    scene: Scene, proto: str, count: int
+) -> None:
+    reply = await scene.say(scene.request(numbers(count), proto=proto))
+    assert (reply.status, reply.code) == (200, 0)
+    assert reply.body == printed(count)
+
+
+async def test_what_was_printed_can_be_asked_for_again(scene: Scene) -> None:
+    data = scene.request(numbers(30_000), "X-Aifo-Exec-Id: n")
+    assert (await scene.say(data)).body == printed(30_000)
+    for start in (0, 1, 65_535, 65_536, 65_537, 239_999, 240_000, 999_999):
+        reply = await replay(scene, "n", start)
+        assert (reply.status, reply.code) == (200, 0)
+        assert reply.body == printed(30_000, start)
+        assert reply.headers[b"x-exec-id"] == b"n"
+    assert (await replay(scene, "unknown")).status == 404
+    assert (await replay(scene, "n", "x")).status == 400
+
+
+async def test_a_second_reader_follows_the_same_execution(scene: Scene) -> None:
+    os.mkfifo(scene.workspace / "go")
+    got: dict[int, Reply] = {}
+
+    async def follow(start: int) -> None:
+        got[start] = await replay(scene, "f", start)
+
+    with await scene.connect() as sock:
+        form = b"tool=sh&arg=-c&arg=echo one; read x <go; echo two; exit 3"
+        await send(sock, scene.request(form, "X-Aifo-Exec-Id: f"))
+        seen = await receive_until(sock, b"one\n")
+        async with trio.open_nursery() as nursery:
+            for start in (0, 2, 6, 100):
+                nursery.start_soon(follow, start)
+            (owner,) = scene.tool._children
+            await eventually(lambda: len(owner.live["f"].log.readers) == 5)
+            (scene.workspace / "go").write_bytes(b"\n")
+        own = parse(seen + await receive_all(sock))
+    assert (own.body, own.code) == (b"one\ntwo\n", 3)
+    bodies = {start: reply.body for start, reply in got.items()}
+    assert bodies == {0: b"one\ntwo\n", 2: b"e\ntwo\n", 6: b"o\n", 100: b""}
+    assert {reply.code for reply in got.values()} == {3}
+
+
+async def test_a_broken_line_is_resumed(scene: Scene) -> None:
+    extra = ("X-Aifo-Exec-Id: r", "X-Aifo-Detach: 1")
+    with await scene.connect() as sock:
+        await send(sock, scene.request(numbers(200_000), *extra))
+        await receive_until(sock, b"\r\n\r\n")
+    reply = await replay(scene, "r", 8000)
+    assert reply.body == printed(200_000, 8000)
+
+
+# spec toolexec 5: up to the limit readers are independent; a reader that stops reading
+# harms neither the tool nor its other readers.
+async def test_a_stalled_reader_harms_nobody(scene: Scene) -> None:
+    with await scene.connect() as stalled:
+        await send(stalled, scene.request(numbers(900_000), "X-Aifo-Exec-Id: s"))
+        await receive_until(stalled, b"\r\n\r\n")
+        reply = await replay(scene, "s")
+        assert (len(reply.body), reply.code) == (7_200_000, 0)
+        assert (await scene.run("tool=true")).code == 0
+        rest = await receive_all(stalled)
+    assert rest.endswith(b"0\r\nX-Exit-Code: 0\r\n\r\n")
+    assert len(rest) > 7_100_000
+
+
+# spec toolexec 5: beyond the limit the slowest reader slows the tool, nothing is lost,
+# memory stays; what was dropped is 416.
+async def test_beyond_the_limit_the_slowest_reader_slows_the_tool(
+    tmp_path: Path,
+) -> None:
+    size = 96 * MIB
+    async with opened_scene(tmp_path, log_limit_bytes=4 * MIB) as scene:
+        expected = hashlib.sha256(bytes(size)).hexdigest()
+        form = b"tool=head&arg=-c&arg=%d&arg=/dev/zero" % size
+        with await scene.connect() as sock:
+            await send(sock, scene.request(form, "X-Aifo-Exec-Id: z"))
+            data = await receive_until(sock, b"\r\n\r\n")
+            (owner,) = scene.tool._children
+            log = owner.live["z"].log
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            await eventually(lambda: bool(log._space))  # the tool waits for us
+            assert log.end - log.start <= 4 * MIB + outputlog.HEAD_BYTES
+            grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            assert grown_kib < 32 * 1024
+            left = data.partition(b"\r\n\r\n")[2]
+            found, code = await _hash_chunks(sock, left)
+        assert (found, code) == (expected, b"0")
+        assert (await replay(scene, "z", 0)).status == 416
+        assert len((await replay(scene, "z", size - 1000)).body) == 1000
+
+
+async def _hash_chunks(sock: Any, data: bytes) -> tuple[str, bytes]:
+    """Read chunks to their end without keeping them."""
+    digest = hashlib.sha256()
+    while True:
+        while b"\r\n" not in data:
+            data += await receive(sock)
+        line, _, data = data.partition(b"\r\n")
+        left = int(line, 16)
+        if not left:
+            data += await receive_all(sock)
+            return digest.hexdigest(), data.removeprefix(b"X-Exit-Code: ").split()[0]
+        while left:
+            data = data or await receive(sock, MIB)
+            digest.update(data[:left])
+            left, data = left - len(data[:left]), data[left:]
+        while len(data) < 2:
+            data += await receive(sock)
+        data = data[2:]
+
+
+async def test_a_detached_tool_that_nobody_reads_is_not_slowed(tmp_path: Path) -> None:
+    async with opened_scene(tmp_path, log_limit_bytes=MIB) as scene:
+        with await scene.connect() as sock:
+            extra = ("X-Aifo-Exec-Id: d", "X-Aifo-Detach: 1")
+            await send(sock, scene.request(numbers(900_000), *extra))
+            await receive_until(sock, b"\r\n\r\n")
+        (owner,) = scene.tool._children
+        await eventually(lambda: "d" in owner.kept, 15.0)
+        assert (await replay(scene, "d", 0)).status == 416
+        start = 7_200_000 - MIB // 2
+        assert (await replay(scene, "d", start)).body == printed(900_000, start)
+
+
+async def test_a_whole_output_beyond_the_limit_is_a_fault_and_not_cut(
+    tmp_path: Path,
+) -> None:
+    async with opened_scene(tmp_path, log_limit_bytes=MIB) as scene:
+        reply = await scene.say(scene.request(numbers(400_000), proto="1"))
+        assert (reply.status, reply.code) == (500, 86)
+        assert b"log_limit" in reply.body
+        assert (await scene.run("tool=true", proto="1")).status == 200
+
+
+class FullDisk:
+    """Lets so many bytes be written, then none."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.pwrite = os.pwrite
+
+    def __call__(self, fd: int, data: memoryview, offset: int) -> int:
+        """Write what fits; what is there already may be written again."""
+        if offset >= self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.pwrite(fd, data[: self.room - offset], offset)
+
+
+# spec: a full disk for the log. The log goes round in what it has, or in memory.
+@pytest.mark.parametrize("room", [0, 300_000, 2 * MIB])
+async def test_on_a_full_disk_nothing_is_lost(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(os, "pwrite", FullDisk(room))
+    reply = await scene.say(scene.request(numbers(900_000)))
+    assert (reply.body, reply.code) == (printed(900_000), 0)
+    whole = await scene.say(scene.request(numbers(900_000), proto="1"))
+    assert whole.status == 500
+    assert b"No space left on device" in whole.body
+
+
+async def test_without_a_place_for_files_nothing_is_lost(tmp_path: Path) -> None:
+    async with opened_scene(tmp_path, log_dir=str(tmp_path / "nowhere")) as scene:
+        reply = await scene.say(scene.request(numbers(500_000)))
+        assert (reply.body, reply.code) == (printed(500_000), 0)
+
+
+async def test_a_file_system_without_o_tmpfile_does(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # as an old kernel reads it
+    before = set(os.listdir(scene.stage.where))
+    reply = await scene.say(scene.request(numbers(100_000)))
+    assert reply.body == printed(100_000)
+    assert set(os.listdir(scene.stage.where)) == before
+
+
+async def test_a_slow_disk_is_written_in_threads(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostio, "SLOW_WRITE_S", -1.0)
+    monkeypatch.setattr(outputlog, "mount_of", lambda _: hostio.Mount("ext4"))
+    reply = await scene.say(scene.request(numbers(300_000)))
+    assert reply.body == printed(300_000)
+
+
+async def test_kept_output_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
+    async with opened_scene(tmp_path, log_limit_bytes=MIB) as scene:
+        for name in ("a", "b", "c"):
+            data = scene.request(numbers(120_000), f"X-Aifo-Exec-Id: {name}")
+            assert (await scene.say(data)).code == 0
+        assert (await replay(scene, "a")).status == 404
+        assert len((await replay(scene, "c")).body) == 960_000
+        for _ in range(40):
+            await scene.run("tool=true")
+        (owner,) = scene.tool._children
+        assert len(owner.kept) <= 32
+
+
+async def test_a_reader_that_leaves_holds_nothing(scene: Scene) -> None:
+    """A client that goes in the middle of a chunk, at any byte."""
+    for size in (1, 400, 5000, 70_000, 400_000):
+        with await scene.connect() as sock:
+            await send(sock, scene.request(numbers(900_000)))
+            got = 0
+            while got < size:
+                got += len(await receive(sock, size - got))
+        await eventually(lambda: not scene.tool._slots.used)
+    (owner,) = scene.tool._children
+    assert not [e for e in owner.kept.values() if e.log.readers]
+
+
+async def test_the_hook_for_handles_may_answer_instead(scene: Scene) -> None:
+    async def offer(child: Any, log: outputlog.OutputLog) -> bytes | None:
+        await trio.lowlevel.checkpoint()
+        return b"<fd_result/>" if log.end > 3 else None
+
+    scene.tool.large_output = offer
+    for proto in ("1", "2"):
+        for form, body in (("arg=long", b"<fd_result/>"), ("arg=abc", b"abc")):
+            data = scene.request(
+                f"tool=printf&{form}".encode(), "X-Sandhost-Fd: 1", proto=proto
+            )
+            reply = await scene.say(data)
+            assert (reply.body, reply.code) == (body, 0)
+        assert (await scene.run("tool=printf", "arg=long", proto=proto)).body == b"long"

@@ -1,0 +1,273 @@
+"""Containers through docker's and podman's command line, with a stand-in for both.
+
+No engine is needed, and none was at hand when this was written: the stand-in runs here
+what a container would run, so what is shown is what the commands say, not what an engine
+makes of them.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import proctree
+from supervisor.logs import Log
+from supervisor.toolexec import backend_cli
+from supervisor.toolexec.backend_cli import INSIDE
+from supervisor.toolexec.routes import RefusedError
+from tests.helpers.hosts import CHILDREN, Stage, eventually, stage
+from tests.helpers.toolruns import program, run_tool, sidecars_of, waiting_child
+
+__all__ = ["stage"]
+
+pytestmark = pytest.mark.slow
+
+
+class Engine:
+    """The stand-in, and what was asked of it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir()
+        script = f'exec {sys.executable} -I -S {CHILDREN}/engine.py "$@"'
+        self.cli = program(home, "docker", script) + "/docker"
+
+    def section(self, **more: Any) -> dict[str, Any]:
+        """Say a sidecar in a container of it."""
+        workspace = self.home / "shared"
+        workspace.mkdir(exist_ok=True)
+        return {
+            "kind": "rust",
+            "backend": "docker",
+            "cli": self.cli,
+            "image": "toolchain:1",
+            "workspace": str(workspace),
+            **more,
+        }
+
+    def calls(self, verb: str) -> list[list[str]]:
+        """Return what followed a verb, for each time it was asked."""
+        with suppress(FileNotFoundError):
+            lines = (self.home / "calls").read_text().splitlines()
+            found = [json.loads(line) for line in lines]
+            return [words[1:] for words in found if words[0] == verb]
+        return []
+
+    def do(self, *words: str) -> None:
+        """Have it do something."""
+        subprocess.run([self.cli, *words], check=True)
+
+    def containers(self) -> list[str]:
+        """Return those that there are."""
+        with suppress(FileNotFoundError):
+            return sorted(os.listdir(self.home / "containers"))
+        return []
+
+
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that stands for another host."""
+    with subprocess.Popen(["/bin/sleep", "1000"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """A stand-in with no containers."""
+    found = Engine(tmp_path / "engine")
+    monkeypatch.setenv("HOME", str(found.home))
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    return found
+
+
+# ToolExec 6: backends docker and podman, through their CLI.
+async def test_a_tool_runs_in_the_container(stage: Stage, engine: Engine) -> None:
+    bin_dir = program(
+        engine.home / "bin", "cargo", 'printf "%s|" "$@"; env; pwd; exit 3'
+    )
+    section = engine.section(path=[bin_dir], env={"MINE": "1"})
+    (engine.home / "shared" / "sub").mkdir()
+    async with sidecars_of(stage, r=section) as sidecars:
+        name = f"sandhost-{os.getpid()}-r"
+        assert engine.containers() == [name]
+        (words,) = engine.calls("run")
+        assert words[:3] == ["-d", "--name", name]
+        assert words[-3:] == ["toolchain:1", "sleep", "infinity"]
+        child = await waiting_child(stage)
+        args = (b"a b", b"", b"$(id)", "é\n".encode())
+        ran = await run_tool(
+            stage, sidecars, child, "cargo", *args, cwd=b"/workspace/sub"
+        )
+        assert (ran.sidecar, ran.code) == ("r", 3)
+        assert ran.out.startswith(b"|".join(args) + b"|")
+        assert f"\nIN_CONTAINER={name}\n".encode() in ran.out
+        assert b"\nCARGO_HOME=/var/tmp/sandhost/cargo\n" in ran.out
+        assert b"|MINE=1\n" in ran.out
+        assert ran.out.endswith(f"{engine.home}/shared/sub\n".encode())
+        assert b"canary" not in ran.out
+        (_, words) = engine.calls("exec")
+        assert words[:5] == ["-i", "-w", "/workspace/sub", name, "sh"]
+        with pytest.raises(RefusedError) as refused:
+            await run_tool(stage, sidecars, child, "rustc-none")
+        assert refused.value.status == 403
+    assert engine.containers() == []
+
+
+async def test_what_the_container_lacks_is_409_and_asked_once(
+    stage: Stage, engine: Engine
+) -> None:
+    section = engine.section(allow=["zz-tool"])
+    async with sidecars_of(stage, r=section) as sidecars:
+        child = await waiting_child(stage)
+        for _ in range(2):
+            with pytest.raises(RefusedError) as refused:
+                await run_tool(stage, sidecars, child, "zz-tool")
+            assert refused.value.status == 409
+        assert len(engine.calls("exec")) == 1
+
+
+async def test_the_projects_own_programs_come_first(
+    stage: Stage, engine: Engine
+) -> None:
+    section = engine.section(kind="node", allow=["tsc", "python3"])
+    shared = engine.home / "shared"
+    program(shared / "node_modules/.bin", "tsc", 'echo "own $0 $1"')
+    program(shared / ".venv/bin", "python3", 'echo "$VIRTUAL_ENV $1"')
+    async with sidecars_of(stage, n=section) as sidecars:
+        child = await waiting_child(stage)
+        ran = await run_tool(stage, sidecars, child, "tsc", b"x")
+        assert ran.out == b"own ./node_modules/.bin/tsc x\n"
+        ran = await run_tool(stage, sidecars, child, "python3", b"x")
+        assert ran.out == f"{shared}/.venv x\n".encode()
+
+
+async def test_a_container_that_ends_is_started_again(
+    stage: Stage, engine: Engine
+) -> None:
+    async with sidecars_of(stage, r=engine.section()) as sidecars:
+        (sidecar,) = sidecars.sidecars
+        name = f"sandhost-{os.getpid()}-r"
+        fifo = engine.home / "containers" / name / "stopped"
+        os.close(os.open(fifo, os.O_WRONLY))
+        await eventually(lambda: sidecar.generation == 2)
+        assert engine.containers() == [name]
+        assert len(engine.calls("run")) == 2
+
+
+async def test_one_that_cannot_start_says_why(
+    stage: Stage, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (engine.home / "broken").touch()
+    said: list[str] = []
+    monkeypatch.setattr(Log, "write", lambda _log, _level, text: said.append(text))
+    async with sidecars_of(stage, r=engine.section()) as sidecars:
+        child = await waiting_child(stage)
+        with pytest.raises(RefusedError) as refused:
+            await run_tool(stage, sidecars, child, "cargo")
+        assert refused.value.status == 409
+    assert "Sidecar 'r' is down" in said[0]
+    assert "cannot start a container of 'toolchain:1': Error: no such image" in said[0]
+
+
+# attack 39: what a host that crashed has left is removed, what belongs to a living
+# one is not.
+async def test_containers_of_dead_hosts_are_removed(
+    stage: Stage, engine: Engine
+) -> None:
+    with sleeping() as other:
+        started = proctree.read_parent_and_start(other.pid)
+        assert started is not None
+        labels = {
+            "dead": "1:1",
+            "reused": f"{other.pid}:{started[1] + 1}",
+            "strange": "x",
+            "living": f"{other.pid}:{started[1]}",
+        }
+        for name, label in labels.items():
+            words = ["run", "--name", name, "--label", f"{backend_cli.LABEL}={label}"]
+            engine.do(*words, "-v", "/:/workspace")
+        async with sidecars_of(stage, r=engine.section()):
+            assert "living" in engine.containers()
+            assert len(engine.containers()) == 2
+        assert engine.containers() == ["living"]
+
+
+async def test_an_engine_that_does_not_answer_delays_nobody_for_ever(
+    stage: Stage, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_cli, "ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(
+        backend_cli.CliSidecar._ask, "__kwdefaults__", {"timeout_s": 0.2}
+    )
+    program(engine.home, "docker", "exec sleep 1000")
+    async with sidecars_of(stage, r=engine.section()) as sidecars:
+        (sidecar,) = sidecars.sidecars
+        assert not sidecar.is_running
+
+
+# Inside the container: the shell that runs a tool, and ends it when the line ends.
+
+SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
+
+
+@pytest.fixture(params=SHELLS, ids=lambda words: words[0])
+def inside(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Callable[..., subprocess.Popen[bytes]]:
+    """Start a tool as it is started inside a container."""
+
+    def start(*command: str) -> subprocess.Popen[bytes]:
+        words: tuple[str, ...] = request.param
+        try:
+            return subprocess.Popen(
+                [*words, "-c", INSIDE, "sh", "", *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                cwd=tmp_path,
+            )
+        except FileNotFoundError:
+            pytest.skip(f"{words[0]} is not installed")
+
+    return start
+
+
+def test_the_shell_inside_is_transparent(
+    inside: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    with inside("/bin/sh", "-c", "cat; echo $1; exit 7", "sh", "a b") as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == b"a b\n"  # its own input is empty
+        assert process.wait(timeout=15) == 7
+
+
+def test_it_ends_the_tool_when_its_input_ends(
+    inside: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    script = "trap '' TERM; sleep 1000 & echo $!; wait; sleep 1000"
+    with inside("/bin/sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        grandchild = os.pidfd_open(int(process.stdout.readline()))
+        process.stdin.close()
+        assert process.wait(timeout=15) == -signal.SIGKILL
+        try:
+            signal.pidfd_send_signal(grandchild, 0)
+        except ProcessLookupError:
+            pass
+        else:  # killed, and waits to be reaped by init
+            stat = Path(f"/proc/self/fdinfo/{grandchild}").read_text()
+            pid = stat.split("Pid:")[1].split()[0]
+            assert pid == "-1" or ") Z" in Path(f"/proc/{pid}/stat").read_text()
+        finally:
+            os.close(grandchild)

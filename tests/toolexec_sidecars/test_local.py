@@ -1,0 +1,271 @@
+"""The local backend: what a tool finds, where it runs, and as whose."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from supervisor.toolexec.backend_local import tightest
+from supervisor.toolexec.routes import RefusedError
+from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.toolruns import program, run_tool, sidecars_of, waiting_child
+
+__all__ = ["stage"]
+
+pytestmark = pytest.mark.slow
+
+
+# ToolExec 4, 6: arguments are bytes; PATH is the sidecar's, then the system's.
+async def test_a_tool_runs_with_its_arguments_as_they_are(stage: Stage) -> None:
+    bin_dir = program(stage.where / "bin", "node", 'printf "%s|" "$#" "$@"; exit 7')
+    async with sidecars_of(stage, n={"kind": "node", "path": [bin_dir]}) as sidecars:
+        child = await waiting_child(stage)
+        args = (b"a b", b"", "é".encode(), b"\xff", b"$(id)", b"';\"", b"x\ny")
+        ran = await run_tool(stage, sidecars, child, "node", *args)
+    assert ran.code == 7
+    assert ran.out == b"7|" + b"|".join(args) + b"|"
+
+
+async def test_the_environment_is_the_sidecars(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    monkeypatch.setenv("AIFO_TOOLEEXEC_TOKEN", "canary")
+    bin_dir = program(stage.where / "bin", "cargo", "/usr/bin/env -0; exit 0")
+    options = {
+        "kind": "rust",
+        "path": [bin_dir],
+        "env": {"MINE": "1", "CC": "tcc"},
+        "limits": {"cpu": 5},
+    }
+    async with sidecars_of(stage, r=options) as sidecars:
+        child = await waiting_child(stage, env={"PATH": "/child", "HIS": "2"})
+        ran = await run_tool(stage, sidecars, child, "cargo")
+        run_dir = child.spec.run_dir
+    found = dict(
+        pair.decode().split("=", 1) for pair in ran.out.split(b"\0") if b"=" in pair
+    )
+    # ToolExec 6: the rust kind; `path` before the system's PATH.
+    assert found["CARGO_HOME"] == f"{run_dir}/sidecar-r/cargo"
+    assert (found["CC"], found["CXX"], found["MINE"]) == ("tcc", "g++", "1")
+    assert found["PATH"] == f"{bin_dir}:{os.environ['PATH']}"
+    assert found["HOME"].startswith(str(run_dir))
+    assert "HIS" not in found
+    assert b"canary" not in ran.out  # attack 24
+
+
+# ToolExec 5: without a workspace of its own /workspace is the calling child's root.
+async def test_each_child_has_its_own_root_as_workspace(stage: Stage) -> None:
+    bin_dir = program(stage.where / "bin", "go", "pwd; cat secret")
+    async with sidecars_of(stage, g={"kind": "go", "path": [bin_dir]}) as sidecars:
+        one = await waiting_child(stage, "one")
+        two = await waiting_child(stage, "two")
+        program(Path(one.spec.root) / "sub", "secret", "of one")
+        ran = await run_tool(stage, sidecars, one, "go", cwd=b"/workspace/sub")
+        assert ran.out == f"{one.spec.root}/sub\n#!/bin/sh\nof one\n".encode()
+        shown = os.fsencode(one.spec.root) + b"/sub"
+        assert await run_tool(stage, sidecars, one, "go", cwd=shown) == ran
+        for cwd in (b"/workspace/sub", shown):
+            with pytest.raises(RefusedError) as refused:
+                await run_tool(stage, sidecars, two, "go", cwd=cwd)
+            assert refused.value.status == 400
+
+
+async def test_a_root_that_was_replaced_is_no_workspace(stage: Stage) -> None:
+    bin_dir = program(stage.where / "bin", "go", "pwd")
+    async with sidecars_of(stage, g={"kind": "go", "path": [bin_dir]}) as sidecars:
+        child = await waiting_child(stage)
+        os.rename(child.spec.root, f"{child.spec.root}-elsewhere")  # attack 40
+        os.mkdir(child.spec.root)
+        with pytest.raises(RefusedError):
+            await run_tool(stage, sidecars, child, "go")
+
+
+async def test_a_workspace_of_its_own_is_everybodys(stage: Stage) -> None:
+    bin_dir = program(stage.where / "bin", "go", "pwd; ls")
+    (stage.where / "shared" / "file").mkdir(parents=True)
+    options = {
+        "kind": "go",
+        "path": [bin_dir],
+        "workspace": str(stage.where / "shared"),
+    }
+    async with sidecars_of(stage, g=options) as sidecars:
+        for name in ("one", "two"):
+            child = await waiting_child(stage, name)
+            ran = await run_tool(stage, sidecars, child, "go")
+            assert ran.out == f"{stage.where}/shared\nfile\n".encode()
+
+
+async def test_a_workspace_that_is_not_there_is_told(stage: Stage) -> None:
+    with pytest.raises(FileNotFoundError, match="/none"):
+        async with sidecars_of(stage, g={"kind": "go", "workspace": "/none"}):
+            pass
+
+
+# ToolExec 6: the first running sidecar that has the tool; 409 if none has.
+async def test_routing_asks_who_has_the_tool(stage: Stage) -> None:
+    empty = {"path": [str(stage.where)]}
+    bin_dir = program(stage.where / "bin", "zz-tool", "echo $0")
+    lists = {"allow": ["zz-tool"]}
+    async with sidecars_of(
+        stage,
+        n={"kind": "node", "path": [bin_dir], **lists},
+        c={"kind": "c-cpp", **empty, **lists},
+        r={"kind": "rust", **empty},
+    ) as sidecars:
+        child = await waiting_child(stage)
+        ran = await run_tool(stage, sidecars, child, "zz-tool")
+        assert (ran.sidecar, ran.code) == ("n", 0)
+        (stage.where / "zz-tool").write_text("#!/bin/sh\n")
+        (stage.where / "zz-tool").chmod(0o755)
+        # Known for this generation of c; a restart would ask again.
+        assert (await run_tool(stage, sidecars, child, "zz-tool")).sidecar == "n"
+        assert not sidecars.is_permitted(child, "zz-none")
+
+
+async def test_a_tool_that_nobody_has_is_409(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(stage.where))
+    async with sidecars_of(stage, g={"kind": "go"}, n={"kind": "node"}) as sidecars:
+        child = await waiting_child(stage)
+        for tool in ("go", "gcc", "tsc", "pip"):
+            with pytest.raises(RefusedError) as refused:
+                await run_tool(stage, sidecars, child, tool)
+            assert refused.value.status == 409
+
+
+# ToolExec 6: tsc prefers ./node_modules/.bin/tsc.
+async def test_tsc_is_the_projects_own(stage: Stage) -> None:
+    bin_dir = program(stage.where / "bin", "tsc", "echo global")
+    async with sidecars_of(
+        stage,
+        n={"kind": "node", "path": [bin_dir]},
+    ) as sidecars:
+        child = await waiting_child(stage)
+        root = Path(child.spec.root)
+        assert (await run_tool(stage, sidecars, child, "tsc")).out == b"global\n"
+        program(root / "web/node_modules/.bin", "tsc", 'echo "local $0 $1"')
+        assert (await run_tool(stage, sidecars, child, "tsc")).out == b"global\n"
+        ran = await run_tool(stage, sidecars, child, "tsc", b"x", cwd=b"/workspace/web")
+        assert ran.out == f"local {root}/web/node_modules/.bin/tsc x\n".encode()
+
+
+async def test_a_project_may_be_the_only_one_with_tsc(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/bin:/usr/bin" if not _has_tsc() else "/nowhere")
+    async with sidecars_of(stage, n={"kind": "node"}) as sidecars:
+        child = await waiting_child(stage)
+        program(Path(child.spec.root) / "node_modules/.bin", "tsc", "echo own")
+        assert (await run_tool(stage, sidecars, child, "tsc")).out == b"own\n"
+
+
+def _has_tsc() -> bool:
+    return any(os.access(f"{where}/tsc", os.X_OK) for where in ("/bin", "/usr/bin"))
+
+
+# ToolExec 6: python prefers <cwd>/.venv.
+async def test_python_is_that_of_the_virtual_environment(stage: Stage) -> None:
+    bin_dir = program(stage.where / "bin", "pip", 'echo "$VIRTUAL_ENV"')
+    options = {"kind": "python", "path": [bin_dir]}
+    async with sidecars_of(stage, p=options) as sidecars:
+        child = await waiting_child(stage)
+        venv = Path(child.spec.root) / "app" / ".venv"
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin" / "python3").symlink_to(sys.executable)
+        (venv / "pyvenv.cfg").write_text(f"home = {os.path.dirname(sys.executable)}\n")
+        code = b"import os, sys; print(sys.prefix, os.environ.get('VIRTUAL_ENV'))"
+        inside = await run_tool(
+            stage, sidecars, child, "python3", b"-c", code, cwd=b"/workspace/app"
+        )
+        assert inside.out == f"{venv} {venv}\n".encode()
+        outside = await run_tool(stage, sidecars, child, "python3", b"-c", code)
+        assert outside.out.endswith(b" None\n")
+        found = await run_tool(
+            stage,
+            sidecars,
+            child,
+            "pip",
+            cwd=b"/workspace/app",
+        )
+        assert found.out == f"{venv}\n".encode()  # it has none, but it is active
+
+
+# Face: policy.NAME.tools; spec A5, I8: and what is left of it after NARROW.
+async def test_a_child_has_no_more_tools_than_its_policy(stage: Stage) -> None:
+    async with sidecars_of(stage, c={"kind": "c-cpp"}) as sidecars:
+        free = await waiting_child(stage, "free")
+        bound = await waiting_child(stage, "bound", tools=frozenset({"make", "cc"}))
+        assert sidecars.is_permitted(free, "gcc")
+        assert sidecars.is_permitted(bound, "make")
+        assert not sidecars.is_permitted(bound, "gcc")
+        assert bound.session is not None
+        bound.session.narrow(b'{"tools": ["make"]}')
+        assert sidecars.is_permitted(bound, "make")
+        assert not sidecars.is_permitted(bound, "cc")
+
+
+def test_limits_are_the_tighter_of_both() -> None:
+    assert tightest((), ((0, 5, 6),)) == ((0, 5, 6),)
+    assert tightest(((0, 5, -1),), ((0, -1, 6), (1, 2, 3))) == ((0, 5, 6), (1, 2, 3))
+    assert tightest(((0, 5, 6),), ((0, 4, 9),)) == ((0, 4, 6),)
+
+
+# ToolExec 6: a sidecar is started, watched and started again; generations.
+async def test_a_started_sidecar_is_watched(stage: Stage) -> None:
+    bin_dir = program(stage.where / "bin", "go", "echo ran")
+    fifo = stage.where / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        start = ["/bin/sh", "-c", f"echo $$ >{fifo}; exec sleep 1000"]
+        options = {"kind": "go", "path": [bin_dir], "start": start}
+        async with sidecars_of(stage, g=options) as sidecars:
+            (sidecar,) = sidecars.sidecars
+            child = await waiting_child(stage)
+            assert (sidecar.is_running, sidecar.generation) == (True, 1)
+            assert (await run_tool(stage, sidecars, child, "go")).out == b"ran\n"
+            (stage.where / "bin" / "go").unlink()
+            first = await _line(reader)
+            pidfd = os.pidfd_open(first)
+            signal_and_close(pidfd)
+            second = await _line(reader)
+            assert second != first
+            await eventually(lambda: sidecar.generation == 2)
+            # A new generation is asked anew.
+            with pytest.raises(RefusedError) as refused:
+                await run_tool(stage, sidecars, child, "go")
+            assert refused.value.status == 409
+        with pytest.raises(ProcessLookupError):
+            os.pidfd_open(second)
+    finally:
+        os.close(reader)
+
+
+async def test_a_sidecar_that_does_not_start_runs_nothing(stage: Stage) -> None:
+    bin_dir = program(stage.where / "bin", "go", "echo ran")
+    down = {"kind": "go", "path": [bin_dir], "start": ["/nowhere/server"]}
+    up = {"kind": "go", "path": [bin_dir]}
+    async with sidecars_of(stage, down=down) as sidecars:
+        child = await waiting_child(stage, "one")
+        with pytest.raises(RefusedError) as refused:
+            await run_tool(stage, sidecars, child, "go")
+        assert refused.value.status == 409
+    async with sidecars_of(stage, down=down, up=up) as sidecars:
+        child = await waiting_child(stage, "two")
+        assert (await run_tool(stage, sidecars, child, "go")).sidecar == "up"
+
+
+async def _line(reader: int) -> int:
+    await trio.lowlevel.wait_readable(reader)
+    return int(os.read(reader, 100).split()[0])
+
+
+def signal_and_close(pidfd: int) -> None:
+    """Kill a process by its pidfd."""
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)

@@ -1,0 +1,214 @@
+"""Checkpoints: whole or not there, the same again in another host, never wrong text."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.contents import asking, failed, text_of
+from vfs.content import TOOLS, Allowance, Checkpoints, Process, Shared, Store
+
+BINARY = bytes(range(256)) * 20
+
+
+def opened(where: Path, owner: str = "child-1", limit: int = 10**9) -> Process:
+    """Return a process of a new host with the checkpoints of a directory."""
+    return Process(
+        Shared(
+            Store(),
+            TOOLS,
+            allowance=Allowance(limit),
+            checkpoints=Checkpoints(str(where)),
+            owner=owner,
+        )
+    )
+
+
+def closed(process: Process) -> None:
+    """End a host."""
+    process.close()
+    assert process.shared.checkpoints is not None
+    process.shared.checkpoints.close()
+    assert not process.shared.store.blobs
+
+
+@pytest.fixture
+def first(tmp_path: Path, no_leaks: None) -> Iterator[Process]:
+    """A process with a conversation, a name, a section and 3 contents, one twice."""
+    del no_leaks
+    made = opened(tmp_path)
+    made.messages.append({"role": "user", "content": "hi"})
+    made.add_text("one\ntwo\n" * 1000, "tool:a")
+    made.add(made.shared.store.put(BINARY), "tool:b")
+    made.table.next_number = 7
+    made.add_text("one\ntwo\n" * 1000, "tool:c", name="third")
+    made.table.fds[1].sections["mark"] = (3, 4)
+    yield made
+    closed(made)
+
+
+async def test_a_checkpoint_is_restored_in_a_new_host(
+    first: Process, tmp_path: Path
+) -> None:
+    kept = await asking(first, "checkpoint_process", label="before")
+    size = 8000 + len(BINARY)
+    assert kept.tag == "checkpoint"
+    assert list(kept.attrib) == ["id", "created", "label", "fds", "bytes", "messages"]
+    assert [kept.get(k) for k in ("label", "fds", "bytes", "messages")] == [
+        *("before", "3", str(size), "1")
+    ]
+    first.add_text("later", "test")
+    assert first.shared.checkpoints is not None
+    first.shared.checkpoints.close()
+    second = opened(tmp_path)
+    listed = await asking(second, "list_checkpoints")
+    assert [row.attrib for row in listed] == [kept.attrib]
+    checkpoint_id = kept.get("id")
+    answer = await asking(second, "restore_process", checkpoint_id)
+    assert answer.attrib == {
+        "checkpoint_id": checkpoint_id,
+        "fds": "3",
+        "messages": "1",
+    }
+    assert second.messages == first.messages
+    assert second.table.next_number == 8
+    for number in (1, 2, 7):
+        was, now = first.table.fds[number], second.table.fds[number]
+        assert now.content.original.data[:] == was.content.original.data[:]
+        assert now.content.text.data[:] == was.content.text.data[:]
+        assert (now.sections, now.name, now.source, now.created) == (
+            *(was.sections, was.name, was.source, was.created),
+        )
+    by_name = await asking(second, "read_fd", name="third")
+    assert text_of(by_name).startswith("one\ntwo\n")
+    closed(second)
+
+
+async def test_to_restore_drops_what_came_later(first: Process) -> None:
+    kept = await asking(first, "checkpoint_process")
+    await asking(first, "rename_fd", fd="fd:1", name="new")
+    first.add_text("later", "test")
+    first.messages.append({"role": "user", "content": "later"})
+    await asking(first, "restore_process", kept.get("id"))
+    assert list(first.table.fds) == [1, 2, 7]
+    assert first.table.next_number == 8
+    assert len(first.messages) == 1
+    assert failed(await asking(first, "read_fd", name="new"))[0] == "not_found"
+
+
+async def test_an_unknown_checkpoint_and_that_of_another_are_not_found(
+    first: Process,
+) -> None:
+    kept = await asking(first, "checkpoint_process")
+    first.shared.owner = "child-2"
+    assert (await asking(first, "list_checkpoints")).get("count") == "0"
+    for name in (kept.get("id"), "ckpt:1", ""):
+        answer = await asking(first, "restore_process", name)
+        assert failed(answer)[0] == "not_found"
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "missing"])
+async def test_a_damaged_content_is_corrupt_and_changes_nothing(
+    first: Process, tmp_path: Path, damage: str
+) -> None:
+    kept = await asking(first, "checkpoint_process")
+    for path in (tmp_path / "blobs").iterdir():
+        if damage == "flipped":
+            _flip(path)
+        elif damage == "short":
+            os.truncate(path, 10)
+        else:
+            path.unlink()
+    answer = await asking(first, "restore_process", kept.get("id"))
+    assert failed(answer)[0] == "corrupt"
+    assert list(first.table.fds) == [1, 2, 7]
+    # The next checkpoint does not take the damaged file for what it was.
+    again = await asking(first, "checkpoint_process")
+    answer = await asking(first, "restore_process", again.get("id"))
+    assert answer.tag == "restore"
+
+
+async def test_a_damaged_state_is_corrupt(first: Process, tmp_path: Path) -> None:
+    kept = await asking(first, "checkpoint_process")
+    with sqlite3.connect(tmp_path / "checkpoints.sqlite") as database:
+        database.execute("UPDATE checkpoint SET state = replace(state, 'mark', 'mask')")
+    database.close()
+    answer = await asking(first, "restore_process", kept.get("id"))
+    assert failed(answer)[0] == "corrupt"
+
+
+async def test_a_damaged_database_is_corrupt(tmp_path: Path, no_leaks: None) -> None:
+    del no_leaks
+    (tmp_path / "checkpoints.sqlite").write_bytes(b"no database" * 1000)
+    made = opened(tmp_path)
+    for name in ("checkpoint_process", "list_checkpoints"):
+        answer = await asking(made, name)
+        assert failed(answer)[0] == "corrupt"
+    closed(made)
+
+
+async def test_what_may_not_be_kept_any_more_is_not_restored(
+    first: Process, tmp_path: Path
+) -> None:
+    kept = await asking(first, "checkpoint_process")
+    assert first.shared.checkpoints is not None
+    first.shared.checkpoints.close()
+    small = opened(tmp_path, limit=1000)
+    small.add_text("here", "test")
+    answer = await asking(small, "restore_process", kept.get("id"))
+    assert failed(answer)[0] == "file_operation"
+    assert list(small.table.fds) == [1]
+    assert small.shared.allowance is not None
+    assert small.shared.allowance.used == 4
+    closed(small)
+
+
+async def test_checkpoints_are_bounded(tmp_path: Path, no_leaks: None) -> None:
+    del no_leaks
+    made = opened(tmp_path)
+    assert made.shared.checkpoints is not None
+    made.shared.checkpoints._most_bytes = 10
+    made.add_text("x" * 8, "test")
+    for _ in range(2):  # the same content counts once
+        assert (await asking(made, "checkpoint_process")).tag == "checkpoint"
+    made.add_text("y" * 8, "test")
+    answer = await asking(made, "checkpoint_process")
+    assert failed(answer)[2] == "Cannot keep a checkpoint: Disk quota exceeded"
+    closed(made)
+
+
+def test_a_directory_has_one_host(tmp_path: Path) -> None:
+    one = Checkpoints(str(tmp_path))
+    with pytest.raises(BlockingIOError):
+        Checkpoints(str(tmp_path))
+    one.close()
+    one.close()
+    Checkpoints(str(tmp_path)).close()
+
+
+async def test_contents_that_nobody_came_to_hold_are_removed(
+    first: Process, tmp_path: Path
+) -> None:
+    (tmp_path / "blobs" / "00").write_text("left by a host that was killed")
+    await asking(first, "checkpoint_process")
+    assert len(os.listdir(tmp_path / "blobs")) == 2
+
+
+async def test_where_none_are_kept_that_is_told() -> None:
+    made = Process(Shared(Store(), TOOLS))
+    for name, arguments in (
+        ("checkpoint_process", {}),
+        ("list_checkpoints", {}),
+        ("restore_process", {"checkpoint_id": "ckpt:1"}),
+    ):
+        assert failed(await asking(made, name, **arguments))[0] == "file_operation"
+    long = await asking(made, "checkpoint_process", label="x" * 201)
+    assert failed(long)[0] == "invalid_parameter"

@@ -1,0 +1,224 @@
+"""`fd_to_file`: whole or not at all, under the client's rights."""
+
+import errno
+import os
+
+import pytest
+
+from supervisor.fds.service import FdService
+from tests.helpers.contents import asking, failed
+from tests.helpers.sessions import Hall, hall
+from vfs.backends import host_file
+from vfs.content import Process, Store
+from vfs.policy import Ledger
+
+__all__ = ["hall"]
+
+TEXT = "".join(f"line {n}\n" for n in range(1, 1001))
+
+
+def at(hall: Hall, text: str | bytes = TEXT, ledger: Ledger | None = None) -> Process:
+    """Return the process of a client, with one content."""
+    line = hall.connect(ledger=ledger)
+    process = FdService(hall.fs, Store()).process_of(line.client)
+    data = text if isinstance(text, bytes) else text.encode()
+    process.add(process.shared.store.put(data), "test")
+    return process
+
+
+async def test_a_content_is_written_and_counted(hall: Hall) -> None:
+    answer = await asking(at(hall), "fd_to_file", fd="fd:1", file_path="out.txt")
+    assert answer.attrib == {
+        "fd": "fd:1",
+        "file_path": "out.txt",
+        "success": "true",
+        "mode": "write",
+    }
+    assert answer.findtext("message") == (
+        "Content from fd:1 successfully written to out.txt"
+    )
+    assert answer.findtext("stats/bytes") == str(len(TEXT))
+    assert answer.findtext("stats/lines") == "1000"
+    assert (hall.root / "out.txt").read_text() == TEXT
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ({"page": 2}, None),
+        ({"start_line": 45, "end_line": 47}, "line 45\nline 46\nline 47\n"),
+        ({"end_line": 1}, "line 1\n"),
+    ],
+)
+async def test_a_part_is_written(
+    hall: Hall, selector: dict[str, object], expected: str | None
+) -> None:
+    process = at(hall)
+    if expected is None:
+        span = process.table.fds[1].content.text.pages(4000).span(2)
+        expected = TEXT[span.start : span.end]
+    await asking(process, "fd_to_file", fd="fd:1", file_path="a", **selector)
+    assert (hall.root / "a").read_text() == expected
+
+
+async def test_missing_directories_are_made_and_append_adds(hall: Hall) -> None:
+    process = at(hall, "abc")
+    for _ in range(2):
+        await asking(process, "fd_to_file", fd="fd:1", file_path="x/y/z", mode="append")
+    assert (hall.root / "x/y/z").read_text() == "abcabc"
+
+
+@pytest.mark.parametrize(
+    ("old", "line", "content", "new", "size", "lines"),
+    [
+        ("1\n2\n", 1, "x", "x\n1\n2\n", 2, 1),
+        ("1\n2\n", 2, "x\n", "1\nx\n2\n", 2, 1),
+        ("1\n2\n", 3, "x", "1\n2\nx", 1, 1),
+        ("1\n2", 3, "x", "1\n2\nx", 1, 1),
+        ("1\n2", 2, "x\ny", "1\nx\ny\n2", 4, 2),
+        ("", 1, "x", "x", 1, 1),
+        ("1\n", 2, "", "1\n", 0, 0),
+    ],
+)
+async def test_insert_puts_it_before_the_line(  # noqa: PLR0917
+    hall: Hall, old: str, line: int, content: str, new: str, size: int, lines: int
+) -> None:
+    (hall.root / "a").write_text(old)
+    answer = await asking(
+        at(hall, content),
+        "fd_to_file",
+        fd="fd:1",
+        file_path="a",
+        mode="insert",
+        insert_at_line=line,
+    )
+    assert (hall.root / "a").read_text() == new
+    assert answer.findtext("stats/bytes") == str(size)
+    assert answer.findtext("stats/lines") == str(lines)
+
+
+@pytest.mark.parametrize("line", [-1, 0, 4])
+async def test_insert_beyond_the_end_is_refused(hall: Hall, line: int) -> None:
+    (hall.root / "a").write_text("1\n2\n")
+    arguments = {"file_path": "a", "mode": "insert", "insert_at_line": line}
+    answer = await asking(at(hall), "fd_to_file", fd="fd:1", **arguments)
+    assert failed(answer) == (
+        "invalid_parameter",
+        "fd:1",
+        "Invalid insert_at_line. Valid range: 1-3",
+    )
+    assert (hall.root / "a").read_text() == "1\n2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"file_path": "old", "exist_ok": False}, "file_operation", "File exists"),
+        ({"file_path": "new", "create": False}, "file_operation", "No such file"),
+        ({"file_path": "new", "mode": "insert", "insert_at_line": 1}, *("file_operation", "No such file")),
+        ({"file_path": "/etc/passwd"}, "file_operation", "Permission denied"),
+        ({"file_path": "../out"}, "file_operation", "Permission denied"),
+        ({"file_path": "old/under"}, "file_operation", "Not a directory"),
+        ({"file_path": "directory"}, "file_operation", "Is a directory"),
+        ({"file_path": "a\0b"}, "file_operation", "No such file"),
+        ({"file_path": ""}, "file_operation", "No such file"),
+        ({"file_path": "new", "mode": "insert"}, "invalid_parameter", "insert_at"),
+        ({"file_path": "new", "insert_at_line": 1}, "invalid_parameter", "insert_at"),
+        ({"file_path": "new", "mode": "update"}, "invalid_parameter", "one of: write"),
+        ({}, "invalid_parameter", "Missing parameter: file_path"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused_touches_nothing(
+    hall: Hall, arguments: dict[str, object], kind: str, message: str
+) -> None:
+    (hall.root / "old").write_text("old")
+    (hall.root / "directory").mkdir()
+    answer = await asking(at(hall), "fd_to_file", fd="fd:1", **arguments)
+    assert failed(answer)[:2] == (kind, "fd:1")
+    assert message in failed(answer)[2]
+    if kind == "file_operation":
+        assert failed(answer)[2].startswith("Cannot write to file: ")
+        mode = arguments.get("mode", "write")
+        path = str(arguments["file_path"]).replace("\0", "\ufffd")
+        assert answer.findtext("details") == f"Operation: {mode}, Path: {path}"
+    assert sorted(p.name for p in hall.root.iterdir()) == ["directory", "old"]
+    assert (hall.root / "old").read_text() == "old"
+
+
+async def test_binary_is_written_as_it_came_and_only_whole(hall: Hall) -> None:
+    data = bytes(range(256)) * 100
+    process = at(hall, data)
+    answer = await asking(process, "fd_to_file", fd="fd:1", file_path="a")
+    assert (hall.root / "a").read_bytes() == data
+    assert answer.findtext("stats/bytes") == str(len(data))
+    answer = await asking(process, "fd_to_file", fd="fd:1", file_path="b", page=1)
+    assert failed(answer)[0] == "invalid_parameter"
+
+
+async def test_the_bits_of_a_file_that_is_replaced_stay(hall: Hall) -> None:
+    target = hall.root / "run.sh"
+    target.write_text("old")
+    target.chmod(0o751)
+    await asking(at(hall), "fd_to_file", fd="fd:1", file_path="run.sh")
+    assert target.stat().st_mode & 0o777 == 0o751
+
+
+def _full(*_: object, **__: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("mode", ["write", "append", "insert"])
+@pytest.mark.parametrize("at_call", ["write", "sync", "rename"])
+async def test_a_full_disk_leaves_the_old_file_to_the_byte(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str, at_call: str
+) -> None:
+    (hall.root / "a").write_bytes(b"old\r\n\xff")
+    process = at(hall)
+    if at_call == "write":
+        monkeypatch.setattr(host_file.HostHandle, "pwrite", _full)
+        monkeypatch.setattr(host_file.HostHandle, "append", _full)
+    elif mode == "append":
+        pytest.skip("an append needs neither")
+    else:
+        name = "fsync" if at_call == "sync" else "rename"
+        monkeypatch.setattr(os, name, _full)
+    more = {"insert_at_line": 1} if mode == "insert" else {}
+    answer = await asking(
+        process, "fd_to_file", fd="fd:1", file_path="a", mode=mode, **more
+    )
+    monkeypatch.undo()
+    assert failed(answer)[2] == "Cannot write to file: No space left on device"
+    assert (hall.root / "a").read_bytes() == b"old\r\n\xff"
+    assert os.listdir(hall.root) == ["a"]
+
+
+async def test_an_append_that_fails_in_the_middle_is_cut_off(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hall.root / "a").write_text("old")
+    process = at(hall, "x" * 3_000_000)
+    append = host_file.HostHandle.append
+    calls = iter((append, _full))
+
+    def once(handle: host_file.HostHandle, data: bytes) -> int:
+        return next(calls)(handle, data)
+
+    monkeypatch.setattr(host_file.HostHandle, "append", once)
+    answer = await asking(
+        process, "fd_to_file", fd="fd:1", file_path="a", mode="append"
+    )
+    assert failed(answer)[0] == "file_operation"
+    assert (hall.root / "a").read_text() == "old"
+
+
+async def test_what_is_written_counts_against_the_child(hall: Hall) -> None:
+    ledger = Ledger(size_bytes=10_000, files=3)
+    process = at(hall, ledger=ledger)
+    (hall.root / "a").write_text("old")
+    answer = await asking(process, "fd_to_file", fd="fd:1", file_path="a")
+    assert answer.tag == "fd_write"
+    used = list(ledger.used)
+    answer = await asking(process, "fd_to_file", fd="fd:1", file_path="b")
+    assert failed(answer)[2] == "Cannot write to file: Disk quota exceeded"
+    assert ledger.used[:3] == used[:3]
+    assert os.listdir(hall.root) == ["a"]

@@ -1,0 +1,131 @@
+"""Search: lines that match, with context, resumable, in linear time."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.contents import ask, failed, holding, text_of
+
+TEXT = st.lists(st.text(st.sampled_from("aAb é."), max_size=8), max_size=20).map(
+    "\n".join
+)
+
+
+@given(TEXT, st.text(st.sampled_from("aAbé."), min_size=1, max_size=3), st.booleans())
+def test_every_line_with_the_query_is_counted(
+    text: str, query: str, sensitive: bool
+) -> None:
+    answer = ask(
+        holding(text),
+        "search_fd",
+        fd="fd:1",
+        query=query,
+        case_sensitive=sensitive,
+        context=0,
+        max_results=1000,
+    )
+    fold = str if sensitive else str.lower
+    lines = text.split("\n")
+    expected = [
+        (number, fold(line).index(fold(query)) + 1, line)
+        for number, line in enumerate(lines, 1)
+        if fold(query) in fold(line)
+    ]
+    found = [
+        (int(m.get("line", "")), int(m.get("col", "")), text_of(m).removesuffix("\n"))
+        for m in answer
+    ]
+    assert found == expected
+    assert answer.get("matches") == str(len(expected))
+
+
+def test_contexts_that_overlap_are_one_answer() -> None:
+    lines = [f"l{n}" for n in range(1, 31)]
+    for number in (5, 8, 20):
+        lines[number - 1] = "HIT"
+    answer = ask(
+        holding("\n".join(lines)), "search_fd", fd="fd:1", query="HIT", context=2
+    )
+    assert [m.get("lines") for m in answer] == ["3-10", "18-22"]
+    assert [m.get("line") for m in answer] == ["5", "20"]
+    assert (answer.get("matches"), answer.get("returned")) == ("3", "2")
+
+
+def test_a_search_goes_on_where_it_stopped() -> None:
+    made = holding("x\n" * 50)
+    found: list[str] = []
+    start = "1"
+    while start:
+        answer = ask(
+            made,
+            "search_fd",
+            fd="fd:1",
+            query="x",
+            context=0,
+            max_results=20,
+            start_line=int(start),
+        )
+        found += [m.get("line", "") for m in answer]
+        start = answer.get("next_line", "")
+        assert answer.get("truncated") == ("true" if start else "false")
+    assert found == [str(n) for n in range(1, 51)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lines"),
+    [
+        ("^b", ["2", "3"]),
+        ("o$", ["1"]),
+        ("(?i)ERROR.*timeout", ["4"]),
+        ("o[^x]b", []),
+        ("a\\s+b", []),
+        ("é|ü", ["3"]),
+        ("^", ["1", "2", "3", "4"]),
+    ],
+)
+def test_an_expression_stays_within_a_line(pattern: str, lines: list[str]) -> None:
+    made = holding("foo\nbar a\nb é\nerror: a Timeout\n")
+    answer = ask(made, "search_fd", fd="fd:1", query=pattern, regex=True, context=0)
+    assert [m.get("line") for m in answer] == lines
+
+
+@pytest.mark.parametrize(
+    ("query", "regex"),
+    [
+        ("", False),
+        ("a\nb", False),
+        ("(", True),
+        ("a)(b", True),
+        ("(?=x)", True),
+        ("x" * 10001, False),
+        (chr(0xD800), False),
+        (r"(a)\1", True),
+    ],
+)
+def test_a_bad_query_is_told_and_the_search_not_begun(query: str, regex: bool) -> None:
+    answer = ask(holding("text"), "search_fd", fd="fd:1", query=query, regex=regex)
+    assert failed(answer)[:2] == ("invalid_parameter", "fd:1")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"context": -1}, {"max_results": 0}, {"start_line": 0}]
+)
+def test_bounds_are_kept(arguments: dict[str, object]) -> None:
+    answer = ask(holding("text"), "search_fd", fd="fd:1", query="t", **arguments)
+    assert failed(answer)[0] in ("invalid_parameter", "invalid_range")
+
+
+def test_an_evil_expression_takes_linear_time() -> None:
+    made = holding("a" * 10_000_000 + "b")
+    begin = time.perf_counter()
+    answer = ask(made, "search_fd", fd="fd:1", query="(a+)+$", regex=True, context=0)
+    # A backtracking engine would take longer than the universe has had.
+    assert time.perf_counter() - begin < 10
+    assert answer.get("matches") == "0"
+
+
+def test_nothing_is_found_in_nothing() -> None:
+    answer = ask(holding(""), "search_fd", fd="fd:1", query="^", regex=True)
+    assert answer.get("matches") == "0"

@@ -1,0 +1,160 @@
+"""Paragraphs, sections, functions and classes."""
+
+import sys
+
+import pytest
+
+from tests.helpers.contents import ask, failed, holding, text_of
+
+PYTHON = """import os
+
+
+@decorated
+def first(a):
+    return a
+
+
+class Thing:
+    def method(self):
+        pass
+
+    async def first(self):
+        pass
+"""
+
+SOURCES = {
+    "a.py": (PYTHON, "method", "    def method(self):\n        pass\n", "Thing"),
+    "a.js": (
+        "export function f() {}\nconst g = () => 1;\nclass A { m() {} }\n",
+        "g",
+        "const g = () => 1;\n",
+        "A",
+    ),
+    "a.ts": (
+        "interface I { a: string }\nfunction f(a: number): string { return '' }\n",
+        "f",
+        "function f(a: number): string { return '' }\n",
+        "I",
+    ),
+    "a.go": (
+        "package a\n\ntype T struct {\n}\n\nfunc (t T) M() {\n}\n",
+        "M",
+        "func (t T) M() {\n}\n",
+        "T",
+    ),
+    "a.rs": (
+        "struct S;\nimpl S {\n    fn f(&self) {}\n}\n",
+        "f",
+        "    fn f(&self) {}\n",
+        "S",
+    ),
+    "a.c": (
+        "struct s { int a; };\nstatic int *f(struct s *x)\n{\n  return 0;\n}\n",
+        "f",
+        "static int *f(struct s *x)\n{\n  return 0;\n}\n",
+        "s",
+    ),
+    "a.java": (
+        "class A {\n  A() {}\n  int f() { return 1; }\n}\n",
+        "f",
+        "  int f() { return 1; }\n",
+        "A",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_function_is_found_in_every_language(name: str) -> None:
+    source, function, body, thing = SOURCES[name]
+    made = holding(source, source=f"file:{name}")
+    answer = ask(made, "read_fd", fd="fd:1", unit="function", name=function)
+    assert text_of(answer) == body
+    answer = ask(made, "read_fd", fd="fd:1", unit="class", name=thing)
+    if name == "a.rs":
+        assert failed(answer)[0] == "ambiguous"  # the struct, and its impl
+    else:
+        first = text_of(answer).partition("\n")[0]
+        assert first == next(
+            line for line in source.split("\n") if _defines(line, thing)
+        )
+
+
+def _defines(line: str, thing: str) -> bool:
+    words = ("class", "interface", "type", "struct")
+    return any(line.startswith(f"{word} {thing}") for word in words)
+
+
+def test_decorators_belong_to_what_they_decorate() -> None:
+    made = holding(PYTHON, source="file:a.py")
+    answer = ask(made, "read_fd", fd="fd:1", unit="function", index=1)
+    assert text_of(answer) == "@decorated\ndef first(a):\n    return a\n"
+    assert (answer.get("unit"), answer.get("index")) == ("function", "1")
+    assert answer.get("units") == "3"
+
+
+def test_several_functions_of_one_name_are_told_with_their_lines() -> None:
+    answer = ask(
+        holding(PYTHON, source="file:a.py"),
+        "read_fd",
+        fd="fd:1",
+        unit="function",
+        name="first",
+    )
+    assert failed(answer)[0] == "ambiguous"
+    assert answer.findtext("details") == "Lines: 4-6, 13-14"
+
+
+def test_a_language_is_guessed_from_the_text() -> None:
+    answer = ask(holding(PYTHON), "read_fd", fd="fd:1", unit="class", name="Thing")
+    assert text_of(answer).startswith("class Thing:")
+
+
+def test_prose_has_no_functions() -> None:
+    answer = ask(holding("Once upon a time"), "read_fd", fd="fd:1", unit="function")
+    assert failed(answer)[0] == "invalid_parameter"
+
+
+def test_without_the_grammars_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "tree_sitter", None)
+    answer = ask(
+        holding(PYTHON, source="file:a.py"), "read_fd", fd="fd:1", unit="class"
+    )
+    assert failed(answer)[::2] == (
+        "invalid_parameter",
+        "Units of python need its grammar; install sandhost[units]",
+    )
+
+
+def test_source_that_is_nested_deep_is_walked() -> None:
+    made = holding("x = " + "(" * 5000 + ")" * 5000, source="file:a.py")
+    answer = ask(made, "read_fd", fd="fd:1", unit="function", name="f")
+    assert failed(answer)[0] == "not_found"
+
+
+def test_paragraphs_are_runs_of_lines_that_are_not_blank() -> None:
+    text = "\n \none\ntwo\n\n\t\n  three\r\n\r\nfour"
+    made = holding(text)
+    found = [
+        text_of(ask(made, "read_fd", fd="fd:1", unit="paragraph", index=n))
+        for n in (1, 2, 3)
+    ]
+    assert found == ["one\ntwo\n", "  three\r\n", "four"]
+
+
+def test_a_section_has_its_subsections_and_code_is_no_heading() -> None:
+    text = "intro\n# A\na\n## B #\n```\n# not\n```\n# C\nc"
+    made = holding(text)
+    found = ask(made, "read_fd", fd="fd:1", unit="section", name="A")
+    assert text_of(found) == "# A\na\n## B #\n```\n# not\n```\n"
+    assert found.get("units") == "3"
+    found = ask(made, "read_fd", fd="fd:1", unit="section", name="B")
+    assert text_of(found) == "## B #\n```\n# not\n```\n"
+
+
+def test_without_headings_sections_are_what_is_marked() -> None:
+    made = holding("a\nb\nc\n")
+    ask(made, "mark_fd_section", fd="fd:1", start_line=2, end_line=2, ref_id="mine")
+    found = ask(made, "read_fd", fd="fd:1", unit="section", name="mine")
+    assert text_of(found) == "b\n"

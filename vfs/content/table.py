@@ -1,0 +1,292 @@
+"""The LLM fds of one process: numbers, names and marked sections.
+
+Rules of this file.
+
+1. Numbers count from 1 in each process and are never used again; there is no close.
+2. ``fd-1`` is taken for ``fd:1``; answers print ``fd:1``.
+3. A fork has everything its parent has under the same numbers and goes on from there;
+   afterwards neither sees what the other does.  It shares every content, so it costs
+   the same at any size.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NewType
+
+from vfs.content.errors import (
+    FILE_OPERATION,
+    INVALID_PARAMETER,
+    NOT_FOUND,
+    FdError,
+)
+
+if TYPE_CHECKING:
+    from vfs.content.store import Content, Store
+
+FdNumber = NewType("FdNumber", int)
+
+MOST_FDS = 100_000
+"""Descriptors of one process: each is some 500 bytes of the host's memory."""
+
+MOST_SECTIONS = 100_000
+"""Marked sections of one descriptor."""
+
+MOST_NAME_CHARS = 200
+
+_ID = re.compile(r"fd[:-]([1-9][0-9]{0,17})", re.ASCII)
+_LIKE_AN_ID = re.compile(r"(?:fd|temp|ckpt)[:-].*|[0-9]+", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class LlmFd:
+    """One descriptor.
+
+    Attributes:
+        number: as in ``fd:1``.
+        content: what it stands for.
+        page_size: characters.
+        source: where the content came from: ``tool:NAME``, ``user_input``, ...
+        created: seconds since the epoch.
+        name: a second way to speak of it; empty for none.
+        sections: marked lines (first, last) by reference id.
+        language: as it was guessed; empty before.
+    """
+
+    number: FdNumber
+    content: Content
+    page_size: int
+    source: str
+    created: float
+    name: str = ""
+    sections: dict[str, tuple[int, int]] = field(default_factory=dict)
+    language: str = ""
+
+    @property
+    def id(self) -> str:
+        """Return it as answers print it."""
+        return f"fd:{self.number}"
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether it is served as base64."""
+        return self.content.raw is not None
+
+
+class Allowance:
+    """What the processes of one child may keep, in bytes of content put in.
+
+    Args:
+        limit: bytes.
+    """
+
+    __slots__ = ("_lock", "limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Take room for content.
+
+        Raises:
+            FdError: ``file_operation``: there is not so much left.
+        """
+        with self._lock:
+            if self.used + size <= self.limit:
+                self.used += size
+                return
+        raise FdError(
+            FILE_OPERATION,
+            "Cannot store content: Disk quota exceeded",
+            f"Limit: {self.limit} bytes for all descriptors of this program",
+        )
+
+    def give_back(self, size: int) -> None:
+        """Give room back."""
+        with self._lock:
+            self.used -= size
+
+
+class FdTable:
+    """The descriptors of one process.
+
+    Args:
+        store: keeps the contents.
+        allowance: charged for what is added here; None: nothing bounds it.
+
+    Attributes:
+        fds: by number.
+        next_number: of the next one.
+    """
+
+    def __init__(self, store: Store, allowance: Allowance | None = None) -> None:
+        self.fds: dict[int, LlmFd] = {}
+        self.next_number = 1
+        self._store = store
+        self._allowance = allowance
+        self._charged = 0
+        self._names: dict[str, int] = {}
+
+    def add(
+        self, content: Content, source: str, page_size: int, *, name: str = ""
+    ) -> LlmFd:
+        """Give a content that the caller holds a number; the table holds it now.
+
+        Raises:
+            FdError: there are too many, or too much; the content is given back.
+        """
+        try:
+            self._charge(content)
+        except FdError:
+            self._store.drop(content)
+            raise
+        number = FdNumber(self.next_number)
+        self.next_number += 1
+        fd = LlmFd(number, content, page_size, source, time.time())
+        self.fds[number] = fd
+        if name:
+            self._names[name] = number
+            fd.name = name
+        return fd
+
+    def _charge(self, content: Content) -> None:
+        if len(self.fds) >= MOST_FDS:
+            text = f"Cannot store content: {MOST_FDS} descriptors are open"
+            raise FdError(FILE_OPERATION, text)
+        if self._allowance is not None:
+            self._allowance.take(content.stored_bytes)
+            self._charged += content.stored_bytes
+
+    def find(self, fd: str | None, name: str | None = None) -> LlmFd:
+        """Return the descriptor of an id or a name; the id counts if both are there.
+
+        Raises:
+            FdError: ``not_found``; ``invalid_parameter`` if neither is given.
+        """
+        if fd is not None:
+            number = number_of(fd)
+            found = self.fds.get(number) if number is not None else None
+            if found is None:
+                shown = fd if number is None else f"fd:{number}"
+                raise FdError(NOT_FOUND, f"File descriptor {shown} not found", fd=shown)
+            return found
+        if name is None:
+            raise FdError(INVALID_PARAMETER, "Missing parameter: fd or name")
+        if name not in self._names:
+            raise FdError(NOT_FOUND, f"File descriptor {name} not found", fd=name)
+        return self.fds[self._names[name]]
+
+    def rename(self, fd: LlmFd, name: str) -> None:
+        """Give a descriptor another name.
+
+        Raises:
+            FdError: ``invalid_parameter``: it is taken, looks like an id, or is none.
+        """
+        self.check_name(name, fd)
+        self.unname(fd)
+        fd.name = name
+        self._names[name] = fd.number
+
+    def unname(self, fd: LlmFd) -> None:
+        """Take a descriptor's name from it."""
+        if fd.name:
+            del self._names[fd.name]
+            fd.name = ""
+
+    def check_name(self, name: str, fd: LlmFd | None = None) -> None:
+        """Raise ``FdError`` if ``fd`` may not have this name."""
+        about = fd.id if fd is not None else ""
+        if not is_name(name):
+            text = (
+                f"Invalid name: write 1-{MOST_NAME_CHARS} printable characters that"
+                " do not look like an id"
+            )
+            raise FdError(INVALID_PARAMETER, text, fd=about)
+        holder = self._names.get(name)
+        if holder is not None and (fd is None or holder != fd.number):
+            raise FdError(
+                INVALID_PARAMETER, f"Name {name} is taken by fd:{holder}", fd=about
+            )
+
+    def holder_of(self, name: str) -> LlmFd | None:
+        """Return the descriptor of a name, if there is one."""
+        number = self._names.get(name)
+        return None if number is None else self.fds[number]
+
+    def fork(self) -> FdTable:
+        """Return a copy that goes its own way (rule 3)."""
+        other = FdTable(self._store, self._allowance)
+        other.next_number = self.next_number
+        other._names = dict(self._names)
+        self._store.hold_all([fd.content for fd in self.fds.values()])
+        other.fds = {
+            number: replace(fd, sections=dict(fd.sections))
+            for number, fd in self.fds.items()
+        }
+        return other
+
+    def keep_only(self, numbers: set[int]) -> None:
+        """Give up every descriptor but these."""
+        for number in [n for n in self.fds if n not in numbers]:
+            fd = self.fds.pop(number)
+            self.unname(fd)
+            self._store.drop(fd.content)
+
+    def enter(self, fd: LlmFd) -> None:
+        """Enter a descriptor that was one before, under its number and name."""
+        self.fds[fd.number] = fd
+        if fd.name:
+            self._names[fd.name] = fd.number
+
+    def take_over(self, other: FdTable) -> None:
+        """Hold what another table holds, in place of everything held here.
+
+        Raises:
+            FdError: ``file_operation``: it is more than may be kept; nothing changed.
+        """
+        charge = sum(fd.content.stored_bytes for fd in other.fds.values())
+        allowance = self._allowance
+        if allowance is not None:
+            allowance.give_back(self._charged)
+            try:
+                allowance.take(charge)
+            except FdError:
+                allowance.take(self._charged)
+                raise
+            self._charged = 0
+        self.close()
+        self._charged = charge if allowance is not None else 0
+        self.fds, other.fds = other.fds, {}
+        self._names, other._names = other._names, {}
+        self.next_number = other.next_number
+
+    def close(self) -> None:
+        """Give every content back."""
+        fds, self.fds = self.fds, {}
+        self._names.clear()
+        for fd in fds.values():
+            self._store.drop(fd.content)
+        charged, self._charged = self._charged, 0
+        if self._allowance is not None:
+            self._allowance.give_back(charged)
+
+
+def number_of(text: str) -> int | None:
+    """Return the number of an id (rule 2), None if the text is none."""
+    match = _ID.fullmatch(text)
+    return None if match is None else int(match[1])
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a text can be a name."""
+    return (
+        0 < len(text) <= MOST_NAME_CHARS
+        and text.isprintable()
+        and text == text.strip()
+        and not _LIKE_AN_ID.fullmatch(text)
+    )

@@ -1,0 +1,219 @@
+"""The calls there are: one row each, for the checker, the model and the dispatcher."""
+
+from __future__ import annotations
+
+from vfs.content import on_checkpoints, on_files, on_names, on_reading, on_wrapping
+from vfs.content.arguments import (
+    BLOCKS,
+    BOOLEAN,
+    FDS,
+    INTEGER,
+    STRING,
+    TEXT,
+    Param,
+    Tool,
+)
+from vfs.content.on_files import MODES
+from vfs.content.units import UNITS
+
+_FD = Param("fd", STRING, "Descriptor, as in fd:1")
+_THE_FD = Param("fd", STRING, "Descriptor, as in fd:1", required=True)
+_NAME = Param("name", STRING, "Name of the descriptor, in place of fd")
+_PAGE = Param("page", INTEGER, "Page, from 1")
+_START_LINE = Param("start_line", INTEGER, "First line, from 1")
+_END_LINE = Param("end_line", INTEGER, "Last line; the end of the content if missing")
+_REF = Param("ref_id", STRING, "Id of the marked section", required=True)
+_TEMP = Param("temp_file_id", STRING, "Temporary file, as in temp:1", required=True)
+_TOKEN = Param("token", STRING, "Stands for content that FD_PUT has brought")
+
+_ROWS = (
+    Tool(
+        "read_fd",
+        "Read content from a file descriptor: a page, all of it, lines, characters, or"
+        " a unit such as a paragraph or a function. Without a selector: page 1.",
+        (
+            _FD,
+            _PAGE,
+            Param("read_all", BOOLEAN, "Read the entire content"),
+            _START_LINE,
+            _END_LINE,
+            Param(
+                "mode",
+                STRING,
+                "What start and count count: pages and lines from 1, characters from 0",
+                choices=("page", "line", "char"),
+            ),
+            Param("start", INTEGER, "Where to start, in the unit of mode"),
+            Param("count", INTEGER, "How many, in the unit of mode"),
+            Param("unit", STRING, "Read one unit of this kind", choices=UNITS),
+            Param("index", INTEGER, "Which unit, from 1"),
+            Param("name", STRING, "Name of the unit; without unit, of the descriptor"),
+            Param(
+                "extract_to_new_fd",
+                BOOLEAN,
+                "Make what was selected a new file descriptor in place of showing it",
+            ),
+        ),
+        on_reading.read_fd,
+        is_slow=True,
+    ),
+    Tool(
+        "fd_to_file",
+        "Write content of a file descriptor to a file.",
+        (
+            _FD,
+            Param("file_path", STRING, "The file", required=True),
+            Param("mode", STRING, "How to write", choices=MODES),
+            _PAGE,
+            _START_LINE,
+            _END_LINE,
+            Param("insert_at_line", INTEGER, "With mode insert: before this line"),
+            Param("create", BOOLEAN, "Make a missing file (default true)"),
+            Param("exist_ok", BOOLEAN, "Change an existing file (default true)"),
+            _NAME,
+        ),
+        on_files.fd_to_file,
+        is_async=True,
+    ),
+    Tool(
+        "search_fd",
+        "Find lines in a file descriptor, with lines of context around them.",
+        (
+            _FD,
+            Param("query", STRING, "Text, or with regex an expression", required=True),
+            Param("case_sensitive", BOOLEAN, "Default true"),
+            Param("regex", BOOLEAN, "The query is a regular expression (RE2)"),
+            Param("context", INTEGER, "Lines before and after (default 2)"),
+            Param("max_results", INTEGER, "Most matching lines to show (default 20)"),
+            Param("start_line", INTEGER, "Begin here, to go on after next_line"),
+            _NAME,
+        ),
+        on_reading.search_fd,
+        is_slow=True,
+    ),
+    Tool(
+        "rename_fd",
+        "Give a file descriptor a name to speak of it.",
+        (_THE_FD, Param("name", STRING, "The name", required=True)),
+        on_names.rename_fd,
+    ),
+    Tool(
+        "mark_fd_section",
+        "Mark lines of a file descriptor under an id, to come back to them.",
+        (_THE_FD, _START_LINE, _END_LINE, _REF),
+        on_names.mark_fd_section,
+    ),
+    Tool(
+        "get_fd_section",
+        "Read marked lines of a file descriptor.",
+        (_FD, _REF, _NAME),
+        on_names.get_fd_section,
+        is_slow=True,
+    ),
+    Tool(
+        "list_fd_sections",
+        "List the marked lines of a file descriptor.",
+        (_FD, _NAME),
+        on_names.list_fd_sections,
+    ),
+    Tool(
+        "delete_fd_section",
+        "Forget a mark.",
+        (_THE_FD, _REF),
+        on_names.delete_fd_section,
+    ),
+    Tool(
+        "create_temp_file",
+        "Make a temporary file that processes can share.",
+        (Param("content", TEXT, "What it holds", required=True),),
+        on_names.create_temp_file,
+        is_slow=True,
+    ),
+    Tool(
+        "read_temp_file",
+        "Read a temporary file.",
+        (_TEMP,),
+        on_names.read_temp_file,
+    ),
+    Tool(
+        "write_temp_file",
+        "Replace the content of a temporary file.",
+        (
+            _TEMP,
+            Param("content", TEXT, "The new content", required=True),
+            Param("version", INTEGER, "Refuse if this is not its version any more"),
+        ),
+        on_names.write_temp_file,
+        is_slow=True,
+    ),
+    Tool(
+        "delete_temp_file",
+        "Remove a temporary file.",
+        (_TEMP,),
+        on_names.delete_temp_file,
+    ),
+    Tool(
+        "checkpoint_process",
+        "Keep the conversation and all file descriptors as they are now.",
+        (Param("label", STRING, "What to remember it by"),),
+        on_checkpoints.checkpoint_process,
+        is_async=True,
+    ),
+    Tool(
+        "restore_process",
+        "Go back to a checkpoint; what came after it is dropped.",
+        (Param("checkpoint_id", STRING, "As checkpoint_process told", required=True),),
+        on_checkpoints.restore_process,
+        is_async=True,
+    ),
+    Tool(
+        "list_checkpoints",
+        "List the checkpoints.",
+        (),
+        on_checkpoints.list_checkpoints,
+        is_async=True,
+    ),
+    Tool(
+        "fd_info",
+        "Tell source, type and size of a file descriptor.",
+        (_FD, _NAME),
+        on_reading.fd_info,
+    ),
+    Tool("list_fds", "List the file descriptors.", (), on_reading.list_fds),
+    Tool(
+        "keep_fds",
+        "Give up every file descriptor but these.",
+        (Param("fds", FDS, "Those to keep", required=True),),
+        on_names.keep_fds,
+    ),
+    Tool(
+        "tool_schemas",
+        "List the tools that may be called, as JSON schemas for the chat API.",
+        (),
+        on_reading.tool_schemas,
+    ),
+    Tool(
+        "wrap_output",
+        "Hand a tool's output on, or store it if it is long.",
+        (
+            Param("text", TEXT, "The output"),
+            Param("base64", STRING, "The output, where it is no text"),
+            Param("blocks", BLOCKS, "The output, as a list of blocks"),
+            _TOKEN,
+            Param("source", STRING, "Where it came from, as in tool:NAME"),
+            Param("is_error", BOOLEAN, "It is an error: hand it on as it is"),
+        ),
+        on_wrapping.wrap_output,
+        is_slow=True,
+    ),
+    Tool(
+        "wrap_input",
+        "Hand a user's input on, or store it if it is long.",
+        (Param("text", TEXT, "The input"), _TOKEN),
+        on_wrapping.wrap_input,
+        is_slow=True,
+    ),
+)
+
+TOOLS: dict[str, Tool] = {row.name: row for row in _ROWS}
+"""The calls by name."""

@@ -1,0 +1,260 @@
+"""``sandhost fd ...``: LLM fds behind FD 3, for shell scripts inside a child.
+
+Rules of this file.
+
+1. Like ``vfs.fscmd`` it starts fast: arguments are read by hand, and nothing is imported
+   but what ``vfs.client`` needs.
+2. What the host answers is printed as it is: XML, or the text itself if it was short
+   enough.  An ``fd_error`` is printed too, and the status is 1.
+3. A word is a call of the tool of that name; ``COMMANDS`` has shorter words for the
+   frequent ones, and says which arguments need no option.
+4. It uses FD 3 itself, turn by turn (spec T5): descriptors belong to the connection.
+"""
+
+from __future__ import annotations
+
+import os
+
+from vfs.client import Client
+from vfs.client_turn import client_errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PIECE_BYTES = 1024 * 1024
+"""One piece of standard input."""
+
+OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+
+COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "read": ("read_fd", ("fd", "page"), "show a page (or --all, --start-line N ...)"),
+    "write-to-file": ("fd_to_file", ("fd", "file_path"), "write it to a file"),
+    "search": ("search_fd", ("fd", "query"), "find lines (--regex, --context N ...)"),
+    "info": ("fd_info", ("fd",), "tell what it is"),
+    "list": ("list_fds", (), "tell what there is"),
+    "rename": ("rename_fd", ("fd", "name"), "give it a name"),
+    "mark": (
+        "mark_fd_section",
+        ("fd", "ref_id", "start_line", "end_line"),
+        "mark lines",
+    ),
+    "section": ("get_fd_section", ("fd", "ref_id"), "show marked lines"),
+    "sections": ("list_fd_sections", ("fd",), "tell what is marked"),
+    "unmark": ("delete_fd_section", ("fd", "ref_id"), "forget a mark"),
+    "summarize": ("summarize_fd", ("fd",), "have the model make it short"),
+    "checkpoint": ("checkpoint_process", ("label",), "keep everything as it is"),
+    "restore": ("restore_process", ("checkpoint_id",), "go back to a checkpoint"),
+    "checkpoints": ("list_checkpoints", (), "tell what was kept"),
+    "wrap": ("wrap_output", (), "store standard input if it is long, else print it"),
+    "wrap-input": ("wrap_input", (), "the same, as the user's input"),
+    "temp-create": ("create_temp_file", (), "make a temporary file of standard input"),
+    "temp-read": ("read_temp_file", ("temp_file_id",), "show a temporary file"),
+    "temp-write": (
+        "write_temp_file",
+        ("temp_file_id",),
+        "replace it by standard input",
+    ),
+    "temp-delete": ("delete_temp_file", ("temp_file_id",), "remove it"),
+}
+"""Word -> (call, arguments that need no option, what it does)."""
+
+TAKES_INPUT = {
+    "wrap_output": "token",
+    "wrap_input": "token",
+    "create_temp_file": "content",
+    "write_temp_file": "content",
+}
+"""Calls that take standard input, and under which name."""
+
+_NUMBERS = frozenset(
+    {
+        *("page", "start_line", "end_line", "start", "count", "index", "context"),
+        *("max_results", "insert_at_line", "version"),
+    }
+)
+_SWITCHES = frozenset(
+    {
+        *("read_all", "case_sensitive", "regex", "extract_to_new_fd", "create"),
+        *("exist_ok", "is_error"),
+    }
+)
+_SHORT = {"all": "read_all", "lines": "lines"}
+
+
+class UsageError(Exception):
+    """The command line is wrong; the text says how."""
+
+
+def main(argv: list[str]) -> int:
+    """Run ``sandhost fd`` with the arguments behind ``fd``; return the exit status."""
+    try:
+        return _run(argv)
+    except UsageError as why:
+        return _complain(f"{why}; see: sandhost fd --help", USAGE)
+    except BrokenPipeError:
+        return NO_READER
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as why:
+        status = USAGE if isinstance(why, client_errors().NotAChildError) else FAILED
+        return _complain(why.strerror or str(why), status)
+
+
+def _run(argv: list[str]) -> int:
+    word = argv[0] if argv else ""
+    if word in ("--help", "-h", "help") or set(argv[1:]) & {"--help", "-h"}:
+        return _print(_help())
+    if not word:
+        raise UsageError("no command")
+    if word == "put":
+        return _put(argv[1:])
+    if word == "call":
+        return _call(argv[1:])
+    if word in COMMANDS:
+        name, positional, _ = COMMANDS[word]
+    elif word.replace("_", "").isalpha() and "_" in word:
+        name, positional = word, ("fd",)
+    else:
+        raise UsageError(f"unknown command {word!r}")
+    arguments = _read(word, positional, argv[1:])
+    client = Client()
+    if name in TAKES_INPUT:
+        token = _put_stdin(client)
+        under = TAKES_INPUT[name]
+        arguments[under] = token if under == "token" else {"token": token}
+    return _answer(client.fd_call(name, **arguments))
+
+
+def _answer(answer: str) -> int:
+    _print(answer if answer.endswith("\n") else answer + "\n")
+    return FAILED if answer.startswith("<fd_error ") else OK
+
+
+def _call(words: list[str]) -> int:
+    """``call NAME JSON``: any call with any arguments."""
+    import json  # noqa: PLC0415 - for this command only
+
+    if not 1 <= len(words) <= 2:
+        raise UsageError("call takes a name and a JSON object")
+    try:
+        arguments = json.loads(words[1]) if len(words) > 1 else {}
+    except ValueError as why:
+        raise UsageError(f"not JSON: {why}") from None
+    if not isinstance(arguments, dict):
+        raise UsageError("the arguments are not a JSON object")
+    return _answer(Client().fd_call(words[0], **arguments))
+
+
+def _put(words: list[str]) -> int:
+    """``put [TOKEN]``: standard input as content; print its token."""
+    if len(words) > 1:
+        raise UsageError("put takes at most a token")
+    return _print(_put_stdin(Client(), *words) + "\n")
+
+
+def _put_stdin(client: Client, token: str | None = None) -> str:
+    for piece in _stdin():
+        token = client.fd_put(piece, token)
+    return client.fd_put(b"", token) if token is None else token
+
+
+def _stdin() -> Iterator[bytes]:
+    while True:
+        try:
+            piece = os.read(0, PIECE_BYTES)
+        except BlockingIOError:
+            from vfs.client_rare import wait  # noqa: PLC0415 - rarely needed
+
+            wait(0, writable=False)
+            continue
+        if not piece:
+            return
+        yield piece
+
+
+def _read(
+    word: str, positional: tuple[str, ...], words: list[str]
+) -> dict[str, object]:
+    """Return the arguments that a command line gives.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    found: dict[str, object] = {}
+    free = iter(positional)
+    rest = iter(words)
+    literal = False
+    for item in rest:
+        if item == "--" and not literal:
+            literal = True
+        elif item.startswith("--") and not literal:
+            name, equals, value = item[2:].partition("=")
+            name = _SHORT.get(name, name).replace("-", "_")
+            if name.removeprefix("no_") in _SWITCHES and not equals:
+                found[name.removeprefix("no_")] = not name.startswith("no_")
+                continue
+            if not equals:
+                value = next(rest, "")
+            _enter(found, name, value)
+        else:
+            name = next(free, "")
+            if not name:
+                raise UsageError(f"{word} takes {_usage(positional) or 'no argument'}")
+            _enter(found, name, item)
+    return found
+
+
+def _enter(found: dict[str, object], name: str, value: str) -> None:
+    if name == "lines":
+        first, _, last = value.partition("-")
+        _enter(found, "start_line", first)
+        _enter(found, "end_line", last or first)
+    elif name in _NUMBERS:
+        if not value.removeprefix("-").isdigit() or not value.isascii():
+            raise UsageError(f"--{name.replace('_', '-')} takes a number")
+        found[name] = int(value[:100])
+    elif name in _SWITCHES:
+        found[name] = value == "true"
+    else:
+        found[name] = value
+
+
+def _usage(positional: tuple[str, ...]) -> str:
+    return " ".join(name.upper() for name in positional)
+
+
+def _help() -> str:
+    rows = "".join(
+        f"  {word:14}{_usage(names):36}{about}\n"
+        for word, (_, names, about) in COMMANDS.items()
+    )
+    return (
+        "usage: sandhost fd COMMAND [ARGUMENT]... [--PARAMETER VALUE]...\n\n"
+        "Large contents that the host keeps for this child's model.\n\n"
+        f"{rows}"
+        f"  {'put':14}{'[TOKEN]':36}standard input as content; print its token\n"
+        f"  {'call':14}{'NAME JSON':36}any call\n"
+        "\nEvery parameter of a call is an option: --start-line 3, --regex, --no-create.\n"
+        "\nexample: make test 2>&1 | sandhost fd wrap --source tool:make\n"
+        "\nexit status: 0 done, 1 the host reports an error, 2 wrong usage or not in a"
+        " child\n"
+    )
+
+
+def _print(text: str) -> int:
+    view = memoryview(text.encode())
+    while view:
+        try:
+            view = view[os.write(1, view) :]
+        except BlockingIOError:
+            from vfs.client_rare import wait  # noqa: PLC0415 - rarely needed
+
+            wait(1, writable=True)
+    return OK
+
+
+def _complain(text: str, status: int = FAILED) -> int:
+    line = "".join(c if c.isprintable() else "?" for c in text)
+    os.write(2, f"sandhost fd: {line}\n".encode(errors="backslashreplace"))
+    return status
