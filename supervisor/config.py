@@ -103,6 +103,13 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
             yield f"policy.{joined(name)}.{key}", why
 
 
+def _may_be_granted(path: str, *, is_written: bool) -> bool:
+    """Tell whether a grant can be held; what is no path at all is said elsewhere."""
+    if not path or "\0" in path or Path(path).exists():
+        return True
+    return is_written and Path(path).parent.is_dir()  # a file that it will make
+
+
 def _check_places(
     config: Config, named: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
@@ -112,7 +119,7 @@ def _check_places(
         where = f"policy.{joined(name)}"
         for key in ("read", "write"):
             for path in getattr(policy, key):
-                if path and "\0" not in path and not Path(path).exists():
+                if not _may_be_granted(path, is_written=key == "write"):
                     yield f"{where}.{key}", f"there is no {path!r}; make it first"
         if policy.root is None:
             continue

@@ -50,15 +50,13 @@ _ETC = tuple(
 _KERNEL = (
     "/proc",
     "/sys/devices/system/cpu",
-    "/sys/devices/system/node",
-    "/sys/kernel/mm/transparent_hugepage",
 )
 
 _DEVICES = tuple(
     f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")
 )
 
-_PARTS = ("bin", "lib", "lib64", "libexec", "include", "ssl", "pyvenv.cfg")
+_PARTS = ("bin", "lib", "lib64", "libexec", "ssl", "pyvenv.cfg")
 """Of an installation."""
 
 _LINKS = 40
@@ -112,7 +110,7 @@ class View(NamedTuple):
                 continue
             while around and not rule.path.startswith(around[-1].path + "/"):
                 around.pop()
-            if not around or around[-1][1:] != rule[1:]:
+            if not around or not _gives(around[-1], rule):
                 trees[rule.path] = rule
                 around.append(rule)
         return tuple((os.fsencode(r.path), r.kind, r.mapped) for r in trees.values())
@@ -124,6 +122,14 @@ class View(NamedTuple):
         tops = tuple(path + b"/" for path, _, _ in trees)
         links = ((os.fsencode(p), os.fsencode(to)) for p, to in sorted(self.links))
         return tuple((path, to) for path, to in links if not path.startswith(tops))
+
+
+def _gives(tree: Rule, rule: Rule) -> bool:
+    """Tell whether what lies in a tree is there as a rule wants it."""
+    # Nothing tells a mount to be read from one to be executed from.
+    kinds = {tree.kind, rule.kind}
+    alike = len(kinds) == 1 or kinds == {"read", "execute"}
+    return alike and tree.mapped == rule.mapped
 
 
 def _parts(rule: Rule) -> list[str]:
