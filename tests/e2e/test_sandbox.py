@@ -124,6 +124,20 @@ def test_a_named_profile_is_what_it_says(tmp_path: Path) -> None:
     assert spawned["isolation"]["network"] == "host"
 
 
+def test_a_network_that_nothing_keeps_away_is_not_called_none(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "[sandbox.x]\nlayers = ['rlimits']\n"
+        "[policy.run]\nsandbox = 'x'\nnetwork = 'none'\n"
+    )
+    options = ("--config", config, "--journal", tmp_path / "journal")
+    assert sandhost("run", *options, "--", "true", cwd=tmp_path).status == 0
+    lines = map(json.loads, (tmp_path / "journal").read_text().splitlines())
+    (spawned,) = [line for line in lines if line["event"] == "child.spawned"]
+    assert spawned["isolation"]["network"] == "host"
+    assert "network" in spawned["isolation"]["missing"]
+
+
 @pytest.mark.parametrize(("network", "others"), [("none", 0), ("host", 1)])
 def test_the_network_is_what_was_asked_for(network: str, others: int) -> None:
     script = "cut -d: -f1 /proc/net/dev | grep -vc 'lo\\|Inter\\|face'"
