@@ -20,6 +20,7 @@ ARGS ?=
 # Rounds of random kill -9, and seconds of fuzzing.
 CHAOS_ROUNDS ?= 1000
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 3600
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
@@ -29,7 +30,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --no-emit-find-links --no-emit-options --annotation-style=line
 
 .PHONY: help install demo test check format lint types imports docs generate cover \
-  bench fuzz chaos lock clean
+  bench fuzz soak chaos lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -100,8 +101,12 @@ cover: $(STAMP)
 bench: $(STAMP)  ## the figures, with peers and limits in the same run
 	$(BIN)/python -m benchmarks $(ARGS)
 
-fuzz: $(FUZZ_STAMP)  ## one minute of coverage-guided fuzzing of the wire
+fuzz: $(FUZZ_STAMP)  ## coverage-guided fuzzing, a minute for each wire
 	$(BIN)/python tests/fuzz/fuzz_protocol.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_toolexec.py -max_total_time=$(FUZZ_SECONDS)
+
+soak: $(STAMP)  ## children come and go for an hour; nothing may grow (SOAK_SECONDS)
+	$(BIN)/python -m benchmarks.soak --seconds $(SOAK_SECONDS)
 
 chaos: CHAOS_ROUNDS = 10000
 chaos: $(STAMP)  ## the long form: 10,000 rounds of random kill -9

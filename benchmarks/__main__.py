@@ -19,6 +19,8 @@ PROGRAMS = {
     "lifecycle": 60.0,
     "idle": 60.0,
     "sandbox": 120.0,
+    "daemon": 120.0,
+    "toolexec": 120.0,
 }
 STOP_S = 10.0  # for a program over its limit, to remove what it has made
 

@@ -59,6 +59,7 @@ class Child:
         timed_out: its time limit ended it.
         gone: set when nothing of it is left.
         places: its root and grants.
+        wanted: what it, and whatever is run for it, is to run in.
         walls: what it runs in, once it does.
     """
 
@@ -79,6 +80,7 @@ class Child:
         self._ends: _Ends | None = None
         self.places: tuple[Place, ...] = ()
         self.walls = Walls(spec.sandbox.name)
+        self.wanted: Wanted | None = None
         self._held: dict[int, str] = {}
         self._nursery: trio.Nursery | None = None
         self._grace_s = host.settings.grace_s
@@ -164,7 +166,7 @@ class Child:
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
         cwd_fd = self._hold_directory(stack, spec.cwd)
-        wanted = self._wanted(stack)
+        wanted = self.wanted = self._wanted(stack)
         stack.push_async_callback(self._wait_swept)
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
         env.update(spec.walls_env)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from supervisor.childlogs import WRITERS, ChildLog
-from supervisor.kept import Kept, options_of
+from supervisor.kept import Kept, Shared, options_of
+from supervisor.launcher import SPAWNS_UNDER_WAY
 from supervisor.options import parse_size
 from supervisor.scratch import remove_tree
 from supervisor.segments import Segments
@@ -83,7 +84,7 @@ class Children:
         self.config = config
         self._host = host
         self._log_dir = log_dir
-        self._scratch_dir = scratch_dir
+        self._shared = Shared(scratch_dir, trio.Semaphore(SPAWNS_UNDER_WAY))
         self._nursery = nursery
         self._kept: dict[str, Kept] = {}
         self._adhoc_logs = deque(_adhoc_logs(log_dir))
@@ -168,7 +169,7 @@ class Children:
         )
         log = ChildLog(name, segments, self._host.log)
         options = self._options(section)
-        kept = Kept(self._host, name, section, options, log, self._scratch_dir)
+        kept = Kept(self._host, name, section, options, log, self._shared)
         self._kept[name] = kept
         return kept
 

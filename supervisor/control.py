@@ -25,7 +25,7 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -292,14 +292,30 @@ class ControlServer:
         self._long.add(connection)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
-            try:
-                await self._do(stream, question)
-            except (OrderError, msgspec.ValidationError) as why:
-                with trio.move_on_after(DEADLINE_S):
-                    await stream.send_all(_error(str(why)))
+            # Caught here: what leaves a nursery is in a group.
+            with suppress(trio.BrokenResourceError, trio.TooSlowError):
+                refusal = await self._attempt(stream, question)
+                if refusal is not None:
+                    with trio.move_on_after(DEADLINE_S):
+                        await stream.send_all(_error(refusal))
             nursery.cancel_scope.cancel()
         # A connection that was used for long is not used again.
         connection.scope.cancel()
+
+    async def _attempt(
+        self, stream: trio.SocketStream, question: Question
+    ) -> str | None:
+        """Do an order or send a stream; return why it was refused, if it was."""
+        try:
+            await self._do(stream, question)
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            raise  # gone, or too slow to be told so
+        except (OrderError, msgspec.ValidationError) as why:
+            return str(why)
+        except Exception as why:  # noqa: BLE001 - children outlive a fault of an order
+            self._host.log.write("ERROR", f"Fault doing {question.do!r}: {why!r}")
+            return f"internal error: {type(why).__name__}; see the host's log"
+        return None
 
     async def _do(self, stream: trio.SocketStream, question: Question) -> None:
         order = self._orders.orders.get(question.do)
@@ -360,6 +376,7 @@ class ControlServer:
             "children": len(host.children),
             "clients": len(host.fs.tables.clients),
             "files": len(host.fs.tables.files),
+            "tasks": trio.lowlevel.current_statistics().tasks_living,
             "payload_bytes": host.budget.used_bytes,
             "payloads_spooled": host.budget.spooled,
             "control_connections": len(self._connections) + len(self._long),

@@ -34,6 +34,7 @@ class SegmentJournal(Journal):
         super().__init__(-1, complain)
         self.segments = segments
         self._changed = trio.Event()
+        self._is_taken = False
         self._is_open = True
 
     @property
@@ -44,6 +45,7 @@ class SegmentJournal(Journal):
     @property
     def changed(self) -> trio.Event:
         """An event that is set with the next line; take it before reading."""
+        self._is_taken = True
         return self._changed
 
     def descriptors(self) -> tuple[int, ...]:
@@ -52,7 +54,9 @@ class SegmentJournal(Journal):
 
     def _put(self, line: bytes) -> OSError | None:
         kept = self.segments.append(line)
-        if self._changed.statistics().tasks_waiting:
+        # Set although nobody waits yet: who has taken it may be about to.
+        if self._is_taken:
+            self._is_taken = False
             self._changed.set()
             self._changed = trio.Event()
         return None if kept else self.segments.failure

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -63,6 +63,18 @@ def restart_policy(section: ChildSection) -> RestartPolicy:
     )
 
 
+class Shared(NamedTuple):
+    """What the children of one daemon share.
+
+    Attributes:
+        scratch_dir: where their private directories are made.
+        room: for those that are being started: a thousand at once would hold the loop.
+    """
+
+    scratch_dir: str | None
+    room: trio.Semaphore
+
+
 class Kept:
     """One kept child.
 
@@ -72,7 +84,7 @@ class Kept:
         section: what it is to be.
         options: what it is to be.
         log: where what it says goes.
-        scratch_dir: where its private directories are made.
+        shared: what all kept children share.
 
     Attributes:
         phase: where it is.
@@ -91,7 +103,7 @@ class Kept:
         section: ChildSection,
         options: ChildOptions,
         log: ChildLog,
-        scratch_dir: str | None,
+        shared: Shared,
     ) -> None:
         self.name = name
         self.section = section
@@ -109,7 +121,8 @@ class Kept:
             restart_policy(section), trio.current_time, random.random
         )
         self._host = host
-        self._scratch_dir = scratch_dir
+        self._scratch_dir = shared.scratch_dir
+        self._room = shared.room
         self._waiting = trio.CancelScope()
         self._held: set[Capture | Scratch] = set()
 
@@ -196,9 +209,11 @@ class Kept:
     async def _run_once(self) -> int:
         """Start a process, and return its exit status when nothing of it is left."""
         host = self._host
+        await self._room.acquire()
         try:
             scratch = Scratch(self.options.root, where=self._scratch_dir)
         except OSError as why:
+            self._room.release()
             return self._not_started(f"cannot make its directories: {why.strerror}")
         self._held.add(scratch)
         try:
@@ -210,8 +225,11 @@ class Kept:
                 host.log.write("WARNING", failure, child=self.name)
 
     async def _run_in(self, scratch: Scratch) -> int:
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        reader, writer = os.pipe2(os.O_CLOEXEC)
+        try:
+            null, reader, writer = _open_stdio()
+        except OSError as why:
+            self._room.release()
+            return self._not_started(f"no descriptors for it: {why.strerror}")
         capture = Capture(self.log, reader)
         self._held.add(capture)
         status = NOT_STARTED
@@ -240,6 +258,7 @@ class Kept:
         finally:
             os.close(stdio[0])
             os.close(stdio[1])  # then the pipe's end tells when all are gone
+            self._room.release()
 
     async def _live(self, child: Child) -> int:
         self.child = child
@@ -299,6 +318,16 @@ class Kept:
             "status": self.status,
             "usage": None,
         }
+
+
+def _open_stdio() -> tuple[int, int, int]:
+    """Return the null device, and both ends of the pipe for what it says."""
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return (null, *os.pipe2(os.O_CLOEXEC))
+    except OSError:
+        os.close(null)
+        raise
 
 
 def _ending(child: Child, status: int) -> str:

@@ -5,31 +5,59 @@ A package is imported only here, and only when it is asked for.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+import os
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from supervisor import config_fds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     from supervisor.config import Config
     from supervisor.host import Host
 
 
-@contextmanager
-def offered(host: Host, config: Config | None) -> Iterator[None]:
+@asynccontextmanager
+async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
     """Offer the children of a host what a configuration asks for.
+
+    Children that are left when the block ends are stopped before their services are.
+
+    Args:
+        host: open.
+        config: checked; None for none.
 
     Raises:
         OSError: a service cannot be had.
     """
-    with ExitStack() as stack:
-        if config is not None and _has_fds(host, config):
-            from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
+    async with AsyncExitStack() as stack:
+        if config is not None:
+            await _open_toolexec(host, config, stack)
+            if _has_fds(host, config):
+                from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
 
-            stack.enter_context(open_fds(host, config))
-        yield
+                stack.enter_context(open_fds(host, config))
+        try:
+            yield
+        finally:
+            if host.children:
+                await host.stop()
+
+
+async def _open_toolexec(host: Host, config: Config, stack: AsyncExitStack) -> None:
+    if config.toolexec is None:
+        if config.sidecar:
+            text = "sidecar: nobody can reach it without a section [toolexec]"
+            host.log.write("WARNING", text)
+        return
+    from supervisor.toolexec.configured import toolexec_settings  # noqa: PLC0415
+    from supervisor.toolexec.service import open_toolexec  # noqa: PLC0415
+    from supervisor.toolexec.sidecars import open_sidecars  # noqa: PLC0415
+
+    settings = toolexec_settings(config.toolexec, os.environ, config.host.state_dir)
+    routes = await stack.enter_async_context(open_sidecars(host, config.sidecar))
+    await stack.enter_async_context(open_toolexec(host, settings, routes))
 
 
 def _has_fds(host: Host, config: Config) -> bool:

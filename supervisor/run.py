@@ -126,7 +126,7 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
             async with open_host(
                 launchpad, options.settings, journal=journal, log=log
             ) as host:
-                with offered(host, options.config):
+                async with offered(host, options.config):
                     return await _run_in(host, command, options, signals)
         finally:
             journal.close()
@@ -149,38 +149,12 @@ async def _run_in(
             from supervisor.control import serve_control  # noqa: PLC0415 - rarely used
 
             await nursery.start(serve_control, host, options.control)
-        async with AsyncExitStack() as stack:
-            await open_services(host, options.config, stack)
-            statuses = await _run_all(host, command, options)
+        statuses = await _run_all(host, command, options)
         nursery.cancel_scope.cancel()
     if stopped_by:
         return 128 + stopped_by[0]
     failed = [status for status in statuses if status]
     return failed[-1] if failed else 0
-
-
-async def open_services(
-    host: Host, config: Config | None, stack: AsyncExitStack
-) -> None:
-    """Offer the children of a host what a configuration has sections for.
-
-    Args:
-        host: open.
-        config: checked; None for none.
-        stack: closes the services; the children must have ended by then.
-
-    Raises:
-        OSError: one of them cannot be had.
-    """
-    if config is None:
-        return
-    # A host without a section does not pay for its service.
-    if config.toolexec is not None:
-        from supervisor.toolexec.configured import toolexec_settings  # noqa: PLC0415
-        from supervisor.toolexec.service import open_toolexec  # noqa: PLC0415
-
-        settings = toolexec_settings(config.toolexec, os.environ, config.host.state_dir)
-        await stack.enter_async_context(open_toolexec(host, settings))
 
 
 async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:

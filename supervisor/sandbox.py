@@ -247,6 +247,8 @@ class Wanted:
         groups: files of its cgroups that take its pid.
         no_groups: why there is none, if one was wanted.
         user: a user that may be given to it, None for none.
+        is_given: its directories are the user's already.
+        workspace: a directory of the host's that it may write; "" for none.
     """
 
     profile: Profile
@@ -256,6 +258,8 @@ class Wanted:
     groups: tuple[str, ...] = ()
     no_groups: str = ""
     user: int | None = None
+    is_given: bool = False
+    workspace: str = ""
 
 
 _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *_NAMESPACES} - {"mountns"}
@@ -277,7 +281,9 @@ def layers_on_the_wire(
     if "userns" in layers:
         found["userns"] = (os.geteuid(), os.getegid())
     if layers & {"landlock", "mountns"}:
-        view = sandbox_paths.view_of(executable, wanted.cwd, wanted.own)
+        view = sandbox_paths.view_of(
+            executable, wanted.cwd, wanted.own, workspace=wanted.workspace
+        )
         if "mountns" in layers:
             found["mountns"] = _mounts(view, wanted.cwd, is_mapped="uid" in layers)
             view = view.everything_listed()

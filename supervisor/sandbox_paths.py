@@ -265,7 +265,11 @@ def _common() -> View:
 
 
 def view_of(
-    executable: str, cwd: str, own: Iterable[str], program_files: Iterable[str] = ()
+    executable: str,
+    cwd: str,
+    own: Iterable[str],
+    program_files: Iterable[str] = (),
+    workspace: str = "",
 ) -> View:
     """Return what one child sees.
 
@@ -274,6 +278,8 @@ def view_of(
         cwd: its working directory.
         own: directories that are the child's to write.
         program_files: more that it may read and execute.
+        workspace: a directory of the host's user that it may write as if it were its
+            own; "" for none.
     """
     common = _common()
     finder = _Finder()
@@ -283,7 +289,9 @@ def view_of(
     for path in program_files:
         finder.add(path, "execute", mapped=True)
     own = tuple(own)
-    if cwd != "/":
+    if workspace:
+        finder.add(workspace, "write", mapped=True)
+    if cwd != "/" and not _holder([workspace], cwd):
         # A directory that holds this child's own, /tmp say, holds other children's too:
         # those are root's, and must not become this one's to read.
         around = any(_holder([cwd], path) for path in own)

@@ -43,6 +43,7 @@ from supervisor.journal_segments import KEEP, MAX_BYTES, SegmentJournal
 from supervisor.logs import Log
 from supervisor.loop_watch import Conditions, Lag, feed_watchdog
 from supervisor.notify import Notifier, watchdog_interval_s
+from supervisor.offers import offered
 from supervisor.run import guarded
 from supervisor.segments import Segments
 from supervisor.sweep import sweep
@@ -170,13 +171,14 @@ class Daemon:
                 serve_control, host, places.control, orders, self._take("control")
             )
             self._close_untaken(host)
-            children.start_configured()
-            for kept in children:
-                await kept.begun.wait()
-            notifier.ready(_status(children))
-            host.log.write("INFO", f"Serving at {places.control}")
-            await self._stop_asked.wait()
-            await self._stop(host, children)
+            async with offered(host, self._options.config):
+                children.start_configured()
+                for kept in children:
+                    await kept.begun.wait()
+                notifier.ready(_status(children))
+                host.log.write("INFO", f"Serving at {places.control}")
+                await self._stop_asked.wait()
+                await self._stop(host, children)
             nursery.cancel_scope.cancel()
 
     def _take(self, name: str) -> socket.socket | None:

@@ -66,7 +66,7 @@ def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
         plan.leave(layers, "cgroup", wanted.no_groups)
     if wanted.user is None:
         plan.leave(layers, "uid", "a nested child has its parent's user")
-    else:
+    elif not wanted.is_given:
         give(wanted.own, wanted.user if "uid" in layers else os.geteuid())
     rlimits = request.rlimits
     if "rlimits" in layers:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType, TracebackType
 
+    from psutil import Process
+
 SLICE_PROCESSES = 50
 """Processes looked at between two checkpoints; each costs 65 us and more."""
 
@@ -119,6 +121,8 @@ class Watcher:
         self._psutil: ModuleType | None = None
         # (cpu seconds, when) of each process at its last sample.
         self._before: dict[ProcessIdentity, tuple[float, float]] = {}
+        # Making psutil's object reads as much of /proc as a sample does.
+        self._processes: dict[ProcessIdentity, Process] = {}
         self._subscriptions: set[Subscription] = set()
         self._wanted = trio.Event()
 
@@ -143,11 +147,9 @@ class Watcher:
             if sample is not None:
                 samples[identity] = sample
             await slice_.step()
-        self._before = {
-            identity: before
-            for identity, before in self._before.items()
-            if identity in samples
-        }
+        for gone in self._before.keys() - samples.keys():
+            del self._before[gone]
+            self._processes.pop(gone, None)
         return samples
 
     def _sample_one(
@@ -156,12 +158,14 @@ class Watcher:
         if not is_same_process(*identity):
             return None
         try:
-            facts = _look(psutil, identity[0])
+            process = self._processes.get(identity) or psutil.Process(identity[0])
+            facts = _look(psutil, process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return None
         at = time.monotonic()
         if not is_same_process(*identity):
             return None
+        self._processes[identity] = process
         state, cpu_time_s, rss_bytes, descriptors, threads = facts
         before = self._before.get(identity)
         self._before[identity] = (cpu_time_s, at)
@@ -246,9 +250,10 @@ class Subscription:
         return newest or {}
 
 
-def _look(psutil: ModuleType, pid: int) -> tuple[str, float, int, int | None, int]:
+def _look(
+    psutil: ModuleType, process: Process
+) -> tuple[str, float, int, int | None, int]:
     """Read a process's state, cpu time (s), memory (bytes), descriptors, threads."""
-    process = psutil.Process(pid)
     with process.oneshot():
         times = process.cpu_times()
         descriptors: int | None = None

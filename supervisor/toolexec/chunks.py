@@ -31,17 +31,20 @@ class ChunkedReader:
         log: what is sent.
         sock: a non-blocking stream socket; the caller's to close.
         offset: where to begin.
+        before: sent first: the head of the reply.
 
     Attributes:
         offset: everything before it has been handed to the kernel.
     """
 
-    def __init__(self, log: OutputLog, sock: socket.socket, offset: int = 0) -> None:
+    def __init__(
+        self, log: OutputLog, sock: socket.socket, offset: int = 0, before: bytes = b""
+    ) -> None:
         self.offset = offset
         self._log = log
         self._sock = sock
         # What the chunk under way still owes: its size line, output, its end.
-        self._head = b""
+        self._head = before
         self._left = 0
         self._tail = b""
         self._failure: OSError | None = None
@@ -56,6 +59,8 @@ class ChunkedReader:
         Cancellation: at once; what was sent was sent.
         """
         log = self._log
+        if self.offset < self._until():
+            self._begin(min(self._until() - self.offset, PIECE_BYTES))
         while True:
             if self._is_open():
                 await self._send_from_log()
@@ -102,7 +107,8 @@ class ChunkedReader:
         return bool(self._head or self._left or self._tail)
 
     def _begin(self, size: int) -> None:
-        self._head, self._left, self._tail = b"%x\r\n" % size, size, b"\r\n"
+        self._head += b"%x\r\n" % size
+        self._left, self._tail = size, b"\r\n"
 
     async def _send_from_log(self) -> None:
         data = b""

@@ -27,7 +27,7 @@ from supervisor.spawn_request import SpawnError
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import BusyError, InUseError
-from supervisor.toolexec.outputlog import PIECE_BYTES
+from supervisor.toolexec.outputlog import HEAD_BYTES, PIECE_BYTES
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.wire import GoneError, RefusedAtOnceError, Wire
 
@@ -44,6 +44,10 @@ _EXEC_ANSWERS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.EISDIR}
 )
 """Errors of execve(2) that are the tool's and not the host's: 127 and 126."""
+
+HEAD_WAITS_S = 0.002
+"""How long the head of a stream waits for the first output, to go with it: a tool that
+is done by then costs its client one wake-up instead of three."""
 
 
 class Connection:
@@ -173,14 +177,14 @@ class Connection:
             execution = owner.admit(tool, request.exec_id, keep_all=keep_all)
             try:
                 plan = await target.command(child, tool, request.args, cwd_fd)
-                await execution.spawn(plan, cwd_fd, tty=target.tty)
+                await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
             except SpawnError as why:
                 if why.stage != "exec" or why.errno not in _EXEC_ANSWERS:
-                    execution.abandon()
+                    await execution.abandon()
                     raise
                 await _end_unstarted(execution, why)
             except BaseException:
-                execution.abandon()
+                await execution.abandon()
                 raise
             else:
                 timeout_s = self._service.timeout_of(target)
@@ -234,17 +238,31 @@ class Connection:
         )
 
     async def _reply_stream(self, execution: Execution, request: Exec) -> None:
-        reader = ChunkedReader(execution.log, self._wire.sock)
-        with execution.log.attached(reader):
-            await self._wire.send(self._wire.chunked_head(execution.id))
+        log = execution.log
+        head = self._wire.chunked_head(execution.id)
+        reader = ChunkedReader(log, self._wire.sock, before=head)
+        with log.attached(reader):
             if request.as_fd and self._service.large_output is not None:
                 await execution.finished.wait()
                 handle = await self._as_handle(execution, request)
                 if handle is not None:
-                    await self._wire.send(b"%x\r\n" % len(handle), handle, b"\r\n")
+                    await self._wire.send(head, *_chunk(handle))
                     await self._wire.send(self._wire.trailer(execution.code or 0))
                     return
+            with trio.move_on_after(HEAD_WAITS_S):
+                await log.wait_beyond(0)
+            if execution.finished.is_set() and log.end <= HEAD_BYTES:
+                await self._reply_quickly(execution, head)
+                return
             await self._stream(execution, reader)
+
+    async def _reply_quickly(self, execution: Execution, head: bytes) -> None:
+        """Send all of a tool that has ended already: its client wakes up once."""
+        log, parts = execution.log, [head]
+        for start, until in ((0, log.note_at), (max(0, log.note_at), log.end)):
+            if start < until:
+                parts += _chunk(await log.read(start, until - start))
+        await self._wire.send(*parts, self._wire.trailer(execution.code or 0))
 
     async def _stream(self, execution: Execution, reader: ChunkedReader) -> None:
         await reader.run()
@@ -266,9 +284,11 @@ class Connection:
             return toolexec.NOT_FOUND
         if request.offset_bytes < execution.log.start:
             return toolexec.dropped(request.offset_bytes)
-        reader = ChunkedReader(execution.log, self._wire.sock, request.offset_bytes)
+        head = self._wire.chunked_head(execution.id)
+        reader = ChunkedReader(
+            execution.log, self._wire.sock, request.offset_bytes, before=head
+        )
         with execution.log.attached(reader):
-            await self._wire.send(self._wire.chunked_head(execution.id))
             await self._stream(execution, reader)
         return None
 
@@ -303,6 +323,10 @@ class Connection:
         return None
 
 
+def _chunk(data: bytes) -> tuple[bytes, bytes, bytes]:
+    return b"%x\r\n" % len(data), data, b"\r\n"
+
+
 class _Holder:
     """Holds a log from its beginning; it is never live."""
 
@@ -335,4 +359,4 @@ async def _end_unstarted(execution: Execution, why: SpawnError) -> None:
     """Finish an execution whose tool execve(2) refused: as a shell would."""
     execution.code = why.exit_status
     await execution.log.append(f"{why.text}\n".encode("utf-8", "surrogateescape"))
-    execution.abandon(keep=True)
+    await execution.abandon(keep=True)

@@ -20,14 +20,17 @@ import os
 import secrets
 import termios
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
+from supervisor import walled
 from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnRequest
+from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
 from supervisor.toolexec.outputlog import (
     HEAD_BYTES,
@@ -36,6 +39,7 @@ from supervisor.toolexec.outputlog import (
     OutputLog,
     Quota,
 )
+from supervisor.toolexec.workspace import path_of
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -47,9 +51,9 @@ if TYPE_CHECKING:
     from supervisor.toolexec.ending import Ladder
     from supervisor.toolexec.routes import SpawnPlan
 
-PIPE_BYTES = 1024 * 1024
-"""What the pipe of a tool that prints much is made to hold: what pipe-max-size allows
-anybody."""
+PIPE_BYTES = 262_144
+"""What the pipe of a tool that prints much is made to hold: two pieces, which a cache of
+a core holds with what they are copied to."""
 
 HOLDERS_S = 1.0
 """How long other holders of the pipe are waited for after the tool's own end."""
@@ -143,13 +147,22 @@ class Execution:
         self._last_bytes: int | None = None
         self._nursery: trio.Nursery | None = None
         self._ladder: Ladder | None = None
+        self._held = AsyncExitStack()
 
-    async def spawn(self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False) -> None:
+    async def spawn(
+        self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False, fd3: bool = False
+    ) -> None:
         """Start the tool; ``run`` it afterwards, or give it up.
+
+        Args:
+            plan: what to start.
+            cwd_fd: where; the caller's to close.
+            tty: its stdout and stderr are a terminal.
+            fd3: it has a door of its own.
 
         Raises:
             SpawnError: it did not start.
-            OSError: a pipe cannot be had.
+            OSError: a pipe or a door cannot be had.
         """
         ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)
         self._pipe = ours
@@ -157,8 +170,14 @@ class Execution:
             os.set_inheritable(ours, False)
             os.set_blocking(ours, False)
             null = self._owner.null_fd
-            request = spawn_request(plan, cwd_fd, ((null, 0), (theirs, 1), (theirs, 2)))
-            self.process = await self._owner.host.launcher.spawn(request)
+            fds = ((null, 0), (theirs, 1), (theirs, 2))
+            if not fd3:
+                self.process = await self._owner.spawn(plan, cwd_fd, fds)
+                return
+            door = await self._held.enter_async_context(open_door(self._owner.child))
+            plan = replace(plan, env={**plan.env, **door.env})
+            self.process = await self._owner.spawn(plan, cwd_fd, (*fds, *door.fds))
+            door.handed_over()
         finally:
             os.close(theirs)
 
@@ -181,6 +200,7 @@ class Execution:
                     self._nursery = None  # before it closes to what ``end`` starts
                 nursery.cancel_scope.cancel()
         finally:
+            await self._held.aclose()
             self._finish(status)
 
     async def _live(
@@ -207,8 +227,9 @@ class Execution:
         else:
             self._nursery.start_soon(climb, self.process, ladder)
 
-    def abandon(self, *, keep: bool = False) -> None:
+    async def abandon(self, *, keep: bool = False) -> None:
         """Finish what was never started; ``keep`` what is in its log."""
+        await self._held.aclose()
         self._finish(None, keep=keep)
 
     async def end_now(self) -> None:
@@ -332,20 +353,6 @@ class Execution:
             yield fd, "output log"
 
 
-def spawn_request(
-    plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
-) -> SpawnRequest:
-    """Say what the launcher is to start: the one place where a tool's process is made."""
-    return SpawnRequest(
-        executable=plan.executable,
-        argv=plan.argv,
-        env=plan.env,
-        cwd_fd=cwd_fd,
-        fds=fds,
-        rlimits=plan.rlimits,
-    )
-
-
 def _code(status: ExitStatus | None) -> int:
     """Return an exit code as a shell has it; 137 for an end that nobody saw."""
     if status is None or (status.code is None and status.signal is None):
@@ -422,6 +429,43 @@ class ChildExecutions:
         )
         execution = self.live[exec_id] = Execution(self, exec_id, tool, log)
         return execution
+
+    async def spawn(
+        self, plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
+    ) -> SpawnedProcess:
+        """Start a tool as the child itself was started: the one place where it is made.
+
+        It has the child's user, layers and cgroups, in the directory of the plan.
+
+        Raises:
+            SpawnError: it did not start.
+        """
+        request = SpawnRequest(
+            executable=plan.executable,
+            argv=plan.argv,
+            env=plan.env,
+            cwd_fd=cwd_fd,
+            fds=fds,
+            rlimits=plan.rlimits,
+        )
+        launcher, wanted = self.host.launcher, self.child.wanted
+        if wanted is None or plan.is_of_the_host:
+            return await launcher.spawn(request)
+        root = self._root()
+        is_beneath = f"{plan.cwd}/".startswith(f"{root}/")
+        wanted = replace(
+            wanted,
+            cwd=plan.cwd,
+            is_given=True,
+            workspace=root if is_beneath else plan.cwd,
+        )
+        return (await walled.spawn(launcher, self.host.machine, request, wanted))[0]
+
+    def _root(self) -> str:
+        """Return where the child's root is now."""
+        for fd in self.child.places[0].backend.descriptors():
+            return path_of(fd)
+        return self.child.spec.root
 
     def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
         """Let a spawned execution run, whatever becomes of who asked for it."""

@@ -76,12 +76,13 @@ async def start(
     argv = argv_of(configured, request)
     timeout_s = configured.timeout_s if configured is not None else 0.0
     env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    plan = SpawnPlan(argv[0], argv, env, is_of_the_host=True)
     execution = owner.admit(request.command, keep_all=True)
     cwd_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        await execution.spawn(SpawnPlan(argv[0], argv, env), cwd_fd)
+        await execution.spawn(plan, cwd_fd)
     except BaseException:
-        execution.abandon()
+        await execution.abandon()
         raise
     finally:
         os.close(cwd_fd)

@@ -14,8 +14,8 @@ Rules of this file.
 3. Bytes are copied to and from the file, never spliced: a page that waits in a socket
    must not change when the ring comes round.
 4. One reader that has taken everything is *live*: the pump hands it each piece from its
-   own buffer, and waits ``LIVE_PATIENCE_S`` for it at most.  Measured on two cores, of
-   ``head | cat``: 0.7; by way of the file (pread or sendfile) 0.4.
+   own buffer, and waits ``LIVE_PATIENCE_S`` for it at most.  Measured: 1.5 GB/s so, 1.0
+   by way of the file (ADR 25).
 
 Cancellation of ``append`` and of readers loses nothing that was kept.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HEAD_BYTES = 65_536
 """Kept in memory of every execution; what a pipe holds by default."""
 
-PIECE_BYTES = 262_144
+PIECE_BYTES = 131_072
 """Most that is read, written or sent at once."""
 
 QUOTA_STEP_BYTES = 1024 * 1024

@@ -39,6 +39,7 @@ class SpawnPlan:
         env: all of its environment.
         cwd: its working directory, for people.
         rlimits: (resource, soft, hard) as for setrlimit(2).
+        is_of_the_host: it runs for the host, not in the child's sandbox.
     """
 
     executable: str
@@ -46,6 +47,7 @@ class SpawnPlan:
     env: dict[str, str] = field(default_factory=dict)
     cwd: str = "/"
     rlimits: tuple[tuple[int, int, int], ...] = ()
+    is_of_the_host: bool = False
 
 
 class Target(Protocol):

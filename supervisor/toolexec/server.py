@@ -34,8 +34,10 @@ MAX_CONNECTIONS = 256
 BACKLOG = 128
 """Connections that may wait to be accepted while the host is busy for a moment."""
 
-SEND_BYTES = 512 * 1024
+SEND_BYTES = 256 * 1024
 """Two pieces of output wait in a socket at most, for a client that is a little late."""
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client connects to
 
 SOCKET_NAME = "toolexec.sock"
 
@@ -115,10 +117,15 @@ async def tcp_listener(host: str, port: int) -> tuple[str, trio.SocketListener]:
         OSError: it cannot be had.
     """
     try:
-        (listener,) = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+        listener, *others = await trio.open_tcp_listeners(
+            port, host=host, backlog=BACKLOG
+        )
     except OSError as why:
         text = f"cannot listen on {host}:{port}: {why.strerror or why}; choose another"
         raise OSError(why.errno or errno.EIO, text) from None
-    bound = listener.socket.getsockname()[1]
-    shown = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared
-    return f"http://{shown}:{bound}/exec", listener
+    for other in others:  # a name with several addresses: one port, one listener
+        await other.aclose()
+    bound, number = listener.socket.getsockname()[:2]
+    shown = _ANY.get(bound, bound)
+    shown = f"[{shown}]" if ":" in shown else shown
+    return f"http://{shown}:{number}/exec", listener

@@ -26,10 +26,10 @@ SPEC = (
 # docs/invariants.md. I7 and I10 join with the LLM gateway.
 INVARIANTS = tuple(f"I{n}" for n in range(1, 11))
 INVARIANTS_IN_FORCE = tuple(i for i in INVARIANTS if i not in {"I7", "I10"})
-# docs/security.md: all, and those that need no sandbox layer, gateway or ToolExec.
+# docs/security.md: all, and those that need no sandbox layer or gateway.
 ATTACKS = tuple(str(n) for n in range(1, 41))
 ATTACKS_IN_FORCE = tuple(
-    str(n) for n in (*range(1, 20), 22, 23, 27, 28, 30, 38, 39, 40)
+    str(n) for n in (*range(1, 20), 22, 23, 27, 28, 30, *range(32, 41))
 )
 
 _AND = r"(?:\s*,\s*(?:and\s+)?|\s+and\s+)"

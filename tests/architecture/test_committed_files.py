@@ -26,8 +26,9 @@ REGISTRY = re.compile(
     re.IGNORECASE,
 )
 # Absolute names that exist on the machine of the one who wrote them, and nowhere else.
+# (/opt/sandhost is where the units expect it.)
 MACHINE_PATH = re.compile(
-    r"(?<![\w.\-/$}])/(?:work|root|opt/\w+|home/\w+|Users/\w+|tmp/yard)/[\w.]"
+    r"(?<![\w.\-/$}])/(?:work|root|opt/(?!sandhost\b)\w+|home/\w+|Users/\w+|tmp/yard)/[\w.]"
 )
 
 

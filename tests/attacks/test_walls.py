@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from supervisor.child import Child
 from supervisor.sandbox import Profile
@@ -371,3 +372,20 @@ async def test_signals_and_statuses_are_those_of_the_program(
     child, out = await attacker.start("os.kill(os.getpid(), 11)")
     os.close(out)
     assert await child.wait_gone() == 128 + signal.SIGSEGV
+
+
+# A child in a pid namespace is another process than the one that was forked for it; the
+# first may be dead before anybody has heard which.
+async def test_many_children_start_and_end_at_once(stage: Stage) -> None:
+    spec = stage.spec(("true",))
+    statuses: list[int] = []
+
+    async def one() -> None:
+        child = await stage.host.spawn(spec)
+        statuses.append(await child.wait_gone())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(60):
+            nursery.start_soon(one)
+    assert statuses == [0] * 60
+    stage.assert_nothing_left()

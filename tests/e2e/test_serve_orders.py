@@ -18,10 +18,14 @@ from tests.helpers.daemon import Daemon, daemon
 pytestmark = pytest.mark.slow
 
 
+OPEN = "[policy.open]\nsandbox = 'none'\n"
+"""For children that talk to a test through files of its own."""
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon with a policy and no children."""
-    config = "[policy.p]\ntop_level = true\n"
+    """A daemon with two policies and no children."""
+    config = "[policy.p]\ntop_level = true\n" + OPEN
     with daemon(tmp_path, config) as it:
         yield it
         assert it.end() == 0, it.said()
@@ -173,6 +177,17 @@ def test_events_come_as_they_happen(served: Daemon) -> None:
     assert "child.spawned" in seen
 
 
+def test_a_follower_that_leaves_in_the_middle_harms_nobody(served: Daemon) -> None:
+    served.client.spawn(["sh", "-c", "yes; exec sleep 1000"], name="x")
+    for _ in range(5):
+        entries = served.client.logs("x", follow=True)
+        assert next(entries).data
+        entries.close()  # type: ignore[attr-defined]
+    served.client.kill("x", "KILL", tree=True)
+    served.wait(lambda: not served.client.ps())
+    assert served.client.stats()["children"] == 0
+
+
 def test_followers_who_go_leave_nothing(served: Daemon) -> None:
     served.client.spawn(["sleep", "1000"], name="x")
     before = len(os.listdir(f"/proc/{served.process.pid}/fd"))
@@ -232,7 +247,9 @@ def test_a_log_directory_that_vanishes_stops_no_child(served: Daemon) -> None:
     loop = "exec 4<>go; while read -r x <&4; do echo said $x; done"
     go = served.where / "go"
     os.mkfifo(go)
-    served.client.spawn(["sh", "-c", loop], name="x", cwd=str(served.where))
+    served.client.spawn(
+        ["sh", "-c", loop], name="x", policy="open", cwd=str(served.where)
+    )
     go.write_text("1\n")
     served.wait(lambda: served.log("x") == b"said 1\n")
     shutil.rmtree(served.where / "state" / "logs")
@@ -245,9 +262,10 @@ def test_a_full_disk_stops_no_child_and_is_said(tmp_path: Path) -> None:
         (tmp_path / "state").symlink_to(point)
         script = "head -c 1000000 /dev/zero; echo done > ../done; exec sleep 1000"
         with daemon(
-            tmp_path, "[child.a]\ncommand = ['sh', '-c', 'sleep 1000']\n"
+            tmp_path, OPEN + "[child.a]\ncommand = ['sh', '-c', 'sleep 1000']\n"
         ) as it:
-            it.client.spawn(["sh", "-c", script], name="x", cwd=str(point))
+            command = ["sh", "-c", script]
+            it.client.spawn(command, name="x", policy="open", cwd=str(point))
             it.wait((tmp_path / "done").exists, "the child's end")
             it.wait(lambda: "Cannot keep the log of x" in it.said(), "the warning")
             assert it.row("x").log_dropped_bytes > 0

@@ -1,7 +1,7 @@
 """A real systemd as PID 1 of namespaces, with the units as they are shipped.
 
 What it is: an overlay of this machine's root (nothing of it is changed), this checkout
-at /opt/sandhost as an installation would be, and `systemctl` in there. What it is not:
+at /usr/local/lib/sandhost as an installation would be, and `systemctl` in there. What it is not:
 a container; it boots one target with `sandhost.service` and nothing else.
 """
 
@@ -40,15 +40,15 @@ DefaultDependencies=no
 StandardOutput=file:/said
 StandardError=file:/said
 # An interpreter may be built to look for its library where ProtectHome= hides it.
-Environment=LD_LIBRARY_PATH=/opt/sandhost-python/lib
+Environment=LD_LIBRARY_PATH=/usr/local/lib/sandhost-python/lib
 {service}
 """
 
 SOCKET_DROP_IN = "[Unit]\nDefaultDependencies=no\n"
 
-PROGRAM = """#!/opt/sandhost/bin/python
+PROGRAM = """#!/usr/local/lib/sandhost/bin/python
 import sys
-sys.path[:0] = ["/opt/sandhost/src"]
+sys.path[:0] = ["/usr/local/lib/sandhost/src"]
 from supervisor.__main__ import main
 main()
 """
@@ -68,17 +68,17 @@ mount --bind /dev dev
 mount -t sysfs sysfs sys 2>/dev/null || mount --bind /sys sys
 mount -t tmpfs tmpfs sys/fs/cgroup
 mount -t cgroup2 cgroup2 sys/fs/cgroup
-rm -rf etc/systemd/system opt/sandhost opt/sandhost-python var/lib/sandhost
-mkdir -p etc/systemd/system opt/sandhost opt/sandhost-python
-mkdir -p opt/sandhost/bin opt/sandhost/src "opt/sandhost/lib/$PYTHON/site-packages"
-mount --bind "$PREFIX" opt/sandhost-python
-mount --bind "$SITE" "opt/sandhost/lib/$PYTHON/site-packages"
-mount --bind "$SOURCE" opt/sandhost/src
-ln -s "/opt/sandhost-python/bin/$PYTHON" opt/sandhost/bin/python
-echo "home = /opt/sandhost-python/bin" > opt/sandhost/pyvenv.cfg
+rm -rf etc/systemd/system usr/local/lib/sandhost usr/local/lib/sandhost-python var/lib/sandhost
+mkdir -p etc/systemd/system usr/local/lib/sandhost usr/local/lib/sandhost-python
+mkdir -p usr/local/lib/sandhost/bin usr/local/lib/sandhost/src "usr/local/lib/sandhost/lib/$PYTHON/site-packages"
+mount --bind "$PREFIX" usr/local/lib/sandhost-python
+mount --bind "$SITE" "usr/local/lib/sandhost/lib/$PYTHON/site-packages"
+mount --bind "$SOURCE" usr/local/lib/sandhost/src
+ln -s "/usr/local/lib/sandhost-python/bin/$PYTHON" usr/local/lib/sandhost/bin/python
+echo "home = /usr/local/lib/sandhost-python/bin" > usr/local/lib/sandhost/pyvenv.cfg
 cp -r "$FILES"/. .
-systemd-sysusers --root="$PWD" "$PWD/opt/sandhost/src/systemd/sandhost.sysusers" >&2
-systemd-tmpfiles --root="$PWD" --create "$PWD/opt/sandhost/src/systemd/sandhost.tmpfiles" >&2
+systemd-sysusers --root="$PWD" "$PWD/usr/local/lib/sandhost/src/systemd/sandhost.sysusers" >&2
+systemd-tmpfiles --root="$PWD" --create "$PWD/usr/local/lib/sandhost/src/systemd/sandhost.tmpfiles" >&2
 # Not chroot(2): in one, no user namespace can be made (clone(2)), which PrivateUsers= wants.
 mkdir -p mnt && pivot_root . mnt && cd / && umount -l /mnt
 # As on a machine: credentials come to a service by mount propagation.
@@ -114,7 +114,7 @@ class Booted:
 
     def sandhost(self, *words: str, check: bool = True) -> str:
         """Run a command of the product in there, and return what it printed."""
-        done = self.run("/opt/sandhost/bin/sandhost", *words, check=check)
+        done = self.run("/usr/local/lib/sandhost/bin/sandhost", *words, check=check)
         return done.stdout + done.stderr
 
     def show(self, name: str, unit: str = "sandhost.service") -> str:
@@ -224,7 +224,7 @@ def booted(
     (files / "etc" / "sandhost" / "sandhost.toml").write_text(config)
     (files / "etc" / "sandhost" / "api_key").write_text("canary-key\n")
     (files / "etc" / "sandhost" / "api_key").chmod(0o600)
-    program = files / "opt" / "sandhost" / "bin" / "sandhost"
+    program = files / "usr/local/lib/sandhost/bin/sandhost"
     program.parent.mkdir(parents=True)
     program.write_text(PROGRAM)
     program.chmod(0o755)

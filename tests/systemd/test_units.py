@@ -42,7 +42,7 @@ def test_the_units_are_spelled_right(analyze: str, tmp_path: Path) -> None:
         text = (UNITS / unit).read_text()
         # The program is not installed on this machine.
         (tmp_path / unit).write_text(
-            text.replace("/opt/sandhost/bin/sandhost", "/bin/true")
+            text.replace("/usr/local/lib/sandhost/bin/sandhost", "/bin/true")
         )
     units = [str(tmp_path / "sandhost.service"), str(tmp_path / "sandhost.socket")]
     command = [analyze, "verify", "--man=no", "--recursive-errors=no", *units]

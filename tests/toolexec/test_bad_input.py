@@ -88,6 +88,15 @@ async def test_a_body_that_ends_early_is_never_run(scene: Scene) -> None:
     assert_nothing_ran(scene)
 
 
+async def test_a_client_may_go_at_any_byte_of_its_request(scene: Scene) -> None:
+    data = scene.request(FORM)
+    for size in range(0, len(data), 3):
+        with await scene.connect() as sock:
+            await send(sock, data[:size])
+    assert (await scene.run("tool=rm")).status == 403
+    assert_nothing_ran(scene)
+
+
 @pytest.mark.parametrize("size", [1024 * 1024 + 1, 3 * 1024 * 1024, 10**18])
 async def test_a_body_beyond_its_bound_is_413(scene: Scene, size: int) -> None:
     body = b"x" * min(size, 3 * 1024 * 1024)

@@ -244,3 +244,19 @@ async def test_the_journal_tells_of_executions(scene: Scene) -> None:
     assert started["exec_id"] == ended["exec_id"]
     assert (ended["code"], ended["output_bytes"]) == (5, 1)
     assert "echo" not in scene.stage.journal.read_text()
+
+
+# FD 3 is not passed into tools unless the sidecar says so, then as a nested client.
+async def test_a_tool_has_a_door_if_the_sidecar_says_so(scene: Scene) -> None:
+    script = (
+        "printf 'PING%25s' '\n' >%263; read x <%263; echo $x; env | grep FSPROXY_FD"
+    )
+    without = await scene.run("tool=sh", "arg=-c", f"arg={script}")
+    assert b"OK" not in without.body
+    scene.routes.fd3 = True
+    for proto in ("1", "2"):
+        reply = await scene.run("tool=sh", "arg=-c", f"arg={script}", proto=proto)
+        assert reply.body == b"OK\nFSPROXY_FD=3\n"
+    assert len(scene.stage.host.fs.tables.clients) == 1
+    assert (await scene.run("tool=missing")).code == 127
+    assert len(scene.stage.host.fs.tables.clients) == 1

@@ -65,6 +65,25 @@ async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     await listener.aclose()
 
 
+@pytest.mark.parametrize(
+    ("host", "start"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:"),  # noqa: S104 - what is asked for
+        ("localhost", "http://"),
+        ("::1", "http://[::1]:"),
+    ],
+)
+async def test_a_client_is_told_an_address_it_can_use(host: str, start: str) -> None:
+    try:
+        url, listener = await tcp_listener(host, 0)
+    except OSError:
+        assert host == "::1"
+        pytest.skip("this machine has no IPv6")
+    assert url.startswith(start)
+    assert url.endswith("/exec")
+    await listener.aclose()
+
+
 async def test_a_child_without_a_directory_is_told_the_port(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, unix=False) as scene:
         assert scene.child.url.startswith("http://127.0.0.1:")

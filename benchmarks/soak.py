@@ -1,0 +1,143 @@
+"""`make soak`: a daemon in which children come and go, and nothing of which may grow.
+
+Each round spawns children that end in every way (by themselves, by SIGKILL with a file
+open, with a grandchild left behind, stopped on request), follows a log and leaves, and
+reloads. When all are gone the daemon's descriptors, tasks, threads' memory and rows are
+taken. After the warm-up the first two must be what they were, in every round, and the
+memory's slope must be zero: what it says at the end is compared with what it said when a
+quarter of the time was over.
+
+Exit status: 0 nothing grows, 1 something does.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.daemon import daemon
+from benchmarks.measure import MeasureError, workplace
+from benchmarks.options import add_sandhost
+from supervisor.client import HostClient
+
+WARM_UP_ROUNDS = 5
+"""Imports, worker threads and the allocator's pools are there after these."""
+
+MEMORY_BYTES = 2 << 20
+"""What the allocator may keep more at the end: its arenas are 1 MiB each."""
+
+SETTLE_S = 30.0
+"""Longest wait until what a round started is gone."""
+
+CHILDREN = (
+    "echo hello; exec true",
+    'printf "OPEN a w false\\n" >&3; read -r r <&3; kill -9 $$',
+    "setsid sleep 1000 & exit 3",
+    "head -c 200000 /dev/zero; exec sleep 1000",
+)
+"""Scripts; the last one has to be stopped."""
+
+
+class Figures(NamedTuple):
+    """What a quiet daemon holds."""
+
+    descriptors: int
+    tasks: int
+    threads: int
+    rss_bytes: int
+    clients: int
+
+
+def play(client: HostClient, place: Path) -> None:
+    """Play one round, and wait until nothing of it is left."""
+    names = [
+        client.spawn(["/bin/sh", "-c", script], cwd=str(place)).name
+        for script in CHILDREN * 4
+    ]
+    stays = names[len(CHILDREN) - 1]
+    for _ in islice(client.logs(stays, follow=True), 2):
+        pass
+    client.reload()
+    for name in names[len(CHILDREN) - 1 :: len(CHILDREN)]:
+        client.stop_child(name)
+    deadline = time.monotonic() + SETTLE_S
+    while client.stats()["children"] > 1:
+        if time.monotonic() > deadline:
+            raise MeasureError(f"children do not go: {client.ps()}")
+        time.sleep(0.01)
+
+
+def figures(client: HostClient) -> Figures:
+    """Return what the daemon holds once the connections of the round are closed."""
+    stats = {}
+    for _ in range(100):
+        stats = client.stats()
+        if stats["control_connections"] == 1 and stats["clients"] == 1:
+            break
+        time.sleep(0.01)
+    used = stats["usage"]
+    return Figures(
+        descriptors=used["descriptors"],
+        tasks=stats["tasks"],
+        threads=used["threads"],
+        rss_bytes=used["rss_bytes"],
+        clients=stats["clients"],
+    )
+
+
+def growth(taken: Sequence[Figures]) -> dict[str, float]:
+    """Return by how much each figure grew from the second quarter to the last one."""
+    quarter = max(1, len(taken) // 4)
+    early, late = taken[quarter : 2 * quarter] or taken[:1], taken[-quarter:]
+
+    def median(some: Sequence[Figures], name: str) -> float:
+        values: list[float] = [getattr(row, name) for row in some]
+        return statistics.median(values)
+
+    names = Figures._fields
+    return {name: median(late, name) - median(early, name) for name in names}
+
+
+def soak(sandhost: Path, seconds: float) -> tuple[int, dict[str, float]]:
+    """Play rounds for so long; return how many, and what grew."""
+    taken: list[Figures] = []
+    with workplace() as place, daemon(sandhost, place, 1) as (process, client):
+        for _ in range(WARM_UP_ROUNDS):
+            play(client, place)
+        end = time.monotonic() + seconds
+        while not taken or time.monotonic() < end:
+            play(client, place)
+            taken.append(figures(client))
+        process.terminate()
+        status = process.wait(SETTLE_S)
+        if status != 0:
+            raise MeasureError(f"the daemon exited with {status}")
+    return len(taken), growth(taken)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Soak, print, and return the exit status."""
+    options = argparse.ArgumentParser(prog="make soak")
+    options.add_argument("--seconds", type=float, default=3600.0, metavar="S")
+    add_sandhost(options)
+    given = options.parse_args(argv)
+    try:
+        rounds, grown = soak(given.sandhost, given.seconds)
+    except MeasureError as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 1
+    limits = dict.fromkeys(Figures._fields, 0.0) | {"rss_bytes": MEMORY_BYTES}
+    # A worker thread idles out after ten seconds, and comes back.
+    limits |= {"threads": 2.0}
+    faults = [name for name, more in grown.items() if more > limits[name]]
+    print(json.dumps({"rounds": rounds, "growth": grown, "grows": faults}))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""Tools run through the host, next to tools run directly, by one and the same child.
+
+The child (`toolclient.py`) does both in turn and tells the times; the host runs in this
+program. The tools are `head`, `echo` and `true`, found in PATH by the smallest sidecar
+there can be, so that what is measured is the server.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from benchmarks.hosts import run_trio
+from benchmarks.measure import MeasureError
+from benchmarks.options import parse, parser
+from benchmarks.report import Report, Row, at_least, at_most
+from supervisor.child import Child
+from supervisor.host import open_host
+from supervisor.launchpad_start import start_launchpad
+from supervisor.spawn_request import find_executable
+from supervisor.spec import ChildSpec, minimal_env
+from supervisor.toolexec.routes import SpawnPlan, Target
+from supervisor.toolexec.service import ToolExecSettings, open_toolexec
+
+NAME = "toolexec"
+METHOD = "one child that runs tools, directly and through its host, in turn"
+ROUNDS = 7
+CLIENT = Path(__file__).with_name("toolclient.py")
+SIZE_MB = 268.435456
+FAST_PIPE_MB_S = 1400.0
+LEAST_MB_S = 700.0
+RSS_LIMIT_MIB = 32.0
+
+
+class AnyTool:
+    """The smallest sidecar: every tool of PATH, in the root directory."""
+
+    name = kind = "any"
+    timeout_s = 0.0
+    tty = fd3 = False
+
+    def is_permitted(self, child: Child, tool: str) -> bool:
+        """Yes."""
+        return True
+
+    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+        """Choose itself."""
+        return self
+
+    async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
+        """Nothing is to be made ready."""
+
+    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+        """Open the root directory."""
+        return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    async def command(
+        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+    ) -> SpawnPlan:
+        """Find it in PATH."""
+        found = find_executable(tool, "/usr/bin:/bin", "/")
+        return SpawnPlan(found, (tool, *map(os.fsdecode, args)), {"PATH": "/usr/bin"})
+
+
+async def measure(rounds: int) -> list[Row]:
+    """Run the client in a child of a host, and take its figures."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        place = Path(name)
+        for directory in ("root", "run"):
+            (place / directory).mkdir(mode=0o700)
+        command = (
+            sys.executable,
+            "-I",
+            "-S",
+            str(CLIENT),
+            str(rounds),
+            str(os.getpid()),
+        )
+        launchpad = start_launchpad()
+        async with open_host(launchpad) as host:
+            settings = ToolExecSettings(tcp=None)
+            async with open_toolexec(host, settings, AnyTool()):
+                out = os.open(
+                    place / "out", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+                )
+                spec = ChildSpec(
+                    command=command,
+                    cwd=name,
+                    root=str(place / "root"),
+                    run_dir=str(place / "run"),
+                    env=minimal_env(name),
+                    stdio=(0, out, 2),
+                )
+                child = await host.spawn(spec)
+                status = await child.wait_gone()
+                told = os.pread(out, 1 << 20, 0)
+                os.close(out)
+    if status != 0:
+        raise MeasureError(f"the client ended with status {status}")
+    return rows(json.loads(told))
+
+
+def rows(told: dict[str, object]) -> list[Row]:
+    """Return the figures of what the client told."""
+    streams, bytes_, trues = (
+        _pairs(told[name]) for name in ("stream", "byte", "trues")
+    )
+    pipe_mb_s = statistics.median(SIZE_MB / direct for direct, _ in streams)
+    host_mb_s = statistics.median(SIZE_MB / hosted for _, hosted in streams)
+    added_ms = statistics.median((hosted - direct) * 1e3 for direct, hosted in bytes_)
+    is_fast = pipe_mb_s >= FAST_PIPE_MB_S
+    stalled = told["stalled"]
+    at_once = told["at_once"]
+    if not isinstance(stalled, dict) or not isinstance(at_once, list):
+        raise MeasureError("the client told something else")
+    if not stalled["is_equal"]:
+        raise MeasureError(
+            "what a stalled reader read at last was not what was printed"
+        )
+    per_s = statistics.median(100 / hosted for _, hosted in trues)
+    return [
+        Row(
+            "stream of 256 MiB, of head | cat",
+            _ratio(streams),
+            "x",
+            at_least(0.6),
+            f"{host_mb_s:.0f} / {pipe_mb_s:.0f} MB/s",
+        ),
+        Row(
+            "stream of 256 MiB",
+            host_mb_s,
+            "MB/s",
+            at_least(LEAST_MB_S) if is_fast else None,
+            "" if is_fast else f"no aim where the pipe gives < {FAST_PIPE_MB_S:g} MB/s",
+        ),
+        Row("first byte, added to a direct one", added_ms, "ms", at_most(2.0)),
+        Row(
+            "executions of true, of Popen + wait",
+            _ratio(trues),
+            "x",
+            at_least(0.6),
+            f"{per_s:.0f} /s",
+        ),
+        Row("64 executions at once, all of them", statistics.median(at_once), "s"),
+        Row(
+            "growth of the host while 1 GiB waits",
+            stalled["grown_bytes"] / 2**20,
+            "MiB",
+            at_most(RSS_LIMIT_MIB),
+            "then read whole, sha256 equal",
+        ),
+    ]
+
+
+def _pairs(told: object) -> list[tuple[float, float]]:
+    if not isinstance(told, list):
+        raise MeasureError("the client told something else")
+    return [(float(direct), float(hosted)) for direct, hosted in told]
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(direct / hosted for direct, hosted in pairs)
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Measure, print, and return the exit status."""
+    given = parse(parser(NAME, METHOD, rounds=ROUNDS), argv)
+    try:
+        found = run_trio(measure, given.rounds)
+    except MeasureError as error:
+        found = [Row("tools", None, "", detail=str(error))]
+    report = Report(NAME, METHOD, given.rounds, found)
+    return report.publish(save=given.save, strict=given.strict)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
