@@ -18,6 +18,7 @@ PROGRAMS = {
     "startup": 60.0,
     "lifecycle": 60.0,
     "idle": 60.0,
+    "sandbox": 120.0,
     "daemon": 120.0,
     "toolexec": 120.0,
     "fds": 120.0,

@@ -70,6 +70,7 @@ def _main(words: list[str]) -> int:
             return 125
         from supervisor.launchpad_start import start_launchpad  # noqa: PLC0415
 
+        _close_up()
         try:
             launchpad = start_launchpad()
         except OSError as why:
@@ -91,6 +92,20 @@ def _light(word: str) -> Callable[[list[str]], int]:
     else:
         from vfs.llmcmd import main  # noqa: PLC0415
     return main
+
+
+def _close_up() -> None:
+    """Let nobody look into this process, nor into a core file of it.
+
+    A host holds keys; its children may be of its own user, and in no sandbox.
+    """
+    import resource  # noqa: PLC0415 - for hosts only
+
+    from supervisor.launchpad_kernel import PR_SET_DUMPABLE, prctl  # noqa: PLC0415
+
+    prctl(PR_SET_DUMPABLE, 0)
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def _has_door() -> bool:

@@ -157,6 +157,7 @@ class Child:
             clients=host.settings.clients_per_child,
             size_bytes=spec.max_bytes,
             files=spec.max_files,
+            file_bytes=spec.max_file_bytes,
         )
         pairs = self._ends = _Ends(spec.transport)
         stack.callback(pairs.close)

@@ -114,7 +114,7 @@ _Limit = Annotated[
     typer.Option(
         "--limit",
         metavar="NAME=N,...",
-        help="memory, cpu, processes, open_files, bytes, files.",
+        help="memory, cpu, processes, open_files, bytes, files, file_size.",
     ),
 ]
 _LogLevel = Annotated[
@@ -416,7 +416,8 @@ def _run(
     configured = _configure(given["config"])
     policy = configured.policy.get("run") if configured is not None else None
     try:
-        base = policy_options(policy)
+        sandboxes = configured.sandbox if configured is not None else None
+        base = policy_options(policy, sandboxes)
         timeout = given["timeout"]
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),

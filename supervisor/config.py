@@ -102,9 +102,40 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
             yield f"policy.{joined(name)}.{key}", why
 
 
+def _may_be_granted(path: str, *, is_written: bool) -> bool:
+    """Tell whether a grant can be held; what is no path at all is said elsewhere."""
+    if not path or "\0" in path or Path(path).exists():
+        return True
+    return is_written and Path(path).parent.is_dir()  # a file that it will make
+
+
+def _check_places(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    del named
+    roots: dict[str, Path] = {}
+    for name, policy in config.policy.items():
+        where = f"policy.{joined(name)}"
+        for key in ("read", "write"):
+            for path in getattr(policy, key):
+                if not _may_be_granted(path, is_written=key == "write"):
+                    yield f"{where}.{key}", f"there is no {path!r}; make it first"
+        if policy.root is None:
+            continue
+        root = Path(policy.root).absolute()
+        for other, theirs in roots.items():
+            if root in theirs.parents or theirs in root.parents:
+                why = (
+                    f"'{root}' and the root '{theirs}' of policy {other!r} lie in one"
+                    " another: one child would reach into the other's"
+                )
+                yield f"{where}.root", why
+        roots[name] = root
+
+
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
-] = (_check_policy_names, _check_walls, check_tools)
+] = (_check_policy_names, _check_walls, check_tools, _check_places)
 """What one section says of another; also told the document as it was read."""
 
 

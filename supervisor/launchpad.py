@@ -113,13 +113,17 @@ class _Child:
         self.is_now(pid)
 
     def is_now(self, pid: int) -> None:
-        """Take note of the process that is to become the program."""
+        """Take note of the process that is to become the program.
+
+        Raises:
+            OSError: It is not there; nothing was noted.
+        """
+        create_time = _create_time(pid)
+        # Before any wait: the pid still names this process, be it dead already.
+        pidfd = os.pidfd_open(pid)
         if self.pidfd >= 0:
             os.close(self.pidfd)
-        self.pid = pid
-        self.create_time = _create_time(pid)
-        # Before any wait: the pid still names this process, be it dead already.
-        self.pidfd = os.pidfd_open(pid)
+        self.pid, self.create_time, self.pidfd = pid, create_time, pidfd
 
 
 class _Launchpad:
@@ -242,9 +246,15 @@ class _Launchpad:
 
     def _rename(self, child: _Child, pid: int, init: int) -> None:
         """Take note that a child goes on in another process, in a pid namespace."""
-        del self._children[child.pid]
-        child.is_now(pid)
         child.is_forking = False
+        before = child.pid
+        try:
+            child.is_now(pid)
+        except OSError:  # killed by another, and reaped, before anybody knew it
+            failed = (launchpad_child.FAILED, errno.ECANCELED, "fork", b"")
+            child.heard += launchpad_child.frame(*failed)
+            return
+        del self._children[before]
         child.init = init
         self._children[pid] = child
         self._pids[child.ident] = pid
@@ -327,14 +337,17 @@ class _Launchpad:
         """Wait for what has died; whether there may be more of it."""
         for _ in range(_REAPED_AT_ONCE):
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG | _WALL)
+                how = os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
+                dead = os.waitid(os.P_ALL, 0, how)
             except ChildProcessError:
                 return False
-            if pid == 0:
+            if dead is None:
                 return False
-            child = self._children.get(pid)
-            if child is not None and child.report >= 0:
-                self._hear(child)  # it may be another process by now
+            # While the dead still have their numbers: one may be the child that
+            # another process became, and told of before it ended.
+            for starting in tuple(self._starting.values()):
+                self._hear(starting)
+            pid, status, usage = os.wait4(dead.si_pid, _WALL)
             child = self._children.pop(pid, None)
             if child is None:
                 self._killed.discard(pid)

@@ -147,8 +147,13 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
 
 
 def _tell(order: Order, *message: Any) -> None:
+    os.write(order.report, frame(*message))
+
+
+def frame(*message: Any) -> bytes:
+    """Return a report as it stands in the pipe: two bytes of length, the message."""
     body = marshal.dumps(message)
-    os.write(order.report, len(body).to_bytes(2, "little") + body)
+    return len(body).to_bytes(2, "little") + body
 
 
 def reports(heard: bytes) -> Iterator[tuple[Any, ...]]:

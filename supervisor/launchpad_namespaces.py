@@ -115,11 +115,19 @@ def fork_into() -> tuple[int, int] | None:
     Raises:
         OSError: no process to be had.
     """
+    # The child waits until this process has told of it, and ended: what dies before
+    # anybody knows it would be taken for a leftover.
+    told, tell = os.pipe2(os.O_CLOEXEC)
     init = _clone()
     if init == 0:
         _be_init()
     child = _clone()
-    return None if child == 0 else (child, init)
+    if child != 0:
+        return child, init
+    os.close(tell)
+    os.read(told, 1)
+    os.close(told)
+    return None
 
 
 def _clone() -> int:

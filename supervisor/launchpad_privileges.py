@@ -35,10 +35,25 @@ def become_user(uid: int) -> str:
     Raises:
         OSError: EPERM: no such right; EINVAL: no such user in this user namespace.
     """
+    for number in range(3):
+        _hand_over(number, uid)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     return str(uid)
+
+
+def _hand_over(number: int, uid: int) -> None:
+    """Let a standard descriptor that is a nameless pipe be opened again by its user.
+
+    Shells do that for ``> /dev/stderr``. Who else holds the pipe needs no owner for it;
+    files and terminals have names, and are left alone.
+    """
+    try:
+        if os.readlink(f"/proc/self/fd/{number}").startswith("pipe:"):
+            os.fchown(number, uid, uid)
+    except OSError:
+        return  # closed, or no /proc: it is used as it is open
 
 
 def drop_bounding_set() -> None:

@@ -57,6 +57,8 @@ class Limits(NamedTuple):
         open_files: files open at once behind the door.
         bytes: what its root and grants may grow by, bytes.
         files: files and directories that may be made.
+        file_size: the largest that any file may grow to, bytes, behind the door and
+            (RLIMIT_FSIZE) beside it.
     """
 
     memory: int | None = None
@@ -65,6 +67,7 @@ class Limits(NamedTuple):
     open_files: int | None = None
     bytes: int | None = None
     files: int | None = None
+    file_size: int | None = None
 
     def rlimits(self) -> tuple[tuple[int, int, int], ...]:
         """Return what the kernel keeps, as (resource, soft, hard)."""
@@ -76,10 +79,12 @@ class Limits(NamedTuple):
             found.append((resource.RLIMIT_CPU, self.cpu, self.cpu + 1))
         if self.processes is not None:
             found.append((resource.RLIMIT_NPROC, self.processes, self.processes))
+        if self.file_size is not None:
+            found.append((resource.RLIMIT_FSIZE, self.file_size, self.file_size))
         return tuple(found)
 
 
-_SIZES = frozenset({"memory", "bytes"})
+_SIZES = frozenset({"memory", "bytes", "file_size"})
 
 
 def parse_limits(texts: list[str]) -> Limits:

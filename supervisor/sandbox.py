@@ -308,6 +308,7 @@ def _mounts(
     view: sandbox_paths.View, cwd: str, *, is_mapped: bool
 ) -> tuple[object, ...]:
     trees = view.mounts()
+    links = view.symlinks(trees)
     if not is_mapped:
         trees = tuple((path, kind, False) for path, kind, _ in trees)
-    return view.symlinks(), trees, os.fsencode(cwd)
+    return links, trees, os.fsencode(cwd)

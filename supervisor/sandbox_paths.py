@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 
+_SYSTEM_TOPS = tuple(f"{path}/" for path in _SYSTEM)
+
 _ETC = tuple(
     f"/etc/{name}"
     for name in (
@@ -48,15 +50,13 @@ _ETC = tuple(
 _KERNEL = (
     "/proc",
     "/sys/devices/system/cpu",
-    "/sys/devices/system/node",
-    "/sys/kernel/mm/transparent_hugepage",
 )
 
 _DEVICES = tuple(
     f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")
 )
 
-_PARTS = ("bin", "lib", "lib64", "libexec", "include", "ssl", "pyvenv.cfg")
+_PARTS = ("bin", "lib", "lib64", "libexec", "ssl", "pyvenv.cfg")
 """Of an installation."""
 
 _LINKS = 40
@@ -99,27 +99,42 @@ class View(NamedTuple):
     def mounts(self) -> tuple[tuple[bytes, str, bool], ...]:
         """Return the trees as ``launchpad_mounts`` takes them, outer ones first.
 
-        ``/proc`` is its own affair, and one that lies in another which may be as much
-        is there already.
+        ``/proc`` is its own affair; ``/etc`` is there as a whole, and Landlock says
+        what of it is read.  One that lies in another of the same kind is there already.
         """
         trees: dict[str, Rule] = {}
-        for rule in sorted(self.rules):
-            if rule.path == "/proc" or rule.kind == "list":
+        around: list[Rule] = []  # the trees that the path at hand lies in
+        whole = (Rule("/etc", "read"),)
+        for rule in sorted((*self.rules, *whole), key=_parts):
+            if rule.kind == "list" or rule.path == "/proc":
                 continue
-            around = trees.get(_holder(trees, rule.path))
-            wanted = (rule.kind, rule.mapped)
-            if around is None or (around.kind, around.mapped) != wanted:
+            while around and not rule.path.startswith(around[-1].path + "/"):
+                around.pop()
+            if not around or not _gives(around[-1], rule):
                 trees[rule.path] = rule
+                around.append(rule)
         return tuple((os.fsencode(r.path), r.kind, r.mapped) for r in trees.values())
 
-    def symlinks(self) -> tuple[tuple[bytes, bytes], ...]:
+    def symlinks(
+        self, trees: tuple[tuple[bytes, str, bool], ...]
+    ) -> tuple[tuple[bytes, bytes], ...]:
         """Return the links that are not beneath one of the trees."""
-        trees = [os.fsdecode(path) for path, _, _ in self.mounts()]
-        return tuple(
-            (os.fsencode(path), os.fsencode(target))
-            for path, target in sorted(self.links)
-            if not _holder(trees, path)
-        )
+        tops = tuple(path + b"/" for path, _, _ in trees)
+        links = ((os.fsencode(p), os.fsencode(to)) for p, to in sorted(self.links))
+        return tuple((path, to) for path, to in links if not path.startswith(tops))
+
+
+def _gives(tree: Rule, rule: Rule) -> bool:
+    """Tell whether what lies in a tree is there as a rule wants it."""
+    # Nothing tells a mount to be read from one to be executed from.
+    kinds = {tree.kind, rule.kind}
+    alike = len(kinds) == 1 or kinds == {"read", "execute"}
+    return alike and tree.mapped == rule.mapped
+
+
+def _parts(rule: Rule) -> list[str]:
+    """Return what sorts a path right after what it lies in."""
+    return rule.path.split("/")
 
 
 def _holder(places: Iterable[str], path: str) -> str:
@@ -145,6 +160,8 @@ class _Finder:
         if not hops:
             return ""
         real = hops[-1]
+        # The system's own is everybody's to read, as it is.
+        mapped = mapped and not real.startswith(_SYSTEM_TOPS)
         known = self.rules.get(real)
         if known is None or known.kind == "list" or kind == "write":
             self.rules[real] = Rule(real, kind, mapped)

@@ -48,6 +48,7 @@ class ChildSpec:
         max_open_files: most files open at once.
         max_bytes: most that files may grow by, bytes.
         max_files: most files that may be made.
+        max_file_bytes: the largest that a file may grow to.
         rlimits: (resource, soft, hard) as for setrlimit(2).
         stdio: the host's descriptors that become 0, 1 and 2.
         stop_signal: what asks it to end.
@@ -78,6 +79,7 @@ class ChildSpec:
     max_open_files: int = 256
     max_bytes: int | None = None
     max_files: int | None = None
+    max_file_bytes: int | None = None
     rlimits: tuple[tuple[int, int, int], ...] = ()
     stdio: tuple[int, int, int] = (0, 1, 2)
     stop_signal: int = signal.SIGTERM

@@ -63,7 +63,7 @@ def policy_options(
         sandboxes: that configuration's profiles.
 
     Raises:
-        OptionError: its limits are none; a checked configuration has no such policy.
+        OptionError: its limits are none, or its sandbox is; a checked configuration has no such policy.
     """
     if policy is None:
         return ChildOptions()
@@ -129,6 +129,7 @@ def make_spec(
         max_open_files=limits.open_files or open_files,
         max_bytes=limits.bytes,
         max_files=limits.files,
+        max_file_bytes=limits.file_size,
         rlimits=limits.rlimits(),
         stdio=stdio,
         stop_signal=options.stop_signal,

@@ -44,9 +44,19 @@ async def spawn(
             if not plan.failed(why):
                 raise
         else:
-            walls = Walls(wanted.profile.name, wanted.network, process.applied)
-            walls.missing = plan.missing
-            return process, walls
+            return process, _walls_of(plan, wanted, process)
+
+
+def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
+    """Say what a child runs in; its network is none only if something keeps it so."""
+    walls = Walls(wanted.profile.name, wanted.network, process.applied, plan.missing)
+    if (
+        wanted.network == "none"
+        and not {"netns", "seccomp"} & dict(walls.applied).keys()
+    ):
+        walls.network = "host"
+        walls.missing["network"] = "takes the layer netns or the layer seccomp"
+    return walls
 
 
 def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
@@ -54,7 +64,9 @@ def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
     layers = plan.wanted()
     if not wanted.groups:
         plan.leave(layers, "cgroup", wanted.no_groups)
-    if wanted.user is not None:
+    if wanted.user is None:
+        plan.leave(layers, "uid", "a nested child has its parent's user")
+    else:
         give(wanted.own, wanted.user if "uid" in layers else os.geteuid())
     rlimits = request.rlimits
     if "rlimits" in layers:

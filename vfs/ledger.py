@@ -31,10 +31,12 @@ class Ledger:
         clients: most clients at once.
         size_bytes: most that files may grow by.
         files: most files that may be made.
+        file_bytes: the largest that a file may grow to; None is no bound of its own.
 
     Attributes:
         used: by what is counted.
         bounds_size: here or above, growth is bounded.
+        max_file_bytes: the least of the bounds on one file, here and above.
         bounds_files: here or above, the number of files is bounded.
         open: open files whose growth is bounded, over the whole tree of ledgers.
         threads: bounds the worker threads of the whole tree of ledgers.
@@ -44,6 +46,7 @@ class Ledger:
         "bounds_files",
         "bounds_size",
         "limits",
+        "max_file_bytes",
         "open",
         "parent",
         "threads",
@@ -58,11 +61,13 @@ class Ledger:
         clients: int | None = None,
         size_bytes: int | None = None,
         files: int | None = None,
+        file_bytes: int | None = None,
     ) -> None:
         self.parent = parent
         self.limits = (open_files, clients, size_bytes, files)
         self.used = [0, 0, 0, 0]
-        self.bounds_size = size_bytes is not None
+        self.max_file_bytes = file_bytes
+        self.bounds_size = size_bytes is not None or file_bytes is not None
         self.bounds_files = files is not None
         self.open: set[OpenFile] = set()
         if parent is None:
@@ -72,6 +77,10 @@ class Ledger:
             self.bounds_size |= parent.bounds_size
             self.bounds_files |= parent.bounds_files
             self.open = parent.open
+            bounds = (file_bytes, parent.max_file_bytes)
+            self.max_file_bytes = min(
+                (b for b in bounds if b is not None), default=None
+            )
 
     def charge(self, kind: int, amount: int) -> bool:
         """Charge ``amount`` here and at every ancestor, or nowhere; tell whether.

@@ -123,22 +123,25 @@ class OpenFile:
         """Charge what a write of ``size`` bytes will add to the file; return it.
 
         Raises:
-            OSError: ``EDQUOT``: so much may not be added.
+            OSError: ``EDQUOT``: so much may not be added; ``EFBIG``: no file may be
+                so large.
         """
         if self.ledger is None or not size:
             return 0
         old_size = self.handle.size()
         start = old_size if self.mode.appends else self.offset
+        _check_file_size(self.ledger, start + size)
         return self._charge(self.ledger, max(0, start + size - old_size))
 
     def charge_size(self, size: int) -> int:
         """Charge what a new size adds to the file or takes from it; return it.
 
         Raises:
-            OSError: ``EDQUOT``: so much may not be added.
+            OSError: ``EDQUOT``, ``EFBIG``: as for ``charge_growth``.
         """
         if self.ledger is None:
             return 0
+        _check_file_size(self.ledger, size)
         return self._charge(self.ledger, size - self.handle.size())
 
     @staticmethod
@@ -205,3 +208,9 @@ class OpenFile:
     def closes_inline(self) -> bool:
         """Whether ``close`` waits for nothing."""
         return not self.staged and (self.durability == "none" or not self.mode.writes)
+
+
+def _check_file_size(ledger: Ledger, size: int) -> None:
+    limit = ledger.max_file_bytes
+    if limit is not None and size > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -3,7 +3,6 @@
 What holds without walls is what the door alone stops; with them, the same has to hold.
 """
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from supervisor.sandbox import PROFILES, Profile, named
 from tests.helpers.figures import tell
 from tests.helpers.hosts import Stage, opened
 
-__all__ = ["stage", "tell", "walls"]
+__all__ = ["readable", "stage", "tell", "walls"]
 
 NAMESPACES = named(
     "namespaces", ["mountns", "pidns", "netns", "ipcns", "utsns", "userns"]
@@ -30,9 +29,15 @@ def walls(request: pytest.FixtureRequest) -> Profile:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path, walls: Profile) -> AsyncIterator[Stage]:
+def readable(tmp_path: Path) -> Path:
+    """A directory for tests that others than its owner may enter."""
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+async def stage(readable: Path, walls: Profile) -> AsyncIterator[Stage]:
     """A host with the settings that `run` has, and children behind these walls."""
-    os.chmod(tmp_path, 0o755)
-    async with opened(tmp_path) as open_stage:
+    async with opened(readable) as open_stage:
         open_stage.sandbox = walls
         yield open_stage

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -27,7 +28,8 @@ PRELUDE = """
 import ctypes, errno, os, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 def call(number, *arguments):
-    result = libc.syscall(number, *arguments)
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = libc.syscall(ctypes.c_long(number), *words)
     return errno.errorcode[ctypes.get_errno()] if result < 0 else 'done'
 def attempt(work):
     try:
@@ -194,15 +196,17 @@ async def test_a_memory_bomb_ends_alone(attacker: Attacker) -> None:
 
 
 @pytest.fixture
-def listening(tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
+def listening() -> Iterator[tuple[str, socket.socket]]:
     """A socket of another program, by path, and one of UDP, of this machine."""
-    path = str(tmp_path / "docker.sock")
     with (
+        tempfile.TemporaryDirectory() as where,  # a path of a socket is short
         socket.socket(socket.AF_UNIX) as unix,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
     ):
+        path = f"{where}/docker.sock"
+        Path(where).chmod(0o755)
         unix.bind(path)
-        os.chmod(path, 0o777)
+        Path(path).chmod(0o777)
         unix.listen()
         udp.bind(("127.0.0.1", 0))
         yield path, udp
@@ -293,12 +297,11 @@ print(os.read(3, 3).decode())
 
 # attack 24: a key in the host is nowhere that a child can look.
 async def test_a_canary_in_the_host_is_not_to_be_found(
-    tmp_path: Path, walls: Profile, monkeypatch: pytest.MonkeyPatch
+    readable: Path, walls: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     canary = "sk-canary-8d1f4c0b"
     monkeypatch.setenv("OPENAI_API_KEY", canary)
-    os.chmod(tmp_path, 0o755)
-    (tmp_path / "cwd").mkdir()
+    (readable / "cwd").mkdir()
     scratch = Scratch(None)
     # The bytes are put together there, for its own memory and command line hold them.
     program = f"""
@@ -316,7 +319,7 @@ for pid in filter(str.isdigit, os.listdir('/proc')):
 import resource
 print(found, resource.getrlimit(resource.RLIMIT_CORE)[0])
 """
-    async with opened(tmp_path) as stage:
+    async with opened(readable) as stage:
         stage.sandbox = walls
         said = await Attacker(stage, scratch).says(program)
     await scratch.remove()
@@ -325,7 +328,7 @@ print(found, resource.getrlimit(resource.RLIMIT_CORE)[0])
     else:
         # The test itself is not a host that made itself unreadable: the launchpad did.
         assert str(stage.launchpad) not in said
-    assert canary not in (tmp_path / "journal").read_text()
+    assert canary not in (readable / "journal").read_text()
 
 
 async def test_a_report_names_what_was_applied(

@@ -93,6 +93,11 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[llm.presets.'a b']\nsystem = ''\n", "a name without blanks"),
         ("[policy.run]\nquota = -5\n", "policy.run.quota: weighted tokens"),
         ("[policy.run]\nmodel = ' '\n", "policy.run.model: a model's name"),
+        ("[policy.x]\nread = ['/no/such']\n", "policy.x.read: there is no '/no/such'"),
+        (
+            "[policy.x]\nroot = '/srv/a'\n[policy.y]\nroot = '/srv/a/b'\n",
+            "policy.y.root: '/srv/a/b' and the root '/srv/a' of policy 'x' lie in one",
+        ),
         ("[sidecar.x]\n", "sidecar.x.kind: is missing"),
         ("[sidecar.x]\nkind = 'cobol'\n", "sidecar.x.kind: 'cobol' is none of c-cpp"),
         ("[sandbox.x]\nlayers = ['moat']\n", "sandbox.x.layers: no layer 'moat'"),

@@ -39,6 +39,26 @@ def test_open_files() -> None:
     ]
 
 
+# spec W5, attack 20: one file, behind the door and beside it.
+def test_the_size_of_a_file(tmp_path: Path) -> None:
+    script = (
+        "ask 'OPEN a w false\\n'; ask 'WRITE 1000 6\\nabcdef'; ask 'WRITE 1000 5\\nghijk';"
+        "ask 'TRUNCATE 1000 11\\n'; ask 'OPEN b w false\\n'; ask 'WRITE 1001 10\\n0123456789';"
+        "trap '' XFSZ; head -c 100 /dev/zero 2>/dev/null > $TMPDIR/x; wc -c < $TMPDIR/x"
+    )
+    outcome = limited("file_size=10", script, tmp_path)
+    assert outcome.out.decode().splitlines() == [
+        "OK 1000",
+        "OK 6",
+        "ERROR failed to write: File too large",
+        "ERROR failed to truncate: File too large",
+        "OK 1001",
+        "OK 10",
+        "10",
+    ]
+    assert (tmp_path / "a").read_bytes() == b"abcdef"
+
+
 # spec W5
 def test_bytes(tmp_path: Path) -> None:
     script = (

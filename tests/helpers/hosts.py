@@ -274,7 +274,8 @@ def favoured(*pids: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.setpriority(os.PRIO_PROCESS, os.getpid(), 0)
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, os.getpid(), 0)
 
 
 @pytest.fixture

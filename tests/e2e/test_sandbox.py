@@ -1,0 +1,190 @@
+"""Sandboxes from outside: what `doctor` says, profiles, networks, nested children."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervisor import seccomp_filter
+from tests.helpers.command import SANDHOST, sandhost
+
+pytestmark = pytest.mark.slow
+
+IS_X86_64 = os.uname().machine == "x86_64"
+
+# An older kernel: a filter that answers one call in another way, and the command in it.
+OLDER = """
+import ctypes, os, sys
+from supervisor import launchpad_seccomp, seccomp_filter
+from supervisor.launchpad_privileges import forbid_new_privileges
+if os.geteuid():
+    forbid_new_privileges()
+launchpad_seccomp.apply(bytes.fromhex(sys.argv[1]))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def without(number: int, answer: int, value: int | None = None) -> tuple[str, ...]:
+    """Return what runs a command on a kernel that answers a call with an error.
+
+    Args:
+        number: of the call.
+        answer: errno.
+        value: only if its first argument is this.
+    """
+    step = seccomp_filter.Instruction
+    code = [step(0x20, 0), step(0x15, number, no="allow")]
+    if value is not None:
+        code += [step(0x20, 16), step(0x15, value, no="allow")]
+    code += [step(0x06, 0x00050000 | answer), step(0x06, 0x7FFF0000, label="allow")]
+    program = seccomp_filter.assemble(code)
+    return sys.executable, "-c", OLDER, program.hex()
+
+
+def layers(wrapper: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:
+    """Return doctor's table, by layer."""
+    outcome = sandhost("doctor", "--json", wrapper=wrapper)
+    assert outcome.err == b""
+    return {row["layer"]: row for row in json.loads(outcome.out)["layers"]}
+
+
+def present(table: dict[str, dict[str, str]]) -> set[str]:
+    """Return the layers that are there."""
+    return {layer for layer, row in table.items() if row["state"] == "present"}
+
+
+@pytest.fixture(scope="module")
+def whole() -> set[str]:
+    """What this machine gives when nothing is switched off."""
+    return present(layers())
+
+
+NAMESPACES = {"mountns", "pidns", "netns", "ipcns", "utsns"}
+UNSHARE = 272 if IS_X86_64 else 97
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "value", "lost"),
+    [
+        (444, 38, None, {"landlock"}),
+        (444, 95, None, {"landlock"}),
+        (317 if IS_X86_64 else 277, 38, None, {"seccomp"}),
+        (317 if IS_X86_64 else 277, 22, None, {"seccomp"}),
+        (442, 38, None, {"mountns", "pidns", "uid"}),
+        (428, 38, None, {"mountns", "pidns", "uid"}),
+        (117 if IS_X86_64 else 147, 1, None, {"uid"}),
+        (126 if IS_X86_64 else 91, 1, None, {"capabilities"}),
+        (UNSHARE, 22, 0x40000000, {"netns"}),
+        (UNSHARE, 22, 0x08000000, {"ipcns"}),
+        (UNSHARE, 22, 0x04000000, {"utsns"}),
+        (UNSHARE, 22, 0x20000000, {"pidns"}),
+        (UNSHARE, 1, 0x00020000, {"mountns", "pidns", "uid"}),
+        (UNSHARE, 1, None, {*NAMESPACES, "uid", "userns"}),
+    ],
+)
+def test_the_table_is_true_with_each_layer_switched_off(
+    whole: set[str], number: int, answer: int, value: int | None, lost: set[str]
+) -> None:
+    table = layers(without(number, answer, value))
+    assert present(table) == whole - lost
+    for layer in lost & whole:
+        assert table[layer]["state"] == "missing"
+        assert table[layer]["detail"]
+
+
+def test_a_required_layer_that_is_missing_refuses_the_start() -> None:
+    wrapper = without(444, 38)
+    words = ("run", "--sandbox", "required", "--", "true")
+    outcome = sandhost(*words, wrapper=wrapper)
+    assert outcome.status == 125
+    assert outcome.said("the sandbox layer 'landlock' is required and missing")
+    assert outcome.said("Function not implemented; it takes Linux 5.13")
+    assert sandhost(*words).status == 0
+
+
+def test_a_named_profile_is_what_it_says(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "[sandbox.small]\nlayers = ['seccomp']\nrequired = ['seccomp']\n"
+        "[policy.run]\nsandbox = 'small'\nnetwork = 'host'\n"
+    )
+    options = ("--config", config, "--journal", tmp_path / "journal")
+    script = "grep -c 'Seccomp:.2' /proc/self/status; echo $$ > file; cat file"
+    outcome = sandhost("run", *options, "--", "sh", "-c", script, cwd=tmp_path)
+    assert outcome.status == 0
+    assert int(outcome.out.split()[1]) > 2
+    lines = map(json.loads, (tmp_path / "journal").read_text().splitlines())
+    (spawned,) = [line for line in lines if line["event"] == "child.spawned"]
+    assert spawned["isolation"]["profile"] == "small"
+    assert set(spawned["isolation"]["layers"]) == {
+        "session", "no_new_privs", "capabilities", "seccomp", "descriptors",
+    }  # fmt: skip
+    assert spawned["isolation"]["network"] == "host"
+
+
+def test_a_network_that_nothing_keeps_away_is_not_called_none(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "[sandbox.x]\nlayers = ['rlimits']\n"
+        "[policy.run]\nsandbox = 'x'\nnetwork = 'none'\n"
+    )
+    options = ("--config", config, "--journal", tmp_path / "journal")
+    assert sandhost("run", *options, "--", "true", cwd=tmp_path).status == 0
+    lines = map(json.loads, (tmp_path / "journal").read_text().splitlines())
+    (spawned,) = [line for line in lines if line["event"] == "child.spawned"]
+    assert spawned["isolation"]["network"] == "host"
+    assert "network" in spawned["isolation"]["missing"]
+
+
+@pytest.mark.parametrize(("network", "others"), [("none", 0), ("host", 1)])
+def test_the_network_is_what_was_asked_for(network: str, others: int) -> None:
+    script = "cut -d: -f1 /proc/net/dev | grep -vc 'lo\\|Inter\\|face'"
+    count = sandhost("run", "--sandbox", "none", "--", "sh", "-c", script).out
+    if int(count) == 0:
+        pytest.skip("this machine has no network but its loopback")
+    outcome = sandhost("run", "--network", network, "--", "sh", "-c", script)
+    assert min(int(outcome.out), 1) == others
+
+
+# spec A5, N1: each level is in walls of its own, within those of the level above.
+def test_eight_levels_of_children_work(tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("through eight doors\n")
+    levels = (SANDHOST, "relay", "--") * 8
+    words = (*levels, SANDHOST, "fs", "cat", "note")
+    outcome = sandhost("run", "--root", tmp_path, "--", *words)
+    assert (outcome.status, outcome.out) == (0, b"through eight doors\n")
+
+
+def test_the_level_that_the_kernel_refuses_is_a_clear_error(tmp_path: Path) -> None:
+    if not present(layers()) >= {"landlock"}:
+        pytest.skip("this kernel has no Landlock")
+    script = tmp_path / "deep.py"
+    script.write_text(
+        "import os, sys\n"
+        "from supervisor.launchpad_landlock import apply\n"
+        "for _ in range(15):\n"
+        "    apply(((b'/', 'write'), (b'/', 'execute')), no_tcp=False)\n"
+        "os.execv(sys.argv[1], [*sys.argv[1:]])\n"
+    )
+    words = (sys.executable, str(script), SANDHOST, "relay", "--", "true")
+    outcome = sandhost("run", "--cwd", tmp_path, "--", *words)
+    assert outcome.status == 125
+    assert outcome.said("the kernel stacks 16 layers of Landlock")
+
+
+def test_a_shell_script_finds_the_command_in_walls(tmp_path: Path) -> None:
+    tool = tmp_path / "work.sh"
+    tool.write_text(f"#!/bin/sh\necho hello | {SANDHOST} fs put a\n")
+    tool.chmod(0o755)
+    (tmp_path / "root").mkdir()
+    outcome = sandhost("run", "--root", "root", "--", "./work.sh", cwd=tmp_path)
+    assert (outcome.status, outcome.err) == (0, b"")
+    assert (tmp_path / "root" / "a").read_text() == "hello\n"
+
+
+def test_it_can_open_its_standard_streams_again(tmp_path: Path) -> None:
+    script = "echo one; echo two > /dev/stdout; echo three > /dev/stderr"
+    outcome = sandhost("run", "--", "sh", "-c", script, cwd=tmp_path)
+    assert (outcome.status, outcome.out, outcome.err) == (0, b"one\ntwo\n", b"three\n")

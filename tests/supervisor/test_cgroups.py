@@ -1,0 +1,77 @@
+"""Groups of one child: in a hierarchy that is delegated (played), bare, and absent."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.cgroups import PREFIX, Hierarchy, hierarchies, make
+from supervisor.options import Limits
+
+
+def test_a_delegated_group_has_its_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.mkdir
+
+    def mkdir(path: str, *rest: Any) -> None:  # as the kernel: the files come with it
+        real(path, *rest)
+        for name in (
+            "cgroup.procs",
+            "cgroup.kill",
+            "memory.max",
+            "pids.max",
+            "cpu.max",
+        ):
+            Path(path, name).touch()
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    top = tmp_path / "top"
+    real(top)
+    groups = make(
+        "c1",
+        Limits(memory=1 << 20, processes=7),
+        cpus=0.5,
+        among=(Hierarchy("v2", str(top)),),
+    )
+    (path,) = map(Path, groups.made)
+    assert path.name.startswith(PREFIX)
+    assert groups.procs() == (f"{path}/cgroup.procs",)
+    assert (path / "memory.max").read_text() == "1048576"
+    assert (path / "pids.max").read_text() == "7"
+    assert (path / "cpu.max").read_text() == "50000 100000"
+
+
+def test_a_group_without_controllers_is_still_a_group(tmp_path: Path) -> None:
+    among = (Hierarchy("v2", str(tmp_path)),)
+    groups = make("c1", Limits(memory=1 << 20), among=among)
+    assert len(groups.made) == 1
+    assert not groups.why_not
+    groups.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_hierarchy_and_a_closed_one_are_reasons(tmp_path: Path) -> None:
+    assert make("c1", Limits(), among=()).why_not == "no hierarchy of groups is mounted"
+    gone = Hierarchy("pids", str(tmp_path / "gone"))
+    assert make("c1", Limits(), among=(gone,)).why_not == (
+        "pids: No such file or directory"
+    )
+
+
+def test_the_own_groups_are_found_in_both_versions(tmp_path: Path) -> None:
+    mounts, groups = tmp_path / "mountinfo", tmp_path / "cgroup"
+    mounts.write_text(
+        "30 23 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+        "31 23 0:27 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
+        "32 23 0:28 /box /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "33 23 0:29 / /proc rw - proc proc rw\n"
+    )
+    groups.write_text("3:pids:/a\n2:memory:/box/b\n1:cpu:/c\n0::/d\n")
+    assert hierarchies(str(mounts), str(groups)) == (
+        Hierarchy("v2", "/sys/fs/cgroup/unified/d"),
+        Hierarchy("memory", "/sys/fs/cgroup/memory/b"),
+        Hierarchy("pids", "/sys/fs/cgroup/pids/a"),
+    )
+    assert hierarchies(str(tmp_path / "none"), str(groups)) == ()

@@ -1,0 +1,177 @@
+"""What a child is asked to put on, and what it sees: the host's side, without children."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervisor import sandbox_paths
+from supervisor.sandbox import LAYERS, PROFILES, Machine, Plan, named
+from supervisor.sandbox_paths import Rule, View, view_of
+from supervisor.spawn_request import SpawnError
+
+
+def kinds(view: View) -> dict[str, str]:
+    """Return what may be done, by path."""
+    return {rule.path: rule.kind for rule in view.rules}
+
+
+def failure(layer: str, number: int) -> SpawnError:
+    """Return what the launchpad says of a layer that failed."""
+    reason = os.strerror(number)
+    return SpawnError(number, layer, f"cannot start 'x': {reason}", reason)
+
+
+# ------------------------------------------------------------------------ what it sees
+
+
+def test_of_an_installation_only_programs_and_libraries_are_seen(
+    tmp_path: Path,
+) -> None:
+    for name in ("bin", "lib", "share", "secrets"):
+        (tmp_path / name).mkdir()
+    tool = tmp_path / "bin" / "tool"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    seen = kinds(view_of(str(tool), "/", ()))
+    assert seen[f"{tmp_path}/bin"] == seen[f"{tmp_path}/lib"] == "execute"
+    assert f"{tmp_path}/share" not in seen
+    assert str(tmp_path) not in seen
+
+
+def test_links_and_interpreters_are_followed_to_their_installations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one/bin", "two/bin", "two/lib", "scripts"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "two" / "bin" / "run").write_text("")
+    (tmp_path / "two" / "bin" / "run").chmod(0o755)
+    (tmp_path / "one" / "bin" / "run").symlink_to("../../two/bin/run")
+    script = tmp_path / "scripts" / "work"
+    script.write_text("#!/usr/bin/env -S run -x\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/one/bin")
+    view = view_of(str(script), "/", ())
+    seen = kinds(view)
+    assert {f"{tmp_path}/{n}" for n in ("one/bin", "two/bin", "two/lib")} <= set(seen)
+    assert seen[str(script)] == "execute"
+    assert (f"{tmp_path}/one/bin/run", "../../two/bin/run") in view.links
+
+
+def test_a_working_directory_that_is_the_top_adds_nothing() -> None:
+    assert kinds(view_of("/bin/true", "/", ())).get("/") is None
+
+
+def test_root_s_files_are_shown_as_the_child_s_but_not_beside_other_children(
+    tmp_path: Path,
+) -> None:
+    own = str(tmp_path / "own")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "work").mkdir()
+    rules = view_of("/bin/true", str(tmp_path / "work"), (own,)).rules
+    assert Rule(str(tmp_path / "work"), "execute", mapped=True) in rules
+    rules = view_of("/bin/true", str(tmp_path), (own,)).rules
+    assert Rule(str(tmp_path), "execute", mapped=False) in rules
+    assert Rule(own, "write") in rules
+
+
+def test_what_loops_and_what_is_gone_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    seen = kinds(view_of(str(tmp_path / "a"), str(tmp_path / "gone"), ()))
+    assert not [path for path in seen if path.startswith(str(tmp_path / "gone"))]
+
+
+def test_mounts_come_outer_ones_first_and_none_twice(tmp_path: Path) -> None:
+    (tmp_path / "work" / "own").mkdir(parents=True)
+    own = str(tmp_path / "work" / "own")
+    view = view_of(sys.executable, str(tmp_path / "work"), (own,))
+    paths = [os.fsdecode(path) for path, _, _ in view.mounts()]
+    assert len(set(paths)) == len(paths)
+    for index, path in enumerate(paths):
+        assert not [p for p in paths[index + 1 :] if path.startswith(f"{p}/")]
+    assert paths.index(own) > paths.index(str(tmp_path / "work"))
+    assert "/proc" not in paths
+    # What /usr holds is there with /usr.
+    assert not [path for path in paths if path.startswith("/usr/")]
+
+
+def test_links_beneath_a_mount_are_there_with_it() -> None:
+    view = View((Rule("/usr", "execute"),), (("/bin", "usr/bin"), ("/usr/x", "y")))
+    assert view.symlinks(view.mounts()) == ((b"/bin", b"usr/bin"),)
+
+
+# -------------------------------------------------------------------- what is asked for
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return what a host that is root knows before its first child."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return Machine()
+
+
+def test_root_asks_for_all_but_a_user_namespace(machine: Machine) -> None:
+    plan = Plan(PROFILES["auto"], "none", machine)
+    assert plan.wanted() == set(LAYERS) - {"userns"}
+    assert Plan(PROFILES["auto"], "host", machine).wanted() == set(LAYERS) - {
+        "userns",
+        "netns",
+    }
+
+
+def test_others_need_one_for_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    plan = Plan(PROFILES["auto"], "none", Machine())
+    assert plan.wanted() == set(LAYERS) - {"uid"}
+    assert plan.failed(failure("userns", errno.EPERM))
+    assert plan.wanted() == {
+        "no_new_privs", "capabilities", "rlimits", "landlock", "seccomp", "cgroup",
+    }  # fmt: skip
+    assert plan.missing["userns"] == "Operation not permitted"
+    assert plan.missing["netns"] == "neither root nor a user namespace"
+
+
+def test_what_hangs_on_a_missing_layer_is_missing_too(machine: Machine) -> None:
+    plan = Plan(PROFILES["auto"], "none", machine)
+    assert plan.failed(failure("mountns", errno.ENOSYS))
+    assert {"mountns", "uid", "pidns"}.isdisjoint(plan.wanted())
+    assert plan.missing["uid"] == "needs the layer mountns"
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM, errno.E2BIG, errno.EMFILE]
+)
+def test_what_is_used_up_weakens_no_sandbox(machine: Machine, number: int) -> None:
+    plan = Plan(PROFILES["auto"], "none", machine)
+    assert not plan.failed(failure("landlock", number))
+    assert not machine.lacking
+
+
+def test_a_program_that_cannot_be_executed_is_no_layer(machine: Machine) -> None:
+    assert not Plan(PROFILES["auto"], "none", machine).failed(
+        failure("exec", errno.EACCES)
+    )
+
+
+def test_a_required_layer_is_required_from_the_first_child_on(machine: Machine) -> None:
+    profile = named("mine", ["landlock", "seccomp"], ["landlock"])
+    with pytest.raises(SpawnError, match="'landlock' is required and missing"):
+        Plan(profile, "none", machine).failed(failure("landlock", errno.ENOSYS))
+    machine.lacking["landlock"] = "no such thing"
+    with pytest.raises(SpawnError, match="no such thing; it takes Linux") as info:
+        Plan(profile, "none", machine).wanted()
+    assert info.value.exit_status == 125
+
+
+def test_users_are_given_to_one_child_at_a_time(machine: Machine) -> None:
+    first, second = machine.take_user(), machine.take_user()
+    assert first != second
+    machine.give_user_back(first)
+    assert machine.take_user() == first
+    assert 0x40000000 <= first < 0x80000000
+
+
+def test_the_common_part_is_found_once() -> None:
+    assert sandbox_paths._common() is sandbox_paths._common()

@@ -1,0 +1,94 @@
+"""The filter: run by a small interpreter of its instructions, for both machines."""
+
+import errno
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor import seccomp_filter
+from supervisor.seccomp_filter import DENIED, Instruction, UnknownMachineError, build
+
+ALLOW = 0x7FFF0000
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+def verdict(code: bytes, number: int, arch: int, *arguments: int) -> int | None:
+    """Return the errno that a call gets, None if it is allowed."""
+    args = [*arguments, *[0] * (6 - len(arguments))]
+    call = struct.pack("=IIQ6Q", number, arch, 0, *args)
+    steps = list(struct.iter_unpack("=HBBI", code))
+    at = accumulator = 0
+    while True:
+        operation, yes, no, value = steps[at]
+        at += 1
+        if operation == 0x20:
+            (accumulator,) = struct.unpack_from("=I", call, value)
+        elif operation == 0x06:
+            return None if value == ALLOW else value & 0xFFFF
+        else:
+            test = {0x15: accumulator == value, 0x35: accumulator >= value}
+            test[0x45] = bool(accumulator & value)
+            at += yes if test[operation] else no
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("network", [True, False])
+def test_what_is_listed_is_refused_and_nothing_else(
+    machine: str, network: bool
+) -> None:
+    code, arch = build(machine, network=network), MACHINES[machine]
+    column = list(MACHINES).index(machine)
+    denied = {numbers[column] for numbers in DENIED.values()}
+    special = {"x86_64": {16, 41, 56, 435}, "aarch64": {29, 198, 220, 435}}[machine]
+    for number in range(600):
+        if number not in special:
+            expected = errno.EPERM if number in denied else None
+            assert verdict(code, number, arch) == expected, number
+    assert verdict(code, 435, arch) == errno.ENOSYS
+
+
+@given(number=st.integers(0, 2**32 - 1), arch=st.integers(0, 2**32 - 1))
+def test_a_call_of_another_architecture_is_refused(number: int, arch: int) -> None:
+    for machine, own in MACHINES.items():
+        if arch != own:
+            assert verdict(build(machine, network=True), number, arch) == errno.EPERM
+
+
+# x32: the same architecture, other numbers.
+@given(st.integers(0x40000000, 2**32 - 1))
+def test_numbers_of_x32_are_refused(number: int) -> None:
+    code = build("x86_64", network=True)
+    assert verdict(code, number, MACHINES["x86_64"]) == errno.EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_arguments_decide_where_a_call_has_good_uses(machine: str) -> None:
+    ioctl, socket, clone = {"x86_64": (16, 41, 56), "aarch64": (29, 198, 220)}[machine]
+    arch = MACHINES[machine]
+    for network in (True, False):
+        code = build(machine, network=network)
+        assert verdict(code, ioctl, arch, 0, 0x5401) is None
+        assert verdict(code, ioctl, arch, 0, 0x5412) == errno.EPERM
+        assert verdict(code, ioctl, arch, 0, 0x7700000000005412) == errno.EPERM
+        assert verdict(code, clone, arch, 0x11) is None
+        for flag in (17, 25, 26, 27, 28, 29, 30):
+            assert verdict(code, clone, arch, 0x11 | 1 << flag) == errno.EPERM
+        for family in (1, 16):
+            assert verdict(code, socket, arch, family) is None
+        for family in (17, 38, 40):
+            assert verdict(code, socket, arch, family) == errno.EAFNOSUPPORT
+        expected = None if network else errno.EAFNOSUPPORT
+        assert verdict(code, socket, arch, 2) == expected
+        assert verdict(code, socket, arch, 10) == expected
+
+
+def test_a_machine_without_a_list_is_said() -> None:
+    with pytest.raises(UnknownMachineError, match="riscv64"):
+        build("riscv64", network=True)
+
+
+def test_a_jump_that_leads_nowhere_is_refused() -> None:
+    with pytest.raises(ValueError, match="no way"):
+        seccomp_filter.assemble([Instruction(0x15, 1, yes="gone")])
