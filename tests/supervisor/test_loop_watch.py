@@ -20,7 +20,7 @@ def sample(state: str, pid: int = 7) -> dict[tuple[int, int], Sample]:
 
 def told(*states: str) -> list[str]:
     """What is told while a process goes through states, one a sample."""
-    conditions = Conditions(None)  # type: ignore[arg-type] - news asks no host
+    conditions = Conditions(None)  # type: ignore[arg-type]
     news = [conditions.news(sample(state)) for state in states]
     return [word for found in news for word in found.values()]
 
