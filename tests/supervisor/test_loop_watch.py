@@ -1,0 +1,62 @@
+"""Watching the daemon itself: what of a child's states is news; the loop's lag."""
+
+import select
+
+import trio
+import trio.testing
+
+from supervisor.loop_watch import LAG_WARNING_S, Conditions, Lag
+from supervisor.notify import Notifier, watchdog_interval_s
+from supervisor.watcher import Sample
+from tests.helpers.hosts import Stage, eventually, stage
+
+__all__ = ["stage"]
+
+
+def sample(state: str, pid: int = 7) -> dict[tuple[int, int], Sample]:
+    """Samples of one process in a state."""
+    return {(pid, 1): Sample(pid, 1, state, 0.0, None, 0, None, 1, 0)}
+
+
+def told(*states: str) -> list[str]:
+    """What is told while a process goes through states, one a sample."""
+    conditions = Conditions(None)  # type: ignore[arg-type]
+    news = [conditions.news(sample(state)) for state in states]
+    return [word for found in news for word in found.values()]
+
+
+def test_a_state_is_news_once_when_it_lasts() -> None:
+    assert told("disk-sleep", "sleeping", "disk-sleep") == []
+    assert told("disk-sleep", "disk-sleep", "disk-sleep") == ["stuck"]
+    assert told("stopped", "stopped", "sleeping", "running") == ["stopped", "well"]
+    assert told("stopped", "tracing-stop") == ["stopped"]
+    assert told("zombie", "zombie") == ["zombie"]
+
+
+def test_a_process_that_is_gone_is_no_news() -> None:
+    conditions = Conditions(None)  # type: ignore[arg-type]
+    conditions.news(sample("stopped"))
+    assert conditions.news(sample("stopped"))
+    assert conditions.news({}) == {}
+    assert conditions.news(sample("sleeping")) == {}
+
+
+async def test_a_loop_that_was_held_is_told(stage: Stage) -> None:
+    lag = Lag(stage.host)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lag.run)
+        await trio.testing.wait_all_tasks_blocked()
+        # What a client of a host would suffer from: something that does not await.
+        select.select([], [], [], 0.5 + 2 * LAG_WARNING_S)
+        await eventually(lambda: lag.warnings)
+        nursery.cancel_scope.cancel()
+    assert lag.worst_s > LAG_WARNING_S
+    assert stage.events("host.lagged")
+
+
+def test_without_a_manager_nothing_is_sent() -> None:
+    notifier = Notifier(None)
+    notifier.ready("x")
+    assert notifier.descriptors() == ()
+    notifier.close()
+    assert watchdog_interval_s() is None
