@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import trio
 
+from supervisor import proctree
 from supervisor.child import Child
 from supervisor.toolexec.routes import RefusedError, SpawnPlan, Target
 from supervisor.toolexec.service import (
@@ -31,7 +32,7 @@ from supervisor.toolexec.service import (
     ToolExecSettings,
     open_toolexec,
 )
-from tests.helpers.hosts import Puppet, Stage, opened
+from tests.helpers.hosts import Puppet, Stage, eventually, opened
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 ALLOWED = frozenset(
@@ -360,7 +361,8 @@ async def opened_scene(where: Path, **settings: Any) -> AsyncIterator[Scene]:
                 yield Scene(stage, tool, routes, child)
             finally:
                 await stage.host.stop(grace_s=0.0)
-        # The service's own null device was there before the stage began to look.
+                # One that execve(2) refused is reaped a moment after it was told of.
+                await eventually(lambda: not proctree.children_of(stage.launchpad))
 
 
 @pytest.fixture
