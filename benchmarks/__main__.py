@@ -21,7 +21,7 @@ PROGRAMS = {
     "sandbox": 120.0,
     "daemon": 120.0,
     "toolexec": 120.0,
-    "fds": 120.0,
+    "fds": 180.0,
     "llm": 120.0,
 }
 STOP_S = 10.0  # for a program over its limit, to remove what it has made
