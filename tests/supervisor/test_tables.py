@@ -51,7 +51,17 @@ FILE: dict[str, Any] = {
     "is_top_level": False,
     "offset": 42,
 }
-ROWS = {"ps": CHILD, "clients": CLIENT, "files": FILE}
+ACCOUNT = {
+    "client_id": None,
+    "parent_id": None,
+    "spent": 1250.5,
+    "reserved": 40.0,
+    "limit": 5000.0,
+    "calls": 3,
+    "under_way": 1,
+    "max_calls": None,
+}
+ROWS = {"ps": CHILD, "clients": CLIENT, "files": FILE, "quota": ACCOUNT}
 
 # As long, as wide and as strange as each can be.
 WORST = {
@@ -83,6 +93,16 @@ WORST = {
         "client_id": "c1000000",
         "filename": "e\N{COMBINING ACUTE ACCENT}\x00\n" * 1000,
         "offset": 10**18,
+    },
+    "quota": {
+        "client_id": "c" + "9" * 9,
+        "parent_id": "c" + "9" * 9,
+        "spent": 1e9,
+        "reserved": 1e9,
+        "limit": 1e9,
+        "calls": 10**9,
+        "under_way": 10**3,
+        "max_calls": 10**12,
     },
 }
 
