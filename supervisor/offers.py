@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from supervisor.config import Config
     from supervisor.host import Host
+    from supervisor.llm.service import LlmService
 
 
 @asynccontextmanager
@@ -33,16 +34,23 @@ async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
     """
     async with AsyncExitStack() as stack:
         if config is not None:
+            llm: LlmService | None = None
             if config.llm is not None:
                 from supervisor.llm.service import open_llm  # noqa: PLC0415 - heavy
 
                 state_dir = config.host.state_dir
-                await stack.enter_async_context(open_llm(host, config.llm, state_dir))
+                llm = await stack.enter_async_context(
+                    open_llm(host, config.llm, state_dir)
+                )
             await _open_toolexec(host, config, stack)
             if _has_fds(host, config):
                 from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
 
-                stack.enter_context(open_fds(host, config))
+                fds = stack.enter_context(open_fds(host, config))
+                if llm is not None:
+                    from supervisor.fds.gateway import connect  # noqa: PLC0415
+
+                    connect(fds, llm)
         try:
             yield
         finally:

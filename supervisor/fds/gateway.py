@@ -1,6 +1,6 @@
 """The host's gateway as the tool loop's model: one paid call each, nothing more.
 
-It is written against what it needs of the gateway, so that LLM fds import nothing of it.
+It is written against what it needs of the gateway; ``connect`` puts the two together.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from supervisor.fds.toolloop import ModelError, Reply
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from supervisor.fds.conversations import Conversations
+    from supervisor.fds.service import FdService
+    from supervisor.llm.service import LlmService
     from vfs.content import Json
     from vfs.filesystem import Client
 
@@ -89,3 +92,42 @@ def _plain(message: dict[str, Json]) -> dict[str, Json]:
     if isinstance(calls, list) and calls:
         kept["tool_calls"] = json.loads(json.dumps(calls))
     return kept
+
+
+def connect(fds: FdService, llm: LlmService) -> Conversations:
+    """Give a host's LLM fds its model: fork, spawn, summaries, conversations."""
+    from supervisor.fds.conversations import Conversations  # noqa: PLC0415 - a cycle
+    from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
+    from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - likewise
+
+    return Conversations(
+        fds, GatewayModel(_LlmAsker(llm), (FailedCallError, QuotaError))
+    )
+
+
+class _LlmAsker:
+    """The gateway's service as an ``Asker``."""
+
+    def __init__(self, llm: LlmService) -> None:
+        self._llm = llm
+
+    @property
+    def presets(self) -> Mapping[str, str]:
+        """See ``Asker``."""
+        return self._llm.presets
+
+    async def ask(self, client: Client, body: Mapping[str, object]) -> Completion:
+        """See ``Asker``."""
+        llm = self._llm
+        section = llm.section
+        size = len(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
+        if section.temperature is not None:
+            body = {**body, "temperature": section.temperature}
+        call = llm.prepared(
+            client,
+            llm.model_name(client, claim=client.policy.top_level),
+            body,
+            size_bytes=size,
+            max_tokens=section.max_tokens,
+        )
+        return await llm.gateway.complete(call)

@@ -1,0 +1,58 @@
+"""LLM fds with the model of the host: fork and summaries through the real gateway."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
+from tests.helpers.llmscene import KEY, key_file
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def provider() -> Iterator[str]:
+    """The stand-in for a provider as a process of its own; return its base URL."""
+    command = [sys.executable, "-m", "demo.provider", "--key", KEY]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().decode().strip()
+        finally:
+            process.kill()
+
+
+def test_a_child_forks_and_summarizes_under_its_quota(
+    tmp_path: Path, provider: str
+) -> None:
+    (tmp_path / "config.toml").write_text(
+        f'[llm]\nbase_url = "{provider}"\napi_key_file = "{key_file(tmp_path)}"\n'
+        "max_tokens = 100\n[llm.quota]\nmax_tokens = 100000\n"
+        '[tools]\nenabled = ["read_fd", "fork", "spawn", "summarize_fd"]\n'
+    )
+    prompts = json.dumps({"prompts": ["one", "two"]})
+    script = f"""
+        seq 1 5000 | $0 fd wrap >/dev/null
+        $0 fd summarize fd:1 | head -1
+        $0 fd call fork '{prompts}' | grep '<child'
+        $0 fd call spawn '{{"program":"nobody","query":"x"}}' | head -1
+        printf 'LLM_QUOTA\\n' >&3; read -r reply <&3; echo "$reply" | cut -c1-5
+        """
+    words = ("run", "--config", "config.toml", "--", "bash", "-c", script, SANDHOST)
+    outcome = sandhost(*words, cwd=tmp_path)
+    assert outcome.err == b""
+    assert outcome.out.decode().splitlines()[:-1] == [
+        '<fd_summary fd="fd:1" available="true">',
+        '  <child index="1" success="true">',
+        '  <child index="2" success="true">',
+        '<fd_error type="not_found" fd="">',
+    ]
+    assert outcome.out.splitlines()[-1] != b"OK 0."
