@@ -121,7 +121,9 @@ class Terminal:
         """Wait until what came since the last call holds a pattern."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.seen)
+            # A frame begins where the cursor is sent home, not behind the one before.
+            text = re.sub(r"\x1b\[[0-9;]*H", "\n", self.seen)
+            text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
             if re.search(pattern, text):
                 self.seen = ""
                 return text
@@ -184,7 +186,7 @@ def test_top_kills_a_child_of_a_daemon(tmp_path: Path) -> None:
             top.until("SIGTERM to victim[?]")
             top.press("y")
             top.until("SIGTERM sent to victim")
-        served.wait(lambda: served.row("victim").pid is None, "its end")
+        served.wait(lambda: served.row("victim").status is not None, "its end")
         assert served.row("victim").status == 128 + 15
 
 
