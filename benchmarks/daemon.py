@@ -55,7 +55,7 @@ class Figures(NamedTuple):
 
 @contextmanager
 def daemon(
-    sandhost: Path, place: Path, children: int
+    sandhost: Path, place: Path, children: int, more: str = ""
 ) -> Iterator[tuple[subprocess.Popen[bytes], HostClient]]:
     """Run a daemon with children, ready; at the end it is killed if it still runs."""
     config = place / "daemon.toml"
@@ -63,6 +63,7 @@ def daemon(
     config.write_text(
         f'[host]\nruntime_dir = "{place}/run"\nstate_dir = "{place}/state"\n'
         f"max_children = {children + SPAWNED + 10}\n"
+        + more
         + "".join(f"[child.c{n}]\ncommand = [{words}]\n" for n in range(children))
     )
     address = str(place / "notify")

@@ -17,6 +17,8 @@ from supervisor.host import Host as EmbeddedHost
 from supervisor.host import Settings
 from supervisor.host import open_host as open_embedded_host
 from supervisor.launchpad_start import start_launchpad
+from supervisor.metric_families import families
+from supervisor.metrics import attach_metrics
 from supervisor.spec import ChildSpec, minimal_env
 
 Result = TypeVar("Result")
@@ -89,6 +91,10 @@ class Host(Protocol):
         """Return how many rows its tables of clients and open files hold in all."""
         ...
 
+    def snapshot(self) -> int:
+        """Make the snapshot of its figures that a scrape makes; return how many."""
+        ...
+
 
 class _EmbeddedHost:
     """The host's own Python interface, as the benchmarks need it."""
@@ -113,6 +119,9 @@ class _EmbeddedHost:
     def rows(self) -> int:
         tables = self._host.fs.tables
         return len(tables.clients) + len(tables.files)
+
+    def snapshot(self) -> int:
+        return len(families(attach_metrics(self._host)))
 
 
 @asynccontextmanager

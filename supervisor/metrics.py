@@ -11,7 +11,7 @@ Rules of this file.
 2. A label has few values: a state, a command, a reason of a fixed list; a model's name,
    of which ``MAX_NAMES`` are told apart.  No label holds a file's name, a command line
    or an id: what children choose cannot make the host grow.
-3. A snapshot of 1,000 children takes the loop a millisecond or two; text is made of it
+3. A snapshot of 1,000 children takes the loop half a millisecond; text is made of it
    elsewhere.
 """
 

@@ -10,7 +10,7 @@ Rules of this file.
 2. Of ``MAX_CONNECTIONS`` the one that idles longest makes room; a request must be there
    within ``REQUEST_S``, an answer be taken within it.
 3. Snapshots are made in the loop, text of them in a worker thread: a scrape of 1,000
-   children holds the loop for a millisecond or two.
+   children holds the loop for half a millisecond.
 4. ``/events`` sends the page's parts while they change; who does not take them within
    ``REQUEST_S`` is cut off.  With nobody there, nothing is looked at.
 """

@@ -128,7 +128,7 @@ class Watch:
 
     async def _look(self) -> Facts:
         host = self.metrics.host
-        children = sorted(host.children.values(), key=lambda c: -c.traffic().requests)
+        children = sorted(host.children.values(), key=_requests, reverse=True)
         shown = children[:MAX_CHILDREN]
         samples = await self._watcher.sample(
             (c.process.pid, c.process.create_time) for c in shown if c.process
@@ -221,6 +221,11 @@ class Watch:
             _bar_of(child, "Files", OPEN_FILES),
             _bar_of(child, "Growth", SIZE_BYTES, is_bytes=True),
         )
+
+
+def _requests(child: Child) -> int:
+    """Return how many requests came over a child's own connection: cheap for 1,000."""
+    return 0 if child.session is None else child.session.requests
 
 
 def _profile(isolation: object) -> str:

@@ -69,6 +69,7 @@ def _flat(row: Row, earlier: Row | None, span_s: float) -> Row:
     traffic = row.get("traffic") or {}
     usage = row.get("usage") or {}
     past = (earlier or {}).get("traffic") or {}
+    before = (earlier or {}).get("usage") or {}
 
     def rate(key: str) -> float | None:
         if not past or not traffic or not span_s:
@@ -79,8 +80,8 @@ def _flat(row: Row, earlier: Row | None, span_s: float) -> Row:
     state = str(row.get("state"))
     if usage.get("state") in {"stopped", "zombie"}:
         state = usage["state"]
-    elif usage.get("state") == "disk-sleep":
-        state = "stuck"
+    elif usage.get("state") == before.get("state") == "disk-sleep":
+        state = "stuck"  # at both looks: a process that starts another is, briefly
     return {
         "name": str(row.get("name") or row.get("id")),
         "id": row.get("id"),

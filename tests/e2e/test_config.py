@@ -107,6 +107,8 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
             "[sandbox.x]\nlayers = ['uid']\nrequired = ['seccomp']\n",
             "sandbox.x.required: 'seccomp' is required but not among the layers",
         ),
+        ("[metrics]\nlisten = 'tcp://0.0.0.0:1'\n", "'0.0.0.0' is not on loopback"),
+        ("[metrics]\ntypo = 1\n", "metrics.typo"),
         ("[policy.run]\nsandbox = 'castle'\n", "policy.run.sandbox: no profile"),
         ("[policy.run]\nnetwork = 'vpn'\n", "policy.run.network: none or host"),
         (

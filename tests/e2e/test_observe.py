@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import socket
 import struct
 import subprocess
 import termios
@@ -25,6 +26,7 @@ from tests.helpers.command import (
     sandhost,
 )
 from tests.helpers.daemon import daemon
+from tests.helpers.scrape import curl, parsed
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +121,9 @@ class Terminal:
         """Wait until what came since the last call holds a pattern."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.seen)
+            # A frame begins where the cursor is sent home, not behind the one before.
+            text = re.sub(r"\x1b\[[0-9;]*H", "\n", self.seen)
+            text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
             if re.search(pattern, text):
                 self.seen = ""
                 return text
@@ -182,7 +186,7 @@ def test_top_kills_a_child_of_a_daemon(tmp_path: Path) -> None:
             top.until("SIGTERM to victim[?]")
             top.press("y")
             top.until("SIGTERM sent to victim")
-        served.wait(lambda: served.row("victim").pid is None, "its end")
+        served.wait(lambda: served.row("victim").status is not None, "its end")
         assert served.row("victim").status == 128 + 15
 
 
@@ -240,3 +244,40 @@ def test_trace_says_what_is_missing(tmp_path: Path) -> None:
     with host(tmp_path) as control:
         outcome = sandhost("trace", "c1", "--control", control)
         assert outcome.said("give the file of its --journal")
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_a_daemon_tells_its_figures_from_before_its_first_child(tmp_path: Path) -> None:
+    config = """
+[metrics]
+listen = "tcp://127.0.0.1:0"
+[child.web]
+command = ["/bin/sleep", "1000"]
+"""
+    with daemon(tmp_path, config) as served:
+        (port,) = re.findall(
+            r"Metrics at http://127.0.0.1:(\d+)/metrics", served.said()
+        )
+        figures = parsed(curl(f"http://127.0.0.1:{port}/metrics").body)
+        assert figures["sandhost_children_spawned_total"] == 1
+        assert figures["sandhost_children{state=running}"] == 1
+        served.wait(lambda: _lag_count(port) > 1, "a look at the loop")
+        assert curl(f"http://127.0.0.1:{port}/").status == 404, "no page unless asked"
+        assert served.end() == 0
+
+
+def _lag_count(port: str) -> float:
+    text = curl(f"http://127.0.0.1:{port}/metrics").body
+    return parsed(text)["sandhost_loop_lag_seconds_count"]
+
+
+def test_a_port_that_is_taken_ends_a_run_with_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = tmp_path / "c.toml"
+        listen = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        config.write_text(f'[metrics]\nlisten = "{listen}"\n')
+        outcome = sandhost("run", "--config", config, "--", "echo", "ran")
+    assert (outcome.status, outcome.out) == (125, b"")
+    assert outcome.said(f"cannot listen at {listen}: Address already in use; choose")

@@ -80,8 +80,11 @@ def test_a_child_without_a_process_is_a_row_as_well() -> None:
      ("sleeping", "running")],
 )  # fmt: skip
 def test_the_state_tells_what_is_wrong(process: str, state: str) -> None:
-    (row,) = shown(ps_row(usage={"state": process}))
-    assert row["state"] == state
+    row = ps_row(usage={"state": process})
+    (twice,) = figures(Look(1.0, [row]), Look(2.0, [row]))
+    assert twice["state"] == state
+    (once,) = figures(Look(1.0, [ps_row()]), Look(2.0, [row]))
+    assert once["state"] == ("running" if state == "stuck" else state)
 
 
 def test_rows_are_sorted_by_each_figure() -> None:
