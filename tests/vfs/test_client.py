@@ -352,11 +352,11 @@ def test_a_chat_without_a_model_is_refused(client: Client) -> None:
 
 def test_errors_of_the_model_have_classes(client: Client, host: FakeHost) -> None:
     # spec L10, L11
-    host.fails[m.Chat] = b"quota exceeded: cannot make LLM call"
+    host.fails[m.Chat] = b"ERROR quota exceeded: cannot make LLM call\n"
     with pytest.raises(door.QuotaExceededError) as quota:
         client.llm_chat("hello")
     assert quota.value.errno == errno.EDQUOT
-    host.fails[m.Chat] = b"OpenAI API call failed: 500 it broke"
+    host.fails[m.Chat] = b"ERROR OpenAI API call failed: 500 it broke\n"
     with pytest.raises(door.ModelCallError, match="500 it broke"):
         client.llm_chat("hello")
 

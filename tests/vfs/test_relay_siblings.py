@@ -74,7 +74,7 @@ async def test_without_attach_requests_take_turns() -> None:
         order = []
 
         async def chat() -> None:
-            await slow.llm_chat("hi")
+            await slow.llm_chat_json("hi")
             order.append("chat")
 
         async def ping() -> None:
