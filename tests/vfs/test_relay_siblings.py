@@ -67,14 +67,15 @@ async def test_a_slow_request_does_not_stop_the_siblings() -> None:
 async def test_without_attach_requests_take_turns() -> None:
     # spec N4: correct, merely serial
     async with scene(SERIAL) as s:
-        s.host.chat = (b"{}", b"1.0 weighted tokens (no limit)")
+        answer = b'{"choices": []}'
+        s.host.chat = (answer, b"1.0 weighted tokens (no limit)")
         gate = s.host.gates[m.Chat] = Gate()
         _, slow = await s.nested()
         _, other = await s.nested()
         order = []
 
         async def chat() -> None:
-            await slow.llm_chat_json("hi")
+            await slow.llm_chat("hi")
             order.append("chat")
 
         async def ping() -> None:
