@@ -15,6 +15,7 @@ import pytest
 from supervisor.pump import Pump
 from supervisor.session import Session
 from vfs.filesystem import Filesystem
+from vfs.hostio import Mount
 from vfs.payload import PayloadBudget
 from vfs.policy import Ledger, Policy, open_place
 
@@ -80,6 +81,12 @@ class Dialogue:
         self.place.backend.close()
         os.close(self.session.read_fd)
         self.ours.close()
+
+
+@pytest.fixture(autouse=True)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no write be slow: what a thread would do nobody does here."""
+    monkeypatch.setattr(Mount, "note", lambda _self, _seconds: None)
 
 
 @pytest.fixture(params=["alone", "crowd"])
