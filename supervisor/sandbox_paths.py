@@ -59,6 +59,12 @@ _DEVICES = tuple(
 _PARTS = ("bin", "lib", "lib64", "libexec", "ssl", "pyvenv.cfg")
 """Of an installation."""
 
+_SHIMS_PARTS = (
+    *("bin", "lib", "libexec", "plugins", "shims"),
+    *("versions", "installs", "version"),
+)
+"""Of what keeps several versions (pyenv, rbenv, nodenv, asdf) behind shims."""
+
 _LINKS = 40
 """As many symbolic links as the kernel follows for one name."""
 
@@ -205,13 +211,12 @@ class _Finder:
             path = interpreter
 
     def _add_installation(self, program: str) -> None:
-        where = os.path.dirname(program)
-        if os.path.basename(where) not in ("bin", "sbin"):
-            return
-        prefix = os.path.dirname(where)
+        prefix, kind = os.path.split(os.path.dirname(program))
+        # What stands in "shims" finds the program among installed versions by itself.
+        parts = {"bin": _PARTS, "sbin": _PARTS, "shims": _SHIMS_PARTS}.get(kind, ())
         if prefix in ("/", "/usr"):
             return
-        for part in _PARTS:
+        for part in parts:
             self.add(f"{prefix}/{part}", "execute", mapped=True)
 
 

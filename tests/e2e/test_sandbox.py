@@ -188,3 +188,25 @@ def test_it_can_open_its_standard_streams_again(tmp_path: Path) -> None:
     script = "echo one; echo two > /dev/stdout; echo three > /dev/stderr"
     outcome = sandhost("run", "--", "sh", "-c", script, cwd=tmp_path)
     assert (outcome.status, outcome.out, outcome.err) == (0, b"one\ntwo\n", b"three\n")
+
+
+def test_a_shim_finds_the_version_that_it_stands_for(tmp_path: Path) -> None:
+    tree = tmp_path / "manager"
+    for name, text in (
+        ("shims/hello", f'exec {tree}/libexec/choose "$@"'),
+        ("libexec/choose", f'exec {tree}/versions/1.0/bin/hello "$@"'),
+        ("versions/1.0/bin/hello", 'echo "hello $1"'),
+        ("other/secret", "echo secret"),
+    ):
+        program = tree / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    place = tmp_path / "place"
+    place.mkdir()
+    outcome = sandhost("run", "--", str(tree / "shims/hello"), "you", cwd=place)
+    assert (outcome.status, outcome.out) == (0, b"hello you\n")
+    shell = f"{tree}/shims/hello me; cat {tree}/other/secret"
+    outcome = sandhost("run", "--", "sh", "-c", shell, cwd=place)
+    assert outcome.status == 1  # what is not COMMAND is not to be seen
+    assert b"hello me" not in outcome.out
