@@ -1,9 +1,11 @@
 """ToolExec: tools run for a child over HTTP, every byte streamed, the exit code told.
 
     POST /exec -> connection -> protocol.toolexec (checks) -> routes (which sidecar)
-               -> executions (slot, spawn, pump) -> outputlog -> connection -> reply
+               -> executions (id, slot) -> execution (spawn, pump) -> outputlog
+               -> chunks (one reader) -> reply
 
 ``service`` is what a host plugs in; ``server`` listens; ``connection`` serves one
-request; ``executions`` and ``ending`` run and end tools; ``outputlog`` keeps what they
-print; ``routes`` is the seam to the sidecars.  Start with ``docs/toolexec.md``.
+request; ``executions``, ``execution`` and ``ending`` run and end tools; ``outputlog``
+keeps what they print, in ``logstores``, within a ``logquota``; ``routes`` is the seam to
+the sidecars.  Start with ``docs/toolexec.md``.
 """

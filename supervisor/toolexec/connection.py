@@ -26,9 +26,11 @@ from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnError
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.ending import signal_group
-from supervisor.toolexec.executions import BusyError, InUseError
-from supervisor.toolexec.outputlog import HEAD_BYTES, PIECE_BYTES
+from supervisor.toolexec.executions import InUseError
+from supervisor.toolexec.logstores import HEAD_BYTES
+from supervisor.toolexec.outputlog import PIECE_BYTES
 from supervisor.toolexec.routes import RefusedError
+from supervisor.toolexec.slots import BusyError
 from supervisor.toolexec.wire import GoneError, RefusedAtOnceError, Wire
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from protocol.toolexec import Head, Request
-    from supervisor.toolexec.executions import ChildExecutions, Execution
+    from supervisor.toolexec.execution import Execution
+    from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.service import ToolExec
 

@@ -19,7 +19,8 @@ from supervisor.toolexec.routes import RefusedError, SpawnPlan
 
 if TYPE_CHECKING:
     from protocol.toolexec import Notify
-    from supervisor.toolexec.executions import ChildExecutions, Execution
+    from supervisor.toolexec.execution import Execution
+    from supervisor.toolexec.executions import ChildExecutions
 
 ARGS = "{args}"
 """Where a request's arguments go."""

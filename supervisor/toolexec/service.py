@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import toolexec
-from supervisor.toolexec.executions import ChildExecutions, Slots
+from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.server import Server, tcp_listener, unix_listener
+from supervisor.toolexec.slots import Slots
 from supervisor.toolexec.tokens import Tokens
 
 if TYPE_CHECKING:

@@ -221,7 +221,7 @@ async def test_a_pipe_that_somebody_holds_is_not_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launchpad ends what a tool leaves; here somebody else has the pipe."""
-    monkeypatch.setattr("supervisor.toolexec.executions.HOLDERS_S", 0.1)
+    monkeypatch.setattr("supervisor.toolexec.execution.HOLDERS_S", 0.1)
     os.mkfifo(scene.workspace / "go")
     with await scene.connect() as sock:
         await send(sock, scene.request(shell("echo on; read x <go; printf %s off")))

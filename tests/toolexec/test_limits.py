@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from supervisor.toolexec import server
-from supervisor.toolexec.executions import BusyError, Slots
+from supervisor.toolexec.slots import BusyError, Slots
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
     Scene,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.toolexec import outputlog
+from supervisor.toolexec import logstores, outputlog
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
     Reply,
@@ -131,7 +131,7 @@ async def test_beyond_the_limit_the_slowest_reader_slows_the_tool(
             log = owner.live["z"].log
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             await eventually(lambda: bool(log._space))  # the tool waits for us
-            assert log.end - log.start <= 4 * MIB + outputlog.HEAD_BYTES
+            assert log.end - log.start <= 4 * MIB + logstores.HEAD_BYTES
             grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             assert grown_kib < 32 * 1024
             digest, code = await _hash_chunks(sock, data.partition(b"\r\n\r\n")[2])
@@ -230,7 +230,7 @@ async def test_a_slow_disk_is_written_in_threads(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hostio, "SLOW_WRITE_S", -1.0)
-    monkeypatch.setattr(outputlog, "mount_of", lambda _: hostio.Mount("ext4"))
+    monkeypatch.setattr(logstores, "mount_of", lambda _: hostio.Mount("ext4"))
     reply = await scene.say(scene.request(numbers(300_000)))
     assert reply.body == printed(300_000)
 

@@ -1,0 +1,107 @@
+"""What the logs of one child may occupy on the disk, and the files for that.
+
+Rules of this file.
+
+1. A file that is no longer needed becomes the spare one, and never changes hands
+   between children.
+2. What nobody uses is given up before somebody is refused: the spare file, then the
+   oldest finished log.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LEAST_FILE_BYTES = 8 * 1024 * 1024
+"""What a file may grow to although the child's quota is used up: with less, a tool and
+its reader would wait for each other all the time."""
+
+
+class Quota:
+    """What the logs of one child may occupy on the disk, and the files for that.
+
+    A file that is no longer needed becomes the spare one: it is written again from its
+    beginning, which is up to ten times as quick as to have pages allocated anew.  It
+    never changes hands between children.
+
+    Args:
+        limit_bytes: all of them together.
+        make_room: gives a finished execution's log up; tells whether there was one.
+        close: closes a descriptor, somewhere where that may take its time.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        make_room: Callable[[], bool],
+        close: Callable[[int], None] = os.close,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._make_room = make_room
+        self._close = close
+        self._spare: tuple[int, int] | None = None
+
+    def take(self, size_bytes: int) -> bool:
+        """Take a share; False if there is none."""
+        while self.used_bytes + size_bytes > self.limit_bytes:
+            if not (self.drop_spare() or self._make_room()):
+                return False
+        self.used_bytes += size_bytes
+        return True
+
+    def open_file(self, directory: str) -> tuple[int, int]:
+        """Return a file without a name, and the share that has been taken for it.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        spare, self._spare = self._spare, None
+        return spare or (open_unnamed(directory), 0)
+
+    def give_file(self, fd: int, share_bytes: int) -> None:
+        """Give a file back with its share."""
+        if share_bytes <= LEAST_FILE_BYTES:
+            os.close(fd)
+            self.used_bytes -= share_bytes
+            return
+        self.drop_spare()
+        self._spare = fd, share_bytes
+
+    def drop_spare(self) -> bool:
+        """Close the spare file; tells whether there was one."""
+        if self._spare is None:
+            return False
+        fd, share_bytes = self._spare
+        self._spare = None
+        self.used_bytes -= share_bytes
+        self._close(fd)
+        return True
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what this holds of the host's descriptors."""
+        return (self._spare[0],) if self._spare is not None else ()
+
+
+def open_unnamed(directory: str) -> int:
+    """Open a file that has no name, or none any more.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(directory, os.O_TMPFILE | flags, 0o600)
+    except OSError as why:
+        # Not every file system has O_TMPFILE: open(2).
+        if why.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT}:
+            raise
+    fd, name = tempfile.mkstemp(dir=directory)
+    os.unlink(name)  # noqa: PTH108 - of what was made here
+    return fd

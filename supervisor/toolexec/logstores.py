@@ -1,0 +1,239 @@
+"""Where the parts of a log are kept: in memory, in a file, in a ring of either.
+
+Each store keeps everything from an offset of its own on, and says how much more it can
+take; the log (``outputlog``) decides which comes next.
+
+Bytes are copied to and from the file, never spliced: a page that waits in a socket must
+not change when the ring comes round.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from supervisor.toolexec.logquota import LEAST_FILE_BYTES
+from vfs.hostio import in_thread, mount_of
+
+if TYPE_CHECKING:
+    from supervisor.toolexec.logquota import Quota
+
+HEAD_BYTES = 65_536
+"""Kept in memory of every execution; what a pipe holds by default."""
+
+QUOTA_STEP_BYTES = 1024 * 1024
+"""How much of a child's quota a growing file takes at a time."""
+
+WINDOW_BYTES = 1024 * 1024
+"""The window in memory, where no file can be had."""
+
+
+class Store(Protocol):
+    """Where a part of a log is kept: everything from ``start`` on."""
+
+    start: int
+
+    def room(self, low: int, end: int) -> int:
+        """Return how many bytes it can take now.
+
+        Args:
+            low: offset that the slowest attached reader has come to.
+            end: offset at which the next byte would be.
+        """
+        ...
+
+    async def write(self, offset: int, data: memoryview) -> int:
+        """Take bytes, no more than there is room for; return how many it took.
+
+        Raises:
+            OSError: the file refused.
+        """
+        ...
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """Return up to ``size`` bytes that it keeps, at least one.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        ...
+
+    def oldest(self, end: int) -> int:
+        """Return the offset of the oldest byte that it keeps when it ends at ``end``."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class Head:
+    """The beginning, in memory."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self._data = bytearray()
+
+    def room(self, low: int, end: int) -> int:
+        """See ``Store``."""
+        return HEAD_BYTES - end
+
+    async def write(self, offset: int, data: memoryview) -> int:
+        """See ``Store``."""
+        self._data += data
+        return len(data)
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """See ``Store``."""
+        return bytes(memoryview(self._data)[offset : offset + size])
+
+    def oldest(self, end: int) -> int:
+        """See ``Store``."""
+        return 0
+
+    def close(self) -> None:
+        """See ``Store``."""
+        self._data = bytearray()
+
+
+class Window:
+    """A ring in memory, where no file can be had."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self._ring = bytearray(WINDOW_BYTES)
+
+    def room(self, low: int, end: int) -> int:
+        """See ``Store``."""
+        return WINDOW_BYTES - (end - max(low, self.start))
+
+    async def write(self, offset: int, data: memoryview) -> int:
+        """See ``Store``."""
+        at = (offset - self.start) % WINDOW_BYTES
+        part = data[: WINDOW_BYTES - at]
+        self._ring[at : at + len(part)] = part
+        return len(part)
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """See ``Store``."""
+        at = (offset - self.start) % WINDOW_BYTES
+        return bytes(memoryview(self._ring)[at : min(at + size, WINDOW_BYTES)])
+
+    def oldest(self, end: int) -> int:
+        """See ``Store``."""
+        return max(self.start, end - WINDOW_BYTES)
+
+    def close(self) -> None:
+        """See ``Store``."""
+        self._ring = bytearray()
+
+
+class File:
+    """A file without a name: it grows, and becomes a ring when it may not.
+
+    Attributes:
+        fd: the descriptor, owned.
+        ring_bytes: its size as a ring; 0 while it grows.
+    """
+
+    def __init__(
+        self, start: int, file: tuple[int, int], limit_bytes: int, quota: Quota
+    ) -> None:
+        self.start = start
+        self.fd, self._charged = file
+        self.ring_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._least_bytes = min(limit_bytes, LEAST_FILE_BYTES)
+        self._length = 0
+        self._allowed = self._charged
+        self._quota = quota
+        self._mount = mount_of(os.fstat(self.fd).st_dev)
+
+    def room(self, low: int, end: int) -> int:
+        """See ``Store``."""
+        if self.ring_bytes:
+            return self.ring_bytes - (end - max(low, self.start))
+        if self._allowed <= self._length < self._limit_bytes:
+            self._grow()
+        return min(self._allowed, self._limit_bytes) - self._length
+
+    def _grow(self) -> None:
+        if self._quota.take(QUOTA_STEP_BYTES):
+            self._charged += QUOTA_STEP_BYTES
+            self._allowed += QUOTA_STEP_BYTES
+        elif self._length < self._least_bytes:
+            self._allowed = self._least_bytes
+
+    def freeze(self) -> bool:
+        """Become a ring; False if there is too little to be one, or it is one."""
+        if self.ring_bytes or self._length < WINDOW_BYTES:
+            return False
+        self.ring_bytes = self._length
+        return True
+
+    async def write(self, offset: int, data: memoryview) -> int:
+        """See ``Store``."""
+        at = offset - self.start
+        if self.ring_bytes:
+            at %= self.ring_bytes
+            data = data[: self.ring_bytes - at]
+        mount = self._mount
+        if not mount.inline:
+            mount.try_again()
+        if mount.inline:
+            begun_s = time.monotonic()
+            written = os.pwrite(self.fd, data, at)
+            mount.note(time.monotonic() - begun_s)
+        else:
+            written = await in_thread(os.pwrite, self.fd, data, at)
+        self._length = max(self._length, at + written)
+        return written
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """See ``Store``."""
+        at = offset - self.start
+        if self.ring_bytes:
+            at %= self.ring_bytes
+            size = min(size, self.ring_bytes - at)
+        try:
+            return self._mount.read(self.fd, size, at)
+        except BlockingIOError:
+            return await in_thread(os.pread, self.fd, size, at)
+
+    def oldest(self, end: int) -> int:
+        """See ``Store``."""
+        return max(self.start, end - self.ring_bytes) if self.ring_bytes else self.start
+
+    def close(self) -> None:
+        """See ``Store``."""
+        self._quota.give_file(self.fd, self._charged)
+
+
+class Note:
+    """The host's own last words, in memory."""
+
+    def __init__(self, start: int, text: bytes) -> None:
+        self.start = start
+        self._text = text
+
+    def room(self, low: int, end: int) -> int:
+        """See ``Store``."""
+        return 0
+
+    async def write(self, offset: int, data: memoryview) -> int:
+        """See ``Store``."""
+        raise NotImplementedError("nothing follows the last word")
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """See ``Store``."""
+        at = offset - self.start
+        return self._text[at : at + size]
+
+    def oldest(self, end: int) -> int:
+        """See ``Store``."""
+        return self.start
+
+    def close(self) -> None:
+        """See ``Store``."""
+        self._text = b""
