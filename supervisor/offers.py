@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from supervisor.config import Config
     from supervisor.host import Host
     from supervisor.llm.service import LlmService
+    from supervisor.toolexec.service import ToolExec
 
 
 @asynccontextmanager
@@ -42,7 +43,7 @@ async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
                 llm = await stack.enter_async_context(
                     open_llm(host, config.llm, state_dir)
                 )
-            await _open_toolexec(host, config, stack)
+            toolexec = await _open_toolexec(host, config, stack)
             if _has_fds(host, config):
                 from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
 
@@ -51,6 +52,10 @@ async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
                     from supervisor.fds.gateway import connect  # noqa: PLC0415
 
                     connect(fds, llm)
+                if toolexec is not None:
+                    from supervisor.toolexec.handles import Handles  # noqa: PLC0415
+
+                    toolexec.large_output = Handles(fds, host.log.write)
         try:
             yield
         finally:
@@ -58,19 +63,21 @@ async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
                 await host.stop()
 
 
-async def _open_toolexec(host: Host, config: Config, stack: AsyncExitStack) -> None:
+async def _open_toolexec(
+    host: Host, config: Config, stack: AsyncExitStack
+) -> ToolExec | None:
     if config.toolexec is None:
         if config.sidecar:
             text = "sidecar: nobody can reach it without a section [toolexec]"
             host.log.write("WARNING", text)
-        return
+        return None
     from supervisor.toolexec.configured import toolexec_settings  # noqa: PLC0415
     from supervisor.toolexec.service import open_toolexec  # noqa: PLC0415
     from supervisor.toolexec.sidecars import open_sidecars  # noqa: PLC0415
 
     settings = toolexec_settings(config.toolexec, os.environ, config.host.state_dir)
     routes = await stack.enter_async_context(open_sidecars(host, config.sidecar))
-    await stack.enter_async_context(open_toolexec(host, settings, routes))
+    return await stack.enter_async_context(open_toolexec(host, settings, routes))
 
 
 def _has_fds(host: Host, config: Config) -> bool:

@@ -18,6 +18,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from protocol import fdxml
 from supervisor.config_fds import FileDescriptorSection
 from supervisor.options import parse_size
 from vfs.content import (
@@ -25,14 +26,16 @@ from vfs.content import (
     Allowance,
     Checkpoints,
     ClientFiles,
+    FdError,
     Process,
     Settings,
     Shared,
     Store,
 )
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from contextlib import AsyncExitStack
 
     from supervisor.child import Child
@@ -141,20 +144,69 @@ class FdService:
         self.processes[client.id] = process
         return process
 
-    async def wrap_output(self, client: Client, output: bytes, source: str) -> bytes:
-        """Return a tool's output, or the ``fd_result`` that stands for it if it is long.
+    @property
+    def most_shown(self) -> int:
+        """Characters that are shown at once; what is longer becomes a descriptor."""
+        return self.settings.max_output
+
+    def is_call(self, name: str) -> bool:
+        """Tell whether a tool of this name is one of the calls here."""
+        return name in self.tools
+
+    async def wrap_pieces(
+        self, client: Client, read: Callable[[], Awaitable[bytes]], source: str
+    ) -> bytes | None:
+        """Keep a tool's output that comes in pieces, and return what stands for it.
 
         Args:
             client: for whom the tool ran.
-            output: what it printed.
+            read: returns its next piece, nothing at the end.
             source: ``tool:NAME``.
 
-        Raises:
-            FdError: there is no room for it.
+        Returns:
+            The answer of ``wrap_output``, an ``fd_error`` if there is no room; None if
+            the client is gone.
+
+        Cancellation: what was taken in is freed.
         """
-        process = self.process_of(client)
-        token = process.put_piece(None, output)
-        return await process.call("wrap_output", token=token, source=source)
+        process = self.processes.get(client.id)
+        if process is None:
+            return None
+        try:
+            token = await self._take_in(process, client, read)
+            if token is None:
+                return None
+            answer = await process.call("wrap_output", token=token, source=source)
+        except FdError as why:
+            return fdxml.failure(why.kind, why.fd, why.message, why.details)
+        if self.processes.get(client.id) is process:
+            return answer
+        process.close()  # the client went during the call
+        return None
+
+    async def _take_in(
+        self, process: Process, client: Client, read: Callable[[], Awaitable[bytes]]
+    ) -> str | None:
+        """Return the token of a content that was read to its end; None: it went."""
+        # Not yet the process's: that may close at any time, this file only here.
+        writer = self.store.writer()
+        allowance = process.shared.allowance or Allowance(self._max_store)
+        taken = 0
+        try:
+            while piece := await read():
+                allowance.take(len(piece))
+                taken += len(piece)
+                threads = client.ledger.threads
+                await in_thread(writer.add, piece, share=threads)
+        except BaseException:
+            writer.close()
+            allowance.give_back(taken)
+            raise
+        if self.processes.get(client.id) is process:
+            return process.adopt(writer)
+        writer.close()
+        allowance.give_back(taken)
+        return None
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what this holds of the host's descriptors, with a word for each."""

@@ -160,7 +160,9 @@ class Connection:
         try:
             if request.version == 1:
                 return await self._reply_whole(execution, request)
-            await self._reply_stream(execution, request)
+            if self._wants_handle(request):
+                return await self._reply_as_handle(execution, request)
+            await self._reply_stream(execution)
         finally:
             if not request.detach:
                 execution.end()
@@ -176,7 +178,7 @@ class Connection:
         target = await routes.route(child, tool, request.cwd)
         cwd_fd = await target.open_cwd(request.cwd, child)
         try:
-            keep_all = request.version == 1
+            keep_all = request.version == 1 or self._wants_handle(request)
             execution = owner.admit(tool, request.exec_id, keep_all=keep_all)
             try:
                 plan = await target.command(child, tool, request.args, cwd_fd)
@@ -240,18 +242,34 @@ class Connection:
             b"" if last in b"\r\n" else b"\n",
         )
 
-    async def _reply_stream(self, execution: Execution, request: Exec) -> None:
+    async def _reply_as_handle(
+        self, execution: Execution, request: Exec
+    ) -> Refusal | None:
+        """Stream the handle of an output, or the output, once it is whole."""
+        log = execution.log
+        with log.attached(_Holder()):
+            await execution.finished.wait()
+            if execution.fault is not None:
+                return toolexec.host_fault(execution.fault)
+            handle = await self._as_handle(execution, request)
+            head = self._wire.chunked_head(execution.id)
+            if handle is None:
+                reader = ChunkedReader(log, self._wire.sock, before=head)
+                with log.attached(reader):
+                    await self._stream(execution, reader)
+                return None
+            parts = [head, *_chunk(handle)]
+            end = execution.output_end
+            if end < log.end:
+                parts += _chunk(await log.read(end, log.end - end))
+            await self._wire.send(*parts, self._wire.trailer(execution.code or 0))
+        return None
+
+    async def _reply_stream(self, execution: Execution) -> None:
         log = execution.log
         head = self._wire.chunked_head(execution.id)
         reader = ChunkedReader(log, self._wire.sock, before=head)
         with log.attached(reader):
-            if request.as_fd and self._service.large_output is not None:
-                await execution.finished.wait()
-                handle = await self._as_handle(execution, request)
-                if handle is not None:
-                    await self._wire.send(head, *_chunk(handle))
-                    await self._wire.send(self._wire.trailer(execution.code or 0))
-                    return
             with trio.move_on_after(HEAD_WAITS_S):
                 await log.wait_beyond(0)
             if execution.finished.is_set() and log.end <= HEAD_BYTES:
@@ -272,12 +290,15 @@ class Connection:
         await execution.finished.wait()
         await self._wire.send(self._wire.trailer(execution.code or 0))
 
+    def _wants_handle(self, request: Exec) -> bool:
+        return request.as_fd and self._service.large_output is not None
+
     async def _as_handle(self, execution: Execution, request: Exec) -> bytes | None:
         """Return the handle that stands for a large output, if one was asked for."""
         offer = self._service.large_output
         if offer is None or not request.as_fd or self._owner is None:
             return None
-        return await offer(self._owner.child, execution.log)
+        return await offer(self._owner.child, execution)
 
     # The others
 

@@ -85,6 +85,11 @@ class Execution:
         self._ladder: Ladder | None = None
         self._door = AsyncExitStack()
 
+    @property
+    def output_end(self) -> int:
+        """Where the tool's own output ends; what follows is the host's last word."""
+        return self.log.end if self.log.note_at < 0 else self.log.note_at
+
     async def spawn(
         self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False, fd3: bool = False
     ) -> None:

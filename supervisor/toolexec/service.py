@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.host import Host
+    from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.notify import NotifyCommand
-    from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.routes import Routes, Target
     from vfs.clients import Client
 
@@ -74,8 +74,8 @@ class ToolExec:
         tokens: whose request it is.
         signals: numbers by name.
         notify: the notification command.
-        large_output: makes a handle of a finished log, or answers None to have the
-            output sent as it is; None where nobody can.
+        large_output: makes a handle of a finished execution's output, or answers None
+            to have it sent as it is; None where nobody can.
     """
 
     def __init__(self, host: Host, settings: ToolExecSettings, routes: Routes) -> None:
@@ -87,7 +87,7 @@ class ToolExec:
             for name in toolexec.SIGNALS
         }
         self.large_output: (
-            Callable[[Child, OutputLog], Awaitable[bytes | None]] | None
+            Callable[[Child, Execution], Awaitable[bytes | None]] | None
         ) = None
         self._host = host
         self._settings = settings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.toolexec import logstores, outputlog
+from supervisor.toolexec import logstores
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
     Reply,
@@ -259,19 +259,3 @@ async def test_a_reader_that_leaves_holds_nothing(scene: Scene) -> None:
         await eventually(lambda: not scene.tool._slots.used)
     (owner,) = scene.tool._children
     assert not [e for e in owner.kept.values() if e.log.readers]
-
-
-async def test_the_hook_for_handles_may_answer_instead(scene: Scene) -> None:
-    async def offer(child: Any, log: outputlog.OutputLog) -> bytes | None:
-        await trio.lowlevel.checkpoint()
-        return b"<fd_result/>" if log.end > 3 else None
-
-    scene.tool.large_output = offer
-    for proto in ("1", "2"):
-        for form, body in (("arg=long", b"<fd_result/>"), ("arg=abc", b"abc")):
-            data = scene.request(
-                f"tool=printf&{form}".encode(), "X-Sandhost-Fd: 1", proto=proto
-            )
-            reply = await scene.say(data)
-            assert (reply.body, reply.code) == (body, 0)
-        assert (await scene.run("tool=printf", "arg=long", proto=proto)).body == b"long"

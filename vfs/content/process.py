@@ -286,6 +286,13 @@ class Process:
             raise
         return token
 
+    def adopt(self, writer: Writer) -> str:
+        """Own what was put in elsewhere, and charged already; return its token."""
+        self._put_contents += 1
+        token = f"t{self._put_contents}"
+        self._writers[token] = writer
+        return token
+
     def _end_writer(self, token: str) -> None:
         """Forget a token; what its content was charged is given back."""
         writer = self._writers.pop(token)

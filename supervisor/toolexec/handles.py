@@ -1,0 +1,93 @@
+"""Output that is too long for whoever reads it, as an LLM fd (``X-Sandhost-Fd: 1``).
+
+    finished log --pieces--> the child's contents -> <fd_result>
+
+Rules of this file.
+
+1. What has no more characters than the LLM fds show at once goes as it is; so does what
+   they have no room for, and the host's log says so.  Nothing is lost by asking.
+2. The output goes over in pieces: none of it is whole in memory at any time.
+3. The host's own last word (a time-out) is no output, and not in the handle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from supervisor.child import Child
+    from supervisor.toolexec.execution import Execution
+    from vfs.clients import Client
+
+PIECE_BYTES = 1024 * 1024
+"""Handed over at once: long enough that going to a thread costs nothing beside it."""
+
+
+class Contents(Protocol):
+    """The LLM fds of a host, as this needs them."""
+
+    @property
+    def most_shown(self) -> int:
+        """Characters that are shown at once."""
+        ...
+
+    def is_call(self, name: str) -> bool:
+        """Tell whether a tool of this name is one of their own."""
+        ...
+
+    async def wrap_pieces(
+        self, client: Client, read: Callable[[], Awaitable[bytes]], source: str
+    ) -> bytes | None:
+        """Keep an output; return the answer of ``wrap_output``, None if nobody asks."""
+        ...
+
+
+class Handles:
+    """Makes handles of finished executions; a ``ToolExec.large_output``.
+
+    Args:
+        contents: where they are kept.
+        log: takes a level and a line.
+    """
+
+    def __init__(self, contents: Contents, log: Callable[[str, str], None]) -> None:
+        self._contents = contents
+        self._log = log
+
+    async def __call__(self, child: Child, execution: Execution) -> bytes | None:
+        """Return the ``fd_result`` of an output, None if it is to go as it is.
+
+        Raises:
+            OSError: the log cannot be read.
+
+        Cancellation: what was handed over is freed.
+        """
+        contents, tool = self._contents, execution.tool
+        # An output has at least as many bytes as characters; and what the calls of the
+        # LLM fds answer is cut already, so they leave that of their namesakes whole.
+        is_short = execution.output_end <= contents.most_shown
+        if is_short or child.session is None or contents.is_call(tool):
+            return None
+        client, source = child.session.client, f"tool:{tool}"
+        answer = await contents.wrap_pieces(client, _reader(execution), source)
+        if answer is not None and answer.startswith(b"<fd_result "):
+            return answer
+        if answer is not None and answer.startswith(b"<fd_error"):
+            text = f"exec {execution.id}: no handle for its output: {answer.decode()}"
+            self._log("INFO", f"toolexec: {text}")
+        return None
+
+
+def _reader(execution: Execution) -> Callable[[], Awaitable[bytes]]:
+    offset = 0
+
+    async def read() -> bytes:
+        nonlocal offset
+        size = min(PIECE_BYTES, execution.output_end - offset)
+        piece = await execution.log.read(offset, size) if size else b""
+        offset += len(piece)
+        return piece
+
+    return read
