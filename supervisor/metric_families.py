@@ -246,6 +246,13 @@ def _executions(metrics: Metrics) -> Iterator[Family]:
         "outcome",
         metrics.executions_ended,
     )
+    yield _by(
+        COUNTER,
+        "sandhost_sidecar_restarts",
+        "Starts of sidecars after an end or a failure",
+        "sidecar",
+        metrics.sidecar_restarts,
+    )
 
 
 def _process(metrics: Metrics) -> Iterator[Family]:

@@ -93,6 +93,7 @@ class Metrics:
         quota_denied: by model.
         executions: tool executions that began.
         executions_ended: those that ended, by outcome.
+        sidecar_restarts: starts after an end or a failure, by sidecar.
         lag: how late the loop was, looked at every ``LAG_INTERVAL_S``.
         tokens: by child that is there.
         recent: the newest events.
@@ -110,6 +111,7 @@ class Metrics:
     quota_denied: Counter[str] = field(default_factory=Counter)
     executions: int = 0
     executions_ended: Counter[str] = field(default_factory=Counter)
+    sidecar_restarts: Counter[str] = field(default_factory=Counter)
     lag: Histogram = field(default_factory=Histogram)
     tokens: dict[str, ChildTokens] = field(default_factory=dict)
     recent: deque[RecentEvent] = field(
@@ -265,6 +267,10 @@ def _exec_ended(metrics: Metrics, fields: dict[str, Any]) -> None:
     metrics.executions_ended[outcome] += 1
 
 
+def _sidecar_restarting(metrics: Metrics, fields: dict[str, Any]) -> None:
+    metrics.sidecar_restarts[str(fields.get("sidecar"))] += 1
+
+
 _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "child.spawned": _spawned,
     "child.exited": _exited,
@@ -275,5 +281,6 @@ _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "quota.denied": _quota_denied,
     "exec.started": _exec_started,
     "exec.ended": _exec_ended,
+    "sidecar.restarting": _sidecar_restarting,
 }
 """What is counted of which event; others are only shown."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from supervisor import config_fds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import socket
+    from collections.abc import AsyncIterator, Sequence
 
     from supervisor.config import Config
     from supervisor.host import Host
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
+async def offered(
+    host: Host, config: Config | None, toolexec_sockets: Sequence[socket.socket] = ()
+) -> AsyncIterator[None]:
     """Offer the children of a host what a configuration asks for.
 
     Children that are left when the block ends are stopped before their services are.
@@ -29,6 +32,7 @@ async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
     Args:
         host: open.
         config: checked; None for none.
+        toolexec_sockets: opened by the service manager, for tools; owned.
 
     Raises:
         OSError: a service cannot be had.
@@ -43,7 +47,7 @@ async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
                 llm = await stack.enter_async_context(
                     open_llm(host, config.llm, state_dir)
                 )
-            toolexec = await _open_toolexec(host, config, stack)
+            toolexec = await _open_toolexec(host, config, stack, toolexec_sockets)
             if _has_fds(host, config):
                 from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
 
@@ -64,7 +68,10 @@ async def offered(host: Host, config: Config | None) -> AsyncIterator[None]:
 
 
 async def _open_toolexec(
-    host: Host, config: Config, stack: AsyncExitStack
+    host: Host,
+    config: Config,
+    stack: AsyncExitStack,
+    activated: Sequence[socket.socket],
 ) -> ToolExec | None:
     if config.toolexec is None:
         if config.sidecar:
@@ -77,7 +84,9 @@ async def _open_toolexec(
 
     settings = toolexec_settings(config.toolexec, os.environ, config.host.state_dir)
     routes = await stack.enter_async_context(open_sidecars(host, config.sidecar))
-    return await stack.enter_async_context(open_toolexec(host, settings, routes))
+    return await stack.enter_async_context(
+        open_toolexec(host, settings, routes, activated)
+    )
 
 
 def _has_fds(host: Host, config: Config) -> bool:

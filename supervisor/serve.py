@@ -173,8 +173,11 @@ class Daemon:
             await nursery.start(
                 serve_control, host, places.control, orders, self._take("control")
             )
+            config, for_tools = self._options.config, []
+            if config.toolexec is not None:
+                for_tools = self._activated.pop("toolexec", [])
             self._close_untaken(host)
-            async with offered(host, self._options.config):
+            async with offered(host, config, for_tools):
                 children.start_configured()
                 for kept in children:
                     await kept.begun.wait()

@@ -125,7 +125,34 @@ async def tcp_listener(host: str, port: int) -> tuple[str, trio.SocketListener]:
         raise OSError(why.errno or errno.EIO, text) from None
     for other in others:  # a name with several addresses: one port, one listener
         await other.aclose()
-    bound, number = listener.socket.getsockname()[:2]
+    return _tcp_url(listener.socket.getsockname()), listener
+
+
+def _tcp_url(address: tuple[str, int]) -> str:
+    bound, number = address[:2]
     shown = _ANY.get(bound, bound)
     shown = f"[{shown}]" if ":" in shown else shown
-    return f"http://{shown}:{number}/exec", listener
+    return f"http://{shown}:{number}/exec"
+
+
+def activated_listener(sock: socket.socket) -> tuple[str, trio.SocketListener]:
+    """Listen on a socket that the service manager opened; it is owned then.
+
+    Returns:
+        The URL that a client on this machine is told, and the listener.
+
+    Raises:
+        OSError: it is none that can be listened on, or has no address for a client.
+    """
+    try:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    except ValueError:
+        text = "the activated socket 'toolexec' does not listen for streams"
+        raise OSError(errno.EINVAL, f"{text}; use ListenStream") from None
+    address = sock.getsockname()
+    if sock.family != socket.AF_UNIX:
+        return _tcp_url(address), listener
+    if not isinstance(address, str) or not address:
+        text = "the activated socket 'toolexec' has no path in the file system"
+        raise OSError(errno.EINVAL, f"{text}; use a path in ListenStream")
+    return f"unix://{address}", listener

@@ -5,6 +5,8 @@ Rules of this file.
 1. A child has a token of its own and, where unix sockets are configured, a socket of its
    own in its directory; both end with it, and with them its executions.
 2. With both kinds of listener a child is told the unix one.
+3. A socket that the service manager opened is shared by all children, in the place of
+   the TCP port; their tokens tell them apart.
 """
 
 from __future__ import annotations
@@ -21,12 +23,18 @@ import trio
 
 from protocol import toolexec
 from supervisor.toolexec.executions import ChildExecutions
-from supervisor.toolexec.server import Server, tcp_listener, unix_listener
+from supervisor.toolexec.server import (
+    Server,
+    activated_listener,
+    tcp_listener,
+    unix_listener,
+)
 from supervisor.toolexec.slots import Slots
 from supervisor.toolexec.tokens import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    import socket
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from supervisor.child import Child
     from supervisor.host import Host
@@ -94,7 +102,7 @@ class ToolExec:
         self._slots = Slots(settings.max_executions)
         self._null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._log_dir = settings.log_dir or tempfile.gettempdir()
-        self._tcp_url: str | None = None
+        self._shared_url: str | None = None
         self._servers: set[Server] = set()
         self._children: set[ChildExecutions] = set()
 
@@ -123,7 +131,7 @@ class ToolExec:
         nursery = await stack.enter_async_context(trio.open_nursery())
         executions.nursery = nursery
         stack.push_async_callback(executions.close)
-        url = self._tcp_url
+        url = self._shared_url
         if self._settings.unix and child.spec.run_dir is not None:
             url = await self._listen_for(child.spec.run_dir, stack)
         if url is None:
@@ -181,14 +189,22 @@ class ToolExec:
 
     # Its own life
 
-    async def open_tcp(self, nursery: trio.Nursery) -> None:
-        """Listen on TCP, if that is configured.
+    async def open_shared(
+        self, nursery: trio.Nursery, activated: Sequence[socket.socket]
+    ) -> None:
+        """Listen where all children may come: on what was opened for it, or on TCP.
 
         Raises:
-            OSError: the port cannot be had.
+            OSError: it cannot be had.
         """
-        if self._settings.tcp is not None:
-            self._tcp_url, listener = await tcp_listener(*self._settings.tcp)
+        if activated:
+            opened = [activated_listener(sock) for sock in activated]
+        elif self._settings.tcp is not None:
+            opened = [await tcp_listener(*self._settings.tcp)]
+        else:
+            return
+        self._shared_url = opened[0][0]
+        for _, listener in opened:
             nursery.start_soon(self._serve, listener)
 
     def close(self) -> None:
@@ -222,7 +238,10 @@ class NoSidecars:
 
 @asynccontextmanager
 async def open_toolexec(
-    host: Host, settings: ToolExecSettings, routes: Routes | None = None
+    host: Host,
+    settings: ToolExecSettings,
+    routes: Routes | None = None,
+    activated: Sequence[socket.socket] = (),
 ) -> AsyncIterator[ToolExec]:
     """Offer tools to the children of a host for the length of the block.
 
@@ -230,6 +249,7 @@ async def open_toolexec(
         host: open; its children must have ended when the block ends.
         settings: what is configured.
         routes: the sidecars; None for none.
+        activated: sockets that the service manager opened; owned.
 
     Raises:
         OSError: a listener cannot be had.
@@ -237,7 +257,7 @@ async def open_toolexec(
     service = ToolExec(host, settings, routes or NoSidecars())
     try:
         async with trio.open_nursery() as nursery:
-            await service.open_tcp(nursery)
+            await service.open_shared(nursery, activated)
             host.holders.add(service.descriptors)
             host.services.toolexec = service
             try:

@@ -168,7 +168,9 @@ async def _start(host: Host, sidecars: Sidecars, nursery: trio.Nursery) -> None:
         if sidecar.starts:
             tried = trio.Event()
             first_starts.append(tried)
-            nursery.start_soon(supervise, sidecar, host.log.write, tried)
+            nursery.start_soon(
+                supervise, sidecar, host.log.write, tried, host.journal.write
+            )
     with trio.move_on_after(FIRST_START_S):
         for tried in first_starts:
             await tried.wait()

@@ -6,6 +6,7 @@ Rules of this file.
 2. A process that ends is started again after a pause, which doubles each time and is
    short again after a run that was steady.
 3. It ends with the host: SIGTERM, a grace period, SIGKILL to the whole tree.
+4. Each start, each end and each pause before a restart is an event of the journal.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Starter(Protocol):
     """What a backend knows of its long-lived process."""
 
     name: str
+    kind: str
     is_running: bool
     generation: int
 
@@ -61,8 +63,19 @@ class Starter(Protocol):
         ...
 
 
+class Tell(Protocol):
+    """The journal's ``write``."""
+
+    def __call__(self, event: str, **fields: object) -> None:
+        """Take an event."""
+        ...
+
+
 async def supervise(
-    sidecar: Starter, log: Callable[[str, str], None], tried: trio.Event
+    sidecar: Starter,
+    log: Callable[[str, str], None],
+    tried: trio.Event,
+    tell: Tell,
 ) -> NoReturn:
     """Keep a sidecar running until cancelled.
 
@@ -70,6 +83,7 @@ async def supervise(
         sidecar: which one.
         log: takes a level and a line.
         tried: set when the first start has gone well or not.
+        tell: takes events.
 
     Raises:
         LaunchpadLost: no process can be started or waited for any more.
@@ -80,7 +94,7 @@ async def supervise(
     while True:
         began = trio.current_time()
         try:
-            why = await _run_once(sidecar, tried)
+            why = await _run_once(sidecar, tried, tell)
         except (SpawnError, OSError) as failure:
             why = str(failure)
         finally:
@@ -89,25 +103,41 @@ async def supervise(
             pause_s = FIRST_PAUSE_S
         text = f"Sidecar '{sidecar.name}' is down: {why}; next start in {pause_s:g} s"
         log("WARNING", text)
+        tell("sidecar.restarting", sidecar=sidecar.name, reason=why, pause_s=pause_s)
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-async def _run_once(sidecar: Starter, tried: trio.Event) -> str:
+async def _run_once(sidecar: Starter, tried: trio.Event, tell: Tell) -> str:
     """Start a sidecar and wait for its end; tell how it ended."""
+    how = "ended by the host"
     try:
         process = await sidecar.start()
         try:
             sidecar.generation += 1
             sidecar.is_running = True
             tried.set()
-            return _how_ended(await process.wait_exit())
+            tell(
+                "sidecar.started",
+                sidecar=sidecar.name,
+                kind=sidecar.kind,
+                generation=sidecar.generation,
+                pid=process.pid,
+            )
+            how = _how_ended(await process.wait_exit())
         finally:
             sidecar.is_running = False
             await _end(process)
+            tell(
+                "sidecar.ended",
+                sidecar=sidecar.name,
+                generation=sidecar.generation,
+                reason=how,
+            )
     finally:
         with trio.move_on_after(END_TIMEOUT_S, shield=True):
             await sidecar.clean_up()
+    return how
 
 
 async def _end(process: SpawnedProcess) -> None:

@@ -112,6 +112,9 @@ async def test_events_of_services_are_counted_without_a_word_from_them(
         write("quota.denied", **own, model="small")
         write("exec.started", **own, tool="make")
         write("exec.ended", **own, code=2, timed_out=False)
+        write(
+            "sidecar.restarting", sidecar="my-rust", reason="exited with 3", pause_s=1
+        )
         figures = await listener.figures()
         assert figures["sandhost_llm_calls_total{model=small,outcome=ok}"] == 1
         tokens = "sandhost_llm_tokens_total{kind=%s,model=small}"
@@ -120,6 +123,7 @@ async def test_events_of_services_are_counted_without_a_word_from_them(
         assert figures["sandhost_quota_denials_total{model=small}"] == 1
         assert figures["sandhost_executions_started_total"] == 1
         assert figures["sandhost_executions_ended_total{outcome=failed}"] == 1
+        assert figures["sandhost_sidecar_restarts_total{sidecar=my-rust}"] == 1
         own_tokens = listener.metrics.tokens[puppet.child.id]
         assert (own_tokens.calls, own_tokens.tokens, own_tokens.denials) == (1, 15, 1)
         await puppet.leave()

@@ -198,9 +198,9 @@ async def test_an_id_is_free_when_the_exit_code_is_told(scene: Scene) -> None:
 # spec toolexec 1: the token is revoked at the child's end, and its executions ended.
 async def test_executions_end_with_their_child(scene: Scene) -> None:
     other = await scene.tenant()
-    assert scene.tool._tcp_url is not None
+    assert scene.tool._shared_url is not None
     path = other.path
-    other.url = scene.tool._tcp_url
+    other.url = scene.tool._shared_url
     with await scene.connect(other) as sock:
         form = shell(STUBBORN)
         await send(sock, scene.request(form, "X-Aifo-Detach: 1", token=other.token))

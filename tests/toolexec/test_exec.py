@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from tests.helpers.toolscene import (
+    Reply,
     Scene,
     opened_scene,
     parse,
@@ -52,6 +53,32 @@ async def test_curl_reaches_every_path(scene: Scene) -> None:
     assert (gone.status, gone.body) == (404, b"not found\n")
 
 
+# spec toolexec 5: 204 once a signal is delivered, with or without SIG, in any case.
+async def test_curl_signals_what_runs(scene: Scene) -> None:
+    os.mkfifo(scene.workspace / "up")
+    reader = os.open(scene.workspace / "up", os.O_RDWR | os.O_NONBLOCK)
+    script = "trap 'echo got; exit 5' INT; echo >up; while :; do sleep 0.05; done"
+    ran: list[Reply] = []
+
+    async def run() -> None:
+        name = ["-H", "X-Aifo-Exec-Id: loop"]
+        ran.append(await scene.curl("tool=sh", "arg=-c", f"arg={script}", options=name))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await trio.lowlevel.wait_readable(reader)
+            words = ("exec_id=loop", "signal=sigint")
+            told = await scene.curl(*words, path="/signal")
+            assert (told.status, told.body) == (204, b"")
+            assert told.headers[b"connection"] == b"close"
+            assert b"content-length" not in told.headers
+    finally:
+        os.close(reader)
+    (reply,) = ran
+    assert (reply.body, reply.code) == (b"got\n", 5)
+
+
 async def test_curl_uploads_in_chunks_and_waits_to_be_told(scene: Scene) -> None:
     for header in ("Transfer-Encoding: chunked", "Expect: 100-continue"):
         reply = await scene.curl("tool=printf", "arg=x", options=["-H", header])
@@ -59,9 +86,9 @@ async def test_curl_uploads_in_chunks_and_waits_to_be_told(scene: Scene) -> None
 
 
 async def test_tcp_serves_the_same(scene: Scene) -> None:
-    assert scene.tool._tcp_url is not None
-    assert scene.tool._tcp_url.startswith("http://127.0.0.1:")
-    scene.child.url = scene.tool._tcp_url
+    assert scene.tool._shared_url is not None
+    assert scene.tool._shared_url.startswith("http://127.0.0.1:")
+    scene.child.url = scene.tool._shared_url
     reply = await scene.curl("tool=printf", "arg=hello")
     assert (reply.status, reply.body, reply.code) == (200, b"hello", 0)
     raw = await scene.run("tool=printf", "arg=hello")

@@ -32,6 +32,16 @@ async def test_arguments_take_the_place_of_args(tmp_path: Path) -> None:
     assert reply.headers[b"content-length"] == b"8"
 
 
+# spec toolexec 5: 200 with its output and exit code; with curl.
+async def test_curl_notifies(tmp_path: Path) -> None:
+    notify = NotifyCommand(("/bin/sh", "-c", "echo hi; exit 3"), 10.0, 8)
+    async with opened_scene(tmp_path, notify=notify) as scene:
+        words = ("cmd=sh", "arg=-c", "arg=echo hi; exit 3")
+        reply = await scene.curl(*words, path="/notify")
+        assert (reply.status, reply.body, reply.code) == (200, b"hi\n", 3)
+        assert reply.headers[b"content-type"] == b"text/plain; charset=utf-8"
+
+
 async def test_without_args_they_must_be_the_configured_ones(tmp_path: Path) -> None:
     notify = NotifyCommand(("/bin/sh", "-c", "echo hi; exit 3"), 10.0, 8)
     async with opened_scene(tmp_path, notify=notify) as scene:

@@ -214,6 +214,8 @@ async def test_an_engine_that_does_not_answer_delays_nobody_for_ever(
     async with sidecars_of(stage, r=engine.section()) as sidecars:
         (sidecar,) = sidecars.sidecars
         assert not sidecar.is_running
+    # A start that was given up while it was under way is reaped a moment later.
+    await eventually(lambda: not proctree.children_of(stage.launchpad))
 
 
 # Inside the container: the shell that runs a tool, and ends it when the line ends.

@@ -243,6 +243,12 @@ async def test_a_started_sidecar_is_watched(stage: Stage) -> None:
             assert refused.value.status == 409
         with pytest.raises(ProcessLookupError):
             os.pidfd_open(second)
+        started = stage.events("sidecar.started")
+        assert [event["pid"] for event in started] == [first, second]
+        ended = [event["reason"] for event in stage.events("sidecar.ended")]
+        assert ended == ["ended by signal 9", "ended by the host"]
+        (restarting,) = stage.events("sidecar.restarting")
+        assert (restarting["sidecar"], restarting["reason"]) == ("g", ended[0])
     finally:
         os.close(reader)
 

@@ -19,6 +19,8 @@ Clock = trio.testing.MockClock
 class Process:
     """A process that ends when it is told to, or after so long."""
 
+    pid = 4711
+
     def __init__(self, runs_s: float, *, obeys: bool = True) -> None:
         self.signals: list[int] = []
         self.is_closed = False
@@ -51,6 +53,7 @@ class Sidecar:
     """What is supervised: the times of its starts, and what each start gives."""
 
     name = "x"
+    kind = "rust"
 
     def __init__(self, make: Callable[[int], Process]) -> None:
         self.is_running = False
@@ -79,10 +82,15 @@ def said_nothing(level: str, text: str) -> None:
     del level, text
 
 
+def told_nothing(event: str, **fields: object) -> None:
+    """Ignore an event."""
+    del event, fields
+
+
 async def pauses(sidecar: Sidecar, wait_s: float) -> list[float]:
     """Supervise for so long; return the times between starts."""
     with trio.move_on_after(wait_s):
-        await supervise(sidecar, said_nothing, trio.Event())
+        await supervise(sidecar, said_nothing, trio.Event(), told_nothing)
     starts = sidecar.starts
     return [after - before for before, after in pairwise(starts)]
 
@@ -111,6 +119,10 @@ async def test_a_failed_start_is_told_and_tried_again(
 ) -> None:
     del autojump_clock
     said: list[str] = []
+    events: list[tuple[str, dict[str, object]]] = []
+
+    def tell(event: str, **fields: object) -> None:
+        events.append((event, fields))
 
     def make(count: int) -> Process:
         if count == 1:
@@ -122,13 +134,23 @@ async def test_a_failed_start_is_told_and_tried_again(
     sidecar = Sidecar(make)
     tried = trio.Event()
     with trio.move_on_after(10.0):
-        await supervise(sidecar, lambda _, text: said.append(text), tried)
+        await supervise(sidecar, lambda _, text: said.append(text), tried, tell)
     assert tried.is_set()
     assert said == [
         "Sidecar 'x' is down: cannot start 'x': not found; next start in 0.5 s",
         "Sidecar 'x' is down: [Errno 5] disk on fire; next start in 1 s",
     ]
     assert (sidecar.generation, sidecar.cleaned) == (1, 3)
+    assert [event for event, _ in events] == [
+        "sidecar.restarting",
+        "sidecar.restarting",
+        "sidecar.started",
+        "sidecar.ended",
+    ]
+    assert events[1][1]["pause_s"] == 1
+    started = {"sidecar": "x", "kind": "rust", "generation": 1, "pid": 4711}
+    assert events[2][1] == started
+    assert events[3][1]["reason"] == "ended by the host"
 
 
 @pytest.mark.parametrize("obeys", [True, False])
@@ -137,7 +159,7 @@ async def test_the_end_of_the_host_ends_it(autojump_clock: Clock, obeys: bool) -
     sidecar = Sidecar(lambda _: Process(1000.0, obeys=obeys))
     tried = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(supervise, sidecar, said_nothing, tried)
+        nursery.start_soon(supervise, sidecar, said_nothing, tried, told_nothing)
         await tried.wait()
         assert sidecar.is_running
         began = trio.current_time()
