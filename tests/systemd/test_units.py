@@ -38,13 +38,14 @@ def analyze() -> str:
 
 # It exits 0 on misspelled keys: only its silence tells.
 def test_the_units_are_spelled_right(analyze: str, tmp_path: Path) -> None:
-    for unit in ("sandhost.service", "sandhost.socket"):
+    names = ("sandhost.service", "sandhost.socket", "sandhost-toolexec.socket")
+    for unit in names:
         text = (UNITS / unit).read_text()
         # The program is not installed on this machine.
         (tmp_path / unit).write_text(
             text.replace("/usr/local/lib/sandhost/bin/sandhost", "/bin/true")
         )
-    units = [str(tmp_path / "sandhost.service"), str(tmp_path / "sandhost.socket")]
+    units = [str(tmp_path / unit) for unit in names]
     command = [analyze, "verify", "--man=no", "--recursive-errors=no", *units]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
