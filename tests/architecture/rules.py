@@ -24,6 +24,8 @@ SPEC = (
     *(f"N{n}" for n in range(1, 5)),
     *(f"L{n}" for n in range(1, 16)),
 )
+# docs/toolexec.md.
+TOOLEXEC = tuple(f"E{n}" for n in range(1, 37))
 # docs/invariants.md.
 INVARIANTS = tuple(f"I{n}" for n in range(1, 11))
 INVARIANTS_IN_FORCE = INVARIANTS

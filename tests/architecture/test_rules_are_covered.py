@@ -18,6 +18,11 @@ def test_every_rule_of_the_protocol_has_a_test() -> None:
     assert not missing, f"no test says '# spec X' for: {' '.join(missing)}"
 
 
+def test_every_rule_of_toolexec_has_a_test() -> None:
+    missing = missing_from_tests(rules.TOOLEXEC)
+    assert not missing, f"no test says '# spec X' for: {' '.join(missing)}"
+
+
 def test_every_attack_in_force_has_a_test() -> None:
     missing = missing_from_tests(rules.ATTACKS_IN_FORCE)
     assert not missing, f"no test says '# attack N' for: {' '.join(missing)}"
@@ -29,7 +34,7 @@ def test_every_invariant_in_force_has_a_test() -> None:
 
 
 def test_no_test_names_a_rule_that_does_not_exist() -> None:
-    known = {*rules.SPEC, *rules.INVARIANTS, *rules.ATTACKS}
+    known = {*rules.SPEC, *rules.TOOLEXEC, *rules.INVARIANTS, *rules.ATTACKS}
     unknown = {
         name: files
         for name, files in rules.named_by_tests().items()
@@ -42,6 +47,7 @@ def test_no_test_names_a_rule_that_does_not_exist() -> None:
     ("document", "pattern", "wanted"),
     [
         ("docs/protocol.md", r"\b([A-Z]\d+b?)\b", rules.SPEC),
+        ("docs/toolexec.md", r"\((E\d+)\)", rules.TOOLEXEC),
         ("docs/invariants.md", r"^## (I\d+)\b", rules.INVARIANTS),
         ("docs/security.md", r"^\| (\d+) \|", rules.ATTACKS),
     ],

@@ -62,12 +62,14 @@ def status(found: Request | Refusal) -> int:
         (ask(), 200),
     ],
 )
+# spec E13
 def test_the_first_check_that_fails_answers(
     found: Request | Refusal, expected: int
 ) -> None:
     assert status(found) == expected
 
 
+# spec E14
 def test_refusals_are_those_of_the_table() -> None:
     assert ask(auth=None) == Refusal(401, b"unauthorized\n")
     assert ask(target=b"/exe") == Refusal(404, b"not found\n")
@@ -113,6 +115,7 @@ def test_refusals_are_those_of_the_table() -> None:
         (b"Basic dDp4", False),
     ],
 )
+# spec E15
 def test_a_token_is_the_last_piece(value: bytes, is_known: bool) -> None:
     pieces = toolexec.token_pieces([value])
     assert (b"T" in pieces) is is_known
@@ -134,6 +137,7 @@ def test_another_version_is_426(proto: bytes) -> None:
     assert status(ask(proto=proto, auth=None)) == 401  # both bad: the token first
 
 
+# spec E16
 def test_a_version_is_trimmed_and_stands_once() -> None:
     assert status(ask(proto=b" 1 ")) == 200
     assert status(ask(more=[(b"x-aifo-proto", b"2")])) == 426
@@ -163,6 +167,7 @@ def test_a_request_says_what_to_run() -> None:
     assert found == expected
 
 
+# spec E12
 def test_a_path_is_compared_without_case_and_query() -> None:
     assert isinstance(ask(target=b"/EXEC?arg=first", body=b"tool=a&arg=x"), Exec)
     assert ask(target=b"/exec?arg=1", body=b"tool=a&arg=2") == Exec(
@@ -253,6 +258,7 @@ def test_health_needs_no_token() -> None:
         ((b"a\nb", b"--tokens", b"\xff"), "a?b --tokens ?"),
     ],
 )
+# spec E34
 def test_a_log_line_has_no_secrets(args: tuple[bytes, ...], line: str) -> None:
     assert toolexec.redacted(args) == line
 

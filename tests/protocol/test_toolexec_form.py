@@ -41,6 +41,7 @@ def call(text: bytes, query: bytes = b"") -> form.Call:
     return form.call_of(form.pairs(query, text))
 
 
+# spec E17
 def test_pairs_of_the_query_come_first_and_keys_have_no_case() -> None:
     found = call(b"TOOL=b&Arg=2&&ARG=3&other=x&arg", query=b"tool=a&arg=1")
     assert found == form.Call(b"b", b".", (b"1", b"2", b"3", b""))

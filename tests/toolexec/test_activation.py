@@ -42,6 +42,7 @@ def told(running: Daemon, name: str, text: bytes) -> bool:
 
 
 # spec toolexec 1: tokens tell children apart that share a listener.
+# spec E4
 def test_children_share_the_socket_and_are_told_apart(tmp_path: Path) -> None:
     program(tmp_path / "bin", "go", "pwd")
     section = "[toolexec]\nlisten = ['tcp://127.0.0.1:0']\n"

@@ -40,6 +40,7 @@ def assert_nothing_ran(scene: Scene) -> None:
         (("X: a\x00b",), b""),
     ],
 )
+# spec E9
 async def test_an_ambiguous_request_is_400(
     scene: Scene, extra: tuple[str, ...], body: bytes
 ) -> None:
@@ -68,12 +69,14 @@ async def test_what_is_no_request_is_400(scene: Scene, data: bytes) -> None:
     assert (reply.status, reply.code) == (400, 86)
 
 
+# spec E9
 async def test_a_head_may_end_its_lines_in_lf_only(scene: Scene) -> None:
     head = scene.head(len(b"tool=true")).replace(b"\r\n", b"\n")
     assert (await scene.say(head + b"tool=true")).status == 200
 
 
 # attack 15: lengths that lie.
+# spec E10
 async def test_a_body_that_ends_early_is_never_run(scene: Scene) -> None:
     for data in (
         scene.head(29) + FORM,
@@ -98,6 +101,7 @@ async def test_a_client_may_go_at_any_byte_of_its_request(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("size", [1024 * 1024 + 1, 3 * 1024 * 1024, 10**18])
+# spec E7
 async def test_a_body_beyond_its_bound_is_413(scene: Scene, size: int) -> None:
     body = b"x" * min(size, 3 * 1024 * 1024)
     reply = await scene.say(scene.head(size) + body, half_close=True)
@@ -119,6 +123,7 @@ async def test_a_chunked_body_beyond_its_bound_is_413(scene: Scene) -> None:
         ("X: y" * 99_999,),
     ],
 )
+# spec E7
 async def test_a_head_beyond_its_bounds_is_431(
     scene: Scene, extra: tuple[str, ...]
 ) -> None:
@@ -133,6 +138,7 @@ async def test_a_large_head_within_its_bounds_passes(scene: Scene) -> None:
     assert reply.status == 200
 
 
+# spec E8
 async def test_a_refused_body_need_not_be_sent(scene: Scene) -> None:
     # Expect: 100-continue is answered with the refusal, or with 100.
     head = scene.head(28, "Expect: 100-continue", token="x" * 32)
@@ -149,6 +155,7 @@ async def _line(sock: socket.socket) -> bytes:
 
 
 # attack 16: slow heads and bodies.
+# spec E7
 async def test_what_does_not_come_in_time_is_dropped(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +179,7 @@ async def test_what_does_not_come_in_time_is_dropped(
         ("arg=x", b"no tool"),
     ],
 )
+# spec E17
 async def test_a_bad_form_is_400(scene: Scene, form: str, why: bytes) -> None:
     reply = await scene.run(form)
     assert reply.status == 400
@@ -186,11 +194,13 @@ async def test_a_tool_is_a_name_of_the_allowlist(scene: Scene, tool: str) -> Non
 
 
 @pytest.mark.parametrize("exec_id", ["../x", "$(id)", "a/b", "x" * 65, ""])
+# spec E18
 async def test_a_bad_exec_id_is_400(scene: Scene, exec_id: str) -> None:
     data = scene.request(b"tool=true", f"X-Aifo-Exec-Id: {exec_id}")
     assert (await scene.say(data)).status == 400
 
 
+# spec E6
 async def test_bytes_after_a_request_that_runs_are_not_a_request(scene: Scene) -> None:
     with await scene.connect() as sock:
         await send(sock, scene.request(b"tool=sh&arg=-c&arg=echo a; sleep 0.2; echo b"))

@@ -64,6 +64,7 @@ def is_dead(pid: int) -> bool:
 # to the whole tree, within 3 s nothing of it lives.
 @pytest.mark.parametrize("proto", ["1", "2"])
 @pytest.mark.parametrize("half_close", [True, False])
+# spec E10, E25
 async def test_a_tool_whose_client_is_gone_is_ended(
     scene: Scene, proto: str, half_close: bool
 ) -> None:
@@ -93,11 +94,13 @@ async def test_the_first_step_is_int(scene: Scene) -> None:
     await eventually(lambda: not scene.tool._slots.used)
 
 
+# spec E25
 def test_the_ladders_are_those_of_the_protocol() -> None:
     assert ending.CLIENT_GONE == ((0.0, 2), (0.25, 15), (1.0, 9))
     assert ending.TIME_IS_UP == ((0.0, 2), (5.0, 15), (10.0, 9))
 
 
+# spec E18
 async def test_a_detached_tool_outlives_its_client(scene: Scene) -> None:
     with await scene.connect() as sock:
         extra = ("X-Aifo-Detach: 1", "X-Aifo-Exec-Id: d")
@@ -111,6 +114,7 @@ async def test_a_detached_tool_outlives_its_client(scene: Scene) -> None:
 
 
 # attack 28: what a tool leaves behind is ended with it; its output is not waited for.
+# spec E24
 async def test_daemons_of_a_tool_are_ended(scene: Scene) -> None:
     reply = await scene.say(scene.request(python(FAMILY)))
     *pids, ready = reply.body.split()
@@ -120,6 +124,7 @@ async def test_daemons_of_a_tool_are_ended(scene: Scene) -> None:
 
 
 # spec toolexec 5: v1 504 and 124, the output discarded; v2 the note last, trailer 124.
+# spec E25
 async def test_a_time_limit_ends_a_tool(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, timeout_s=0.2) as scene:
         form = shell("printf out; exec sleep 1000")
@@ -135,6 +140,7 @@ async def test_a_time_limit_ends_a_tool(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["INT", "term", "SIGHUP", "QUIT", "USR1", "sigusr2"])
+# spec E36
 async def test_a_signal_reaches_the_group(scene: Scene, name: str) -> None:
     word = name.upper().removeprefix("SIG")
     inner = f"import os, signal; signal.signal(signal.SIG{word}, lambda *_: os._exit(9)); print('on', flush=True); signal.pause()"
@@ -188,6 +194,7 @@ async def test_another_childs_execution_is_unknown(scene: Scene) -> None:
         )
 
 
+# spec E26
 async def test_an_id_is_free_when_the_exit_code_is_told(scene: Scene) -> None:
     for number in range(20):
         proto = "12"[number % 2]
@@ -196,6 +203,7 @@ async def test_an_id_is_free_when_the_exit_code_is_told(scene: Scene) -> None:
 
 
 # spec toolexec 1: the token is revoked at the child's end, and its executions ended.
+# spec E5
 async def test_executions_end_with_their_child(scene: Scene) -> None:
     other = await scene.tenant()
     assert scene.tool._shared_url is not None
@@ -217,6 +225,7 @@ async def test_executions_end_with_their_child(scene: Scene) -> None:
     assert (await scene.run("tool=true")).code == 0
 
 
+# spec E24
 async def test_a_pipe_that_somebody_holds_is_not_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +253,7 @@ def _open_stdout_of(pid: int) -> Any:
     return Path(f"/proc/{pid}/fd/1").open("wb", buffering=0)
 
 
+# spec E20
 async def test_signals_have_their_default_dispositions(scene: Scene) -> None:
     status = await scene.run("tool=cat", "arg=/proc/self/status")
     found = {

@@ -40,6 +40,7 @@ async def test_curl_runs_a_tool(scene: Scene, proto: int) -> None:
         assert b"x-exit-code" not in reply.headers
 
 
+# spec E12
 async def test_curl_reaches_every_path(scene: Scene) -> None:
     health = await scene.curl(path="/healthz")
     assert (health.status, health.body, health.code) == (200, b"ok\n", 0)
@@ -54,6 +55,7 @@ async def test_curl_reaches_every_path(scene: Scene) -> None:
 
 
 # spec toolexec 5: 204 once a signal is delivered, with or without SIG, in any case.
+# spec E36
 async def test_curl_signals_what_runs(scene: Scene) -> None:
     os.mkfifo(scene.workspace / "up")
     reader = os.open(scene.workspace / "up", os.O_RDWR | os.O_NONBLOCK)
@@ -95,6 +97,7 @@ async def test_tcp_serves_the_same(scene: Scene) -> None:
     assert (raw.body, raw.code) == (b"hello", 0)
 
 
+# spec E22
 async def test_output_comes_when_it_is_printed(scene: Scene) -> None:
     (scene.workspace / "go").unlink(missing_ok=True)
     os.mkfifo(scene.workspace / "go")
@@ -119,6 +122,7 @@ async def test_arguments_are_bytes(scene: Scene, proto: str) -> None:
     assert reply.body == b"$(id)|\xc3\xa9|\xff\n||a b'\"|;ls|%zz|"
 
 
+# spec E20
 async def test_a_tool_has_the_sidecars_environment_and_no_descriptor(
     scene: Scene,
 ) -> None:
@@ -153,6 +157,7 @@ async def test_a_working_directory_is_used(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("tool", "code"), [("missing", 127), ("notexec", 126)])
 @pytest.mark.parametrize("proto", ["1", "2"])
+# spec E23
 async def test_what_exec_refuses_is_126_or_127(
     scene: Scene, tool: str, code: int, proto: str
 ) -> None:
@@ -173,6 +178,7 @@ async def test_a_fault_of_the_host_is_500_and_never_chunked(
     assert not scene.tool._slots.used
 
 
+# spec E23
 async def test_death_by_a_signal_is_128_and_its_number(scene: Scene) -> None:
     reply = await scene.run("tool=sh", "arg=-c", "arg=kill -SEGV $$")
     assert reply.code == 128 + 11
@@ -195,6 +201,7 @@ CASES: tuple[tuple[int, str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("status", "form", "changes"), CASES)
+# spec E13
 async def test_faults_are_told_in_order(
     scene: Scene, status: int, form: str, changes: dict[str, Any]
 ) -> None:
@@ -209,6 +216,7 @@ async def test_faults_are_told_in_order(
         assert not [asked for asked in scene.routes.asked if "permitted" in asked]
 
 
+# spec E6, E14
 async def test_refusals_have_their_headers(scene: Scene) -> None:
     assert (await scene.run("", line="PUT /exec HTTP/1.1")).headers[b"allow"] == b"POST"
     upgrade = (await scene.run("tool=true", proto="3")).headers[b"upgrade"]
@@ -217,6 +225,7 @@ async def test_refusals_have_their_headers(scene: Scene) -> None:
     assert reply.body.startswith(b"forbidden: tool 'rm' is not permitted ")
 
 
+# spec E11
 async def test_http_1_0_is_served_whole_but_not_streamed(scene: Scene) -> None:
     line = "POST /exec HTTP/1.0"
     assert (await scene.run("tool=true", line=line)).status == 426
@@ -225,6 +234,7 @@ async def test_http_1_0_is_served_whole_but_not_streamed(scene: Scene) -> None:
     assert b"transfer-encoding" not in reply.headers
 
 
+# spec E21
 async def test_a_verbose_server_puts_lines_around_a_whole_output(
     tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

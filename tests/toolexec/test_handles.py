@@ -51,6 +51,7 @@ async def ask(scene: Scene, form: str, *extra: str, proto: str = "2") -> Reply:
 
 # spec toolexec 7: a large output is the <fd_result>, the exit code is the tool's.
 @pytest.mark.parametrize("proto", ["1", "2"])
+# spec E18, E27
 async def test_a_large_output_is_a_handle(tmp_path: Path, proto: str) -> None:
     async with with_fds(tmp_path) as (scene, fds):
         reply = await ask(scene, f"{PRINT};+exit+7", proto=proto)
@@ -72,6 +73,7 @@ async def test_a_large_output_is_a_handle(tmp_path: Path, proto: str) -> None:
 
 
 @pytest.mark.parametrize("proto", ["1", "2"])
+# spec E27
 async def test_a_short_output_goes_as_it_is(tmp_path: Path, proto: str) -> None:
     async with with_fds(tmp_path, most_shown=10) as (scene, fds):
         for text in ("0123456789", "ééééé", "é" * 10):
@@ -100,6 +102,7 @@ async def test_an_output_beyond_memory_is_a_handle(tmp_path: Path) -> None:
 
 # Nothing is lost by asking: what there is no room for goes as it is.
 @pytest.mark.parametrize("proto", ["1", "2"])
+# spec E27
 async def test_without_room_it_goes_as_it_is(tmp_path: Path, proto: str) -> None:
     async with with_fds(tmp_path, max_store=10_000) as (scene, fds):
         reply = await ask(scene, PRINT, proto=proto)
@@ -125,6 +128,7 @@ async def test_a_timeout_is_said_beside_the_handle(tmp_path: Path) -> None:
 
 
 # As with version 1: what must be kept whole and cannot be is a 500, never cut.
+# spec E27
 async def test_beyond_the_limit_it_is_a_500(tmp_path: Path) -> None:
     async with with_fds(tmp_path, log_limit_bytes=2 * MIB) as (scene, _):
         reply = await ask(scene, f"tool=head&arg=-c&arg={8 * MIB}&arg=/dev/zero")

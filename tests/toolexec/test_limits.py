@@ -30,6 +30,7 @@ async def stall(scene: Scene, stack: ExitStack, tenant: Tenant, count: int) -> N
 
 # spec toolexec 1: at most 64 at once, more: 503 and Retry-After; spec S7: others are not
 # affected.
+# spec E32
 async def test_stalled_executions_of_one_child_leave_others_alone(scene: Scene) -> None:
     other = await scene.tenant()
     with ExitStack() as stack:
@@ -75,6 +76,7 @@ async def test_a_host_with_one_slot_runs_one(tmp_path: Path) -> None:
         await eventually(lambda: not scene.tool._slots.used, 15.0)
 
 
+# spec E32
 async def test_idle_connections_of_one_child_leave_others_alone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ async def notified(
     return reply
 
 
+# spec E33
 async def test_arguments_take_the_place_of_args(tmp_path: Path) -> None:
     command = ("/usr/bin/printf", "%s|", "a", "{args}", "z")
     form = "cmd=printf&arg=1&arg=2&arg=3"
@@ -33,6 +34,7 @@ async def test_arguments_take_the_place_of_args(tmp_path: Path) -> None:
 
 
 # spec toolexec 5: 200 with its output and exit code; with curl.
+# spec E33
 async def test_curl_notifies(tmp_path: Path) -> None:
     notify = NotifyCommand(("/bin/sh", "-c", "echo hi; exit 3"), 10.0, 8)
     async with opened_scene(tmp_path, notify=notify) as scene:
@@ -42,6 +44,7 @@ async def test_curl_notifies(tmp_path: Path) -> None:
         assert reply.headers[b"content-type"] == b"text/plain; charset=utf-8"
 
 
+# spec E33
 async def test_without_args_they_must_be_the_configured_ones(tmp_path: Path) -> None:
     notify = NotifyCommand(("/bin/sh", "-c", "echo hi; exit 3"), 10.0, 8)
     async with opened_scene(tmp_path, notify=notify) as scene:

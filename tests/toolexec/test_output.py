@@ -103,6 +103,7 @@ async def test_a_broken_line_is_resumed(scene: Scene) -> None:
 
 # spec toolexec 5: up to the limit readers are independent; a reader that stops reading
 # harms neither the tool nor its other readers.
+# spec E28
 async def test_a_stalled_reader_harms_nobody(scene: Scene) -> None:
     with await scene.connect() as stalled:
         await send(stalled, scene.request(numbers(900_000), "X-Aifo-Exec-Id: s"))
@@ -117,6 +118,7 @@ async def test_a_stalled_reader_harms_nobody(scene: Scene) -> None:
 
 # spec toolexec 5: beyond the limit the slowest reader slows the tool, nothing is lost,
 # memory stays; what was dropped is 416.
+# spec E29
 async def test_beyond_the_limit_the_slowest_reader_slows_the_tool(
     tmp_path: Path,
 ) -> None:
@@ -173,6 +175,7 @@ async def test_a_detached_tool_that_nobody_reads_is_not_slowed(tmp_path: Path) -
         assert (await replay(scene, "d", start)).body == printed(900_000, start)
 
 
+# spec E21
 async def test_a_whole_output_beyond_the_limit_is_a_fault_and_not_cut(
     tmp_path: Path,
 ) -> None:
@@ -199,6 +202,7 @@ class FullDisk:
 
 # spec: a full disk for the log. The log goes round in what it has, or in memory.
 @pytest.mark.parametrize("room", [0, 300_000, 2 * MIB])
+# spec E30
 async def test_on_a_full_disk_nothing_is_lost(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
@@ -235,6 +239,7 @@ async def test_a_slow_disk_is_written_in_threads(
     assert reply.body == printed(300_000)
 
 
+# spec E31
 async def test_kept_output_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, log_limit_bytes=MIB) as scene:
         for name in ("a", "b", "c"):

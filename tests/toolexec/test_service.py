@@ -23,6 +23,7 @@ from tests.helpers.toolscene import Scene, opened_scene
 pytestmark = pytest.mark.slow
 
 
+# spec E1, E3
 async def test_each_child_has_its_own_socket_and_token(scene: Scene) -> None:
     other = await scene.tenant()
     assert other.token != scene.child.token
@@ -41,6 +42,7 @@ async def test_each_child_has_its_own_socket_and_token(scene: Scene) -> None:
 
 
 # attack 39: the socket file that is there already, stale or alive.
+# spec E3
 async def test_a_stale_socket_is_replaced_a_living_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "toolexec.sock"
     with socket.socket(socket.AF_UNIX) as stale:
@@ -128,6 +130,7 @@ def test_a_section_becomes_settings() -> None:
 
 
 # spec toolexec 1: environment variables win over the configuration file.
+# spec E2
 def test_the_environment_wins() -> None:
     environ = {
         "AIFO_TOOLEEXEC_BIND_HOST": "::",
@@ -176,6 +179,7 @@ SCRIPT = (
 )
 
 
+# spec E1
 def test_run_offers_tools_to_its_child(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[toolexec]\n")
     words = ("run", "--config", "c.toml", "--", "sh", "-c", SCRIPT)

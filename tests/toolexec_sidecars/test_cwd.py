@@ -48,6 +48,7 @@ async def with_sidecar(where: Path, *, own_workspace: bool) -> AsyncIterator[Sce
 
 # ToolExec 4; attacks 2, 3, 11, 12: what leads out is 400, by `..` or by a link.
 @pytest.mark.parametrize("own_workspace", [False, True], ids=["root", "own"])
+# spec E35
 async def test_no_working_directory_leads_out(
     tmp_path: Path, own_workspace: bool
 ) -> None:

@@ -26,6 +26,7 @@ def run(place: Path, script: str, *options: str, more: str = "") -> Outcome:
 
 
 # ToolExec 5: under the child's uid, limits and grants.
+# spec E19
 def test_a_tool_has_the_childs_walls(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("of the host")
     script = (
