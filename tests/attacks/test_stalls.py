@@ -142,8 +142,9 @@ def went_on(session: Session, before: int) -> bool:
         "[ask(b'PING\\n') for _ in range(10**9)]",
         "[ask(b'READ %d 1\\n' % E) for _ in range(10**9)]",
         "[(send(b'PING\\n' * 500), take(1500)) for _ in range(10**9)]",
+        # A line each time, for each is answered: who does not take answers stalls.
         (
-            "[(send(os.urandom(1000).replace(b'WRITE', b'') + b'\\n'), line())"
+            "[ask(b'?' + os.urandom(1000).replace(b'\\n', b'') + b'\\n')"
             " for _ in range(10**9)]"
         ),
         "[(ask(b'SEEK %d 0\\n' % F), read(F, 16777216)) for _ in range(10**9)]",
