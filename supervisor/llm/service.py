@@ -104,10 +104,13 @@ class LlmService:
         self._clients.pop(client.id, None)
 
     def models_of(self, client: Client) -> frozenset[str]:
-        """Return the models that a client may leave to those nested in it (A5)."""
-        return frozenset(
-            {self.model_name(client, claim=True), self.section.restricted_model}
-        )
+        """Return the models that a client may ask, and leave to others (A5).
+
+        The restricted one is another's only by a voluntary drop: for who was given a
+        model without the top-level right it would be one more (I8).
+        """
+        own = self.model_name(client, claim=True)
+        return frozenset({own, self.model_name(client, claim=False)})
 
     def limit(self, client: Client, quota: float) -> None:
         """Hold a client to so many weighted tokens; a limit only shrinks (A5)."""

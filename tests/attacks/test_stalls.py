@@ -6,11 +6,13 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from supervisor.host import Settings
+from supervisor.session import Session
 from tests.helpers.hosts import (
     NEIGHBOUR_S,
     Puppet,
@@ -24,6 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 DEADLINE_S = 0.4
 READS = 2000
+FLOOD_S = 8.0
+"""Within this a flood has gone on, also on a machine that others use."""
 
 
 @pytest.fixture
@@ -126,6 +130,11 @@ async def test_a_stopped_child_delays_nobody(hasty: Stage) -> None:
     assert await child.kill() == 128 + signal.SIGKILL
 
 
+def went_on(session: Session, before: int) -> bool:
+    """Whether more requests came than before."""
+    return session.requests > before
+
+
 # spec S5: floods of requests, of garbage, of large reads and writes.
 @pytest.mark.parametrize(
     "flood",
@@ -133,8 +142,9 @@ async def test_a_stopped_child_delays_nobody(hasty: Stage) -> None:
         "[ask(b'PING\\n') for _ in range(10**9)]",
         "[ask(b'READ %d 1\\n' % E) for _ in range(10**9)]",
         "[(send(b'PING\\n' * 500), take(1500)) for _ in range(10**9)]",
+        # A line each time, for each is answered: who does not take answers stalls.
         (
-            "[(send(os.urandom(1000).replace(b'WRITE', b'') + b'\\n'), line())"
+            "[ask(b'?' + os.urandom(1000).replace(b'\\n', b'') + b'\\n')"
             " for _ in range(10**9)]"
         ),
         "[(ask(b'SEEK %d 0\\n' % F), read(F, 16777216)) for _ in range(10**9)]",
@@ -160,10 +170,17 @@ async def test_a_flood_delays_nobody(
     child.tell(flood)
     session = child.child.session
     assert session is not None
-    await eventually(lambda: session.requests > 3)
+    await eventually(lambda: session.requests > 3, FLOOD_S)
     before = session.requests
     slowest = await slowest_read(calm)
-    assert session.requests > before, "the flood had dried up"
+    # On a busy machine the one that floods may not have run at all beside READs that
+    # go first: until it has, nothing was measured.
+    deadline = time.monotonic() + FLOOD_S
+    while session.requests == before:
+        assert time.monotonic() < deadline, "the flood had dried up"
+        await eventually(partial(went_on, session, before), FLOOD_S)
+        before = session.requests
+        slowest = max(slowest, await slowest_read(calm))
     tell(f"slowest READ beside a flood: {slowest * 1000:.1f} ms")
     assert slowest < NEIGHBOUR_S
     await child.kill()

@@ -1,0 +1,216 @@
+"""What one hostile child costs the READs of its neighbours, beside the same host at rest.
+
+One host, 20 children in the walls of `auto`: 19 read 4 KiB a hundred times a second each,
+the 20th waits or does its worst within limits as `--limit` sets them.  The peer is the
+same host in the same minute with the 20th child at rest; p99 over all neighbours.
+"""
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from benchmarks.hosts import run_trio
+from benchmarks.measure import MeasureError, percentile, workplace
+from benchmarks.options import parse, parser
+from benchmarks.report import Report, Row, at_most
+from supervisor.child import Child
+from supervisor.host import Host, open_host
+from supervisor.launchpad_start import LaunchpadProcess, start_launchpad
+from supervisor.options import Limits
+from supervisor.sandbox import PROFILES
+from supervisor.spec import ChildSpec, minimal_env
+
+NAME = "neighbours"
+METHOD = (
+    "p99 of READ in 19 children beside a hostile one, of the same beside an idle one"
+)
+ROUNDS = 3
+READERS = 19
+READS = 150
+PROCESSES = 100
+"""What the fork bomb may have; the aim has to hold at any number."""
+
+READER = f"""
+import os, sys, time
+def ask(data):
+    os.write(3, data)
+    return os.read(3, 8192)
+number = ask(b'OPEN calm r false\\n').split()[1].decode()
+seek, read = f'SEEK {{number}} 0\\n'.encode(), f'READ {{number}} 4096\\n'.encode()
+for line in sys.stdin:
+    took = []
+    for _ in range({READS}):
+        time.sleep(0.01)
+        ask(seek)
+        start = time.perf_counter()
+        size = len(ask(read))
+        while size < 4096 + 8:
+            size += len(os.read(3, 8192))
+        took.append(time.perf_counter() - start)
+    print(took, flush=True)
+"""
+
+# Each says a word when it has begun, and goes on until it is killed.
+HOSTILE = {
+    "idle": "begun(); time.sleep(600)",
+    "fork bomb": """
+begun()
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+""",
+    "memory bomb": """
+begun()
+held = []
+while True:
+    try:
+        held.append(bytearray(1 << 20))
+    except MemoryError:
+        held = []
+""",
+    "yes > f": """
+os.write(3, b'OPEN f w false\\n')
+number = os.read(3, 99).split()[1]
+begun()
+block = b'y\\n' * 32768
+while True:
+    os.write(3, b'WRITE %b %d\\n' % (number, len(block)))
+    view = memoryview(block)
+    while view:
+        view = view[os.write(3, view):]
+    if not os.read(3, 200).startswith(b'OK'):
+        os.write(3, b'SEEK %b 0\\n' % number)
+        os.read(3, 200)
+""",
+}
+BEGUN = "import os, time\ndef begun():\n    os.write(1, b'begun\\n')\n"
+
+
+class Crowd:
+    """Neighbours of one host, and who is let loose among them."""
+
+    def __init__(self, host: Host, where: Path) -> None:
+        self.host = host
+        self.where = where
+        self.readers: list[tuple[int, trio.lowlevel.FdStream]] = []
+
+    async def start(
+        self, program: str, limits: Limits, stdin: int
+    ) -> tuple[Child, trio.lowlevel.FdStream]:
+        """Start a child that runs a program; the child and what it prints."""
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        spec = ChildSpec(
+            (sys.executable, "-I", "-S", "-c", program),
+            cwd=str(self.where / "cwd"), root=str(self.where / "root"),
+            env=minimal_env(str(self.where)), stdio=(stdin, theirs, 2),
+            sandbox=PROFILES["auto"], rlimits=limits.rlimits(), group_limits=limits,
+            max_bytes=limits.bytes,
+        )  # fmt: skip
+        child = await self.host.spawn(spec)
+        os.close(theirs)
+        if child.failure is not None:
+            raise MeasureError(child.failure.text)
+        return child, trio.lowlevel.FdStream(ours)
+
+    async def populate(self) -> None:
+        """Start those that read."""
+        for _ in range(READERS):
+            theirs, ours = os.pipe2(os.O_CLOEXEC)
+            _, said = await self.start(READER, Limits(), theirs)
+            os.close(theirs)
+            self.readers.append((ours, said))
+
+    async def p99_ms_beside(self, hostile: str) -> float:
+        """Let somebody loose, and return the p99 of all neighbours' READs, ms."""
+        limits = Limits(processes=PROCESSES, memory=256 << 20, bytes=64 << 20)
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        child, said = await self.start(BEGUN + HOSTILE[hostile], limits, null)
+        os.close(null)
+        async with said:
+            if not await said.receive_some(64):
+                raise MeasureError(
+                    f"{hostile}: it ended with {await child.wait_gone()}"
+                )
+            took: list[float] = []
+
+            async def listen(reader: tuple[int, trio.lowlevel.FdStream]) -> None:
+                order, answer = reader
+                os.write(order, b"go\n")
+                text = b""
+                while not text.endswith(b"\n"):
+                    text += await answer.receive_some(1 << 16)
+                took.extend(json.loads(text))
+
+            async with trio.open_nursery() as nursery:
+                for reader in self.readers:
+                    nursery.start_soon(listen, reader)
+            if child.process is None or child.exit is not None:
+                raise MeasureError(f"{hostile}: it ended before the others had read")
+            child.process.send_signal(9)
+            await child.wait_gone()
+        return percentile(took, 99) * 1e3
+
+
+@asynccontextmanager
+async def open_crowd(launchpad: LaunchpadProcess, where: Path) -> AsyncIterator[Crowd]:
+    """Open a host with its neighbours; all end with the block."""
+    for name in ("cwd", "root"):
+        (where / name).mkdir()
+    (where / "root" / "calm").write_bytes(b"c" * 4096)
+    async with open_host(launchpad) as host:
+        crowd = Crowd(host, where)
+        try:
+            await crowd.populate()
+            await crowd.p99_ms_beside("idle")  # warmed up
+            yield crowd
+        finally:
+            for order, said in crowd.readers:
+                os.close(order)
+                await said.aclose()
+            await host.stop(grace_s=0.0)
+
+
+async def measure(
+    launchpad: LaunchpadProcess, where: Path, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Return (at rest, beside it) in ms for each round, by what is let loose."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    async with open_crowd(launchpad, where) as crowd:
+        for number in range(rounds):
+            for hostile in HOSTILE:
+                if hostile == "idle":
+                    continue
+                order = ["idle", hostile] if number % 2 else [hostile, "idle"]
+                pair = {name: await crowd.p99_ms_beside(name) for name in order}
+                found.setdefault(hostile, []).append((pair["idle"], pair[hostile]))
+    return found
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Measure, print, and return the exit status."""
+    given = parse(parser(NAME, METHOD, rounds=ROUNDS), argv)
+    launchpad = start_launchpad()
+    with workplace() as where:
+        figures = run_trio(measure, launchpad, where, given.rounds)
+    rows = []
+    for hostile, pairs in figures.items():
+        ratio = statistics.median(beside / rest for rest, beside in pairs)
+        rest_ms = statistics.median(rest for rest, _ in pairs)
+        beside_ms = statistics.median(beside for _, beside in pairs)
+        data = {"at_rest_ms": rest_ms, "beside_ms": beside_ms}
+        detail = f"{beside_ms:.2f} / {rest_ms:.2f} ms"
+        rows.append(Row(hostile, ratio, "x", at_most(2.0), detail, data))
+    report = Report(NAME, METHOD, given.rounds, rows)
+    return report.publish(save=given.save, strict=given.strict)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,172 @@
+"""A key that the host knows is nowhere: not for a child, not for who looks in.
+
+Two canaries, one in the environment of a daemon and one in a file, a provider that gives
+away whatever key comes with a request, and a top-level child that writes down all that
+it can read.  What it wrote, and all that the daemon tells anybody, is searched.
+"""
+
+import base64
+import secrets
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
+from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.hosts import CHILDREN
+
+pytestmark = [pytest.mark.slow, pytest.mark.attack]
+
+REPOSITORY = Path(__file__).parents[2]
+
+# The key comes by a pipe: the stand-in is a process that children may look at.
+PROVIDER = """
+import sys, trio
+from demo.provider import serving
+async def main():
+    async with serving(sys.stdin.readline().strip()) as provider:
+        print(provider.url, flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+def forms(key: str) -> Iterator[bytes]:
+    """Yield how a key could show: as it is, in a URL, in base64 at any offset."""
+    yield key.encode()
+    yield quote(key, safe="").encode()
+    for offset in range(3):
+        # Characters that depend on what stands before or after it are left out.
+        text = base64.b64encode(bytes(offset) + key.encode())
+        piece = text[(0, 2, 3)[offset] : len(text) // 4 * 4 - 4]
+        yield piece
+        yield piece.translate(bytes.maketrans(b"+/", b"-_"))
+
+
+@pytest.fixture
+def canary() -> str:
+    """A key that no other test of this machine has."""
+    return f"sk-canary+{secrets.token_hex(12)}/aa=b"
+
+
+@pytest.fixture
+def provider(canary: str) -> Iterator[str]:
+    """A stand-in that expects the canary, as a process of its own; its base URL."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROVIDER],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(canary.encode() + b"\n")
+            process.stdin.flush()
+            yield process.stdout.readline().decode().strip()
+        finally:
+            process.kill()
+
+
+def told_outside(running: Daemon, port: int) -> Iterator[tuple[str, bytes]]:
+    """Yield all that a daemon tells whoever may look in."""
+    control = running.where / "run" / "control"
+    yield "logs", running.log("searcher")
+    orders = ("ps", "clients", "files", "quota", "stats")
+    for words in (*((order, "--json") for order in orders), ("doctor", "--leaks")):
+        outcome = sandhost(*words, "--control", control)
+        yield " ".join(words), outcome.out + outcome.err
+    for path in ("/metrics", "/"):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as reply:
+            yield path, reply.read()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at this moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    return port
+
+
+# attack 24, I10, spec L13
+@pytest.mark.timeout(60)  # a dozen commands, one after the other
+@pytest.mark.parametrize("profile", ["none", "auto"])
+def test_a_key_of_the_host_shows_nowhere(
+    tmp_path: Path, canary: str, provider: str, profile: str
+) -> None:
+    other = f"sk-other+{secrets.token_hex(12)}/aa=b"
+    (tmp_path / "key").write_text(other + "\n")
+    (tmp_path / "key").chmod(0o600)
+    for name in ("root", "cwd"):
+        (tmp_path / name).mkdir()
+    program = tmp_path / "cwd" / "searcher.py"
+    program.write_bytes((CHILDREN / "searcher.py").read_bytes())
+    port = free_port()
+    config = f"""
+[metrics]
+listen = "tcp://127.0.0.1:{port}"
+page = true
+[llm]
+base_url = "{provider}"
+endpoint = true
+[llm.models.other]
+base_url = "{provider}"
+api_key_file = "{tmp_path}/key"
+[policy.curious]
+top_level = true
+root = "{tmp_path}/root"
+sandbox = "{profile}"
+{'network = "host"' if profile == "none" else ""}
+[child.searcher]
+command = ["{sys.executable}", "-I", "{program}", "{tmp_path}"]
+cwd = "{tmp_path}/cwd"
+policy = "curious"
+[child.other]
+command = ["{SANDHOST}", "llm", "chat", "-p", "!leak"]
+policy = "other"
+[policy.other]
+model = "other"
+sandbox = "{profile}"
+{'network = "host"' if profile == "none" else ""}
+"""
+    env = {"OPENAI_API_KEY": canary}
+    with daemon(tmp_path, config, "--log-level", "debug", env=env) as running:
+        running.wait(lambda: b"looked everywhere" in running.log("searcher"), "its end")
+        told = dict(told_outside(running, port))
+        told |= {"found": (tmp_path / "root" / "found").read_bytes()}
+        # Else nothing was given away that could have been found.
+        assert b"[redacted]" in told["found"]
+        assert b"looked everywhere" in told["logs"]
+        assert b"sandhost_" in told["/metrics"]
+        running.end()
+    told["stderr"] = (tmp_path / "stderr").read_bytes()
+    for path in (tmp_path / "state").rglob("*"):
+        if path.is_file():
+            told[str(path)] = path.read_bytes()
+    hits = [
+        (where, form)
+        for key in (canary, other)
+        for form in forms(key)
+        for where, text in told.items()
+        if form in text
+    ]
+    assert not hits
+
+
+# The search finds what is there: each form, wherever it begins.
+def test_the_search_finds_a_key_in_every_form() -> None:
+    key = "sk-canary+0123456789abcdef/aa=b"
+    for before in (b"", b"x", b"xy", b"xyz"):
+        text = base64.b64encode(before + key.encode() + b"tail")
+        assert any(form in text for form in forms(key)), before
+        url = base64.urlsafe_b64encode(before + key.encode() + b"tail")
+        assert any(form in url for form in forms(key)), before
+    assert any(form in quote(key, safe="").encode() for form in forms(key))

@@ -1,0 +1,29 @@
+"""One of 20 children does its worst within its limits: the others go on reading."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.attack]
+
+REPOSITORY = Path(__file__).parents[2]
+
+MOST = 10.0
+"""The aim is 2, and the measuring program's to check; a busy machine adds its own."""
+
+
+# attack 29, attack 20, spec S5: a fork bomb, a memory bomb, `yes > f`.
+@pytest.mark.timeout(90)
+def test_the_worst_of_one_child_is_little_to_the_others() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.neighbours", "--rounds", "1"],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=80, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    found = {row["name"]: row["value"] for row in rows}
+    assert set(found) == {"fork bomb", "memory bomb", "yes > f"}
+    assert max(found.values()) < MOST, found
