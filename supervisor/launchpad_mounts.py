@@ -18,7 +18,7 @@ import errno
 import os
 import stat
 
-from supervisor.launchpad_kernel import system_call
+from supervisor.launchpad_kernel import caller
 
 # <asm/unistd.h>: mount_setattr(2) and its like have one number everywhere.
 _IS_X86_64 = os.uname().machine == "x86_64"
@@ -63,6 +63,16 @@ class _Attributes(ctypes.Structure):
     )
 
 
+_ATTRIBUTES_BYTES = ctypes.sizeof(_Attributes)
+
+_call_mount = caller(_SYS_MOUNT, "tttnt")
+_umount = caller(_SYS_UMOUNT2, "tn")
+_pivot_root = caller(_SYS_PIVOT_ROOT, "tt")
+_open_tree = caller(_SYS_OPEN_TREE, "ntn")
+_move_mount = caller(_SYS_MOVE_MOUNT, "ntntn")
+_mount_setattr = caller(_SYS_MOUNT_SETATTR, "ntnnn")
+
+
 def build(
     links: tuple[tuple[bytes, bytes], ...],
     trees: tuple[tuple[bytes, str, bool], ...],
@@ -102,8 +112,8 @@ def build(
         os.fchdir(top)
         _seal(top)
         os.close(top)
-        system_call(_SYS_PIVOT_ROOT, *_addresses(b".", b"."))
-        system_call(_SYS_UMOUNT2, *_addresses(b"."), _MNT_DETACH)
+        _pivot_root(b".", b".")
+        _umount(b".", _MNT_DETACH)
         os.chdir("/")
     finally:
         os.umask(umask)
@@ -156,21 +166,19 @@ def _copy(path: bytes, kind: str, owners: int) -> tuple[int, bool] | None:
 
 
 def _hold(path: bytes) -> int:
-    return system_call(_SYS_OPEN_TREE, _AT_FDCWD, *_addresses(path), _OPEN_TREE)
+    return _open_tree(_AT_FDCWD, path, _OPEN_TREE)
 
 
 def _set(fd: int, attributes: _Attributes) -> None:
     flags = _AT_EMPTY_PATH | _AT_RECURSIVE
-    address, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
-    system_call(_SYS_MOUNT_SETATTR, fd, *_addresses(b""), flags, address, size)
+    _mount_setattr(fd, b"", flags, ctypes.addressof(attributes), _ATTRIBUTES_BYTES)
 
 
 def _seal(top: int) -> None:
     """Make the fresh root itself read-only, but nothing that is mounted in it."""
     attributes = _Attributes(_ATTR_RDONLY)
-    address, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
-    arguments = (top, *_addresses(b""), _AT_EMPTY_PATH, address, size)
-    system_call(_SYS_MOUNT_SETATTR, *arguments)
+    address = ctypes.addressof(attributes)
+    _mount_setattr(top, b"", _AT_EMPTY_PATH, address, _ATTRIBUTES_BYTES)
 
 
 def _attach(fd: int, target: bytes, *, is_directory: bool) -> None:
@@ -180,8 +188,7 @@ def _attach(fd: int, target: bytes, *, is_directory: bool) -> None:
         _make_directory(os.path.dirname(target))
         if not os.path.lexists(target):
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-    empty, place = _addresses(b"", target)
-    system_call(_SYS_MOVE_MOUNT, fd, empty, _AT_FDCWD, place, _MOVE_EMPTY_PATH)
+    _move_mount(fd, b"", _AT_FDCWD, target, _MOVE_EMPTY_PATH)
     os.close(fd)
 
 
@@ -193,17 +200,4 @@ def _make_directory(path: bytes) -> None:
 
 
 def _mount(source: bytes, target: bytes, kind: bytes, flags: int, how: bytes) -> None:
-    first, second, third, last = _addresses(source, target, kind, how)
-    system_call(_SYS_MOUNT, first, second, third, flags, last)
-
-
-_texts: dict[bytes, ctypes.Array[ctypes.c_char]] = {}
-
-
-def _addresses(*texts: bytes) -> tuple[int, ...]:
-    """Return the addresses of C strings, which stay for as long as this process."""
-    found = []
-    for text in texts:
-        held = _texts.setdefault(text, ctypes.create_string_buffer(text))
-        found.append(ctypes.addressof(held))
-    return tuple(found)
+    _call_mount(source, target, kind, flags, how)
