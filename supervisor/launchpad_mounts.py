@@ -39,10 +39,10 @@ _STAGE = b"/proc"
 """A directory that is there; it is covered until the root changes."""
 
 _LINKS = (
-    (b"dev/fd", b"/proc/self/fd"),
-    (b"dev/stdin", b"/proc/self/fd/0"),
-    (b"dev/stdout", b"/proc/self/fd/1"),
-    (b"dev/stderr", b"/proc/self/fd/2"),
+    (b"/dev/fd", b"/proc/self/fd"),
+    (b"/dev/stdin", b"/proc/self/fd/0"),
+    (b"/dev/stdout", b"/proc/self/fd/1"),
+    (b"/dev/stderr", b"/proc/self/fd/2"),
 )
 
 
@@ -126,15 +126,21 @@ def _fill(
     held: list[tuple[bytes, int, bool]],
     proc: int,
 ) -> None:
-    for name in (b"proc", b"dev", b"dev/shm", b"tmp"):
-        os.mkdir(_STAGE + b"/" + name)
-    for name, target in (*_LINKS, *((path[1:], target) for path, target in links)):
-        _make_directory(_STAGE + b"/" + os.path.dirname(name))
-        os.symlink(target, _STAGE + b"/" + name)
+    there = {_STAGE}
+    for name in (b"/proc", b"/dev", b"/dev/shm", b"/tmp"):
+        _make_directory(_STAGE + name, there)
+    for path, target in (*_LINKS, *links):
+        _make_directory(_STAGE + path.rpartition(b"/")[0], there)
+        os.symlink(target, _STAGE + path)
     limits = b"mode=1777,size=64m"
     _mount(b"tmpfs", _STAGE + b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     for path, fd, is_directory in held:
-        _attach(fd, _STAGE + path, is_directory=is_directory)
+        place = _STAGE + path
+        if is_directory:
+            _make_directory(place, there)
+        else:
+            _make_file(place, there)
+        _attach(fd, place)
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if proc < 0:
         try:
@@ -142,7 +148,7 @@ def _fill(
         except OSError as error:
             raise ProcError(error.errno or errno.EIO) from None
     else:
-        _attach(proc, _STAGE + b"/proc", is_directory=True)
+        _attach(proc, _STAGE + b"/proc")
 
 
 def _copy(path: bytes, kind: str, owners: int) -> tuple[int, bool] | None:
@@ -181,22 +187,38 @@ def _seal(top: int) -> None:
     _mount_setattr(top, b"", _AT_EMPTY_PATH, address, _ATTRIBUTES_BYTES)
 
 
-def _attach(fd: int, target: bytes, *, is_directory: bool) -> None:
-    if is_directory:
-        _make_directory(target)
-    else:
-        _make_directory(os.path.dirname(target))
-        if not os.path.lexists(target):
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+def _attach(fd: int, target: bytes) -> None:
     _move_mount(fd, b"", _AT_FDCWD, target, _MOVE_EMPTY_PATH)
     os.close(fd)
 
 
-def _make_directory(path: bytes) -> None:
-    # Not os.makedirs: in a read-only copy what is there already is enough.
-    if not os.path.isdir(path):
-        _make_directory(os.path.dirname(path))
+def _make_file(path: bytes, there: set[bytes]) -> None:
+    """Make an empty file, and what it lies in, if nothing is there."""
+    _make_directory(path.rpartition(b"/")[0], there)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return
+
+
+def _make_directory(path: bytes, there: set[bytes]) -> None:
+    """Make a directory, and what it lies in, if nothing is there.
+
+    Not os.makedirs: in a read-only copy what is there already is enough.
+
+    Args:
+        path: beneath the stage.
+        there: directories that are known to be there; this one is then, too.
+    """
+    if path in there:
+        return
+    there.add(path)
+    _make_directory(path.rpartition(b"/")[0], there)
+    # What is there is told from what cannot be made, also in a read-only copy.
+    try:
         os.mkdir(path)
+    except FileExistsError:
+        return
 
 
 def _mount(source: bytes, target: bytes, kind: bytes, flags: int, how: bytes) -> None:
