@@ -111,7 +111,13 @@ class PidNamespaces:
             OSError: it cannot be made.
         """
         if self._own < 0:
-            self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            try:  # before it is left: where it is not allowed, nobody comes back
+                system_call(_SYS_SETNS, own, _CLONE_NEWPID)
+            except OSError:
+                os.close(own)
+                raise
+            self._own = own
         system_call(_SYS_UNSHARE, _CLONE_NEWPID)
         self._is_away = True
 
