@@ -39,6 +39,7 @@ import select
 
 from supervisor import (
     launchpad_child,
+    launchpad_fork,
     launchpad_kernel,
     launchpad_owners,
     launchpad_wire,
@@ -143,6 +144,7 @@ class _Launchpad:
         self._has_more_to_do = False  # somebody may be dead, or about to be killed
         self._is_blocked = False  # the host does not take replies at the moment
         self._host_is_there = True
+        self._namespaces = launchpad_fork.PidNamespaces()
         self._wake = _wake_at_signals()
         self._epoll = select.epoll()
         self._epoll.register(control.fileno(), select.EPOLLIN)
@@ -201,22 +203,19 @@ class _Launchpad:
                 os.close(fd)
 
     def _spawn(self, ident: int, order: launchpad_child.Order) -> None:
-        if "uid" in order.layers and "mountns" in order.layers:
-            try:
-                order.owners = launchpad_owners.owners_of(order.layers["uid"])
-            except OSError as error:
-                self._fail(ident, error.errno or errno.EIO, "uid")
-                return
-        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        stage = "fork"
         try:
-            pid = os.fork()
-            if pid == 0:
-                launchpad_child.become(order, self._pid, theirs)
-        except OSError:
-            os.close(ours)
-            raise
-        finally:
-            os.close(theirs)
+            self._namespaces.come_back()  # should it have failed the last time
+            if "uid" in order.layers and "mountns" in order.layers:
+                stage = "uid"
+                order.owners = launchpad_owners.owners_of(order.layers["uid"])
+            if "pidns" in order.layers and "userns" not in order.layers:
+                stage = "pidns"
+                self._namespaces.make()
+        except OSError as error:
+            self._fail(ident, error.errno or errno.EIO, stage)
+            return
+        pid, ours = self._fork(order)
         try:
             child = _Child(ident, pid, ours)
         except OSError:
@@ -226,7 +225,34 @@ class _Launchpad:
         self._children[pid] = child
         self._pids[ident] = pid
         self._starting[ours] = child
+        if order.init >= 0:
+            child.init = order.init
+            self._inits.add(order.init)
         self._epoll.register(ours, select.EPOLLIN)
+
+    def _fork(self, order: launchpad_child.Order) -> tuple[int, int]:
+        """Fork what becomes the child; return its pid and where it reports."""
+        order.group = _open_group(order)
+        try:
+            ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                order.init = self._namespaces.fork_init()
+                # Within a user namespace it forks once more, and joins then.
+                into = -1 if "userns" in order.layers else order.group
+                pid, order.is_in_group = launchpad_fork.fork_into(into)
+                if pid == 0:
+                    launchpad_child.become(order, self._pid, theirs)
+            except OSError:
+                os.close(ours)
+                self._sweep()  # of an init that nobody knows
+                raise
+            finally:
+                os.close(theirs)
+        finally:
+            if order.group >= 0:
+                os.close(order.group)
+            self._namespaces.come_back()
+        return pid, ours
 
     def _hear(self, child: _Child) -> None:
         """Take in what a starting child tells; at the end of that, tell the host."""
@@ -414,6 +440,17 @@ class _Launchpad:
                 return
             if not self._has_more_to_do:
                 os.read(self._wake, _WAKE_BYTES)
+
+
+def _open_group(order: launchpad_child.Order) -> int:
+    """Open the group of version 2 that a child is to be forked into; -1 for none."""
+    for directory, name in order.layers.get("cgroup", ()):
+        if name == launchpad_child.GROUP_TO_FORK_INTO:
+            try:
+                return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError:
+                return -1  # the child does not find it either, and says so
+    return -1
 
 
 def _has_children() -> bool:

@@ -52,6 +52,11 @@ REPORT_BYTES = 16_384
 # A single report is written whole, PIPE_BUF is 4096.
 DETAIL_BYTES = 1024
 
+# The file of a group that only version 2 would have written: a process can be forked
+# into such a group. In version 1 it is ``tasks``, which moves a single thread, and that
+# the kernel does at once.
+GROUP_TO_FORK_INTO = b"cgroup.procs"
+
 # What a report says first.
 FORKING, BECAME, APPLIED, FAILED = range(4)
 
@@ -65,6 +70,9 @@ class Order:
         "cwd_fd",
         "env",
         "executable",
+        "group",
+        "init",
+        "is_in_group",
         "layers",
         "owners",
         "report",
@@ -104,6 +112,9 @@ class Order:
         ) = body
         self.applied: list[tuple[str, str]] = []
         self.owners = -1
+        self.group = -1  # the directory of its group of processes, version 2
+        self.is_in_group = False  # it was forked into that
+        self.init = -1  # of the pid namespace that it was forked into
         self.report = -1
         if len(fds) != 1 + len(self.targets):
             raise OSError(errno.EMFILE, "a descriptor was not received")
@@ -179,6 +190,7 @@ def _above_targets(order: Order, report: int) -> int:
 
     order.cwd_fd = move(order.cwd_fd)
     order.sources = [move(fd) for fd in order.sources]
+    order.group = move(order.group) if order.group >= 0 else -1
     return move(report)
 
 
@@ -203,11 +215,13 @@ def _namespace(name: str) -> tuple[str, Callable[[Order, int], None]]:
 
 
 def _enter_pids(order: Order, _nothing: None) -> str:
+    if order.init >= 0:
+        return "own"
     said = launchpad_namespaces.enter("pidns")
     _tell(order, FORKING)  # or the launchpad takes them for leftovers
-    forked = launchpad_namespaces.fork_into()
-    if forked is not None:
-        _tell(order, BECAME, *forked)
+    child, init, order.is_in_group = launchpad_namespaces.fork_into(order.group)
+    if child != 0:
+        _tell(order, BECAME, child, init)
         os._exit(0)
     return said
 
@@ -231,14 +245,16 @@ def _die_with_the_launchpad(order: Order, launchpad: int) -> None:
         os._exit(FAILED_STATUS)
 
 
-def _join_groups(_order: Order, files: tuple[bytes, ...]) -> str:
-    for path in files:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def _join_groups(order: Order, groups: tuple[tuple[bytes, bytes], ...]) -> str:
+    for directory, name in groups:
+        if name == GROUP_TO_FORK_INTO and order.is_in_group:
+            continue
+        fd = os.open(directory + b"/" + name, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, b"0")
         finally:
             os.close(fd)
-    return ", ".join(os.fsdecode(os.path.dirname(path)) for path in files)
+    return ", ".join(os.fsdecode(directory) for directory, _ in groups)
 
 
 def _change_root(order: Order, view: tuple[Any, ...]) -> str:

@@ -9,6 +9,10 @@ import ctypes
 import errno
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 _libc.syscall.argtypes = (ctypes.c_long, *[ctypes.c_ulong] * 6)
@@ -41,6 +45,35 @@ def system_call(number: int, *arguments: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
+
+
+def caller(number: int, kinds: str) -> Callable[..., int]:
+    """Return a function that makes one system call, for what is called often.
+
+    To be made before the fork that calls it: what ctypes needs for that costs more than
+    the call, and a forked process would pay for it each time.
+
+    Args:
+        number: of the call.
+        kinds: a letter for each argument: ``n`` a number or an address, ``t`` a text.
+
+    Returns:
+        It raises OSError as `system_call` does.
+    """
+    # Not `_libc.syscall`, which is one object: each subscript makes another.
+    function = _libc["syscall"]
+    arguments = (ctypes.c_ulong if kind == "n" else ctypes.c_char_p for kind in kinds)
+    function.argtypes = (ctypes.c_long, *arguments)
+    function.restype = ctypes.c_long
+
+    def call(*arguments: int | bytes) -> int:
+        result: int = function(number, *arguments)
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return result
+
+    return call
 
 
 def prctl(option: int, value: int) -> None:

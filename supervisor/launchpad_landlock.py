@@ -17,7 +17,7 @@ import fcntl
 import os
 import stat
 
-from supervisor.launchpad_kernel import system_call
+from supervisor.launchpad_kernel import caller, system_call
 
 # <asm/unistd.h>: the same on every architecture since 424.
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446
@@ -60,6 +60,12 @@ class _Beneath(ctypes.Structure):
         ("allowed_access", ctypes.c_uint64),
         ("parent_fd", ctypes.c_int32),
     )
+
+
+# One for all rules, and before the fork: there are some 60 of them in each child.
+_rule = _Beneath()
+_RULE_AT = ctypes.addressof(_rule)
+_add_rule = caller(_SYS_ADD_RULE, "nnnn")
 
 
 def version() -> int:
@@ -145,10 +151,9 @@ def _allow_again(ruleset: int, number: int, handled: int) -> None:
 
 
 def _add(ruleset: int, fd: int, access: int) -> None:
-    rule = _Beneath(access, fd)
-    address = ctypes.addressof(rule)
+    _rule.allowed_access, _rule.parent_fd = access, fd
     try:
-        system_call(_SYS_ADD_RULE, ruleset, _PATH_BENEATH, address, 0)
+        _add_rule(ruleset, _PATH_BENEATH, _RULE_AT, 0)
     except OSError as error:
         if error.errno not in {errno.EBADFD, errno.EBADF}:  # of no file system at all
             raise

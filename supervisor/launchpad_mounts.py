@@ -18,7 +18,7 @@ import errno
 import os
 import stat
 
-from supervisor.launchpad_kernel import system_call
+from supervisor.launchpad_kernel import caller
 
 # <asm/unistd.h>: mount_setattr(2) and its like have one number everywhere.
 _IS_X86_64 = os.uname().machine == "x86_64"
@@ -39,10 +39,10 @@ _STAGE = b"/proc"
 """A directory that is there; it is covered until the root changes."""
 
 _LINKS = (
-    (b"dev/fd", b"/proc/self/fd"),
-    (b"dev/stdin", b"/proc/self/fd/0"),
-    (b"dev/stdout", b"/proc/self/fd/1"),
-    (b"dev/stderr", b"/proc/self/fd/2"),
+    (b"/dev/fd", b"/proc/self/fd"),
+    (b"/dev/stdin", b"/proc/self/fd/0"),
+    (b"/dev/stdout", b"/proc/self/fd/1"),
+    (b"/dev/stderr", b"/proc/self/fd/2"),
 )
 
 
@@ -61,6 +61,16 @@ class _Attributes(ctypes.Structure):
         ("propagation", ctypes.c_uint64),
         ("userns_fd", ctypes.c_uint64),
     )
+
+
+_ATTRIBUTES_BYTES = ctypes.sizeof(_Attributes)
+
+_call_mount = caller(_SYS_MOUNT, "tttnt")
+_umount = caller(_SYS_UMOUNT2, "tn")
+_pivot_root = caller(_SYS_PIVOT_ROOT, "tt")
+_open_tree = caller(_SYS_OPEN_TREE, "ntn")
+_move_mount = caller(_SYS_MOVE_MOUNT, "ntntn")
+_mount_setattr = caller(_SYS_MOUNT_SETATTR, "ntnnn")
 
 
 def build(
@@ -102,8 +112,8 @@ def build(
         os.fchdir(top)
         _seal(top)
         os.close(top)
-        system_call(_SYS_PIVOT_ROOT, *_addresses(b".", b"."))
-        system_call(_SYS_UMOUNT2, *_addresses(b"."), _MNT_DETACH)
+        _pivot_root(b".", b".")
+        _umount(b".", _MNT_DETACH)
         os.chdir("/")
     finally:
         os.umask(umask)
@@ -116,15 +126,21 @@ def _fill(
     held: list[tuple[bytes, int, bool]],
     proc: int,
 ) -> None:
-    for name in (b"proc", b"dev", b"dev/shm", b"tmp"):
-        os.mkdir(_STAGE + b"/" + name)
-    for name, target in (*_LINKS, *((path[1:], target) for path, target in links)):
-        _make_directory(_STAGE + b"/" + os.path.dirname(name))
-        os.symlink(target, _STAGE + b"/" + name)
+    there = {_STAGE}
+    for name in (b"/proc", b"/dev", b"/dev/shm", b"/tmp"):
+        _make_directory(_STAGE + name, there)
+    for path, target in (*_LINKS, *links):
+        _make_directory(_STAGE + path.rpartition(b"/")[0], there)
+        os.symlink(target, _STAGE + path)
     limits = b"mode=1777,size=64m"
     _mount(b"tmpfs", _STAGE + b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     for path, fd, is_directory in held:
-        _attach(fd, _STAGE + path, is_directory=is_directory)
+        place = _STAGE + path
+        if is_directory:
+            _make_directory(place, there)
+        else:
+            _make_file(place, there)
+        _attach(fd, place)
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if proc < 0:
         try:
@@ -132,7 +148,7 @@ def _fill(
         except OSError as error:
             raise ProcError(error.errno or errno.EIO) from None
     else:
-        _attach(proc, _STAGE + b"/proc", is_directory=True)
+        _attach(proc, _STAGE + b"/proc")
 
 
 def _copy(path: bytes, kind: str, owners: int) -> tuple[int, bool] | None:
@@ -156,54 +172,54 @@ def _copy(path: bytes, kind: str, owners: int) -> tuple[int, bool] | None:
 
 
 def _hold(path: bytes) -> int:
-    return system_call(_SYS_OPEN_TREE, _AT_FDCWD, *_addresses(path), _OPEN_TREE)
+    return _open_tree(_AT_FDCWD, path, _OPEN_TREE)
 
 
 def _set(fd: int, attributes: _Attributes) -> None:
     flags = _AT_EMPTY_PATH | _AT_RECURSIVE
-    address, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
-    system_call(_SYS_MOUNT_SETATTR, fd, *_addresses(b""), flags, address, size)
+    _mount_setattr(fd, b"", flags, ctypes.addressof(attributes), _ATTRIBUTES_BYTES)
 
 
 def _seal(top: int) -> None:
     """Make the fresh root itself read-only, but nothing that is mounted in it."""
     attributes = _Attributes(_ATTR_RDONLY)
-    address, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
-    arguments = (top, *_addresses(b""), _AT_EMPTY_PATH, address, size)
-    system_call(_SYS_MOUNT_SETATTR, *arguments)
+    address = ctypes.addressof(attributes)
+    _mount_setattr(top, b"", _AT_EMPTY_PATH, address, _ATTRIBUTES_BYTES)
 
 
-def _attach(fd: int, target: bytes, *, is_directory: bool) -> None:
-    if is_directory:
-        _make_directory(target)
-    else:
-        _make_directory(os.path.dirname(target))
-        if not os.path.lexists(target):
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-    empty, place = _addresses(b"", target)
-    system_call(_SYS_MOVE_MOUNT, fd, empty, _AT_FDCWD, place, _MOVE_EMPTY_PATH)
+def _attach(fd: int, target: bytes) -> None:
+    _move_mount(fd, b"", _AT_FDCWD, target, _MOVE_EMPTY_PATH)
     os.close(fd)
 
 
-def _make_directory(path: bytes) -> None:
-    # Not os.makedirs: in a read-only copy what is there already is enough.
-    if not os.path.isdir(path):
-        _make_directory(os.path.dirname(path))
+def _make_file(path: bytes, there: set[bytes]) -> None:
+    """Make an empty file, and what it lies in, if nothing is there."""
+    _make_directory(path.rpartition(b"/")[0], there)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return
+
+
+def _make_directory(path: bytes, there: set[bytes]) -> None:
+    """Make a directory, and what it lies in, if nothing is there.
+
+    Not os.makedirs: in a read-only copy what is there already is enough.
+
+    Args:
+        path: beneath the stage.
+        there: directories that are known to be there; this one is then, too.
+    """
+    if path in there:
+        return
+    there.add(path)
+    _make_directory(path.rpartition(b"/")[0], there)
+    # What is there is told from what cannot be made, also in a read-only copy.
+    try:
         os.mkdir(path)
+    except FileExistsError:
+        return
 
 
 def _mount(source: bytes, target: bytes, kind: bytes, flags: int, how: bytes) -> None:
-    first, second, third, last = _addresses(source, target, kind, how)
-    system_call(_SYS_MOUNT, first, second, third, flags, last)
-
-
-_texts: dict[bytes, ctypes.Array[ctypes.c_char]] = {}
-
-
-def _addresses(*texts: bytes) -> tuple[int, ...]:
-    """Return the addresses of C strings, which stay for as long as this process."""
-    found = []
-    for text in texts:
-        held = _texts.setdefault(text, ctypes.create_string_buffer(text))
-        found.append(ctypes.addressof(held))
-    return tuple(found)
+    _call_mount(source, target, kind, flags, how)

@@ -6,10 +6,12 @@ not: what is seen in the mount namespace is ``launchpad_mounts``.
 Rules:
  1. Root makes namespaces as it is; anybody else makes a user namespace first, in which
     it keeps its number and nothing else.
- 2. A pid namespace begins with the next process, so two more are forked: the init of
-    the namespace, and the child itself. Both are made the launchpad's own children
-    (CLONE_PARENT): it waits for the child, signals it by its pidfd, and sees its status
-    as if no namespace were there. The process that made them ends.
+ 2. A pid namespace begins with the next process. Root's launchpad forks into it
+    (``launchpad_fork``). Within a user namespace only this process can, so two more are
+    forked: the init of the namespace, and the child itself. Both are made the
+    launchpad's own children (CLONE_PARENT): it waits for the child, signals it by its
+    pidfd, and sees its status as if no namespace were there. The process that made
+    them ends.
  3. The init does nothing but be there: ignored, SIGCHLD reaps by itself. It holds no
     descriptor, and no program of the namespace can end it; when the launchpad does,
     the kernel ends everything in it.
@@ -17,31 +19,18 @@ Rules:
 
 from __future__ import annotations
 
-# `signal` imports `enum`: 4 ms of a start that takes 9.
-import _signal  # type: ignore[import-not-found]
 import _socket
 import fcntl
 import os
 import struct
 
-from supervisor.launchpad_kernel import (
-    PR_SET_DUMPABLE,
-    PR_SET_PDEATHSIG,
-    prctl,
-    set_name,
-    system_call,
-)
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
+from supervisor import launchpad_fork
+from supervisor.launchpad_kernel import PR_SET_DUMPABLE, prctl, system_call
 
 # <asm/unistd.h>
 _IS_X86_64 = os.uname().machine == "x86_64"
-_SYS_CLONE = 56 if _IS_X86_64 else 220
 _SYS_UNSHARE = 272 if _IS_X86_64 else 97
 # <linux/sched.h>
-_CLONE_PARENT = 0x00008000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEW = {
     "netns": 0x40000000,
@@ -53,8 +42,6 @@ _CLONE_NEW = {
 # <linux/sockios.h>, <linux/if.h>
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
-
-_INIT_NAME = b"sandhost-init"
 
 
 def enter_user(uid: int, gid: int) -> str:
@@ -106,11 +93,14 @@ def _raise_loopback() -> None:
         sock.close()
 
 
-def fork_into() -> tuple[int, int] | None:
+def fork_into(group: int) -> tuple[int, int, bool]:
     """Fork the init and the child of the pid namespace that was entered.
 
+    Args:
+        group: of the child, as for ``launchpad_fork.fork_into``.
+
     Returns:
-        (pid of the child, pid of the init) to the process that asked; None in the child.
+        The pid of the child, 0 in it; of the init; whether the child is in the group.
 
     Raises:
         OSError: no process to be had.
@@ -118,33 +108,13 @@ def fork_into() -> tuple[int, int] | None:
     # The child waits until this process has told of it, and ended: what dies before
     # anybody knows it would be taken for a leftover.
     told, tell = os.pipe2(os.O_CLOEXEC)
-    init = _clone()
+    init = launchpad_fork.fork(launchpad_fork.CLONE_PARENT)
     if init == 0:
-        _be_init()
-    child = _clone()
+        launchpad_fork.be_init()
+    child, is_in_group = launchpad_fork.fork_into(group, launchpad_fork.CLONE_PARENT)
     if child != 0:
-        return child, init
+        return child, init, is_in_group
     os.close(tell)
     os.read(told, 1)
     os.close(told)
-    return None
-
-
-def _clone() -> int:
-    return system_call(_SYS_CLONE, _CLONE_PARENT | int(_signal.SIGCHLD))
-
-
-def _be_init() -> NoReturn:
-    try:
-        prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
-        # What is blocked is not ignored: the wake-up of the launchpad is not for this.
-        _signal.set_wakeup_fd(-1)
-        for number in _signal.valid_signals():
-            if number not in {_signal.SIGKILL, _signal.SIGSTOP}:
-                _signal.signal(number, _signal.SIG_IGN)
-        os.closerange(0, os.sysconf("SC_OPEN_MAX"))
-        set_name(_INIT_NAME)
-        while True:
-            _signal.pause()
-    finally:
-        os._exit(127)
+    return 0, init, is_in_group

@@ -12,15 +12,19 @@ import ctypes
 import errno
 import os
 
-from supervisor.launchpad_kernel import prctl, system_call
+from supervisor.launchpad_kernel import caller, prctl
 
 # <linux/prctl.h>, <linux/capability.h>.
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
-_SYS_CAPSET = {"x86_64": 126}
-_SYS_CAPSET_GENERIC = 91
+_SYS_CAPSET = 126 if os.uname().machine == "x86_64" else 91
+
+# Made before any fork: a type of ctypes takes longer than the call.
+_HEADER = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+_NO_SETS = (ctypes.c_uint32 * 6)()
+_capset = caller(_SYS_CAPSET, "nn")
 
 
 def forbid_new_privileges() -> str:
@@ -76,10 +80,7 @@ def drop_capabilities() -> str:
     Raises:
         OSError: the kernel refuses it.
     """
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * 6)()
-    number = _SYS_CAPSET.get(os.uname().machine, _SYS_CAPSET_GENERIC)
-    system_call(number, ctypes.addressof(header), ctypes.addressof(sets))
+    _capset(ctypes.addressof(_HEADER), ctypes.addressof(_NO_SETS))
     try:
         prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     except OSError as error:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 
-from supervisor.launchpad_kernel import system_call
+from supervisor.launchpad_kernel import caller
 
-_SYS_SECCOMP = {"x86_64": 317}
-_SYS_SECCOMP_GENERIC = 277
+_SYS_SECCOMP = 317 if os.uname().machine == "x86_64" else 277
+_seccomp = caller(_SYS_SECCOMP, "nnn")
 _SET_MODE_FILTER = 1
 _INSTRUCTION_BYTES = 8  # struct sock_filter
 
@@ -20,7 +20,7 @@ _INSTRUCTION_BYTES = 8  # struct sock_filter
 class _Program(ctypes.Structure):
     _fields_ = (  # type: ignore[mutable-override]
         ("length", ctypes.c_ushort),
-        ("filter", ctypes.c_void_p),
+        ("filter", ctypes.c_char_p),
     )
 
 
@@ -36,9 +36,7 @@ def apply(code: bytes) -> str:
     Raises:
         OSError: ENOSYS, EINVAL: the kernel has no filters; EACCES: no no_new_privs.
     """
-    memory = ctypes.create_string_buffer(code, len(code))
     count = len(code) // _INSTRUCTION_BYTES
-    program = _Program(count, ctypes.addressof(memory))
-    number = _SYS_SECCOMP.get(os.uname().machine, _SYS_SECCOMP_GENERIC)
-    system_call(number, _SET_MODE_FILTER, 0, ctypes.addressof(program))
+    program = _Program(count, code)
+    _seccomp(_SET_MODE_FILTER, 0, ctypes.addressof(program))
     return f"{count} instructions"

@@ -298,7 +298,9 @@ def layers_on_the_wire(
     if "uid" in layers:
         found["uid"] = wanted.user
     if "cgroup" in layers:
-        found["cgroup"] = tuple(map(os.fsencode, wanted.groups))
+        found["cgroup"] = tuple(
+            tuple(os.fsencode(file).rsplit(b"/", 1)) for file in wanted.groups
+        )
     if "seccomp" in layers:
         found["seccomp"] = seccomp_filter.build_here(network=not no_internet)
     return found

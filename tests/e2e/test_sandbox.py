@@ -63,6 +63,8 @@ def whole() -> set[str]:
 
 NAMESPACES = {"mountns", "pidns", "netns", "ipcns", "utsns"}
 UNSHARE = 272 if IS_X86_64 else 97
+SETNS = 308 if IS_X86_64 else 268
+CLONE3 = 435
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,9 @@ UNSHARE = 272 if IS_X86_64 else 97
         (UNSHARE, 22, 0x08000000, {"ipcns"}),
         (UNSHARE, 22, 0x04000000, {"utsns"}),
         (UNSHARE, 22, 0x20000000, {"pidns"}),
+        # Only root's launchpad goes into a pid namespace, and has to come back.
+        (SETNS, 1, None, set() if os.geteuid() else {"pidns"}),
+        (CLONE3, 38, None, set()),
         (UNSHARE, 1, 0x00020000, {"mountns", "pidns", "uid"}),
         (UNSHARE, 1, None, {*NAMESPACES, "uid", "userns"}),
     ],
@@ -92,6 +97,27 @@ def test_the_table_is_true_with_each_layer_switched_off(
     for layer in lost & whole:
         assert table[layer]["state"] == "missing"
         assert table[layer]["detail"]
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "groups"])
+@pytest.mark.parametrize(
+    "wrapper", [(), without(CLONE3, 38)], ids=["forked into it", "joining by itself"]
+)
+def test_a_child_is_in_every_group_that_is_told_of(
+    tmp_path: Path, sandbox: str, wrapper: tuple[str, ...]
+) -> None:
+    config, journal = tmp_path / "config", tmp_path / "journal"
+    config.write_text("[sandbox.groups]\nlayers = ['cgroup', 'seccomp']\n")
+    options = ("--config", config, "--journal", journal, "--sandbox", sandbox)
+    told = sandhost("run", *options, "cat", "/proc/self/cgroup", wrapper=wrapper)
+    lines = map(json.loads, journal.read_text().splitlines())
+    (spawned,) = [line for line in lines if line["event"] == "child.spawned"]
+    groups = spawned["isolation"]["details"].get("cgroup")
+    if groups is None:
+        pytest.skip(spawned["isolation"]["missing"]["cgroup"])
+    names = [Path(group).name for group in groups.split(", ")]
+    joined = [Path(line).name for line in told.out.decode().splitlines()]
+    assert sorted(names) == sorted(name for name in joined if name in names)
 
 
 def test_a_required_layer_that_is_missing_refuses_the_start() -> None:

@@ -43,6 +43,16 @@ def test_a_delegated_group_has_its_bounds(
     assert (path / "cpu.max").read_text() == "50000 100000"
 
 
+def test_a_joining_thread_moves_itself_alone_where_that_is_faster(
+    tmp_path: Path,
+) -> None:
+    among = (Hierarchy("v2", str(tmp_path)), Hierarchy("pids", str(tmp_path / "1")))
+    (tmp_path / "1").mkdir()
+    groups = make("c1", Limits(), among=among)
+    new, old = groups.made
+    assert groups.procs() == (f"{new}/cgroup.procs", f"{old}/tasks")
+
+
 def test_a_group_without_controllers_is_still_a_group(tmp_path: Path) -> None:
     among = (Hierarchy("v2", str(tmp_path)),)
     groups = make("c1", Limits(memory=1 << 20), among=among)
