@@ -91,6 +91,7 @@ class Metrics:
         llm_calls: by (model, outcome).
         llm_tokens: by (model, kind).
         quota_denied: by model.
+        limits: that children came near to or reached, by (limit, level).
         executions: tool executions that began.
         executions_ended: those that ended, by outcome.
         lag: how late the loop was, looked at every ``LAG_INTERVAL_S``.
@@ -108,6 +109,7 @@ class Metrics:
     llm_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     llm_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     quota_denied: Counter[str] = field(default_factory=Counter)
+    limits: Counter[tuple[str, str]] = field(default_factory=Counter)
     executions: int = 0
     executions_ended: Counter[str] = field(default_factory=Counter)
     lag: Histogram = field(default_factory=Histogram)
@@ -265,6 +267,10 @@ def _exec_ended(metrics: Metrics, fields: dict[str, Any]) -> None:
     metrics.executions_ended[outcome] += 1
 
 
+def _limit(metrics: Metrics, fields: dict[str, Any]) -> None:
+    metrics.limits[str(fields.get("limit")), str(fields.get("level"))] += 1
+
+
 _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "child.spawned": _spawned,
     "child.exited": _exited,
@@ -273,6 +279,7 @@ _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "security.denied": _denied,
     "llm.called": _llm_called,
     "quota.denied": _quota_denied,
+    "child.limit": _limit,
     "exec.started": _exec_started,
     "exec.ended": _exec_ended,
 }

@@ -61,6 +61,7 @@ class Sample:
         descriptors: open ones; None where this user may not look.
         threads: how many.
         descendants: processes beneath it, at most ``MAX_DESCENDANTS`` counted.
+        address_space_bytes: what RLIMIT_AS bounds.
     """
 
     pid: int
@@ -72,6 +73,7 @@ class Sample:
     descriptors: int | None
     threads: int
     descendants: int
+    address_space_bytes: int = 0
 
     def row(self) -> dict[str, object]:
         """Return it as a JSON object, without what names the process."""
@@ -166,7 +168,7 @@ class Watcher:
         if not is_same_process(*identity):
             return None
         self._processes[identity] = process
-        state, cpu_time_s, rss_bytes, descriptors, threads = facts
+        state, cpu_time_s, memory, descriptors, threads = facts
         before = self._before.get(identity)
         self._before[identity] = (cpu_time_s, at)
         percent = None
@@ -177,10 +179,11 @@ class Watcher:
             state,
             cpu_time_s,
             percent,
-            rss_bytes,
+            memory[0],
             descriptors,
             threads,
             descendants,
+            memory[1],
         )
 
     # Periodically
@@ -252,10 +255,14 @@ class Subscription:
 
 def _look(
     psutil: ModuleType, process: Process
-) -> tuple[str, float, int, int | None, int]:
-    """Read a process's state, cpu time (s), memory (bytes), descriptors, threads."""
+) -> tuple[str, float, tuple[int, int], int | None, int]:
+    """Read a process's state, cpu time (s), memory, descriptors, threads.
+
+    Memory is (resident, address space), bytes.
+    """
     with process.oneshot():
         times = process.cpu_times()
+        memory = process.memory_info()
         descriptors: int | None = None
         # A zombie has none, one of another user does not show them.
         with contextlib.suppress(psutil.AccessDenied, psutil.ZombieProcess):
@@ -263,7 +270,7 @@ def _look(
         return (
             process.status(),
             times.user + times.system,
-            process.memory_info().rss,
+            (memory.rss, memory.vms),
             descriptors,
             process.num_threads(),
         )
