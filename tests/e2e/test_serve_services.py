@@ -266,7 +266,7 @@ def test_the_quotas_ledger_survives_kill_9_and_a_restart(
     script = "sandhost llm chat -p 'one two three'; echo; echo over; exec sleep 1000"
     config = policy(place) + llm(place, provider, "window = 'never'\n")
     config += child("a", script)
-    spent = []
+    spent: list[float] = []
     for _ in range(2):
         with daemon(place, config) as running:
             said(running, "a", "over")
