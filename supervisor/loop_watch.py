@@ -100,6 +100,10 @@ class Conditions:
         self._told: dict[ProcessIdentity, str] = {}
         self._limits = LimitNews()
 
+    def row(self) -> dict[str, object]:
+        """Return what it costs as part of ``stats``."""
+        return {"watching_longest_s": round(self._watcher.longest_slice_s, 6)}
+
     async def run(self, interval_s: float) -> None:
         """Sample and tell until cancelled."""
         while True:

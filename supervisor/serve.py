@@ -154,7 +154,8 @@ class Daemon:
                 host, self._options.config, places.logs, places.scratch, nursery
             )
             lag = Lag(host)
-            orders = Orders(stats=[lag.row])
+            conditions = Conditions(host)
+            orders = Orders(stats=[lag.row, conditions.row])
             actions = DaemonOrders(
                 host, children, self._options.config_path, self._tell_reload(children)
             )
@@ -166,7 +167,7 @@ class Daemon:
             nursery.start_soon(lag.run)
             section = self._options.config.metrics
             await open_metrics(host, section, nursery, watches_lag=False)
-            nursery.start_soon(Conditions(host).run, CONDITIONS_S)
+            nursery.start_soon(conditions.run, CONDITIONS_S)
             interval_s = watchdog_interval_s()
             if interval_s is not None:
                 nursery.start_soon(feed_watchdog, notifier, interval_s)
