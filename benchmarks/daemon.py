@@ -32,6 +32,7 @@ SPAWNED = 300
 WINDOW_S = 5.0
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
+WATCHED_WITHIN_S = 30.0
 ECHO = (
     sys.executable,
     "-ISc",
@@ -50,6 +51,7 @@ class Figures(NamedTuple):
     bare_spawns_per_s: float
     idle_percent: float
     worst_lag_ms: float
+    longest_slice_ms: float
     stop_s: float
 
 
@@ -185,6 +187,7 @@ def measure(sandhost: Path, children: int) -> Figures:
             "bare_spawns_per_s": bare_spawns_per_s(SPAWNED),
             "idle_percent": idle_percent,
             "worst_lag_ms": client.stats()["loop_lag_worst_s"] * 1000,
+            "longest_slice_ms": longest_slice_ms(client),
         }
         begun_s = time.monotonic()
         process.terminate()
@@ -192,6 +195,21 @@ def measure(sandhost: Path, children: int) -> Figures:
         if status != 0:
             raise MeasureError(f"the daemon exited with {status}")
         return Figures(**figures, stop_s=time.monotonic() - begun_s)
+
+
+def longest_slice_ms(client: HostClient) -> float:
+    """Return how long sampling held the loop at most: for `ps`, and by itself.
+
+    CPU time of the loop's thread. It samples by itself every ten seconds; until it has,
+    there is only the one of `ps`.
+    """
+    deadline = time.monotonic() + WATCHED_WITHIN_S
+    while not (stats := client.stats())["watching_longest_s"]:
+        if time.monotonic() > deadline:
+            raise MeasureError("the daemon does not watch its children")
+        time.sleep(0.1)
+    longest: float = max(stats["sampling_longest_s"], stats["watching_longest_s"])
+    return longest * 1000
 
 
 def rows_of(taken: Sequence[Figures], children: int) -> list[Row]:
@@ -210,6 +228,13 @@ def rows_of(taken: Sequence[Figures], children: int) -> list[Row]:
         Row("spawns", median("spawns_per_s"), "/s", at_least(200.0), spawns),
         Row("CPU, idle", median("idle_percent"), "%", at_most(2.0)),
         Row("the loop was late by at most", median("worst_lag_ms"), "ms", detail=lag),
+        Row(
+            "sampling held the loop at most",
+            median("longest_slice_ms"),
+            "ms",
+            at_most(5.0),
+            "CPU time between two checkpoints",
+        ),
         Row(f"stop of {children} children", median("stop_s"), "s", at_most(5.0)),
     ]
 

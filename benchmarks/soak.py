@@ -103,8 +103,15 @@ def growth(taken: Sequence[Figures]) -> dict[str, float]:
     return {name: median(late, name) - median(early, name) for name in names}
 
 
-def soak(sandhost: Path, seconds: float) -> tuple[int, dict[str, float]]:
-    """Play rounds for so long; return how many, and what grew."""
+def course(taken: Sequence[Figures], parts: int = 8) -> list[int]:
+    """Return the median memory of each part of the time, bytes: a leak is a slope."""
+    size = max(1, len(taken) // parts)
+    pieces = [taken[at : at + size] for at in range(0, len(taken), size)]
+    return [int(statistics.median(row.rss_bytes for row in rows)) for rows in pieces]
+
+
+def soak(sandhost: Path, seconds: float) -> list[Figures]:
+    """Play rounds for so long; return what the daemon held after each."""
     taken: list[Figures] = []
     with workplace() as place, daemon(sandhost, place, 1) as (process, client):
         for _ in range(WARM_UP_ROUNDS):
@@ -117,7 +124,7 @@ def soak(sandhost: Path, seconds: float) -> tuple[int, dict[str, float]]:
         status = process.wait(SETTLE_S)
         if status != 0:
             raise MeasureError(f"the daemon exited with {status}")
-    return len(taken), growth(taken)
+    return taken
 
 
 def main(argv: Sequence[str]) -> int:
@@ -127,15 +134,17 @@ def main(argv: Sequence[str]) -> int:
     add_sandhost(options)
     given = options.parse_args(argv)
     try:
-        rounds, grown = soak(given.sandhost, given.seconds)
+        taken = soak(given.sandhost, given.seconds)
     except MeasureError as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1
+    grown = growth(taken)
     limits = dict.fromkeys(Figures._fields, 0.0) | {"rss_bytes": MEMORY_BYTES}
     # A worker thread idles out after ten seconds, and comes back.
     limits |= {"threads": 2.0}
     faults = [name for name, more in grown.items() if more > limits[name]]
-    print(json.dumps({"rounds": rounds, "growth": grown, "grows": faults}))
+    told = {"rounds": len(taken), "growth": grown, "grows": faults}
+    print(json.dumps({**told, "rss_bytes": course(taken)}))
     return 1 if faults else 0
 
 

@@ -23,6 +23,8 @@ import trio
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor.logs import Log
     from supervisor.segments import Segments
 
@@ -40,16 +42,20 @@ class ChildLog:
         name: of the child.
         segments: where it is kept.
         log: the host's own.
+        on_drop: told how many bytes could not be kept.
 
     Attributes:
         ended: nobody will write to it any more.
     """
 
-    def __init__(self, name: str, segments: Segments, log: Log) -> None:
+    def __init__(
+        self, name: str, segments: Segments, log: Log, on_drop: Callable[[int], None]
+    ) -> None:
         self.name = name
         self.segments = segments
         self.ended = False
         self._log = log
+        self._on_drop = on_drop
         self._lost = 0
         self._changed = trio.Event()
 
@@ -71,7 +77,10 @@ class ChildLog:
 
     async def take(self, data: bytes) -> None:
         """Keep a piece, or count it as dropped."""
+        before = self.segments.dropped_bytes
         kept = await in_thread(self.segments.append, data, share=WRITERS)
+        if not kept:
+            self._on_drop(self.segments.dropped_bytes - before)
         failure = self.segments.failure
         if not kept and self._lost == 0:
             why = None if failure is None else failure.strerror

@@ -92,6 +92,7 @@ class Children:
         self._stopping = False
         self._reloading = trio.Lock()
         host.roster = self
+        self.log_dropped_bytes = 0
         host.holders.add(self.descriptors)
 
     def __iter__(self) -> Iterator[Kept]:
@@ -167,7 +168,7 @@ class Children:
             parse_size(section.log.max_size),
             section.log.keep,
         )
-        log = ChildLog(name, segments, self._host.log)
+        log = ChildLog(name, segments, self._host.log, self._dropped)
         options = self._options(section)
         kept = Kept(self._host, name, section, options, log, self._shared)
         self._kept[name] = kept
@@ -263,6 +264,9 @@ class Children:
         """Return what is to be added to a child's row of ``ps``."""
         kept = self._kept.get(child.spec.name or "")
         return {} if kept is None else kept.more()
+
+    def _dropped(self, size_bytes: int) -> None:
+        self.log_dropped_bytes += size_bytes
 
     def absent(self) -> Iterator[dict[str, object]]:
         """Yield rows of children that have no process now."""

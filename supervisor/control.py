@@ -383,6 +383,7 @@ class ControlServer:
             "payload_bytes": host.budget.used_bytes,
             "payloads_spooled": host.budget.spooled,
             "control_connections": len(self._connections) + len(self._long),
+            "sampling_longest_s": round(self._children.longest_slice_s, 6),
             "usage": next((sample.row() for sample in samples.values()), None),
             **{
                 key: value

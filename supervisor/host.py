@@ -97,7 +97,13 @@ def settings_of(config: Config | None) -> Settings:
 
 
 class Roster(Protocol):
-    """Knows more of children than their processes tell: names, restarts, reasons."""
+    """Knows more of children than their processes tell: names, restarts, reasons.
+
+    Attributes:
+        log_dropped_bytes: what children said and no log could keep.
+    """
+
+    log_dropped_bytes: int
 
     def more_of(self, child: Child) -> dict[str, object]:
         """Return what is to be added to a child's row of ``ps``."""

@@ -49,6 +49,7 @@ EVENTS = (
     "child.restarting",
     "child.given_up",
     "child.condition",
+    "child.limit",
     "child.overdue",
     "llm.called",
     "quota.denied",

@@ -1,10 +1,11 @@
-"""Tasks that watch the daemon itself: the loop's lag, the watchdog, children's states.
+"""Tasks that watch: the loop's lag, the watchdog, children's states and limits.
 
 Rules of this file.
 
 1. The watchdog is fed by a task of the same loop that serves clients: a loop that does
    not turn does not feed it, and the service manager kills the host.
 2. A state is news only when it lasts: stuck in the kernel for two samples, or stopped.
+3. One sample of each child tells both its state and how near it is to its limits.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.limit_watch import LimitNews, uses
 from supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
+    from supervisor.child import Child
     from supervisor.host import Host
     from supervisor.notify import Notifier
-    from supervisor.watcher import ProcessIdentity, Samples
+    from supervisor.watcher import ProcessIdentity, Sample, Samples
 
 LAG_INTERVAL_S = 0.5
 """Between two looks at the lag; wakes an idle host twice a second."""
@@ -84,7 +87,7 @@ async def feed_watchdog(notifier: Notifier, interval_s: float) -> None:
 
 
 class Conditions:
-    """Children that are stopped, stuck in the kernel, or zombies nobody reaps.
+    """Children that are stopped, stuck, zombies nobody reaps, or near their limits.
 
     Args:
         host: whose children.
@@ -95,6 +98,11 @@ class Conditions:
         self._watcher = Watcher()
         self._seen: dict[ProcessIdentity, str] = {}
         self._told: dict[ProcessIdentity, str] = {}
+        self._limits = LimitNews()
+
+    def row(self) -> dict[str, object]:
+        """Return what it costs as part of ``stats``."""
+        return {"watching_longest_s": round(self._watcher.longest_slice_s, 6)}
 
     async def run(self, interval_s: float) -> None:
         """Sample and tell until cancelled."""
@@ -115,6 +123,25 @@ class Conditions:
                     pid=identity[0],
                     condition=condition,
                 )
+            self._limits.forget_all_but({child.id for child in owners.values()})
+            for identity, child in owners.items():
+                self._tell_limits(child, samples.get(identity))
+
+    def _tell_limits(self, child: Child, sample: Sample | None) -> None:
+        session = child.session
+        if session is None:
+            return
+        charged = session.client.ledger.used
+        for use in self._limits.of(child.id, uses(child.spec, charged, sample)):
+            self._host.journal.write(
+                "child.limit",
+                child_id=child.id,
+                name=child.spec.name,
+                limit=use.limit,
+                level=use.level.name.lower(),
+                used=use.used,
+                allowed=use.allowed,
+            )
 
     def news(self, samples: Samples) -> dict[ProcessIdentity, str]:
         """Return whose condition has lasted for two samples, or has passed (``well``)."""

@@ -188,6 +188,19 @@ def _memory(metrics: Metrics) -> Iterator[Family]:
         "Events that could not be written to the journal",
         host.journal.lost,
     )
+    yield _one(
+        COUNTER,
+        "sandhost_log_dropped_bytes",
+        "What children said and no log could keep",
+        0 if host.roster is None else host.roster.log_dropped_bytes,
+    )
+    yield Family(
+        "sandhost_child_limits",
+        COUNTER,
+        "Limits that children came near to or reached",
+        ("limit", "level"),
+        tuple(metrics.limits.items()),
+    )
 
 
 def _models(metrics: Metrics) -> Iterator[Family]:

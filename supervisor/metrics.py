@@ -91,6 +91,7 @@ class Metrics:
         llm_calls: by (model, outcome).
         llm_tokens: by (model, kind).
         quota_denied: by model.
+        limits: that children came near to or reached, by (limit, level).
         executions: tool executions that began.
         executions_ended: those that ended, by outcome.
         sidecar_restarts: starts after an end or a failure, by sidecar.
@@ -109,6 +110,7 @@ class Metrics:
     llm_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     llm_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     quota_denied: Counter[str] = field(default_factory=Counter)
+    limits: Counter[tuple[str, str]] = field(default_factory=Counter)
     executions: int = 0
     executions_ended: Counter[str] = field(default_factory=Counter)
     sidecar_restarts: Counter[str] = field(default_factory=Counter)
@@ -271,6 +273,10 @@ def _sidecar_restarting(metrics: Metrics, fields: dict[str, Any]) -> None:
     metrics.sidecar_restarts[str(fields.get("sidecar"))] += 1
 
 
+def _limit(metrics: Metrics, fields: dict[str, Any]) -> None:
+    metrics.limits[str(fields.get("limit")), str(fields.get("level"))] += 1
+
+
 _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "child.spawned": _spawned,
     "child.exited": _exited,
@@ -279,6 +285,7 @@ _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "security.denied": _denied,
     "llm.called": _llm_called,
     "quota.denied": _quota_denied,
+    "child.limit": _limit,
     "exec.started": _exec_started,
     "exec.ended": _exec_ended,
     "sidecar.restarting": _sidecar_restarting,

@@ -15,10 +15,15 @@ Rules of this file.
    kills, and gives up waiting after ``SETTLE_S`` more; it exits 0 only if nobody had to
    be killed and everything was settled (spec S6).
 3. A fault of the configuration, a living host in the same directories: one line, exit 1.
+4. Once all have begun, what is there is frozen: a full collection over the objects of
+   1,000 children held the loop for 110 ms, again and again. References still free what
+   is frozen; only its cycles stay, and they are those of one start.
+5. What children are offered is there before anybody can ask for a child.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -154,7 +159,8 @@ class Daemon:
                 host, self._options.config, places.logs, places.scratch, nursery
             )
             lag = Lag(host)
-            orders = Orders(stats=[lag.row])
+            conditions = Conditions(host)
+            orders = Orders(stats=[lag.row, conditions.row])
             actions = DaemonOrders(
                 host, children, self._options.config_path, self._tell_reload(children)
             )
@@ -166,21 +172,22 @@ class Daemon:
             nursery.start_soon(lag.run)
             section = self._options.config.metrics
             await open_metrics(host, section, nursery, watches_lag=False)
-            nursery.start_soon(Conditions(host).run, CONDITIONS_S)
+            nursery.start_soon(conditions.run, CONDITIONS_S)
             interval_s = watchdog_interval_s()
             if interval_s is not None:
                 nursery.start_soon(feed_watchdog, notifier, interval_s)
-            await nursery.start(
-                serve_control, host, places.control, orders, self._take("control")
-            )
             config, for_tools = self._options.config, []
             if config.toolexec is not None:
                 for_tools = self._activated.pop("toolexec", [])
-            self._close_untaken(host)
             async with offered(host, config, for_tools):
+                await nursery.start(
+                    serve_control, host, places.control, orders, self._take("control")
+                )
+                self._close_untaken(host)
                 children.start_configured()
                 for kept in children:
                     await kept.begun.wait()
+                _freeze()
                 notifier.ready(_status(children))
                 host.log.write("INFO", f"Serving at {places.control}")
                 await self._stop_asked.wait()
@@ -264,6 +271,12 @@ async def _reload(host: Host, actions: DaemonOrders) -> None:
         host.log.write("ERROR", str(why))
     else:
         host.log.write("INFO", f"Reloaded: {changes}")
+
+
+def _freeze() -> None:
+    """Let collections pass over what the configured children are made of (rule 4)."""
+    gc.collect()
+    gc.freeze()
 
 
 def _status(children: Children) -> str:

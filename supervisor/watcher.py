@@ -61,6 +61,7 @@ class Sample:
         descriptors: open ones; None where this user may not look.
         threads: how many.
         descendants: processes beneath it, at most ``MAX_DESCENDANTS`` counted.
+        address_space_bytes: what RLIMIT_AS bounds.
     """
 
     pid: int
@@ -72,6 +73,7 @@ class Sample:
     descriptors: int | None
     threads: int
     descendants: int
+    address_space_bytes: int = 0
 
     def row(self) -> dict[str, object]:
         """Return it as a JSON object, without what names the process."""
@@ -93,18 +95,28 @@ class _Slice:
     """Counts what was done since the last checkpoint."""
 
     def __init__(self) -> None:
+        self.longest_s = 0.0
         self._begin()
 
     def _begin(self) -> None:
         self._left = SLICE_PROCESSES
         self._end = time.monotonic() + SLICE_S
+        self._cpu_s = time.thread_time()
 
     async def step(self) -> None:
         """Count one process; let others run when the slice is used up."""
         self._left -= 1
         if self._left <= 0 or time.monotonic() > self._end:
+            self.close()
             await trio.lowlevel.checkpoint()
             self._begin()
+
+    def close(self) -> None:
+        """Take note of how long the loop was held since the last checkpoint.
+
+        In time of this thread: on a busy machine the clock counts what others do, too.
+        """
+        self.longest_s = max(self.longest_s, time.thread_time() - self._cpu_s)
 
 
 class Watcher:
@@ -112,12 +124,16 @@ class Watcher:
 
     Args:
         targets: what ``run`` samples, asked anew each time; ``sample`` is told.
+
+    Attributes:
+        longest_slice_s: the most CPU time that it took between two checkpoints.
     """
 
     def __init__(
         self, targets: Callable[[], Iterable[ProcessIdentity]] | None = None
     ) -> None:
         self._targets = targets
+        self.longest_slice_s = 0.0
         self._psutil: ModuleType | None = None
         # (cpu seconds, when) of each process at its last sample.
         self._before: dict[ProcessIdentity, tuple[float, float]] = {}
@@ -147,6 +163,8 @@ class Watcher:
             if sample is not None:
                 samples[identity] = sample
             await slice_.step()
+        slice_.close()
+        self.longest_slice_s = max(self.longest_slice_s, slice_.longest_s)
         for gone in self._before.keys() - samples.keys():
             del self._before[gone]
             self._processes.pop(gone, None)
@@ -166,7 +184,7 @@ class Watcher:
         if not is_same_process(*identity):
             return None
         self._processes[identity] = process
-        state, cpu_time_s, rss_bytes, descriptors, threads = facts
+        state, cpu_time_s, memory, descriptors, threads = facts
         before = self._before.get(identity)
         self._before[identity] = (cpu_time_s, at)
         percent = None
@@ -177,10 +195,11 @@ class Watcher:
             state,
             cpu_time_s,
             percent,
-            rss_bytes,
+            memory[0],
             descriptors,
             threads,
             descendants,
+            memory[1],
         )
 
     # Periodically
@@ -252,10 +271,14 @@ class Subscription:
 
 def _look(
     psutil: ModuleType, process: Process
-) -> tuple[str, float, int, int | None, int]:
-    """Read a process's state, cpu time (s), memory (bytes), descriptors, threads."""
+) -> tuple[str, float, tuple[int, int], int | None, int]:
+    """Read a process's state, cpu time (s), memory, descriptors, threads.
+
+    Memory is (resident, address space), bytes.
+    """
     with process.oneshot():
         times = process.cpu_times()
+        memory = process.memory_info()
         descriptors: int | None = None
         # A zombie has none, one of another user does not show them.
         with contextlib.suppress(psutil.AccessDenied, psutil.ZombieProcess):
@@ -263,7 +286,7 @@ def _look(
         return (
             process.status(),
             times.user + times.system,
-            process.memory_info().rss,
+            (memory.rss, memory.vms),
             descriptors,
             process.num_threads(),
         )

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -296,3 +297,17 @@ def test_a_row_holds_what_ps_shows() -> None:
         "threads": 6,
         "descendants": 7,
     }
+
+
+# spec S5: what a stats row and a benchmark tell of it.
+async def test_the_longest_slice_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "SLICE_S", 1000.0)
+    ticks = iter([0.0, 0.25, 1.0, 1.125, 2.0, 2.0])
+    monkeypatch.setattr(time, "thread_time", lambda: next(ticks))
+    eye = Watcher()
+    assert eye.longest_slice_s == 0
+    await eye.sample([identity(OWN)] * (SLICE_PROCESSES + 1))
+    assert eye.longest_slice_s == 0.25
+    # A shorter one changes nothing.
+    await eye.sample([])
+    assert eye.longest_slice_s == 0.25

@@ -1,0 +1,122 @@
+"""How near a child is to its limits, from samples of it and its ledger.
+
+What it is: figures in, news out; ``loop_watch`` asks with every sample.  What it is not:
+what keeps a limit; that is the kernel's, the ledger's and the cgroup's.
+
+Rules of this file.
+
+1. A limit is news when it becomes near (``NEAR`` of it is used) and when it is reached,
+   once each; and again only after its use fell below ``WELL``: a child that wavers at a
+   mark is told once.
+2. Nothing is looked at that has no limit, and nothing is counted for a request.
+3. What a request was refused for is told to the child at once; this is for the operator,
+   who hears of it at the next sample.
+"""
+
+from __future__ import annotations
+
+import resource
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from vfs.policy import FILES, OPEN_FILES, SIZE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from supervisor.spec import ChildSpec
+    from supervisor.watcher import Sample
+
+NEAR = 0.9
+"""Part of a limit at which an operator has time left to do something."""
+
+WELL = 0.8
+"""Part of a limit below which a child is no longer near it."""
+
+
+class Level(IntEnum):
+    """How near; the words of the journal are the names in small letters."""
+
+    WELL = 0
+    NEAR = 1
+    REACHED = 2
+
+
+class Use(NamedTuple):
+    """What is used of one limit.
+
+    Attributes:
+        limit: its name in ``--limit``.
+        used: now; bytes, seconds or a number.
+        allowed: most.
+    """
+
+    limit: str
+    used: float
+    allowed: int
+
+    @property
+    def level(self) -> Level:
+        """How near this is to its limit."""
+        if self.used >= self.allowed:
+            return Level.REACHED
+        return Level.NEAR if self.used >= NEAR * self.allowed else Level.WELL
+
+
+def uses(spec: ChildSpec, charged: Sequence[int], sample: Sample | None) -> list[Use]:
+    """Return what a child uses of each limit that it has.
+
+    Args:
+        spec: its limits.
+        charged: its ledger's ``used``, with all that is nested in it.
+        sample: of its process; None leaves out what only a sample tells.
+    """
+    found = [
+        Use(name, charged[kind], allowed)
+        for name, kind, allowed in (
+            ("open_files", OPEN_FILES, spec.max_open_files),
+            ("bytes", SIZE_BYTES, spec.max_bytes),
+            ("files", FILES, spec.max_files),
+        )
+        if allowed is not None
+    ]
+    if sample is not None:
+        found += _of_process(spec, sample)
+    return found
+
+
+def _of_process(spec: ChildSpec, sample: Sample) -> Iterator[Use]:
+    soft = {number: soft for number, soft, _ in spec.rlimits}
+    memory = soft.get(resource.RLIMIT_AS)
+    if memory is not None:
+        yield Use("memory", sample.address_space_bytes, memory)
+    cpu = soft.get(resource.RLIMIT_CPU)
+    if cpu is not None:
+        yield Use("cpu", round(sample.cpu_time_s, 2), cpu)
+    processes = soft.get(resource.RLIMIT_NPROC)
+    if processes is not None:
+        yield Use("processes", sample.descendants + 1, processes)
+
+
+class LimitNews:
+    """What was told of each child's limits."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], Level] = {}
+
+    def of(self, child_id: str, found: Sequence[Use]) -> list[Use]:
+        """Return what is news of a child (rule 1)."""
+        news = []
+        for use in found:
+            key = child_id, use.limit
+            if use.level > self._told.get(key, Level.WELL):
+                self._told[key] = use.level
+                news.append(use)
+            elif use.used < WELL * use.allowed:
+                self._told.pop(key, None)
+        return news
+
+    def forget_all_but(self, child_ids: set[str]) -> None:
+        """Forget children that are gone."""
+        for key in [key for key in self._told if key[0] not in child_ids]:
+            del self._told[key]
