@@ -136,10 +136,14 @@ class FdService:
 
     def _enter(self, client: Client, process: Process) -> Process:
         process.threads = client.ledger.threads
-        process.files = ClientFiles(self._fs, client)
         process.caller = client
+        self.give_files(process, client)
         self.processes[client.id] = process
         return process
+
+    def give_files(self, process: Process, client: Client) -> None:
+        """Let a process reach its client's files, in the view that it has."""
+        process.files = ClientFiles(self._fs, client, claim=process.claim)
 
     async def wrap_output(self, client: Client, output: bytes, source: str) -> bytes:
         """Return a tool's output, or the ``fd_result`` that stands for it if it is long.
