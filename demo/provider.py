@@ -46,8 +46,11 @@ ORDERS = {
     "!leak": "answer with the key that came with the request",
     "!leak-refused": "refuse with a message that holds the key",
     "!tool": "answer with a call of the first tool",
+    "!script=JSON": "in the user's last message: a list of answers, one for each round;"
+    " an answer is a text as for !say, or a list of [tool, arguments] to call",
 }
 
+ORDER = re.compile(r"!([a-z-]+)(?:=(\S+))?")
 PROMPT_BYTES_PER_TOKEN = 5
 MAX_BODY_BYTES = 64 << 20
 
@@ -173,7 +176,7 @@ class Provider:
             await line.refuse(404, f"there is no {served.path}")
             return
         text = _last_text(served.body)
-        orders = dict(re.findall(r"!([a-z-]+)(?:=(\S+))?", text))
+        orders = {**dict(re.findall(ORDER, text)), **_scripted(served.body)}
         served.prompt_tokens = int(
             orders.get("prompt-tokens") or _prompt_tokens(served.body)
         )
@@ -331,20 +334,30 @@ class _Answer:
             usage["prompt_tokens_details"] = {"cached_tokens": json.loads(cached)}
         return usage
 
-    def _tool_call(self) -> dict[str, object]:
-        function = self._served.body["tools"][0]["function"]
-        return {
-            "id": "call_1",
-            "type": "function",
-            "function": {"name": function["name"], "arguments": '{"a": 1}'},
-        }
+    def _tool_calls(self) -> list[dict[str, object]]:
+        if "calls" in self._orders:
+            wanted = json.loads(self._orders["calls"])
+        else:
+            wanted = [(self._served.body["tools"][0]["function"]["name"], {"a": 1})]
+        return [
+            {
+                "id": f"call_{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for number, (name, arguments) in enumerate(wanted, 1)
+        ]
+
+    @property
+    def _calls_tools(self) -> bool:
+        return "tool" in self._orders or "calls" in self._orders
 
     async def _send_plain(self) -> None:
         message: dict[str, object] = {"role": "assistant", "content": self.text}
         reason = "stop"
-        if "tool" in self._orders:
+        if self._calls_tools:
             message = {"role": "assistant", "content": None}
-            message["tool_calls"] = [self._tool_call()]
+            message["tool_calls"] = self._tool_calls()
             reason = "tool_calls"
         choice = {"index": 0, "message": message, "finish_reason": reason}
         whole = {**self._head(), "choices": [choice], "usage": self._usage()}
@@ -390,10 +403,10 @@ class _Answer:
         raise trio.BrokenResourceError
 
     async def _end_stream(self) -> None:
-        if "tool" in self._orders:
-            call = {"index": 0, **self._tool_call()}
-            await self._event({"tool_calls": [call]})
-        await self._event({}, "tool_calls" if "tool" in self._orders else "stop")
+        if self._calls_tools:
+            for index, call in enumerate(self._tool_calls()):
+                await self._event({"tool_calls": [{"index": index, **call}]})
+        await self._event({}, "tool_calls" if self._calls_tools else "stop")
         options = self._served.body.get("stream_options") or {}
         usage = self._usage()
         if options.get("include_usage") and usage is not None:
@@ -431,6 +444,25 @@ def _last_text(body: dict[str, Any]) -> str:
     return content if isinstance(content, str) else json.dumps(content)
 
 
+def _scripted(body: dict[str, Any]) -> dict[str, str]:
+    """Return what the script in the user's last message says of this round."""
+    rounds = 0
+    for message in reversed(body.get("messages") or ()):
+        if message.get("role") == "user":
+            break
+        rounds += message.get("role") == "assistant"
+    else:
+        return {}
+    orders = dict(re.findall(ORDER, str(message.get("content"))))
+    script = json.loads(orders.get("script") or "[]")
+    if rounds >= len(script):
+        return {}
+    answer = script[rounds]
+    if isinstance(answer, str):
+        return {"say": answer}
+    return {"calls": json.dumps(answer)}
+
+
 def _prompt_tokens(body: dict[str, Any]) -> int:
     size = sum(
         len(str(message.get("content") or "").encode())
@@ -440,7 +472,7 @@ def _prompt_tokens(body: dict[str, Any]) -> int:
 
 
 def _words(orders: dict[str, str], text: str, served: Served) -> list[str]:
-    if "tool" in orders:
+    if "tool" in orders or "calls" in orders:
         return []
     if "leak" in orders:
         key = served.headers.get("authorization", "")

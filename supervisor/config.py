@@ -26,7 +26,7 @@ from supervisor.config_host import (
     check_host,
     check_limits,
 )
-from supervisor.config_llm import LlmSection
+from supervisor.config_llm import LlmSection, check_preset_tools
 from supervisor.config_llm import check as check_llm
 from supervisor.config_metrics import MetricsSection, check_metrics
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
@@ -135,7 +135,13 @@ def _check_places(
 
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
-] = (_check_policy_names, _check_walls, check_tools, _check_places)
+] = (
+    _check_policy_names,
+    _check_walls,
+    check_tools,
+    check_preset_tools,
+    _check_places,
+)
 """What one section says of another; also told the document as it was read."""
 
 

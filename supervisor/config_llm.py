@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from supervisor.config_fds import is_enabled
 from supervisor.config_read import joined
 from supervisor.options import OptionError, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from supervisor.config import Config
 
 WINDOWS = ("run", "day", "never")
 
@@ -75,12 +78,10 @@ def check(section: LlmSection) -> Iterator[tuple[str, str]]:
     yield from _check_calls(section)
     yield from _check_models(section)
     yield from _check_quota(section.quota)
-    for name, preset in section.presets.items():
+    for name in section.presets:
         key = f"presets.{joined(name)}"
         if not name or any(not c.isprintable() or c in " @" for c in name):
             yield key, "a name without blanks, control characters and @"
-        if preset.tools:
-            yield f"{key}.tools", "not available yet"
 
 
 def _check_calls(section: LlmSection) -> Iterator[tuple[str, str]]:
@@ -151,6 +152,19 @@ def _check_weights(where: str, weights: WeightsSection) -> Iterator[tuple[str, s
         value = getattr(weights, name)
         if not (math.isfinite(value) and 0 <= value <= 1_000_000):
             yield f"{where}.{name}", "a number from 0 on"
+
+
+def check_preset_tools(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of presets with tools in a host that has none."""
+    del named
+    if config.llm is None or is_enabled(config.tools, config.file_descriptor):
+        return
+    for name, preset in config.llm.presets.items():
+        if preset.tools:
+            text = "true, but there are no LLM fds; list read_fd in [tools] enabled"
+            yield f"llm.presets.{joined(name)}.tools", text
 
 
 def check_policy(model: str | None, quota: float | None) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import fdxml
-from supervisor.fds.toolloop import ModelError, ToolLoop, unanswered, within
+from supervisor.dialogues import Kept, Turn
+from supervisor.fds.toolloop import ModelError, ToolLoop, size_of, unanswered, within
 from vfs.content import FdError, Param, Tool
 from vfs.content.arguments import FDS, STRING, STRINGS
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, NOT_FOUND
@@ -35,9 +36,6 @@ MOST_PROMPTS = 10
 
 MOST_DEPTH = 4
 """Forks and spawns within each other: 10 children each make 10,000 at most."""
-
-MOST_KEPT = 100
-"""Named conversations of one client."""
 
 PRELOAD_CHARS = 200_000
 """What of a preloaded content goes into a system prompt; the rest stays readable."""
@@ -57,7 +55,7 @@ class Conversations:
     def __init__(self, service: FdService, model: Model) -> None:
         self.loop = ToolLoop(model)
         self._service = service
-        self._kept: dict[tuple[str, str], Process] = {}
+        self._kept: Kept[Process] = Kept()
         for tool in self._tools():
             service.tools[tool.name] = tool
         service.summarizer = self.loop
@@ -66,49 +64,56 @@ class Conversations:
     async def chat(
         self, client: Client, program: str, prompt: str, name: str = ""
     ) -> Reply:
-        """Answer a client with tools.
+        """Answer a client with tools; see ``answer``."""
+        system = self.loop.model.system(program) or ""
+        return await self.answer(
+            Turn(client, True, program, system, True, name, prompt, ())
+        )
 
-        Args:
-            client: who asks, and pays.
-            program: the preset.
-            prompt: what the user says.
-            name: of the conversation to go on with; empty for one that ends here.
+    async def answer(self, turn: Turn) -> Reply:
+        """Answer a client.
 
         Raises:
-            ModelError: there is no answer.
+            ModelError: there is no answer; the conversation is as it was, but for what
+                tools have done.
+            KeptError: there is no room for the conversation.
         """
+        client, name = turn.client, turn.name
+        if name:
+            self._kept.check_room(client, name, turn.size_chars)
         process = self.conversation(client, name)
+        process.claim = turn.claim
+        self._service.give_files(process, client)
+        is_kept = self._kept.find(client, name) is process
         try:
-            self.loop.begin(process, program)
-            return await self.loop.ask(process, prompt)
+            self.loop.begin(process, turn.program, has_tools=turn.has_tools)
+            reply = await self.loop.ask(
+                process, turn.prompt, turn.files, has_tools=turn.has_tools
+            )
+            if name:
+                self._kept.keep(client, name, process, size_of(process.messages))
+                is_kept = True
+            return reply
         finally:
-            if not name:
+            if not is_kept:
                 process.close()
 
     def conversation(self, client: Client, name: str = "") -> Process:
-        """Return a conversation of a client: a kept one, or a new one.
+        """Return a conversation of a client: the kept one, or a new one.
 
         A new one has the descriptors that the client has now.
-
-        Raises:
-            ModelError: there are too many.
         """
-        process = self._kept.get((client.id, name)) if name else None
+        process = self._kept.find(client, name) if name else None
         if process is None:
-            mine = sum(1 for client_id, _ in self._kept if client_id == client.id)
-            if name and mine >= MOST_KEPT:
-                raise ModelError(f"{MOST_KEPT} conversations are kept already")
             process = self._service.process_of(client).fork()
             process.depth = 0
             process.messages = []
-            if name:
-                self._kept[client.id, name] = process
         return process
 
     def client_gone(self, client: Client) -> None:
         """Forget a client's conversations."""
-        for key in [key for key in self._kept if key[0] == client.id]:
-            self._kept.pop(key).close()
+        for process in self._kept.drop(client):
+            process.close()
 
     # The tools
 

@@ -6,15 +6,20 @@ It is written against what it needs of the gateway; ``connect`` puts the two tog
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
 
 from supervisor.fds.toolloop import ModelError, Reply
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from supervisor.dialogues import Turn
     from supervisor.fds.conversations import Conversations
     from supervisor.fds.service import FdService
+    from supervisor.llm import gateway
     from supervisor.llm.service import LlmService
     from vfs.content import Json
     from vfs.filesystem import Client
@@ -35,7 +40,9 @@ class Asker(Protocol):
     def presets(self) -> Mapping[str, str]:
         """System prompts by name."""
 
-    async def ask(self, client: Client, body: Mapping[str, object]) -> Completion:
+    async def ask(
+        self, client: Client, body: Mapping[str, object], *, claim: bool
+    ) -> Completion:
         """Make one call for a client by the rules for it, and pay."""
 
 
@@ -62,6 +69,7 @@ class GatewayModel:
         program: str,
         messages: Sequence[dict[str, Json]],
         tools: Sequence[Json],
+        claim: bool,
     ) -> Reply:
         """Ask once; see ``toolloop.Model``."""
         del program  # its prompt stands in the messages
@@ -69,7 +77,7 @@ class GatewayModel:
         if tools:
             body["tools"] = list(tools)
         try:
-            completion = await self._asker.ask(client, body)
+            completion = await self._asker.ask(client, body, claim=claim)
         except self._failures as why:
             raise ModelError(
                 str(why) or "quota exceeded: cannot make LLM call"
@@ -100,9 +108,30 @@ def connect(fds: FdService, llm: LlmService) -> Conversations:
     from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
     from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - likewise
 
-    return Conversations(
-        fds, GatewayModel(_LlmAsker(llm), (FailedCallError, QuotaError))
-    )
+    model = GatewayModel(_LlmAsker(llm), (FailedCallError, QuotaError))
+    conversations = Conversations(fds, model)
+    llm.dialogues = _Dialogues(conversations, FailedCallError)
+    return conversations
+
+
+class _Dialogues:
+    """Conversations as LLM_CHAT has them; see ``supervisor.dialogues.Dialogues``."""
+
+    def __init__(
+        self, conversations: Conversations, failure: Callable[[str], Exception]
+    ) -> None:
+        self._conversations = conversations
+        self._failure = failure
+        self.client_gone = conversations.client_gone
+
+    async def answer(self, turn: Turn) -> gateway.Completion:
+        """See ``Dialogues``."""
+        try:
+            reply = await self._conversations.answer(turn)
+        except ModelError as why:
+            # What the gateway said, as it said it; else the loop's own word.
+            raise why.__cause__ or self._failure(str(why)) from None
+        return cast("gateway.Completion", reply.whole)
 
 
 class _LlmAsker:
@@ -116,18 +145,23 @@ class _LlmAsker:
         """See ``Asker``."""
         return self._llm.presets
 
-    async def ask(self, client: Client, body: Mapping[str, object]) -> Completion:
+    async def ask(
+        self, client: Client, body: Mapping[str, object], *, claim: bool
+    ) -> Completion:
         """See ``Asker``."""
         llm = self._llm
         section = llm.section
-        size = len(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
+        # Encoded once more than it is sent: a prompt is paid with all that is in it.
+        encoded = await in_thread(
+            msgspec.json.encode, body, share=client.ledger.threads
+        )
         if section.temperature is not None:
             body = {**body, "temperature": section.temperature}
         call = llm.prepared(
             client,
-            llm.model_name(client, claim=client.policy.top_level),
+            llm.model_name(client, claim=claim and client.policy.top_level),
             body,
-            size_bytes=size,
+            size_bytes=len(encoded),
             max_tokens=section.max_tokens,
         )
         return await llm.gateway.complete(call)

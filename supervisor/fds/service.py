@@ -139,10 +139,14 @@ class FdService:
 
     def _enter(self, client: Client, process: Process) -> Process:
         process.threads = client.ledger.threads
-        process.files = ClientFiles(self._fs, client)
         process.caller = client
+        self.give_files(process, client)
         self.processes[client.id] = process
         return process
+
+    def give_files(self, process: Process, client: Client) -> None:
+        """Let a process reach its client's files, in the view that it has."""
+        process.files = ClientFiles(self._fs, client, claim=process.claim)
 
     @property
     def most_shown(self) -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import trio
 
 from protocol import fdxml
+from supervisor.dialogues import MOST_KEPT_CHARS, file_text, user_text
 from supervisor.fds.prompt import enriched
 from vfs.content import FOR_PROGRAMS, FdError, UnknownCallError, chat_schema
 from vfs.content.refs import extract
@@ -32,9 +33,14 @@ if TYPE_CHECKING:
     from vfs.filesystem import Client
 
     Message = dict[str, Json]
+    Files = tuple[tuple[str, str], ...]
 
 MOST_ROUNDS = 50
 """Calls of the model for one answer: each costs quota, and none ends the loop."""
+
+MOST_RESULT_CHARS = 4 * 1024 * 1024
+"""Longest answer of a tool in a conversation: far beyond any context, and eight of them
+are a conversation that has become too long."""
 
 SUMMARY_CHARS = 40_000
 """What of a content is shown to be summarized."""
@@ -79,8 +85,9 @@ class Model(Protocol):
         program: str,
         messages: Sequence[Message],
         tools: Sequence[Json],
+        claim: bool,
     ) -> Reply:
-        """Ask once, under the client's quota.
+        """Ask once, under the client's quota, with the model of its effective view.
 
         Raises:
             ModelError: the quota is spent, or the provider failed.
@@ -97,15 +104,26 @@ class ToolLoop:
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def begin(self, process: Process, program: str, preloads: str = "") -> None:
-        """Give a new conversation its system prompt, if it has none."""
-        process.program = program
-        if process.messages:
+    def begin(
+        self,
+        process: Process,
+        program: str,
+        preloads: str = "",
+        *,
+        has_tools: bool = True,
+    ) -> None:
+        """Give a conversation the system prompt of a preset, if it has another one."""
+        if process.messages and process.program == program:
             return
-        system = enriched(
-            self.model.system(program) or "", process.shared.enabled, preloads
-        )
+        process.program = program
+        system = self.model.system(program) or ""
+        if has_tools:
+            system = enriched(system, process.shared.enabled, preloads)
+        messages = process.messages
+        if messages and messages[0].get("role") == "system":
+            del messages[0]
         self.say(process, {"role": "system", "content": system})
+        messages.insert(0, messages.pop())
 
     def say(self, process: Process, message: Message) -> None:
         """Add a message to a conversation."""
@@ -119,33 +137,64 @@ class ToolLoop:
                 message = {**message, "fd": fd.id}
         process.messages.append(message)
 
-    async def ask(self, process: Process, prompt: str | None = None) -> Reply:
+    async def ask(
+        self,
+        process: Process,
+        prompt: str,
+        files: Files = (),
+        *,
+        has_tools: bool = True,
+    ) -> Reply:
         """Say something for the user, if anything, and return the final answer.
 
         Raises:
-            ModelError: the model did not come to one.
+            ModelError: the model did not come to one; nothing was said.
         """
+        messages, before = process.messages, len(process.messages)
+        try:
+            return await self._ask(process, prompt, files, has_tools=has_tools)
+        except BaseException:
+            if process.messages is messages:  # else it is what a checkpoint held
+                del messages[before:]
+            raise
+
+    async def _ask(
+        self, process: Process, prompt: str, files: Files, *, has_tools: bool
+    ) -> Reply:
         for call_id in unanswered(process.messages):
             # A checkpoint that was made by a tool is restored without its answer.
             self._result(process, call_id, "The conversation goes on from here.")
-        if prompt is not None:
-            text = (await process.call("wrap_input", text=prompt)).decode()
+        text = user_text(prompt, files)
+        if has_tools:
+            text = await _wrapped(process, prompt, files)
+        if text:
             self.say(process, {"role": "user", "content": text})
         for _ in range(MOST_ROUNDS):
-            reply = await self._complete(process)
+            reply = await self._complete(process, has_tools=has_tools)
             self.say(process, reply.message)
             calls = reply.message.get("tool_calls")
-            if not isinstance(calls, list) or not calls:
+            if not has_tools or not isinstance(calls, list) or not calls:
                 _keep_refs(process, reply.text)
                 return reply
             await self._answer_all(process, calls)
         raise ModelError(f"no answer after {MOST_ROUNDS} rounds of tool calls")
 
-    async def _complete(self, process: Process) -> Reply:
-        schemas = [chat_schema(tool) for tool in process.offered()]
-        messages = [_as_sent(message) for message in process.messages]
+    async def _complete(self, process: Process, *, has_tools: bool) -> Reply:
+        size = size_of(process.messages)
+        if size > MOST_KEPT_CHARS:
+            raise ModelError(
+                f"the conversation has {size} characters, more than {MOST_KEPT_CHARS}"
+            )
+        offered = process.offered() if has_tools else ()
+        messages = [_as_sent(one, marks=has_tools) for one in process.messages]
         client: Client = process.caller  # type: ignore[assignment]
-        return await self.model.complete(client, process.program, messages, schemas)
+        return await self.model.complete(
+            client,
+            process.program,
+            messages,
+            [chat_schema(tool) for tool in offered],
+            process.claim,
+        )
 
     async def _answer_all(self, process: Process, calls: list[Json]) -> None:
         for call in calls:
@@ -159,6 +208,9 @@ class ToolLoop:
             self._result(process, call_id, text)
 
     def _result(self, process: Process, call_id: str, text: str) -> None:
+        if len(text) > MOST_RESULT_CHARS:
+            why = f"The answer has {len(text)} characters; read it in parts"
+            text = fdxml.failure("invalid_parameter", "", why).decode()
         message: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
         self.say(process, message)
 
@@ -188,7 +240,9 @@ class ToolLoop:
         ]
         client: Client = process.caller  # type: ignore[assignment]
         try:
-            reply = await self.model.complete(client, process.program, messages, [])
+            reply = await self.model.complete(
+                client, process.program, messages, [], process.claim
+            )
         except ModelError:
             return None
         return reply.text or None
@@ -225,12 +279,45 @@ def _parsed(call: Json) -> tuple[str, str, dict[str, object] | None]:
     return call_id, name, arguments if isinstance(arguments, dict) else None
 
 
-def _as_sent(message: Message) -> Message:
+def size_of(messages: Sequence[Message]) -> int:
+    """Return how much text there is in messages, characters."""
+    return sum(
+        len(str(message.get("content") or "")) + len(str(message.get("tool_calls", "")))
+        for message in messages
+    )
+
+
+async def _wrapped(process: Process, prompt: str, files: Files) -> str:
+    """Return the user's message, what is too long in it as a descriptor.
+
+    A file that is too long is stored by itself, so that the prompt is still read.
+    """
+    most = process.shared.settings.max_input
+    short = tuple(file for file in files if len(file[1]) <= most)
+    texts = [user_text(prompt, short)] if len(prompt) <= most else [prompt]
+    if len(prompt) > most and short:
+        texts.append(user_text("", short))
+    parts = [await _stored(process, text) for text in texts]
+    for name, text in files:
+        if len(text) > most:
+            parts.append(file_text(name, await _stored(process, text)))
+    return "\n\n".join(part for part in parts if part)
+
+
+async def _stored(process: Process, text: str) -> str:
+    """Return a user's text, or what stands for it if it is long."""
+    answer = (await process.call("wrap_input", text=text)).decode()
+    if answer != text and not answer.startswith("<fd_result "):
+        raise ModelError(f"the input cannot be stored: {' '.join(answer.split())}")
+    return answer
+
+
+def _as_sent(message: Message, *, marks: bool = True) -> Message:
     """Return a message as the provider takes it, with its descriptor as words."""
     if "fd" not in message:
         return message
     sent = {key: value for key, value in message.items() if key != "fd"}
-    if message.get("role") in ("user", "tool"):
+    if marks and message.get("role") in ("user", "tool"):
         sent["content"] = f'{message["content"]}\n<message fd="{message["fd"]}"/>'
     return sent
 

@@ -9,11 +9,13 @@ Rules of this file.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol import echo, error, invalid
+from supervisor.dialogues import KeptError, Turn, user_text
 from supervisor.llm.gateway import FailedCallError
 from supervisor.llm.outputs import Outputs, OutputsError
 from supervisor.llm.presets import DEFAULT_PRESET
@@ -25,12 +27,15 @@ from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.llm.gateway import Completion
-    from supervisor.llm.service import LlmService, Message
+    from supervisor.llm.service import LlmService
     from supervisor.session import Session
     from vfs.filesystem import OpenFile
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024
 """Most text of input files in one call (spec L3)."""
+
+MOST_NAME_BYTES = 100
+"""Longest name of a conversation."""
 
 NO_INPUTS = error(b"failed to read input files data")
 EXCEEDED = error(b"quota exceeded: cannot make LLM call")
@@ -65,17 +70,20 @@ async def answer(
             with session.while_connected(LEAVE_S):
                 # For who is gone nothing begins (spec L10).
                 await trio.lowlevel.checkpoint_if_cancelled()
-                messages = _instructions(service, prompt, preset)
+                chosen = _chosen(service, prompt, preset)
                 files = await _read_inputs(session, inputs, claim=claim)
-                _add_user_message(messages, prompt.decode(), files)
                 await opened.open(_names(outputs))
-                call = service.call(session.client, messages, claim=claim)
-                completion = await service.gateway.complete(call)
+                said = (prompt.decode(), tuple(files))
+                completion = await _ask(session, service, chosen, said, claim=claim)
                 reply = await _finished(session, service, opened, completion)
         except (RefusedError, OutputsError) as why:
             reply = why.reply
         except QuotaError:
             reply = EXCEEDED
+        except KeptError as why:
+            reply = invalid(
+                "preset", preset[:MOST_NAME_BYTES] + b": " + str(why).encode()
+            )
         except FailedCallError as why:
             reply = error(b"OpenAI API call failed: " + echo(why.reason.encode()))
     return reply
@@ -96,28 +104,58 @@ def _names(text: bytes) -> list[bytes]:
     return [name for name in text.split(b"\n") if name and name != b"-"]
 
 
-def _instructions(service: LlmService, prompt: bytes, preset: bytes) -> list[Message]:
-    """Return the messages before the user's (spec L5)."""
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What a preset means; ``program`` is None where none was asked for."""
+
+    program: str | None = None
+    system: str = ""
+    has_tools: bool = False
+    name: str = ""
+
+
+def _chosen(service: LlmService, prompt: bytes, preset: bytes) -> _Chosen:
+    """Return what is said before the user, and in which conversation (spec L5)."""
     try:
         prompt.decode()
     except UnicodeDecodeError:
         raise RefusedError(error(b"invalid prompt encoding")) from None
     if not preset and prompt:
-        return []
-    name = preset.decode(errors="surrogateescape") or DEFAULT_PRESET
-    system = service.presets.get(name)
-    if system is None:
+        return _Chosen()
+    text = preset.decode(errors="surrogateescape") or DEFAULT_PRESET
+    program, at, name = text.partition("@")
+    system = service.presets.get(program)
+    if system is None or (at and not _is_name(name)):
         raise RefusedError(invalid("preset", preset))
-    return [{"role": "system", "content": system}]
+    return _Chosen(program, system, service.has_tools(program), name)
 
 
-def _add_user_message(
-    messages: list[Message], prompt: str, files: list[tuple[str, str]]
-) -> None:
-    parts = [prompt] if prompt else []
-    parts += [f"File {name}:\n{text}" for name, text in files]
-    if parts:
-        messages.append({"role": "user", "content": "\n\n".join(parts)})
+def _is_name(name: str) -> bool:
+    """Tell whether a conversation may be called so."""
+    return name.isprintable() and 0 < len(name.encode()) <= MOST_NAME_BYTES
+
+
+async def _ask(
+    session: Session,
+    service: LlmService,
+    chosen: _Chosen,
+    said: tuple[str, tuple[tuple[str, str], ...]],
+    *,
+    claim: bool,
+) -> Completion:
+    """Return the model's last word: of one call, or of all that tools took (L7)."""
+    if chosen.program is not None and (chosen.has_tools or chosen.name):
+        system, has_tools = chosen.system, chosen.has_tools
+        first = (session.client, claim, chosen.program, system, has_tools, chosen.name)
+        return await service.dialogues.answer(Turn(*first, *said))
+    messages = []
+    if chosen.program is not None:
+        messages.append({"role": "system", "content": chosen.system})
+    text = user_text(*said)
+    if text:
+        messages.append({"role": "user", "content": text})
+    call = service.call(session.client, messages, claim=claim)
+    return await service.gateway.complete(call)
 
 
 async def _read_inputs(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.llm import keys, provider
+from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.gateway import Call, Gateway, Model
 from supervisor.llm.guard import SecretFiles
 from supervisor.llm.ledger import LedgerError, Spending
@@ -36,13 +37,11 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.config_llm import LlmSection, WeightsSection
+    from supervisor.dialogues import Dialogues, Message
     from supervisor.host import Host
     from supervisor.llm.endpoint import Endpoint
     from supervisor.llm.provider import Provider
     from vfs.filesystem import Client
-
-Message = dict[str, str]
-"""A message of a conversation: ``role`` and ``content``."""
 
 
 class LlmService:
@@ -54,6 +53,8 @@ class LlmService:
         presets: system prompts by name.
         root: the host's own node.
         default: the provider of ``[llm]`` itself.
+        dialogues: answers where more than one call belongs together; LLM fds put their
+            tool loop here.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class LlmService:
             self.redactor, spending, parse_duration(section.timeout), host.journal
         )
         self.endpoint: Endpoint | None = None
+        self.dialogues: Dialogues = PlainDialogues(self)
         self._host = host
         self._providers = providers
         self._spending = spending
@@ -100,6 +102,7 @@ class LlmService:
 
     def client_gone(self, client: Client) -> None:
         """Close an account; what it has cost stays with its ancestors."""
+        self.dialogues.client_gone(client)
         self._nodes.pop(client.id, None)
         self._clients.pop(client.id, None)
 
@@ -154,6 +157,11 @@ class LlmService:
         yield Account("host", root.spent, root.reserved, root.limit)
 
     # Calls
+
+    def has_tools(self, preset: str) -> bool:
+        """Tell whether a model with this preset may call tools."""
+        section = self.section.presets.get(preset)
+        return section is not None and section.tools
 
     def model_name(self, client: Client, *, claim: bool) -> str:
         """Return the model that a client is given (spec L6)."""

@@ -89,7 +89,10 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[llm.quota.models.m]\ninput = inf\n", "llm.quota.models.m.input"),
         ("[llm.models.m]\nweights = { output = nan }\n", "llm.models.m.weights"),
         ("[llm.models.m]\napi_key_file = 'k'\n", "a key needs its own base_url"),
-        ("[llm.presets.p]\nsystem = ''\ntools = true\n", "tools: not available yet"),
+        (
+            "[llm.presets.p]\nsystem = ''\ntools = true\n",
+            "llm.presets.p.tools: true, but there are no LLM fds; list read_fd",
+        ),
         ("[llm.presets.'a b']\nsystem = ''\n", "a name without blanks"),
         ("[policy.run]\nquota = -5\n", "policy.run.quota: weighted tokens"),
         ("[policy.run]\nmodel = ' '\n", "policy.run.model: a model's name"),

@@ -13,7 +13,7 @@ What it is not: no child processes; `tests/e2e/test_llm.py` has those.
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ import msgspec
 import pytest
 
 from demo.provider import Provider, serving
+from supervisor.config import Config
 from supervisor.config_llm import LlmSection, check
+from supervisor.fds.gateway import connect
+from supervisor.fds.service import open_fds
 from supervisor.journal import Journal, open_journal
 from supervisor.llm.service import LlmService, open_llm
 from supervisor.logs import Log
@@ -200,9 +203,20 @@ def section(**values: Any) -> LlmSection:
 
 @asynccontextmanager
 async def open_scene(
-    where: Path, *, state_dir: str | None = None, **values: Any
+    where: Path,
+    *,
+    state_dir: str | None = None,
+    fds: Config | None = None,
+    **values: Any,
 ) -> AsyncIterator[Scene]:
-    """Open a host with `[llm]`; it ends with the block, and nothing of it is left."""
+    """Open a host with `[llm]`; it ends with the block, and nothing of it is left.
+
+    Args:
+        where: for its files.
+        state_dir: of the host.
+        fds: what it says of LLM fds; None: there are none.
+        values: of `[llm]`.
+    """
     journal = open_journal(os.fspath(where / "journal"), pytest.fail)
     services = Services()
     try:
@@ -211,13 +225,21 @@ async def open_scene(
             values.setdefault("api_key_file", key_file(where))
             async with open_hall(where) as hall:
                 host: Any = _Host(hall, journal, services)
-                async with open_llm(host, section(**values), state_dir) as service:
+                async with AsyncExitStack() as stack:
+                    service = await stack.enter_async_context(
+                        open_llm(host, section(**values), state_dir)
+                    )
+                    if fds is not None:
+                        connect(stack.enter_context(open_fds(host, fds)), service)
                     scene = Scene(hall, provider, service, services)
                     yield scene
                     for line in hall.lines:
                         line.close()
                         await line.gone()
-                        service.client_gone(line.client)
+                        for one in services:
+                            one.client_gone(line.client)
+                    if services.fds is not None:
+                        assert not services.fds.store.blobs
                     assert not service.root.under_way
                     assert not service.root.reserved
                 assert services.llm is None

@@ -70,8 +70,9 @@ class Scripted:
         program: str,
         messages: Sequence[Message],
         tools: Sequence[Json],
+        claim: bool,
     ) -> Reply:
-        del program
+        del program, claim
         await trio.lowlevel.checkpoint()
         checked(messages)
         self.clients.append(client)

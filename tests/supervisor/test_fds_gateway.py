@@ -33,8 +33,10 @@ class Asker:
     presets: Mapping[str, str] = field(default_factory=lambda: {"general": "Be good."})
     asked: list[Mapping[str, object]] = field(default_factory=list)
 
-    async def ask(self, client: Client, body: Mapping[str, object]) -> Completion:
-        del client
+    async def ask(
+        self, client: Client, body: Mapping[str, object], *, claim: bool
+    ) -> Completion:
+        del client, claim
         self.asked.append(body)
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -57,7 +59,7 @@ async def test_a_message_comes_back_as_a_provider_takes_it(
     asker = Asker({"choices": [{"message": message}]})
     model = GatewayModel(asker, (QuotaError,))
     client = hall.connect().client
-    reply = await model.complete(client, "general", [{"role": "user"}], CALLS)
+    reply = await model.complete(client, "general", [{"role": "user"}], CALLS, True)
     expected: dict[str, Json] = {"role": "assistant", "content": "hi"}
     if calls:
         expected["tool_calls"] = calls
@@ -85,5 +87,5 @@ async def test_what_fails_is_a_fault_of_the_model(
     asker = Asker(answer)
     model = GatewayModel(asker, (QuotaError,))
     with pytest.raises(ModelError, match=said):
-        await model.complete(hall.connect().client, "general", [], [])
+        await model.complete(hall.connect().client, "general", [], [], True)
     assert asker.asked == [{"messages": []}]

@@ -73,15 +73,17 @@ class ClientFiles:
     Args:
         fs: the host's.
         client: whose rights count.
+        claim: the view that is asked for; the rights decide (spec A1).
     """
 
-    def __init__(self, fs: Filesystem, client: Client) -> None:
+    def __init__(self, fs: Filesystem, client: Client, *, claim: bool = True) -> None:
         self._fs = fs
         self._client = client
+        self._claims = claim
 
     @property
     def _claim(self) -> bool:
-        return self._client.policy.top_level
+        return self._claims and self._client.policy.top_level
 
     async def exists(self, path: str) -> bool:
         """See ``Files``."""
@@ -173,7 +175,7 @@ class ClientFiles:
         """Open a file that appears under its name, whole and on the disk, at close."""
         client = self._client
         policy, ledger, tables = client.policy, client.ledger, self._fs.tables
-        if not policy.top_level:
+        if not self._claim:
             policy.check_available()
         if not ledger.charge(OPEN_FILES, 1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -188,7 +190,7 @@ class ClientFiles:
             MODES[b"w"],
             client,
             handle,
-            policy.top_level,
+            self._claim,
             place,
             ledger if ledger.bounds_size else None,
             staged=True,
@@ -202,7 +204,7 @@ class ClientFiles:
     def _staged_handle(self, name: bytes) -> tuple[Handle, Place | None]:
         policy, ledger = self._client.policy, self._client.ledger
         mode = MODES[b"w"]
-        if policy.top_level:
+        if self._claim:
             return open_in(policy.host, name, mode, ledger, staged=True), None
         for place, rest in policy.candidates(name, read=False, write=True):
             try:

@@ -131,6 +131,7 @@ class Process:
         threads: bounds its worker threads; None: nothing does.
         files: the file system under its client's rights; None: there is none.
         caller: whose quota and rights its calls are made under; the owner's to read.
+        claim: whether those rights count in full, or in the restricted view (spec A1).
         depth: how many forks and spawns it is from a client's own process.
     """
 
@@ -142,6 +143,7 @@ class Process:
         self.threads: trio.CapacityLimiter | None = None
         self.files: Files | None = None
         self.caller: object = None
+        self.claim = True
         self.depth = 0
         self._writers: dict[str, Writer] = {}
         self._put_contents = 0
@@ -336,6 +338,7 @@ class Process:
         child.threads = self.threads
         child.files = self.files
         child.caller = self.caller
+        child.claim = self.claim
         child.depth = self.depth + 1
         return child
 

@@ -1,0 +1,141 @@
+"""Conversations that a host keeps for its clients under names (``PRESET@NAME``, spec L5).
+
+Rules of this file.
+
+1. A conversation belongs to one client: nobody nested in it reads what it said (A5).
+2. What is kept counts against the top child, its nested clients included (spec S7).
+3. It ends with its client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from supervisor.llm.gateway import Completion
+    from vfs.clients import Client
+
+MOST_KEPT = 100
+"""Conversations of one top child: enough for every use that was seen, and few to look
+through."""
+
+MOST_KEPT_CHARS = 32 * 1024 * 1024
+"""Text in the conversations of one top child: four of the longest requests (spec L2)."""
+
+Message = dict[str, str]
+"""A message of a conversation: ``role`` and ``content``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a client says to the model.
+
+    Attributes:
+        client: who asks, and pays.
+        claim: the effective view (spec A1).
+        program: the preset's name.
+        system: the preset's text.
+        has_tools: the model may call tools before it answers.
+        name: of the conversation; empty for one that ends with its answer.
+        prompt: what the user says.
+        files: (name, content) of what comes with it.
+    """
+
+    client: Client
+    claim: bool
+    program: str
+    system: str
+    has_tools: bool
+    name: str
+    prompt: str
+    files: tuple[tuple[str, str], ...]
+
+    @property
+    def size_chars(self) -> int:
+        """How much text it is."""
+        return len(self.prompt) + sum(len(text) for _, text in self.files)
+
+
+class Dialogues(Protocol):
+    """Answers turns; with LLM fds it is their tool loop, without them the plain one."""
+
+    async def answer(self, turn: Turn) -> Completion:
+        """Return the model's last completion (spec L7).
+
+        Raises:
+            KeptError: the conversation cannot be kept; nothing was asked.
+            QuotaError: a call cannot be paid (spec L10).
+            FailedCallError: the provider failed, or the model came to no answer (L11).
+        """
+
+    def client_gone(self, client: Client) -> None:
+        """Forget a client's conversations."""
+
+
+class KeptError(Exception):
+    """There is no room for a conversation; the text is one line."""
+
+
+def user_text(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
+    """Return the user's message: the prompt, and each file under its name."""
+    parts = [prompt] if prompt else []
+    parts += [file_text(name, text) for name, text in files]
+    return "\n\n".join(parts)
+
+
+def file_text(name: str, text: str) -> str:
+    """Return how a file stands in a message."""
+    return f"File {name}:\n{text}"
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Entry(Generic[T]):
+    value: T
+    top_id: str
+    size_chars: int
+
+
+class Kept(Generic[T]):
+    """The conversations of a host's clients by name."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], _Entry[T]] = {}
+
+    def find(self, client: Client, name: str) -> T | None:
+        """Return a conversation; None if there is none of this name."""
+        entry = self._entries.get((client.id, name))
+        return None if entry is None else entry.value
+
+    def check_room(self, client: Client, name: str, more_chars: int) -> None:
+        """Check that a conversation may have so much more text.
+
+        Raises:
+            KeptError: there are too many, or they are too long.
+        """
+        top_id = _top_of(client)
+        mine = [one for one in self._entries.values() if one.top_id == top_id]
+        if (client.id, name) not in self._entries and len(mine) >= MOST_KEPT:
+            raise KeptError(f"{MOST_KEPT} conversations are kept already; use one")
+        size = more_chars + sum(one.size_chars for one in mine)
+        if size > MOST_KEPT_CHARS:
+            text = f"{size} characters of conversations, more than {MOST_KEPT_CHARS}"
+            raise KeptError(text)
+
+    def keep(self, client: Client, name: str, value: T, size_chars: int) -> None:
+        """Keep a conversation, or take note of what became of it."""
+        self._entries[client.id, name] = _Entry(value, _top_of(client), size_chars)
+
+    def drop(self, client: Client) -> list[T]:
+        """Forget a client's conversations, and return them."""
+        keys = [key for key in self._entries if key[0] == client.id]
+        return [self._entries.pop(key).value for key in keys]
+
+
+def _top_of(client: Client) -> str:
+    while client.parent is not None:
+        client = client.parent
+    return client.id

@@ -1,0 +1,51 @@
+"""Conversations that are messages and nothing else, for hosts without LLM fds (L5).
+
+A call that fails leaves its conversation as it was: said again, it is said once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.dialogues import Kept, user_text
+from supervisor.llm.gateway import FailedCallError
+
+if TYPE_CHECKING:
+    from supervisor.dialogues import Message, Turn
+    from supervisor.llm.gateway import Completion
+    from supervisor.llm.service import LlmService
+    from vfs.clients import Client
+
+
+class PlainDialogues:
+    """See ``supervisor.dialogues.Dialogues``.
+
+    Args:
+        service: makes the calls.
+    """
+
+    def __init__(self, service: LlmService) -> None:
+        self._service = service
+        self._kept: Kept[tuple[Message, ...]] = Kept()
+
+    async def answer(self, turn: Turn) -> Completion:
+        """See ``Dialogues``."""
+        if turn.has_tools:
+            raise FailedCallError("the preset has tools, and this host has no LLM fds")
+        client, service = turn.client, self._service
+        self._kept.check_room(client, turn.name, turn.size_chars)
+        said = self._kept.find(client, turn.name) or ()
+        text = user_text(turn.prompt, turn.files)
+        if text:
+            said = (*said, {"role": "user", "content": text})
+        messages = [{"role": "system", "content": turn.system}, *said]
+        call = service.call(client, messages, claim=turn.claim)
+        completion = await service.gateway.complete(call)
+        said = (*said, {"role": "assistant", "content": completion.text})
+        size = sum(len(message["content"]) for message in said)
+        self._kept.keep(client, turn.name, said, size)
+        return completion
+
+    def client_gone(self, client: Client) -> None:
+        """See ``Dialogues``."""
+        self._kept.drop(client)
