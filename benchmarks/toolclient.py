@@ -146,6 +146,23 @@ def resident_bytes(pid: int) -> int:
     return int(text.split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+def busy_s(pid: int) -> float:
+    """Return the processor time of a process's first thread, in seconds.
+
+    Unlike the time that passes it hardly depends on what else the machine does.
+    Source: Documentation/scheduler/sched-stats.rst.
+    """
+    text = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii")
+    return int(text.split()[0]) / 1e9
+
+
+def stream_busy_s(host_pid: int) -> float:
+    """Return what a stream costs the host, seconds of processor time."""
+    before = busy_s(host_pid)
+    hosted_stream()
+    return busy_s(host_pid) - before
+
+
 def stalled(host_pid: int) -> dict[str, float]:
     """Read nothing for a while, then everything."""
     before = resident_bytes(host_pid)
@@ -175,6 +192,7 @@ def main(rounds: int, host_pid: int) -> None:
     hosted_stream()  # pays for the pages that later rounds use again
     found: dict[str, list[list[float]]] = {name: [] for name in pairs}
     at_once_s = []
+    stream_s = []
     for number in range(rounds):
         for name, (direct, hosted, least) in pairs.items():
             calls = [direct, hosted]
@@ -182,7 +200,9 @@ def main(rounds: int, host_pid: int) -> None:
             taken = {call: timed(call, least) for call in order}
             found[name].append([taken[call] for call in calls])
         at_once_s.append(timed(at_once, AT_ONCE))
-    print(json.dumps({**found, "at_once": at_once_s, "stalled": stalled(host_pid)}))
+        stream_s.append(stream_busy_s(host_pid))
+    more = {"at_once": at_once_s, "stream_s": stream_s, "stalled": stalled(host_pid)}
+    print(json.dumps({**found, **more}))
 
 
 if __name__ == "__main__":

@@ -114,8 +114,12 @@ def rows(told: dict[str, object]) -> list[Row]:
     added_ms = statistics.median((hosted - direct) * 1e3 for direct, hosted in bytes_)
     is_fast = pipe_mb_s >= FAST_PIPE_MB_S
     stalled = told["stalled"]
-    at_once = told["at_once"]
-    if not isinstance(stalled, dict) or not isinstance(at_once, list):
+    at_once, stream_s = told["at_once"], told["stream_s"]
+    if not (
+        isinstance(stalled, dict)
+        and isinstance(at_once, list)
+        and isinstance(stream_s, list)
+    ):
         raise MeasureError("the client told something else")
     if not stalled["is_equal"]:
         raise MeasureError(
@@ -136,6 +140,11 @@ def rows(told: dict[str, object]) -> list[Row]:
             "MB/s",
             at_least(LEAST_MB_S) if is_fast else None,
             "" if is_fast else f"no aim where the pipe gives < {FAST_PIPE_MB_S:g} MB/s",
+        ),
+        Row(
+            "processor time of the host, a GiB streamed",
+            statistics.median(stream_s) * 2**30 / (SIZE_MB * 1e6) * 1e3,
+            "ms",
         ),
         Row("first byte, added to a direct one", added_ms, "ms", at_most(2.0)),
         Row(
