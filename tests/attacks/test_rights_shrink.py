@@ -31,7 +31,7 @@ from tests.helpers.hosts import Puppet, Stage, opened
 from tests.helpers.llmscene import KEY, key_file, section
 from vfs.clients import Client
 
-pytestmark = [pytest.mark.slow, pytest.mark.attack]
+pytestmark = [pytest.mark.slow, pytest.mark.attack, pytest.mark.timeout(90)]
 
 REPOSITORY = Path(__file__).parents[2]
 
