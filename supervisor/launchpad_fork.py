@@ -155,9 +155,11 @@ def be_init() -> NoReturn:
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
         # What is blocked is not ignored: the wake-up of the launchpad is not for this.
         _signal.set_wakeup_fd(-1)
+        # All others have no handler here, and sixty calls would delay the child.
         for number in _signal.valid_signals():
-            if number not in {_signal.SIGKILL, _signal.SIGSTOP}:
+            if callable(_signal.getsignal(number)):
                 _signal.signal(number, _signal.SIG_IGN)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # which also reaps
         os.closerange(0, os.sysconf("SC_OPEN_MAX"))
         set_name(_INIT_NAME)
         while True:
