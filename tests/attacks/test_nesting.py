@@ -157,3 +157,23 @@ async def test_attached_connections_work_side_by_side(stage: Stage) -> None:
     await child.do("[os.close(d) for d in D[:10]] and None")
     assert await child.ask(b"PING\n") == b"OK"
     assert await child.do("{ask(b'PING\\n', d) for d in D[10:]}") == {b"OK"}
+
+
+# spec W5, S7, attack 15: a length that is declared takes nothing of what others share;
+# the whole of a WRITE is charged here and above before a byte of it is written.
+async def test_what_is_only_declared_takes_nothing(stage: Stage) -> None:
+    child = await stage.puppet(max_bytes=100)
+    own = await child.open(b"own", b"w")
+    far = await child.do("attached()")
+    nested = await child.do(f"opened(b'nested', b'w', b'false', {far})")
+    await child.do(f"send(b'WRITE {nested} 80\\nabc', {far})")
+    assert await child.write(own, b"x" * 30) == b"OK 30"
+    full = b"ERROR failed to write: Disk quota exceeded"
+    assert await child.do(f"ask(b'y' * 77, {far})") == full
+    assert (stage.root / "nested").read_bytes() == b""
+    # What failed took nothing, and is the nested one's own error.
+    assert await child.write(own, b"x" * 60) == b"OK 60"
+    assert (
+        await child.do(f"ask(b'WRITE {nested} 10\\n' + b'z' * 10, {far})") == b"OK 10"
+    )
+    assert await child.write(own, b"x") == full

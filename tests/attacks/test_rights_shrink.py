@@ -229,7 +229,7 @@ def test_no_step_gives_a_right(lives: list[tuple[dict[str, Any], list[Step]]]) -
 # I8, spec A5: the model of a policy is all that its child may ask; the one that the host
 # has for others is not among its rights.
 def test_a_model_of_a_policy_is_the_only_one() -> None:
-    policy = {
+    policy: dict[str, Any] = {
         "top_level": False, "read": [], "write": [],
         "model": "cheap", "tools": None, "quota": None,
     }  # fmt: skip

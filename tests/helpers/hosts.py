@@ -100,9 +100,11 @@ class Stage:
                 shutil.copy(CHILDREN / name, script)
         return str(script)
 
-    async def puppet(self, **changes: Any) -> "Puppet":
-        """Start a child that does what it is told."""
-        command = (*PYTHON, self.script("puppet.py"))
+    async def puppet(
+        self, *, wrapper: tuple[str, ...] = (), **changes: Any
+    ) -> "Puppet":
+        """Start a child that does what it is told, as a wrapper's program if one is given."""
+        command = (*wrapper, *PYTHON, self.script("puppet.py"))
         stdin, ours = os.pipe2(os.O_CLOEXEC)
         theirs, stdout = os.pipe2(os.O_CLOEXEC)
         try:

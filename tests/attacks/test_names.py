@@ -1,0 +1,213 @@
+"""Names that lead out, and things in the tree that are no files: through the door.
+
+The rules are proved where paths are resolved (`tests/vfs`); here a child in each kind of
+walls tries, so that walls neither open a way nor stand in the door's.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.hosts import Puppet, Stage
+
+pytestmark = [pytest.mark.slow, pytest.mark.attack]
+
+
+def denied(name: bytes) -> bytes:
+    """Return the refusal of a name."""
+    return b"ERROR VFS access denied: '%b'" % name
+
+
+@pytest.fixture
+def outside(stage: Stage) -> Path:
+    """A directory beside the root whose name begins like the root's."""
+    made = stage.where / "root-evil"
+    made.mkdir()
+    (made / "file").write_bytes(b"outside")
+    return made
+
+
+async def untouched(child: Puppet, names: list[bytes], outside: Path) -> None:
+    """Try names in every mode; nothing is given and nothing changes."""
+    before = sorted(os.listdir(outside)), (outside / "file").read_bytes()
+    for name in names:
+        for mode in (b"r", b"w", b"a", b"r+", b"w+", b"a+"):
+            assert await child.ask(b"OPEN %b %b false\n" % (name, mode)) == denied(name)
+    assert (sorted(os.listdir(outside)), (outside / "file").read_bytes()) == before
+
+
+# attack 2
+async def test_a_twin_of_the_root_is_outside(stage: Stage, outside: Path) -> None:
+    child = await stage.puppet()
+    names = [os.fsencode(outside / "file"), b"../root-evil/file", b"../root-evil"]
+    await untouched(child, names, outside)
+
+
+# attack 3, attack 5: files, directories, ancestors of what is missing.
+async def test_links_out_lead_nowhere(stage: Stage, outside: Path) -> None:
+    child = await stage.puppet()
+    (stage.root / "file").symlink_to("../root-evil/file")
+    (stage.root / "dir").symlink_to(outside)
+    (stage.root / "new").symlink_to(outside / "new")
+    names = [b"file", b"dir/file", b"dir//file", b"dir/./file", b"dir/new", b"new"]
+    names += [b"dir/a/b", b"dir/../file"]
+    await untouched(child, names, outside)
+    for name in (b"dir/", b"dir//", b"dir/."):
+        for request in (b"OPEN %b r false\n", b"LIST false %b\n", b"STAT false %b\n"):
+            said = await child.ask(request % name)
+            assert said == denied(name), request
+
+
+# attack 7: a hard link that somebody put into the root is the root's; a child makes none.
+async def test_a_child_makes_no_hard_link(stage: Stage, outside: Path) -> None:
+    child = await stage.puppet()
+    name = os.fsencode(outside / "file")
+    asked = await child.ask(b"RENAME false %d %d\n%bmine" % (len(name), 4, name))
+    assert asked.startswith(b"ERROR")
+    assert os.stat(outside / "file").st_nlink == 1
+    assert os.listdir(stage.root) == []
+
+
+# attack 8, spec O7
+async def test_what_is_no_file_is_refused_at_once(stage: Stage) -> None:
+    child = await stage.puppet()
+    os.mkfifo(stage.root / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.open(stage.root, os.O_PATH | os.O_DIRECTORY)
+        server.bind(f"/proc/self/fd/{here}/sock")  # a path of a socket is short
+        os.close(here)
+        names = [b"fifo", b"sock", b"."]
+        if os.geteuid() == 0:
+            os.mknod(stage.root / "null", 0o20666, os.makedev(1, 3))
+            names.append(b"null")
+        for name in names:
+            for mode in (b"r", b"w", b"a+"):
+                said = await child.ask(b"OPEN %b %b false\n" % (name, mode))
+                assert said.startswith(b"ERROR failed to open file '"), said
+    assert await child.ask(b"PING\n") == b"OK"
+
+
+# attack 9: a refused open neither made nor cut anything.
+async def test_a_refused_open_changes_nothing(stage: Stage, outside: Path) -> None:
+    child = await stage.puppet(read=(str(outside),))
+    for mode in (b"w", b"a", b"r+", b"w+"):
+        for name in ("file", "new"):
+            path = os.fsencode(outside / name)
+            assert await child.ask(b"OPEN %b %b false\n" % (path, mode)) == denied(path)
+    assert (outside / "file").read_bytes() == b"outside"
+    assert os.listdir(outside) == ["file"]
+
+
+# attack 11, attack 12, attack 22
+async def test_names_that_are_long_odd_or_look_alike(stage: Stage) -> None:
+    child = await stage.puppet()
+    (stage.root / "café").write_bytes(b"composed")
+    for name in (
+        b"/".join([b"a"] * 3000),
+        b"x" * 4096,
+        b"x" * 256,
+        b"a/" * 2100 + b"x",
+    ):
+        assert (await child.ask(b"OPEN %b r false\n" % name)).startswith(b"ERROR ")
+    assert (await child.ask(b"OPEN a\0b w false\n")).startswith(b"ERROR ")
+    decomposed = "cafe\u0301".encode()
+    assert (await child.ask(b"OPEN %b r false\n" % decomposed)).startswith(b"ERROR ")
+    fileno = await child.open("café".encode())
+    assert await child.read(fileno, 99) == b"composed"
+    assert os.listdir(stage.root) == ["café"]
+
+
+# attack 14
+async def test_lenient_numbers_are_none(stage: Stage) -> None:
+    child = await stage.puppet()
+    fileno = await child.open(b"a", b"w+")
+    for number in (b"+%d", b"0x%x", b"%d_0", b"%d.0", b"-%d"):
+        token = number % fileno
+        said = await child.ask(b"READ %b 1\n" % token)
+        assert said.startswith(b"ERROR "), token
+    for size in (b"+1", b"0x1", b"1_0", "\u0661".encode(), b"1e1", b""):
+        said = await child.ask(b"READ %d %b\n" % (fileno, size))
+        assert said.startswith(b"ERROR "), size
+    assert await child.write(fileno, b"fine") == b"OK 4"
+
+
+# attack 20: what is full is full for the one that filled it.
+async def test_who_fills_its_share_alone_is_told(stage: Stage) -> None:
+    child = await stage.puppet(max_bytes=10_000, max_files=3, max_file_bytes=8_000)
+    other = await stage.puppet()
+    first, second = await child.open(b"a", b"w"), await child.open(b"b", b"w")
+    assert await child.write(first, b"x" * 8_000) == b"OK 8000"
+    assert await child.write(first, b"x") == b"ERROR failed to write: File too large"
+    full = b"ERROR failed to write: Disk quota exceeded"
+    assert await child.write(second, b"x" * 2_001) == full
+    # Sparse files too: the size counts, not the blocks.
+    truncated = await child.ask(b"TRUNCATE %d 5000\n" % second)
+    assert truncated == b"ERROR failed to truncate: Disk quota exceeded"
+    # spec S7: what is attached counts against its ancestors.
+    nested = await child.do("opened(b'c', b'w', b'false', (far := attached())) and far")
+    said = await child.do(f"ask(b'OPEN d w false\\n', {nested})")
+    assert said == b"ERROR failed to open file 'd': Disk quota exceeded"
+    # What failed took nothing.
+    assert await child.write(second, b"x" * 2_000) == b"OK 2000"
+    fileno = await other.open(b"e", b"w")
+    assert await other.write(fileno, b"x" * 20_000) == b"OK 20000"
+
+
+BWRAP = (
+    "bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
+    "--",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def why_no_bubblewrap() -> str:
+    """Why it cannot be tried; empty if it can. Asked outside of any host, which reaps."""
+    if shutil.which("bwrap") is None:
+        return "bubblewrap (bwrap) is not installed"
+    tried = subprocess.run([*BWRAP, "true"], capture_output=True, check=False)
+    said = tried.stderr.decode().strip()
+    return f"bwrap cannot make namespaces here: {said}" if tried.returncode else ""
+
+
+@pytest.fixture
+async def wrapped(why_no_bubblewrap: str, stage: Stage) -> Puppet:
+    """A child whose COMMAND is bubblewrap around a program."""
+    if why_no_bubblewrap:
+        pytest.skip(why_no_bubblewrap)
+    if stage.sandbox.layers:
+        pytest.skip("in walls there are no namespaces to be made: bwrap is for 'none'")
+    return await stage.puppet(wrapper=BWRAP)
+
+
+# attack 6, attack 26, attack 28: FD 3 passes through bubblewrap, and nothing else does.
+async def test_the_door_passes_through_bubblewrap(
+    stage: Stage, wrapped: Puppet, outside: Path
+) -> None:
+    assert set(await wrapped.do("descriptors()")) == {0, 1, 2, 3}
+    fileno = await wrapped.open(b"mine", b"w+")
+    assert await wrapped.write(fileno, b"through FD 3") == b"OK 12"
+    assert (stage.root / "mine").read_bytes() == b"through FD 3"
+    # What it may not open itself it gets by the door, and the other way round.
+    path = os.fsencode(outside / "file")
+    assert await wrapped.ask(b"OPEN %b r false\n" % path) == denied(path)
+    assert await wrapped.do(f"os.access({str(stage.root)!r}, os.W_OK)") is False
+    await wrapped.do("daemon()")
+    assert await wrapped.kill() == 128 + 9
+    stage.assert_nothing_left()
+
+
+# attack 26: its namespace has nobody but itself.
+async def test_kill_everybody_in_bubblewrap_reaches_itself(
+    stage: Stage, wrapped: Puppet
+) -> None:
+    other = await stage.puppet()
+    pid = await wrapped.do("os.getpid()")
+    assert pid < 10
+    wrapped.tell("os.kill(-1, 9)")
+    wrapped.tell("os._exit(3)")
+    await wrapped.child.wait_gone()
+    assert await other.ask(b"PING\n") == b"OK"
