@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -281,7 +282,7 @@ async def test_an_unknown_preset_is_named(
 
 # spec L6, attack 1: the claim alone gives no model.
 async def test_the_model_follows_the_right_and_the_claim(tmp_path: Path) -> None:
-    models = {"default_model": "big", "restricted_model": "small"}
+    models: dict[str, Any] = {"default_model": "big", "restricted_model": "small"}
     async with open_scene(tmp_path, **models, temperature=0.5, max_tokens=99) as scene:
         top = scene.connect(scene.hall.policy(top_level=True))
         low = scene.connect()
@@ -421,7 +422,7 @@ async def test_a_nested_client_has_a_share_of_its_parents_quota(
 
 # spec A5, L6: a nested client's model is one that its parent may ask, and no other.
 async def test_a_nested_clients_model_only_shrinks(tmp_path: Path) -> None:
-    models = {"default_model": "big", "restricted_model": "small"}
+    models: dict[str, Any] = {"default_model": "big", "restricted_model": "small"}
     async with open_scene(tmp_path, **models) as scene:
         parent = scene.connect(scene.hall.policy(top_level=True))
         nested, other = scene.nested(parent), scene.nested(parent)
