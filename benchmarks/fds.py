@@ -5,21 +5,31 @@ file on tmpfs, run next to it in turn. `wc -l` reads everything once and counts 
 which is the least that a page table needs.
 """
 
+import os
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Self
+
+import trio
 
 from benchmarks.measure import MeasureError, in_turn, workplace
 from benchmarks.options import parse, parser
 from benchmarks.report import Aim, Report, Row, at_most
-from vfs.content import TOOLS, FdTable, Process, Shared, Store
+from vfs.content import TOOLS, ClientFiles, FdTable, Process, Shared, Store
 from vfs.content.searching import compile_query, search
+from vfs.filesystem import Filesystem
+from vfs.ledger import Ledger
+from vfs.places import close_places, open_place
+from vfs.policy import Policy
 
 NAME = "fds"
 METHOD = "one process against programs on the same bytes, medians of ratios"
@@ -132,8 +142,56 @@ def large_rows(rounds: int, place: Path) -> list[Row]:
     search(process.table.fds[1].content.text, pattern, context=0, max_results=1)
     grown = (anonymous_kib() - before) / 1024
     made.append(Row("memory grown by all of it, 1 GB", grown, "MiB", MEMORY_AIM))
+    made += export_rows(process, place, path)
     process.close()
     return made
+
+
+def export_rows(process: Process, place: Path, path: Path) -> list[Row]:
+    """Write 1 GB to a file through a client's rights, beside `cp`; watch the memory."""
+    root = open_place(str(place), read=True, write=True, relative=b"")
+    cwd = os.open(place, os.O_PATH | os.O_DIRECTORY)
+    client = (fs := Filesystem()).connect(Policy((root,), cwd_fd=cwd), Ledger(), NAME)
+    process.files = ClientFiles(fs, client)
+    call = partial(process.call, "fd_to_file", fd="fd:1", file_path="exported")
+    before = anonymous_kib()
+    with Peak() as peak:
+        took = seconds(lambda: trio.run(call))
+    if (place / "exported").stat().st_size != path.stat().st_size:
+        raise MeasureError("the exported file is not whole")
+    (place / "exported").unlink()
+    peer = program("cp", str(path), str(place / "copy"))()
+    (place / "copy").unlink()
+    fs.disconnect(client, "over")
+    close_places((root,))
+    os.close(cwd)
+    grown = (peak.kib - before) / 1024
+    detail = f"{took * 1000:.0f} / {peer * 1000:.0f} ms"
+    return [
+        Row("memory grown at most by an export, 1 GB", grown, "MiB", MEMORY_AIM),
+        Row("export, 1 GB, flushed / cp", took / peer, "x", None, detail),
+    ]
+
+
+class Peak:
+    """The most anonymous memory that this process has in a block, in KiB."""
+
+    def __init__(self) -> None:
+        self.kib = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.005):
+            self.kib = max(self.kib, anonymous_kib())
 
 
 def anonymous_kib() -> int:

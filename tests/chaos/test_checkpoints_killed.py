@@ -1,19 +1,23 @@
-"""A host that is killed at any system call of a checkpoint leaves whole checkpoints.
+"""What a kill or a full disk at any system call of a checkpoint or an export leaves.
 
 strace sends SIGKILL at the N-th call of each kind, for N = 1, 2, ... until a run comes
 through. After each the checkpoints are opened anew: what was there before is there, what
-was told to be kept is there, and all that is there gives back every byte.
+was told to be kept is there, and all that is there gives back every byte.  In the same
+way each call that can fails once for want of room: what was there before is untouched, to
+the byte, and the failure is told.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.helpers.children.checkpointer import EXPORTED
 from tests.helpers.command import read_until
 from tests.helpers.contents import asking, text_of
 from vfs.content import TOOLS, Checkpoints, Process, Shared, Store
@@ -29,6 +33,19 @@ CALLS = (
 EXPECTED = {"openat", "write", "pwrite64", "fsync", "close"}
 """What must have killed at least once, or the test has missed it."""
 
+FALLIBLE = (
+    *("openat", "openat2", "write", "pwrite64", "fsync", "fdatasync", "ftruncate"),
+    *("mkdir", "linkat", "renameat", "rename", "renameat2"),
+)
+"""What may fail for want of room."""
+
+EXPECTED_FAILURES = {
+    "keep": {"openat", "write", "pwrite64"},
+    "write": {"write", "pwrite64", "openat"},
+    "append": {"write", "openat"},
+    "insert": {"write", "pwrite64", "openat"},
+}
+
 MOST_CALLS = 60
 
 PROGRAM = Path(__file__).parents[1] / "helpers" / "children" / "checkpointer.py"
@@ -39,7 +56,7 @@ class Keeper:
 
     def __init__(self, strace: str, where: Path) -> None:
         self._strace = strace
-        self._where = where
+        self.where = where
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAM)],
             cwd=PROGRAM.parents[3],
@@ -52,16 +69,16 @@ class Keeper:
         assert self._process.stdout is not None
         return read_until(self._process.stdout.fileno(), b"\n").decode().strip()
 
-    def run(self, inject: str) -> str:
-        """Make a checkpoint under an injected fault; its id, or "" if it was killed."""
+    def run(self, inject: str, kind: str = "keep") -> str:
+        """Do something under an injected fault; what it told, "" if it was killed."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        os.write(stdin.fileno(), f"{self._where}\n".encode())
+        os.write(stdin.fileno(), f"{kind} {self.where}\n".encode())
         pid = self._line()
-        calls = ",".join(CALLS)
-        words = ("-p", pid, "-e", f"trace={calls}", "-e", f"inject={inject}")
-        log = str(self._where) + ".log"
+        calls = ",".join({*CALLS, inject.partition(":")[0]})
+        words = ("-f", "-p", pid, "-e", f"trace={calls}", "-e", f"inject={inject}")
+        log = str(self.where) + ".log"
         with subprocess.Popen(
             [self._strace, *words, "-o", log], stderr=subprocess.PIPE
         ) as tracer:
@@ -129,3 +146,71 @@ async def test_a_kill_at_any_call_leaves_whole_checkpoints(
             pytest.fail(f"more than {MOST_CALLS} calls of {call}")
     finally:
         keeper.close()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    """Return what makes checkpoints and exports in `tmp_path / "state"`."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is missing")
+    made = Keeper(strace, tmp_path / "state")
+    yield made
+    made.close()
+
+
+def until_it_works(keeper: Keeper, kind: str, call: str) -> Iterator[str]:
+    """Let the N-th call fail, N = 1, 2, ... until nothing does; yield what was told."""
+    for number in range(1, MOST_CALLS):
+        told = keeper.run(f"{call}:error=ENOSPC:when={number}", kind)
+        assert told, "it died of a full disk"
+        yield told
+        log = Path(f"{keeper.where}.log").read_text()
+        if "(INJECTED)" not in log:
+            assert number > 1 or call not in EXPECTED_FAILURES[kind]
+            return
+    pytest.fail(f"more than {MOST_CALLS} calls of {call}")
+
+
+@pytest.mark.parametrize("call", FALLIBLE)
+async def test_a_full_disk_at_any_call_leaves_the_checkpoints_there_were(
+    keeper: Keeper, call: str
+) -> None:
+    known = {keeper.run("mkdir:error=ENOSPC:when=99")}
+    for told in until_it_works(keeper, "keep", call):
+        now = set(await seen(keeper.where))
+        if told.startswith("failed: "):
+            # A commit whose last flush failed may be there all the same, and whole.
+            assert known <= now, told
+            assert len(now - known) <= (call == "fdatasync")
+        else:
+            assert now == known | {told}
+        known = now
+
+
+def is_named(keeper: Keeper) -> bool:
+    """Tell whether the failure came behind the call that made the new file visible."""
+    before = Path(f"{keeper.where}.log").read_text().partition("(INJECTED)")[0]
+    return "renameat" in before.rpartition("\n")[0]
+
+
+@pytest.mark.parametrize("mode", ["write", "append", "insert"])
+@pytest.mark.parametrize("call", FALLIBLE)
+def test_a_full_disk_at_any_call_of_an_export_leaves_the_old_file(
+    keeper: Keeper, call: str, mode: str
+) -> None:
+    old = "the old content\n" * 1000
+    new = {"write": EXPORTED, "append": old + EXPORTED, "insert": EXPORTED + old}[mode]
+    root = keeper.where / "root"
+    root.mkdir(parents=True)
+    out = root / "out"
+    out.write_text(old)
+    for told in until_it_works(keeper, mode, call):
+        if 'success="true"' in told:
+            assert out.read_text() == new
+        else:
+            assert "No space left on device" in told, told
+            # The flush of the directory comes after the file has its name.
+            assert out.read_text() == (new if is_named(keeper) else old)
+        out.write_text(old)
+        assert os.listdir(root) == ["out"]

@@ -56,3 +56,28 @@ def test_a_child_forks_and_summarizes_under_its_quota(
         '<fd_error type="not_found" fd="">',
     ]
     assert outcome.out.splitlines()[-1] != b"OK 0."
+
+
+# spec L5: a preset with tools, and a conversation that goes on, from a shell child.
+def test_a_child_asks_an_agent_and_goes_on(tmp_path: Path, provider: str) -> None:
+    (tmp_path / "config.toml").write_text(
+        f'[llm]\nbase_url = "{provider}"\napi_key_file = "{key_file(tmp_path)}"\n'
+        'max_tokens = 100\n[llm.presets.agent]\nsystem = "x"\ntools = true\n'
+        '[tools]\nenabled = ["read_fd", "fd_to_file"]\n'
+    )
+    call = ["fd_to_file", {"fd": "fd:1", "file_path": "copy"}]
+    prompt = "!script=" + json.dumps([[call], "written"], separators=(",", ":"))
+    script = f"""
+        seq 1 5000 | $0 fs put log
+        $0 llm chat -r agent@mine -p '{prompt}' -i log -o answer
+        $0 fs cat answer; echo
+        $0 fs cat copy | tail -1
+        $0 llm chat -r agent@mine -p 'and now'
+        $0 llm chat -r agent@ -p 'and now'
+        """
+    words = ("run", "--config", "config.toml", "--", "bash", "-c", script, SANDHOST)
+    outcome = sandhost(*words, cwd=tmp_path)
+    assert outcome.out.decode().splitlines() == [
+        *("written", "5000", "The message has 2 words.")
+    ]
+    assert outcome.err == b"sandhost llm: invalid preset: agent@\n"

@@ -1,14 +1,33 @@
-"""Makes checkpoints in processes of its own, one for each line of stdin.
+"""Makes checkpoints and exports in processes of its own, one for each line of stdin.
 
-For each line `DIRECTORY` it forks; the fork says its pid, waits for a byte on stdin, keeps
-a checkpoint and says its id. So a test can trace a process that has imported everything
+For each line `KIND DIRECTORY` it forks; the fork says its pid, waits for a byte on stdin,
+does what KIND says and tells what came of it: the id of a checkpoint, the answer of an
+export, or `failed: ` and why. So a test can trace a process that has imported everything
 and has not begun.
 """
 
 import os
 import sys
+from functools import partial
 
-from vfs.content import TOOLS, Checkpoints, Process, Shared, Store
+import trio
+
+from vfs.content import (
+    TOOLS,
+    Checkpoints,
+    ClientFiles,
+    FdError,
+    Process,
+    Shared,
+    Store,
+)
+from vfs.filesystem import Filesystem
+from vfs.ledger import Ledger
+from vfs.places import close_places, open_place
+from vfs.policy import Policy
+
+EXPORTED = "".join(f"line {number}\n" for number in range(300_000))
+"""More than a step of an export."""
 
 
 def keep(directory: str, label: str) -> str:
@@ -24,19 +43,58 @@ def keep(directory: str, label: str) -> str:
     return made.id
 
 
+async def export(directory: str, mode: str) -> str:
+    """Off-load a content to the disk and write it to the file `out`; return the answer."""
+    root = open_place(f"{directory}/root", read=True, write=True, relative=b"")
+    cwd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    client = (fs := Filesystem()).connect(Policy((root,), cwd_fd=cwd), Ledger(), "t")
+    # Nothing fits into memory: what is put in goes to a file without a name.
+    process = Process(Shared(Store(max_memory=1, directory=directory), TOOLS))
+    process.files = ClientFiles(fs, client)
+    try:
+        process.add_text(EXPORTED, "test")
+        more = {"insert_at_line": 1} if mode == "insert" else {}
+        answer = await process.call(
+            "fd_to_file", fd="fd:1", file_path="out", mode=mode, **more
+        )
+    finally:
+        process.close()
+        if client.files:
+            os.abort()  # a file was left open
+        fs.disconnect(client, "test")
+        close_places((root,))
+        os.close(cwd)
+    return " ".join(answer.decode().split())
+
+
+def work(kind: str, directory: str, number: int) -> str:
+    """Do what a line says."""
+    if kind == "keep":
+        return keep(directory, str(number))
+    return trio.run(partial(export, directory, kind))
+
+
 def main() -> None:
     """Serve until stdin ends."""
     number = 0
     while line := os.read(0, 4096):
         number += 1
+        kind, _, directory = line.decode().strip().partition(" ")
         pid = os.fork()
         if not pid:
-            os.write(1, b"%d\n" % os.getpid())
+            # By a call that no test injects anything into.
+            os.writev(1, [b"%d\n" % os.getpid()])
             os.read(0, 1)
-            os.write(1, keep(line.decode().strip(), str(number)).encode() + b"\n")
+            try:
+                told = work(kind, directory, number)
+            except FdError as why:
+                told = f"failed: {why.message}"
+            except OSError as why:  # of the opening: a host does not start then
+                told = f"failed: {why.strerror}"
+            os.writev(1, [told.encode() + b"\n"])
             os._exit(0)
         os.waitpid(pid, 0)
-        os.write(1, b"over\n")
+        os.writev(1, [b"over\n"])
 
 
 if __name__ == "__main__":
