@@ -1,7 +1,7 @@
 """The control socket: what a host tells those who may ask, one JSON line each way.
 
-What it is: who may connect, the conversation, the answers.  What it is not: the socket's
-file (``control_socket``), the asking side (``control_client``), tables for people
+What it is: who may connect, the conversation.  What it is not: the answers
+(``control_answers``), the socket's file (``control_socket``), the asking side (``control_client``), tables for people
 (``tables``).  By itself it changes nothing in a host; ``serve`` adds orders and streams.
 
 Rules of this file.
@@ -10,8 +10,8 @@ Rules of this file.
 2. A question is at most ``LINE_BYTES``, asked and answered within ``DEADLINE_S``;
    between questions a connection may idle for ever.  Of too many connections the one
    that idles longest makes room.
-3. Answers are made one at a time and in slices of ``SLICE_S``: whatever is asked, a
-   client's READ waits for no more than a slice.
+3. Answers are made one at a time, and in slices: whatever is asked, a client's READ
+   waits for no more than a slice.
 4. An order or a stream may take its time: it has a connection of its own, of which there
    are ``MAX_LONG``, and ends when whoever asked is gone.  One that does not read waits
    in its own send; nothing is kept for it.
@@ -23,26 +23,21 @@ import errno
 import os
 import socket
 import struct
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
+from supervisor.control_answers import Answers
 from supervisor.control_client import QUESTIONS, VERSION
 from supervisor.control_socket import listening
-from supervisor.holdings import process_facts
-from supervisor.leaks import check_host
-from supervisor.watcher import Watcher
-from vfs.filesystem import file_row, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from supervisor.child import Child
     from supervisor.host import Host
 
 LINE_BYTES = 65_536
@@ -57,9 +52,6 @@ MAX_CONNECTIONS = 16
 MAX_LONG = 64
 """Orders and streams at once."""
 
-SLICE_S = 0.0005
-"""Longest stretch of making rows without a checkpoint: some 100 rows."""
-
 ACCEPT_PAUSE_S = 0.1
 """Between tries to accept while the process has no descriptor or memory to spare."""
 
@@ -68,8 +60,6 @@ _RECEIVE_BYTES = 4096
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
 _ENCODER = msgspec.json.Encoder()
-
-T = TypeVar("T")
 
 
 class Question(msgspec.Struct, forbid_unknown_fields=True):
@@ -162,20 +152,14 @@ class ControlServer:
         self._orders = orders
         self._long: set[_Connection] = set()
         self._listener = listener
-        self._children = Watcher()
-        self._own = Watcher()
         self._connections: set[_Connection] = set()
         self._refused: set[trio.SocketStream] = set()
-        self._started_at = time.time()
         self._answering = trio.Lock()  # rule 3
-        self._answers: dict[str, Callable[[], Awaitable[object]]] = {
-            "ps": self._ps,
-            "clients": self._clients,
-            "files": self._files,
-            "stats": self._stats,
-            "leaks": self._leaks,
-            "quota": self._quota,
-        }
+        self._answers = Answers(host, [self._row, *orders.stats]).known
+
+    def _row(self) -> dict[str, object]:
+        """Return what ``stats`` tells of the socket."""
+        return {"control_connections": len(self._connections) + len(self._long)}
 
     def descriptors(self) -> Iterable[tuple[int, str]]:
         """Yield what the server holds of the host's descriptors."""
@@ -333,73 +317,6 @@ class ControlServer:
         await self._orders.streams[question.do](question.args, send)
         await stream.send_all(_ENCODER.encode({"v": VERSION, "end": True}) + b"\n")
 
-    # The answers
-
-    async def _ps(self) -> list[msgspec.Raw]:
-        children = tuple(self._host.children.values())
-        running = [child.process for child in children if child.process is not None]
-        samples = await self._children.sample(
-            [(process.pid, process.create_time) for process in running]
-        )
-
-        def row(child: Child) -> dict[str, object]:
-            process = child.process
-            name = None if process is None else (process.pid, process.create_time)
-            sample = None if name is None else samples.get(name)
-            more = {} if roster is None else roster.more_of(child)
-            usage = None if sample is None else sample.row()
-            own = None if metrics is None else metrics.tokens.get(child.id)
-            llm = None if own is None else own.row()
-            return {**child.row(), **more, "usage": usage, "llm": llm}
-
-        roster, metrics = self._host.roster, self._host.metrics
-        rows = await _rows(children, row)
-        if roster is not None:
-            shown = {child.spec.name for child in children}
-            absent = tuple(r for r in roster.absent() if r["name"] not in shown)
-            rows += await _rows(absent, lambda its_row: its_row)
-        return rows
-
-    async def _clients(self) -> list[msgspec.Raw]:
-        clients = tuple(self._host.fs.tables.clients.values())
-        return await _rows(clients, lambda client: client.row())
-
-    async def _files(self) -> list[msgspec.Raw]:
-        return await _rows(tuple(self._host.fs.tables.files.values()), file_row)
-
-    async def _stats(self) -> dict[str, object]:
-        host = self._host
-        own = process_facts(os.getpid())
-        samples = await self._own.sample(
-            [] if own is None else [(own.pid, own.create_time)]
-        )
-        return {
-            "pid": os.getpid(),
-            "control_since": timestamp(self._started_at),
-            "children": len(host.children),
-            "clients": len(host.fs.tables.clients),
-            "files": len(host.fs.tables.files),
-            "tasks": trio.lowlevel.current_statistics().tasks_living,
-            "payload_bytes": host.budget.used_bytes,
-            "payloads_spooled": host.budget.spooled,
-            "control_connections": len(self._connections) + len(self._long),
-            "sampling_longest_s": round(self._children.longest_slice_s, 6),
-            "usage": next((sample.row() for sample in samples.values()), None),
-            **{
-                key: value
-                for more in self._orders.stats
-                for key, value in more().items()
-            },
-        }
-
-    async def _leaks(self) -> dict[str, object]:
-        return await check_host(self._host)
-
-    async def _quota(self) -> list[msgspec.Raw]:
-        llm = self._host.services.llm
-        rows = [] if llm is None else llm.quota_rows()
-        return await _rows(rows, lambda row: row)
-
 
 def _understand(line: bytes) -> tuple[bytes | None, Question | None]:
     """Return the question; or the refusal, after which the connection is closed."""
@@ -428,20 +345,6 @@ def _result(result: object) -> bytes:
 def _error(text: str) -> bytes:
     line = "".join(c if c.isprintable() else "?" for c in text[:_ERROR_CHARS])
     return _ENCODER.encode({"v": VERSION, "ok": False, "error": line}) + b"\n"
-
-
-async def _rows(
-    items: Iterable[T], make: Callable[[T], dict[str, object]]
-) -> list[msgspec.Raw]:
-    """Make and encode the rows of a table, in slices."""
-    rows = []
-    slice_end = time.monotonic() + SLICE_S
-    for item in items:
-        rows.append(msgspec.Raw(_ENCODER.encode(make(item))))
-        if time.monotonic() > slice_end:
-            await trio.lowlevel.checkpoint()
-            slice_end = time.monotonic() + SLICE_S
-    return rows
 
 
 def _may_ask(stream: trio.SocketStream) -> bool:

@@ -151,3 +151,39 @@ def test_a_control_socket_of_the_manager_starts_the_host(tmp_path: Path) -> None
         it.run("systemctl", "stop", "sandhost.service")
         # It is the manager's and stays.
         it.run("test", "-S", "/run/sandhost/control")
+
+
+def steps() -> list[str]:
+    """The commands of docs/operations.md that lead to a hardened unit, in order.
+
+    Left out is what fetches: the checkout stands where pip would install it.
+    """
+    text = (ROOT / "docs" / "operations.md").read_text()
+    _, _, text = text.partition("## From an empty machine to a hardened unit\n")
+    section, _, _ = text.partition("\n## ")
+    blocks = section.split("```sh\n")[1:]
+    lines = "".join(block.partition("```")[0] for block in blocks).splitlines()
+    return [line for line in lines if "venv" not in line and "/pip " not in line]
+
+
+# The page, word by word, on a machine that has the program and no unit yet.
+def test_the_page_leads_to_a_hardened_unit(tmp_path: Path) -> None:
+    lines = steps()
+    assert len(lines) > 10
+    with booted(tmp_path, CONFIG, wants="") as it:
+        etc = "/etc/systemd/system"
+        it.run("rm", f"{etc}/sandhost.service", f"{etc}/sandhost.socket")
+        script = "set -ex\ncd /usr/local/lib/sandhost/src\n" + "\n".join(lines)
+        done = it.run("sh", "-c", script)
+        assert "status=0" not in done.stdout
+        assert "active (running)" in done.stdout
+        assert '"2 children"' in done.stdout
+        assert "no faults" in done.stdout
+        exposure = [
+            line for line in done.stdout.splitlines() if "exposure level" in line
+        ]
+        assert float(exposure[0].rsplit(":", 1)[1].split()[0]) <= 1.5
+        assert it.show("UnitFileState") == "enabled"
+        assert {row["name"] for row in it.children()} == {"a", "b"}
+        rights = it.run("stat", "-c", "%a %U", "/var/lib/sandhost", "/run/sandhost")
+        assert rights.stdout.split() == ["700", "sandhost"] * 2

@@ -1,0 +1,135 @@
+"""The answers of the control socket: rows and figures of a host, made in slices.
+
+What it is: each question that changes nothing, and its answer.  What it is not: the
+conversation (``control``), tables for people (``tables``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import trio
+
+from supervisor.holdings import process_facts
+from supervisor.leaks import check_host
+from supervisor.watcher import Watcher
+from vfs.filesystem import file_row, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from supervisor.child import Child
+    from supervisor.host import Host
+
+SLICE_S = 0.0005
+"""Longest stretch of making rows without a checkpoint: some 100 rows."""
+
+_ENCODER = msgspec.json.Encoder()
+
+T = TypeVar("T")
+
+
+class Answers:
+    """What a host tells of itself.
+
+    Args:
+        host: what is asked about.
+        stats_of: each adds to ``stats``.
+
+    Attributes:
+        known: by question.
+    """
+
+    def __init__(
+        self, host: Host, stats_of: Sequence[Callable[[], dict[str, object]]]
+    ) -> None:
+        self._host = host
+        self._stats_of = stats_of
+        self._children = Watcher()
+        self._own = Watcher()
+        self._started_at = time.time()
+        self.known: dict[str, Callable[[], Awaitable[object]]] = {
+            "ps": self._ps,
+            "clients": self._clients,
+            "files": self._files,
+            "stats": self._stats,
+            "leaks": self._leaks,
+            "quota": self._quota,
+        }
+
+    async def _ps(self) -> list[msgspec.Raw]:
+        children = tuple(self._host.children.values())
+        running = [child.process for child in children if child.process is not None]
+        samples = await self._children.sample(
+            [(process.pid, process.create_time) for process in running]
+        )
+
+        def row(child: Child) -> dict[str, object]:
+            process = child.process
+            name = None if process is None else (process.pid, process.create_time)
+            sample = None if name is None else samples.get(name)
+            more = {} if roster is None else roster.more_of(child)
+            usage = None if sample is None else sample.row()
+            own = None if metrics is None else metrics.tokens.get(child.id)
+            llm = None if own is None else own.row()
+            return {**child.row(), **more, "usage": usage, "llm": llm}
+
+        roster, metrics = self._host.roster, self._host.metrics
+        rows = await _rows(children, row)
+        if roster is not None:
+            shown = {child.spec.name for child in children}
+            absent = tuple(r for r in roster.absent() if r["name"] not in shown)
+            rows += await _rows(absent, lambda its_row: its_row)
+        return rows
+
+    async def _clients(self) -> list[msgspec.Raw]:
+        clients = tuple(self._host.fs.tables.clients.values())
+        return await _rows(clients, lambda client: client.row())
+
+    async def _files(self) -> list[msgspec.Raw]:
+        return await _rows(tuple(self._host.fs.tables.files.values()), file_row)
+
+    async def _stats(self) -> dict[str, object]:
+        host = self._host
+        own = process_facts(os.getpid())
+        samples = await self._own.sample(
+            [] if own is None else [(own.pid, own.create_time)]
+        )
+        return {
+            "pid": os.getpid(),
+            "control_since": timestamp(self._started_at),
+            "children": len(host.children),
+            "clients": len(host.fs.tables.clients),
+            "files": len(host.fs.tables.files),
+            "tasks": trio.lowlevel.current_statistics().tasks_living,
+            "payload_bytes": host.budget.used_bytes,
+            "payloads_spooled": host.budget.spooled,
+            "sampling_longest_s": round(self._children.longest_slice_s, 6),
+            "usage": next((sample.row() for sample in samples.values()), None),
+            **{key: value for more in self._stats_of for key, value in more().items()},
+        }
+
+    async def _leaks(self) -> dict[str, object]:
+        return await check_host(self._host)
+
+    async def _quota(self) -> list[msgspec.Raw]:
+        llm = self._host.services.llm
+        rows = [] if llm is None else llm.quota_rows()
+        return await _rows(rows, lambda row: row)
+
+
+async def _rows(
+    items: Iterable[T], make: Callable[[T], dict[str, object]]
+) -> list[msgspec.Raw]:
+    """Make and encode the rows of a table, in slices."""
+    rows = []
+    slice_end = time.monotonic() + SLICE_S
+    for item in items:
+        rows.append(msgspec.Raw(_ENCODER.encode(make(item))))
+        if time.monotonic() > slice_end:
+            await trio.lowlevel.checkpoint()
+            slice_end = time.monotonic() + SLICE_S
+    return rows
