@@ -21,6 +21,7 @@ PROGRAMS = {
     "sandbox": 120.0,
     "neighbours": 120.0,
     "daemon": 120.0,
+    "handover": 60.0,
     "toolexec": 120.0,
     "fds": 180.0,
     "llm": 120.0,

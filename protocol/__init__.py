@@ -8,7 +8,15 @@ with ``grammar``, the one table of the language.
 from protocol import limits, messages
 from protocol.connection import ClientConnection, HostConnection
 from protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
-from protocol.grammar import COMMANDS, MODES, describe, echo, error, invalid
+from protocol.grammar import (
+    COMMANDS,
+    MODES,
+    describe,
+    echo,
+    error,
+    format_request,
+    invalid,
+)
 
 __all__ = [
     "COMMANDS",
@@ -21,6 +29,7 @@ __all__ = [
     "describe",
     "echo",
     "error",
+    "format_request",
     "invalid",
     "limits",
     "messages",

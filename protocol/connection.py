@@ -129,6 +129,23 @@ class HostConnection:
         self.pending = buffer.at < buffer.end
         self.idle = not (self.pending or self._skipping or buffer)
 
+    def held(self) -> tuple[bytes, bool]:
+        """Return the bytes that were received and are in no message yet.
+
+        Returns:
+            (those bytes, whether they belong to a line that was too long).
+        """
+        return self._buffer.peek(), self._skipping
+
+    def hold(self, data: bytes, *, skipping: bool = False) -> None:
+        """Begin where another end of the same connection stopped (``held``).
+
+        Precondition: nothing was received yet.
+        """
+        self._skipping = skipping
+        self._buffer.append(data)
+        self._settle()
+
     def take_body(self) -> bytes:
         """Return what has been received of the body; empty when more must come."""
         if not self.pending:

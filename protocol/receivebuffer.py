@@ -30,6 +30,10 @@ class ReceiveBuffer:
         """Return how many bytes are held."""
         return len(self._partial) + self.end - self.at
 
+    def peek(self) -> bytes:
+        """Return what is held, and leave it there."""
+        return bytes(self._partial) + self._piece[self.at :]
+
     def append(self, piece: bytes, start: int = 0) -> None:
         """Add what was received, from ``start`` on."""
         if self.at < self.end:

@@ -16,12 +16,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from supervisor.launchpad_start import LaunchpadProcess
+
 SPAWNING = frozenset({"run", "pipeline", "relay", "serve"})
 """Commands that start children of their own."""
 
 
-LIGHT = frozenset({"fs", "fd", "llm"})
-"""Commands that run inside a child, often in a loop of a shell script."""
+LIGHT = frozenset({"fs", "fd", "llm", "handover-check"})
+"""Commands without the framework: inside a child, often in a loop of a shell script, and
+what a host asks its next program."""
 
 
 def main() -> None:
@@ -72,7 +75,7 @@ def _main(words: list[str]) -> int:
 
         _close_up()
         try:
-            launchpad = start_launchpad()
+            launchpad = _inherited(words[0]) or start_launchpad()
         except OSError as why:
             sys.stderr.write(
                 f"sandhost {words[0]}: cannot start the launchpad: {why.strerror}\n"
@@ -84,11 +87,13 @@ def _main(words: list[str]) -> int:
 
 
 def _light(word: str) -> Callable[[list[str]], int]:
-    """Return a command that runs inside a child: no framework, no Trio."""
+    """Return one of these commands."""
     if word == "fs":
         from vfs.fscmd import main  # noqa: PLC0415 - only the one that is called
     elif word == "fd":
         from vfs.fdcmd import main  # noqa: PLC0415
+    elif word == "handover-check":
+        from supervisor.handover_check import check as main  # noqa: PLC0415
     else:
         from vfs.llmcmd import main  # noqa: PLC0415
     return main
@@ -106,6 +111,15 @@ def _close_up() -> None:
     prctl(PR_SET_DUMPABLE, 0)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def _inherited(word: str) -> LaunchpadProcess | None:
+    """Return what the program before has handed over; None if there was none."""
+    if word != "serve" or "SANDHOST_HANDOVER" not in os.environ:
+        return None
+    from supervisor.handover_exec import inherited  # noqa: PLC0415 - once in a while
+
+    return inherited()
 
 
 def _has_door() -> bool:

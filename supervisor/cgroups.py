@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from supervisor.options import Limits
 
 PREFIX = "sandhost-child-"
@@ -55,6 +57,11 @@ class Groups:
     made: list[str] = field(default_factory=list)
     version_2: set[str] = field(default_factory=set)
     why_not: str = ""
+
+    @classmethod
+    def of_files(cls, files: Iterable[str]) -> Groups:
+        """Return the groups whose ``procs`` are these files."""
+        return cls([name.removesuffix("/cgroup.procs") for name in files])
 
     def procs(self) -> tuple[str, ...]:
         """Return the files that take the pid of who joins, in version 1 a thread's.

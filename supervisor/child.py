@@ -12,6 +12,7 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -44,6 +45,9 @@ only one that is stuck in the kernel takes longer."""
 
 STANDARD = (0, 1, 2)
 
+ATTACHING = "attaching"
+"""What a descriptor is held for on its way to a client."""
+
 
 class Child:
     """One child of a host.
@@ -62,7 +66,6 @@ class Child:
         places: its root and grants.
         wanted: what it, and whatever is run for it, is to run in.
         walls: what it runs in, once it does.
-        wanted: what it was to run in; its tools run in the same.
     """
 
     def __init__(self, host: Host, child_id: str, spec: ChildSpec) -> None:
@@ -79,7 +82,7 @@ class Child:
         self._host = host
         self._stopped = trio.Event()
         self._side: socket.socket | None = None
-        self._ends: _Ends | None = None
+        self._ends: Ends | None = None
         self.places: tuple[Place, ...] = ()
         self.walls = Walls(spec.sandbox.name)
         self.wanted: Wanted | None = None
@@ -87,6 +90,8 @@ class Child:
         self._past = Traffic()  # of nested clients that are gone
         self._nursery: trio.Nursery | None = None
         self._grace_s = host.settings.grace_s
+        self._killed_at = math.inf
+        self._timeout_at = math.inf
 
     # Orders from outside
 
@@ -159,12 +164,10 @@ class Child:
             files=spec.max_files,
             file_bytes=spec.max_file_bytes,
         )
-        pairs = self._ends = _Ends(spec.transport)
+        pairs = self._ends = Ends(spec.transport)
         stack.callback(pairs.close)
         client = host.fs.connect(policy, ledger, f"{self.id}:{spec.transport}")
-        self._nursery = await stack.enter_async_context(trio.open_nursery())
-        stack.callback(self._nursery.cancel_scope.cancel)
-        stack.push_async_callback(self._close_sessions)
+        self._nursery = await self._open_nursery(stack)
         read_fd, write_fd = pairs.host_fds()
         self.session = host.open_session(client, read_fd, write_fd, spec.dialect)
         self.session.on_attach = self._attach
@@ -180,6 +183,13 @@ class Child:
         self.process = await self._spawn(cwd_fd, pairs, env, wanted)
         stack.callback(self.process.close)
         pairs.close_child_ends()
+
+    async def _open_nursery(self, stack: AsyncExitStack) -> trio.Nursery:
+        """Open where its conversations run; they are closed before it is left."""
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(nursery.cancel_scope.cancel)
+        stack.push_async_callback(self._close_sessions)
+        return nursery
 
     def _make_policy(self, stack: AsyncExitStack) -> Policy:
         spec = self.spec
@@ -220,7 +230,7 @@ class Child:
         return wanted
 
     async def _spawn(
-        self, cwd_fd: int, pairs: _Ends, env: dict[str, str], wanted: Wanted
+        self, cwd_fd: int, pairs: Ends, env: dict[str, str], wanted: Wanted
     ) -> SpawnedProcess:
         spec = self.spec
         stdio = zip(spec.stdio, STANDARD, strict=True)
@@ -241,16 +251,20 @@ class Child:
         return process
 
     async def _live(self) -> None:
+        self._happened(Event.SPAWNED)
+        await self._live_on(self.spec.timeout_s)
+
+    async def _live_on(self, timeout_s: float | None) -> None:
+        """Wait for its process's end; ``timeout_s`` is left of its time limit."""
         process = self.process
         session = self.session
         if process is None or session is None:
             raise RuntimeError("a child that was not started cannot live")
-        self._happened(Event.SPAWNED)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._enforce_end)
-                if self.spec.timeout_s is not None:
-                    nursery.start_soon(self._enforce_timeout, self.spec.timeout_s)
+                if timeout_s is not None:
+                    nursery.start_soon(self._enforce_timeout, timeout_s)
                 self.exit = await process.wait_exit()
                 nursery.cancel_scope.cancel()
         except LaunchpadLost:
@@ -274,12 +288,14 @@ class Child:
     async def _enforce_end(self) -> None:
         """After a stop, kill what does not end within the grace period (spec S6)."""
         await self._stopped.wait()
-        await trio.sleep(self._grace_s)
+        self._killed_at = trio.current_time() + self._grace_s
+        await trio.sleep_until(self._killed_at)
         self._host.on_overdue(self)
         self._happened(Event.GRACE_OVER)
 
     async def _enforce_timeout(self, timeout_s: float) -> None:
-        await trio.sleep(timeout_s)
+        self._timeout_at = trio.current_time() + timeout_s
+        await trio.sleep_until(self._timeout_at)
         self.timed_out = True
         self.stop()
 
@@ -433,14 +449,18 @@ class Child:
     ) -> None:
         """Send a reply with a descriptor on its first byte (over pipes: beside it)."""
         fds = [carried.fileno()]
-        if session is self.session and self._side is not None:
-            with session.patience():
-                await _send_fds(self._side, b"+", fds)
-            await session.send(reply)
-            return
-        line = socket.socket(fileno=os.dup(session.write_fd))
-        with self.carrying(line), session.patience():
-            sent = await _send_fds(line, reply, fds)
+        session.carried = (carried.fileno(), reply)
+        try:
+            if session is self.session and self._side is not None:
+                with session.patience():
+                    await _send_fds(self._side, b"+", fds)
+                sent = 0
+            else:
+                line = socket.socket(fileno=os.dup(session.write_fd))
+                with self.carrying(line), session.patience():
+                    sent = await _send_fds(line, reply, fds)
+        finally:
+            session.carried = None
         if sent < len(reply):
             await session.send(reply[sent:])
 
@@ -448,7 +468,7 @@ class Child:
     def carrying(self, carried: socket.socket) -> Iterator[None]:
         """Hold a socket while it, or something through it, is handed on; close it."""
         fd = carried.fileno()
-        self._held[fd] = "attaching"
+        self._held[fd] = ATTACHING
         try:
             yield
         finally:
@@ -518,7 +538,7 @@ async def _send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> int:
             await trio.lowlevel.wait_writable(sock)
 
 
-class _Ends:
+class Ends:
     """Both ends of a child's door (spec T1): a socketpair, or two pipes.
 
     With pipes a socketpair on FD 5 carries the descriptors of ATTACH (spec N4).
@@ -528,10 +548,15 @@ class _Ends:
         side: the host's end of that socketpair.
     """
 
-    def __init__(self, transport: str) -> None:
+    def __init__(
+        self, transport: str | None, side: socket.socket | None = None
+    ) -> None:
         self._child: list[int] = []
         self._host: tuple[int, ...] = ()
-        self.side: socket.socket | None = None
+        self.side = side
+        self.env: dict[str, str] = {}
+        if transport is None:
+            return
         numbers = "3,4,5" if transport == "pipes" else "3"
         self.env = {"FSPROXY_FD": numbers, "FSPROXY_VERSION": "2"}
         if transport == "pipes":
@@ -549,6 +574,15 @@ class _Ends:
             self._host = (ours.detach(),)
         for fd in self._host:
             os.set_blocking(fd, False)
+
+    @classmethod
+    def handed_over(cls, side: socket.socket | None) -> Ends:
+        """Return what is left of them when the child runs and its session has its own.
+
+        Args:
+            side: the host's end of the socketpair beside two pipes.
+        """
+        return cls(None, side)
 
     def close(self) -> None:
         """Close what nobody took over."""

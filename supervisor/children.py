@@ -162,13 +162,17 @@ class Children:
         policy = None if name is None else config.policy.get(name)
         return options_of(section, policy, config.sandbox)
 
-    def _add(self, name: str, section: ChildSection) -> Kept:
+    def open_log(self, name: str, section: ChildSection) -> ChildLog:
+        """Return where what a child says is kept."""
         segments = Segments(
             f"{self._log_dir}/{name}",
             parse_size(section.log.max_size),
             section.log.keep,
         )
-        log = ChildLog(name, segments, self._host.log, self._dropped)
+        return ChildLog(name, segments, self._host.log, self._dropped)
+
+    def _add(self, name: str, section: ChildSection) -> Kept:
+        log = self.open_log(name, section)
         options = self._options(section)
         kept = Kept(self._host, name, section, options, log, self._shared)
         self._kept[name] = kept

@@ -172,8 +172,21 @@ def _stop_daemon(host: HostClient, grace_s: float | None) -> None:
                 say("sandhost stop", f"waiting: {sentence(row)}")
 
 
-def reload(control: _Control = None, as_json: _Json = False) -> int:
+def reload(
+    control: _Control = None,
+    as_json: _Json = False,
+    execute: Annotated[
+        bool,
+        typer.Option("--exec", help="Replace the host's program; children go on."),
+    ] = False,
+) -> int:
     """Have the daemon read its configuration anew; only changed children restart."""
+    if execute:
+        with _asking(control) as host:
+            generation = host.replace()
+        text = json.dumps({"generation": generation}) if as_json else "replaced"
+        print_text(f"{text}\n")
+        return 0
     with _asking(control) as host:
         changes = host.reload()
     rows = {key: getattr(changes, key) for key in changes.__struct_fields__}

@@ -210,6 +210,25 @@ class HostClient:
         """Have it read its configuration anew."""
         return self._order("reload", Changes, {})
 
+    def replace(self) -> int:
+        """Have its program replaced by the next one; its children go on.
+
+        Returns:
+            How many programs it was before this one.
+
+        Raises:
+            ControlError: it was not, and goes on as it was.
+        """
+        before = int(self.stats()["generation"])
+        try:
+            call(self.path, "replace", {}, timeout_s=ORDER_TIMEOUT_S)
+        except ControlError:
+            # No answer is a good one: the program that was asked is gone.  The next
+            # one takes the connection that waits at the same socket.
+            if self.stats()["generation"] <= before:
+                raise
+        return before + 1
+
     def stop(self, grace_s: float | None = None) -> Iterator[list[dict[str, Any]]]:
         """Have it end; yields who keeps it waiting until it has ended."""
         for item in stream(self.path, "stop", _given({"grace": grace_s})):

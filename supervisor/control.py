@@ -24,7 +24,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,10 @@ import trio
 
 from supervisor.control_answers import Answers
 from supervisor.control_client import QUESTIONS, VERSION
-from supervisor.control_socket import listening
+from supervisor.control_socket import identity_of, listening, listening_on
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import Iterable
 
     from supervisor.host import Host
 
@@ -90,18 +90,34 @@ class Orders:
         orders: change something; each takes the time that it takes.
         streams: send items.
         stats: each adds to ``stats``.
+        listener: (descriptor, what tells the socket's file from others if that is the
+            host's own), while the socket is served.
     """
 
     orders: dict[str, Order] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
     stats: list[Callable[[], dict[str, object]]] = field(default_factory=list)
+    listener: tuple[int, tuple[int, int] | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A socket that listens already: the service manager's, or the program's before.
+
+    Attributes:
+        sock: owned by who serves it.
+        identity: what tells its file from others, if that is the host's to remove.
+    """
+
+    sock: socket.socket
+    identity: tuple[int, int] | None = None
 
 
 async def serve_control(
     host: Host,
     path: str,
     orders: Orders | None = None,
-    activated: socket.socket | None = None,
+    given: Given | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a host's control socket until cancelled; then its file is removed.
@@ -110,27 +126,32 @@ async def serve_control(
         host: what is asked about.
         path: where the socket is to be; its directory must exist.
         orders: what it does beyond answering.
-        activated: listens already, at a path that is whoever's who made it.
+        given: a socket that listens already; None for one of its own.
         task_status: told when the socket can be connected to.
 
     Raises:
         OSError: the socket cannot be there; ``filename`` is the path, ``strerror`` says
             why and what to do.
     """
-    async with listening(path) if activated is None else _taken(activated) as listener:
-        server = ControlServer(host, listener, orders or Orders())
+    orders = orders or Orders()
+    is_own = given is None or given.identity is not None
+    own = (
+        listening(path)
+        if given is None
+        else listening_on(given.sock, path, given.identity)
+    )
+    async with own as listener:
+        server = ControlServer(host, listener, orders)
+        orders.listener = (
+            listener.socket.fileno(),
+            identity_of(path) if is_own else None,
+        )
         host.holders.add(server.descriptors)
         try:
             task_status.started()
             await server.run()
         finally:
             host.holders.discard(server.descriptors)
-
-
-@asynccontextmanager
-async def _taken(sock: socket.socket) -> AsyncIterator[trio.SocketListener]:
-    with trio.socket.from_stdlib_socket(sock) as taken:
-        yield trio.SocketListener(taken)
 
 
 class _Connection:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """Version of the questions; a host refuses any other."""
 
-ORDERS = ("spawn", "kill", "stop-child", "reload")
+ORDERS = ("spawn", "kill", "stop-child", "reload", "replace")
 STREAMS = ("logs", "events", "stop")
 """What a daemon does besides."""
 

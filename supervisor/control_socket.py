@@ -67,6 +67,33 @@ async def listening(path: str) -> AsyncIterator[trio.SocketListener]:
                 _remove(path, identity)
 
 
+@contextlib.asynccontextmanager
+async def listening_on(
+    sock: socket.socket, path: str, identity: tuple[int, int] | None
+) -> AsyncIterator[trio.SocketListener]:
+    """Listen on a socket that listens already, for the length of the block.
+
+    Args:
+        sock: owned from now on.
+        path: where it is.
+        identity: what ``identity_of`` said when the file was made; it is removed at
+            the end.  None if the file is whoever's who made it.
+    """
+    with trio.socket.from_stdlib_socket(sock) as taken:
+        try:
+            yield trio.SocketListener(taken)
+        finally:
+            if identity is not None:
+                with contextlib.suppress(OSError):
+                    _remove(path, identity)
+
+
+def identity_of(path: str) -> tuple[int, int]:
+    """Return what tells a socket's file from others."""
+    status = Path(path).lstat()
+    return status.st_dev, status.st_ino
+
+
 @contextlib.contextmanager
 def _said_of(path: str) -> Iterator[None]:
     """Say of each failure that it is this path's."""
@@ -147,6 +174,5 @@ async def _bind(
 
 def _remove(path: str, identity: tuple[int, int]) -> None:
     file = Path(path)
-    status = file.lstat()
-    if (status.st_dev, status.st_ino) == identity:
+    if identity_of(path) == identity:
         file.unlink()

@@ -116,12 +116,26 @@ class Predecessor(dict[str, int]):
 
 
 @contextlib.contextmanager
-def locked(places: Places, launchpad_pid: int) -> Iterator[Predecessor | None]:
-    """Be alone with the directories; gives what a dead predecessor wrote.
+def locked(
+    places: Places, launchpad_pid: int, held: int | None = None
+) -> Iterator[tuple[int, Predecessor | None]]:
+    """Be alone with the directories; gives the lock and what a dead predecessor wrote.
+
+    Args:
+        places: which.
+        launchpad_pid: whom the next host is to look for, should this one die.
+        held: the lock, if this process has it from its program before.
 
     Raises:
         OSError: ``EADDRINUSE``: a living host has them; or the file cannot be made.
     """
+    if held is not None:
+        try:
+            yield held, None
+            os.ftruncate(held, 0)
+        finally:
+            os.close(held)
+        return
     fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -132,7 +146,7 @@ def locked(places: Places, launchpad_pid: int) -> Iterator[Predecessor | None]:
             raise OSError(errno.EADDRINUSE, text, places.runtime_dir) from None
         before = _read(fd)
         _write(fd, launchpad_pid)
-        yield before
+        yield fd, before
         os.ftruncate(fd, 0)  # an orderly end leaves nobody to look for
     finally:
         os.close(fd)

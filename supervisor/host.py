@@ -118,6 +118,7 @@ class Host:
     """What the parts of one host share; see ``open_host``.
 
     Attributes:
+        generation: programs that this process was before (``handover``).
         baseline: what the process held before, for the leak check.
         roster: adds to ``ps``; None where nobody knows more.
         services: what it offers its children beside files.
@@ -131,6 +132,7 @@ class Host:
     def __init__(
         self, launcher: Launcher, settings: Settings, journal: Journal, log: Log
     ) -> None:
+        self.generation = 0
         self.baseline = Baseline.now()
         self.holders: set[Callable[[], Iterable[tuple[int, str]]]] = set()
         self.launcher = launcher
@@ -265,7 +267,8 @@ async def open_host(
     """Open a host around a launchpad; everything in it ends with the block.
 
     Args:
-        launchpad: from ``start_launchpad``; the host's from now on.
+        launchpad: from ``start_launchpad``; the host's from now on.  From a program
+            before: the caller puts its children in (``handover_enter.enter``).
         settings: bounds.
         journal: where events go.
         log: where lines go.
@@ -277,11 +280,16 @@ async def open_host(
     journal = journal or Journal(-1, lambda text: log.write("WARNING", text))
     async with trio.open_nursery() as nursery:
         launcher = Launcher(launchpad)
+        if launchpad.handed_over is not None:
+            from supervisor.handover_enter import enter_launcher  # noqa: PLC0415
+
+            enter_launcher(launcher, launchpad.handed_over)
         await nursery.start(launcher.run)
         host = Host(launcher, settings or Settings(), journal, log)
         nursery.start_soon(host.pump.run)
         nursery.start_soon(host.pump.watch_deadlines)
-        journal.write("host.started", pid=os.getpid())
+        if launchpad.handed_over is None:
+            journal.write("host.started", pid=os.getpid())
         gc.enable()
         gc.freeze()  # what is there now stays: collections need not look at it again
         try:

@@ -7,9 +7,11 @@ not: it decides nothing (``restarts`` does), and knows of others only whom it co
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,13 +19,14 @@ import trio
 
 from supervisor.childlogs import Capture, ChildLog
 from supervisor.config_child import stop_signal
+from supervisor.lifecycle import State
 from supervisor.options import parse_duration
 from supervisor.restarts import TABLE, Deed, Happening, Phase, RestartPolicy, Restarts
 from supervisor.scratch import Scratch
 from supervisor.specs import ChildOptions, make_spec, policy_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from supervisor.child import Child
     from supervisor.config import PolicySection
@@ -124,6 +127,7 @@ class Kept:
         self._scratch_dir = shared.scratch_dir
         self._room = shared.room
         self._waiting = trio.CancelScope()
+        self._due_at = -math.inf
         self._held: set[Capture | Scratch] = set()
 
     # Orders
@@ -161,21 +165,28 @@ class Kept:
             if self.phase is not Phase.WAITING:
                 return
             self._happened(Happening.START)
-            while True:
-                self.restarts.started()
-                self.status = await self._run_once()
-                meaning = self.restarts.ended(self.status)
-                if self._happened(meaning) is not Deed.WAIT:
-                    self._tell_end(meaning)
-                    return
-                await self._back_off()
-                if self._happened(Happening.WAITED) is not Deed.SPAWN:
-                    return
+            await self._rounds()
         finally:
             self.begun.set()
             self.settled.set()
 
-    async def _back_off(self) -> None:
+    async def _rounds(self) -> None:
+        """Run process after process, until there is to be none."""
+        while True:
+            self.restarts.started()
+            if not await self._comes_back(await self._run_once()):
+                return
+
+    async def _comes_back(self, status: int) -> bool:
+        """Take note of a process's end; wait until the next is due, if there is one."""
+        self.status = status
+        meaning = self.restarts.ended(status)
+        if self._happened(meaning) is not Deed.WAIT:
+            self._tell_end(meaning)
+            return False
+        return await self._back_off()
+
+    async def _back_off(self) -> bool:
         wait_s = self.restarts.wait_s()
         self._host.journal.write(
             "child.restarting",
@@ -184,8 +195,14 @@ class Kept:
             reason=self.reason,
             wait_s=round(wait_s, 3),
         )
+        return await self._wait(wait_s)
+
+    async def _wait(self, wait_s: float) -> bool:
+        """Wait for a restart; tell whether it is still wanted then."""
+        self._due_at = trio.current_time() + wait_s
         with trio.CancelScope() as self._waiting:
-            await trio.sleep(wait_s)
+            await trio.sleep_until(self._due_at)
+        return self._happened(Happening.WAITED) is Deed.SPAWN
 
     def _tell_end(self, meaning: Happening) -> None:
         if meaning is not Happening.ENDED_TOO_OFTEN or self.phase is not Phase.GIVEN_UP:
@@ -208,21 +225,25 @@ class Kept:
 
     async def _run_once(self) -> int:
         """Start a process, and return its exit status when nothing of it is left."""
-        host = self._host
         await self._room.acquire()
         try:
             scratch = Scratch(self.options.root, where=self._scratch_dir)
         except OSError as why:
             self._room.release()
             return self._not_started(f"cannot make its directories: {why.strerror}")
+        async with self._holding(scratch):
+            return await self._run_in(scratch)
+
+    @asynccontextmanager
+    async def _holding(self, scratch: Scratch) -> AsyncIterator[None]:
         self._held.add(scratch)
         try:
-            return await self._run_in(scratch)
+            yield
         finally:
             failure = await scratch.remove()
             self._held.discard(scratch)
             if failure is not None:
-                host.log.write("WARNING", failure, child=self.name)
+                self._host.log.write("WARNING", failure, child=self.name)
 
     async def _run_in(self, scratch: Scratch) -> int:
         try:
@@ -230,23 +251,27 @@ class Kept:
         except OSError as why:
             self._room.release()
             return self._not_started(f"no descriptors for it: {why.strerror}")
+        async with self._capturing(reader):
+            try:
+                child = await self._spawn(scratch, (null, writer, writer))
+            except OSError as why:
+                return self._not_started(why.strerror or str(why))
+            return await self._live(child)
+
+    @asynccontextmanager
+    async def _capturing(self, reader: int) -> AsyncIterator[None]:
+        """Keep what comes through a pipe, up to the last byte of it."""
         capture = Capture(self.log, reader)
         self._held.add(capture)
-        status = NOT_STARTED
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(capture.run)
                 try:
-                    status = await self._live(
-                        await self._spawn(scratch, (null, writer, writer))
-                    )
-                except OSError as why:
-                    self._not_started(why.strerror or str(why))
+                    yield
                 finally:
                     capture.finish()
         finally:
             self._held.discard(capture)
-        return status
 
     async def _spawn(self, scratch: Scratch, stdio: tuple[int, int, int]) -> Child:
         """Start its process; closes the descriptors that it was given."""
@@ -263,8 +288,8 @@ class Kept:
     async def _live(self, child: Child) -> int:
         self.child = child
         self.begun.set()
-        if self.phase is Phase.ENDING:  # asked to stop while it was being started
-            child.stop()
+        if self.phase is Phase.ENDING and child.state is State.RUNNING:
+            child.stop()  # that was asked for while it was being started
         try:
             status = await child.wait_gone()
         finally:

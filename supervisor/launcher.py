@@ -97,6 +97,11 @@ class _Record:
     status: ExitStatus | None = None
 
 
+def new_record() -> _Record:
+    """Return the record of a child of which nothing has been said (``handover``)."""
+    return _Record()
+
+
 class SpawnedProcess:
     """One child that became its program. Owned, and waited for, by one task (I2).
 
@@ -168,6 +173,11 @@ class SpawnedProcess:
         """
         await self.signal_tree(signals.SIGKILL)
 
+    @property
+    def has_exited(self) -> bool:
+        """Whether the launchpad has said so."""
+        return self._record.exited.is_set()
+
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors: the pidfd, until `close`."""
         return (self._pidfd,) if self._pidfd >= 0 else ()
@@ -201,6 +211,7 @@ class Launcher:
         self._own_children = own_children
         self._control = launchpad.control
         self._records: dict[int, _Record] = {}
+        self.handed_over: dict[int, _Record] = {}  # of children that are not here yet
         self._last_ident = 0
         self._sending = trio.Lock()  # one writer waits for room, the others for it
         self._room = trio.CapacityLimiter(SPAWNS_UNDER_WAY)
@@ -268,6 +279,18 @@ class Launcher:
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors while it runs."""
         return (self._control.fileno(), self._launchpad.pidfd)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is being sent, and nobody waits for a child to start."""
+        return not (
+            self._sending.locked()
+            or self._room.borrowed_tokens
+            or any(
+                not (record.started.is_set() or record.abandoned)
+                for record in self._records.values()
+            )
+        )
 
     def statistics(self) -> dict[str, int]:
         """How many children are known, from their spawn until they are swept."""

@@ -18,6 +18,10 @@ import sys
 
 from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, close_at_exec, prctl
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from supervisor.handover_state import HostState
+
 # Imported and not run by path: an import is compiled once, a script at every start.
 # The directory comes last, so nothing beside the package can pose as the library.
 _BOOT = (
@@ -34,11 +38,19 @@ class LaunchpadProcess:
         pidfd: Readable when it has ended.
         control: The host's end of the control socket, non-blocking; closing it ends
             the launchpad and everything beneath it.
+        handed_over: the state of the program before that had it; None if it is new.
     """
 
-    __slots__ = ("control", "pid", "pidfd")
+    __slots__ = ("control", "handed_over", "pid", "pidfd")
 
-    def __init__(self, pid: int, pidfd: int, control: socket.socket) -> None:
+    def __init__(
+        self,
+        pid: int,
+        pidfd: int,
+        control: socket.socket,
+        handed_over: HostState | None = None,
+    ) -> None:
+        self.handed_over = handed_over
         self.pid = pid
         self.pidfd = pidfd
         self.control = control

@@ -24,6 +24,8 @@ Rules:
     ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
     ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
     SPAWNED, EXITED, SWEPT of one id come in this order.
+ 5. A launchpad outlives its host's program (``handover``): one that is changed so that
+    the program before cannot speak with it has a new ``VERSION``.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+VERSION = 1
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT = range(6)
 

@@ -33,6 +33,11 @@ class Notifier:
             self._sock = socket.socket(socket.AF_UNIX, kind)
             self._sock.setblocking(False)
 
+    @property
+    def address(self) -> str | None:
+        """Where the manager listens."""
+        return self._address
+
     def descriptors(self) -> tuple[tuple[int, str], ...]:
         """Return what this holds of the host's descriptors."""
         return () if self._sock is None else ((self._sock.fileno(), "notify socket"),)

@@ -270,7 +270,9 @@ async def _write_after_read(
     ``sendfile`` lends pages of the file, not copies: a WRITE that the client sent before
     it read that reply must not change what it will read.
     """
-    await session.wait_taken()
+    await session.wait_taken(
+        lambda: b"WRITE %d %d\n%b" % (file.fileno, len(data), bytes(data))
+    )
     return await _write_waiting(session, file, data)
 
 
@@ -339,7 +341,9 @@ def do_truncate(session: Session, request: m.Truncate) -> bytes | None:
         return error(NOT_WRITABLE + echo(request.token))
 
     async def truncate() -> bytes:
-        await session.wait_taken()
+        await session.wait_taken(
+            lambda: b"TRUNCATE %d %d\n" % (file.fileno, request.size)
+        )
         try:
             await session.fs.truncate_waiting(file, request.size)
         except OSError as why:

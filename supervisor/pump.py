@@ -53,6 +53,23 @@ class Pump:
         # (when, requests that the session had answered when its message began)
         self._deadlines: dict[Session, tuple[float, int]] = {}
         self._deadline_added = trio.Event()
+        self._paused: trio.Event | None = None
+
+    def pause(self) -> None:
+        """Take no requests until ``go_on``; jobs that have begun go on."""
+        if self._paused is None:
+            self._paused = trio.Event()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no requests are taken."""
+        return self._paused is not None
+
+    def go_on(self) -> None:
+        """Take requests again."""
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            paused.set()
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what the pump holds of the process's descriptors."""
@@ -135,6 +152,8 @@ class Pump:
         slice_end = time.monotonic() + SLICE_S
         try:
             while True:
+                if self._paused is not None:
+                    await self._paused.wait()
                 events = poll(0, _BATCH)
                 if events or self._left_over:
                     misses = 0

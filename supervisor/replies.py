@@ -17,6 +17,7 @@ Handler = Callable[["Session", Any], bytes | None]
 """Takes the request class it stands under in ``dispatch.HANDLERS``."""
 
 OK = b"OK\n"
+REPLACED = error(b"interrupted: the host was replaced by its next program; ask again")
 UNAVAILABLE = error(b"VFS not available")
 NOT_READABLE = b"file not open for reading: "
 NOT_WRITABLE = b"file not open for writing: "

@@ -27,6 +27,7 @@ from supervisor.offers import offered
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.specs import ChildOptions, make_spec
+from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -91,6 +92,8 @@ def guarded(
     status = HOST_FAILED
     try:
         status = trio.run(program, *arguments)
+    except* HandoverError as group:
+        complain(command, f"{innermost(group)}; start again")
     except* LaunchpadLost as group:
         complain(command, f"{innermost(group)}; start again")
     except* SpawnError as group:

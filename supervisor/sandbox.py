@@ -155,6 +155,10 @@ class Machine:
         self._users.add(user)
         return user
 
+    def keep_user(self, user: int) -> None:
+        """Take note of a user that was given before this program began."""
+        self._users.add(user)
+
     def give_user_back(self, user: int) -> None:
         """Take note that nothing of the child is left that had this user."""
         self._users.discard(user)

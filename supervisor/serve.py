@@ -1,7 +1,7 @@
 """``sandhost serve``: the daemon, on one screen.
 
     serve nursery
-    |- on_signals            TERM, INT: stop; HUP: reload
+    |- on_signals            TERM, INT: stop; HUP: reload; USR2: next program
     |- feed_watchdog         proves that the loop turns
     |- Lag, Conditions       how late the loop is, who is stopped or stuck
     |- serve_control         answers, orders, streams
@@ -19,6 +19,8 @@ Rules of this file.
    1,000 children held the loop for 110 ms, again and again. References still free what
    is frozen; only its cycles stay, and they are those of one start.
 5. What children are offered is there before anybody can ask for a child.
+6. The next program of the same process (``handover``) begins here too: what is there
+   already is taken over instead of made, and then the configuration is made so.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -39,10 +42,15 @@ from supervisor.blockers import blocker, sentence
 from supervisor.children import Children
 from supervisor.config import Config
 from supervisor.config_child import longest_chain
-from supervisor.control import OrderError, Orders, serve_control
+from supervisor.control import Given, OrderError, Orders, serve_control
 from supervisor.control_orders import DaemonOrders
 from supervisor.control_streams import DaemonStreams
 from supervisor.daemon_places import locked, make_directories, places_of
+from supervisor.handover_daemon import DaemonSurroundings, left_of, take_over
+from supervisor.handover_enter import enter
+from supervisor.handover_exec import SIGNALS, hear_signals
+from supervisor.handover_orders import Change
+from supervisor.handover_secrets import give_key_back
 from supervisor.host import open_host, settings_of
 from supervisor.journal_segments import KEEP, MAX_BYTES, SegmentJournal
 from supervisor.logs import Log
@@ -52,14 +60,17 @@ from supervisor.notify import Notifier, watchdog_interval_s
 from supervisor.offers import offered
 from supervisor.run import guarded
 from supervisor.segments import Segments
+from supervisor.services import Portable
 from supervisor.sweep import sweep
+from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator, Callable
 
     from supervisor.child import Child
     from supervisor.daemon_places import Places
+    from supervisor.handover_daemon import DaemonState
+    from supervisor.handover_state import HostState
     from supervisor.host import Host
     from supervisor.launchpad_start import LaunchpadProcess
 
@@ -71,8 +82,6 @@ that the kernel does not let go of takes longer."""
 
 CONDITIONS_S = 10.0
 """Between two looks at all children's states: 65 ms of work for a thousand of them."""
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +111,45 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         for sock in (sock for among in activated.values() for sock in among):
             stack.callback(sock.close)
         signals = stack.enter_context(trio.open_signal_receiver(*SIGNALS))
+        hear_signals()
+        left = left_of(launchpad)
         make_directories(places)
-        before = stack.enter_context(locked(places, launchpad.pid))
-        for line in sweep(places, options.config, before, time.time()):
-            log.write("WARNING", f"Left behind: {line}")
+        lock_fd, before = stack.enter_context(
+            locked(places, launchpad.pid, None if left is None else left.lock_fd)
+        )
+        if left is None:
+            for line in sweep(places, options.config, before, time.time()):
+                log.write("WARNING", f"Left behind: {line}")
         segments = Segments(places.journal, MAX_BYTES, KEEP)
         journal = SegmentJournal(segments, lambda text: log.write("WARNING", text))
         stack.callback(journal.close)
-        daemon = Daemon(options, places, notifier, activated)
+        given = Opened(notifier, activated, lock_fd, launchpad.handed_over, left)
+        daemon = Daemon(options, places, given)
         async with open_host(
             launchpad, settings_of(options.config), journal=journal, log=log
         ) as host:
             host.holders.add(notifier.descriptors)
+            host.holders.add(lambda: ((lock_fd, "lock"),))
             await daemon.run(host, journal, signals)
         return daemon.status
+
+
+class Opened(NamedTuple):
+    """What a daemon finds open when it begins.
+
+    Attributes:
+        notifier: the service manager's ear.
+        activated: sockets that the manager opened.
+        lock_fd: the lock of its directories.
+        host_state: the host that the program before was; None if there was none.
+        left: the daemon that it was.
+    """
+
+    notifier: Notifier
+    activated: dict[str, list[socket.socket]]
+    lock_fd: int
+    host_state: HostState | None
+    left: DaemonState | None
 
 
 class Daemon:
@@ -124,21 +158,15 @@ class Daemon:
     Args:
         options: what was asked for.
         places: where its files are.
-        notifier: the service manager's ear.
-        activated: sockets that the manager opened.
+        opened: what was opened for it, or by the program before.
     """
 
-    def __init__(
-        self,
-        options: ServeOptions,
-        places: Places,
-        notifier: Notifier,
-        activated: dict[str, list[socket.socket]],
-    ) -> None:
+    def __init__(self, options: ServeOptions, places: Places, opened: Opened) -> None:
         self._options = options
         self._places = places
-        self._notifier = notifier
-        self._activated = activated
+        self._opened = opened
+        self._notifier = opened.notifier
+        self._activated = opened.activated
         self._stop_asked = trio.Event()
         self._grace_s = settings_of(options.config).grace_s
         self._went_well = True
@@ -168,7 +196,9 @@ class Daemon:
             DaemonStreams(
                 host, children, journal, places.logs, self.request_stop
             ).add_to(orders)
-            nursery.start_soon(self._on_signals, host, children, actions, signals)
+            change = Change(host, self._surroundings(children, orders), notifier)
+            change.add_to(orders)
+            nursery.start_soon(self._on_signals, change, children, actions, signals)
             nursery.start_soon(lag.run)
             section = self._options.config.metrics
             await open_metrics(host, section, nursery, watches_lag=False)
@@ -176,15 +206,23 @@ class Daemon:
             interval_s = watchdog_interval_s()
             if interval_s is not None:
                 nursery.start_soon(feed_watchdog, notifier, interval_s)
+            control = partial(
+                serve_control, host, places.control, orders, self._take_control()
+            )
             config, for_tools = self._options.config, []
             if config.toolexec is not None:
                 for_tools = self._activated.pop("toolexec", [])
+            if self._opened.host_state is not None:
+                give_key_back(self._opened.host_state.services.get("llm"))
             async with offered(host, config, for_tools):
-                await nursery.start(
-                    serve_control, host, places.control, orders, self._take("control")
-                )
+                if self._opened.left is not None:
+                    await self._take_over(host, children, self._opened.left)
+                await nursery.start(control)
                 self._close_untaken(host)
-                children.start_configured()
+                if self._opened.left is None:
+                    children.start_configured()
+                else:
+                    nursery.start_soon(_make_so, host, children)
                 for kept in children:
                     await kept.begun.wait()
                 _freeze()
@@ -194,10 +232,40 @@ class Daemon:
                 await self._stop(host, children)
             nursery.cancel_scope.cancel()
 
-    def _take(self, name: str) -> socket.socket | None:
-        """Return an activated socket of this name; whoever asked owns it."""
-        among = self._activated.get(name)
-        return among.pop(0) if among else None
+    def _take_control(self) -> Given | None:
+        """Return the control socket if it is there already; whoever asked owns it."""
+        left = self._opened.left
+        if left is not None:
+            sock = socket.socket(fileno=left.listener_fd)
+            sock.setblocking(False)
+            return Given(sock, left.listener_identity)
+        among = self._activated.get("control")
+        return Given(among.pop(0)) if among else None
+
+    def _surroundings(self, children: Children, orders: Orders) -> DaemonSurroundings:
+        address = self._notifier.address
+        return DaemonSurroundings(
+            children=children,
+            orders=orders,
+            lock_fd=self._opened.lock_fd,
+            stopping=self._stop_asked.is_set,
+            variables={} if address is None else {"NOTIFY_SOCKET": address},
+        )
+
+    async def _take_over(
+        self, host: Host, children: Children, left: DaemonState
+    ) -> None:
+        """Go on with what the program before has left."""
+        state = self._opened.host_state
+        if state is None:
+            raise HandoverError("a daemon without a host was handed over")
+        for name, service_left in state.services.items():
+            service = getattr(host.services, name, None)
+            if isinstance(service, Portable):
+                await service.take_over(service_left)
+            else:
+                host.log.write("WARNING", f"No section for {name} any more: it is gone")
+        take_over(children, left.kept, await enter(host, state))
 
     def _close_untaken(self, host: Host) -> None:
         for name, among in self._activated.items():
@@ -214,7 +282,7 @@ class Daemon:
 
     async def _on_signals(
         self,
-        host: Host,
+        change: Change,
         children: Children,
         actions: DaemonOrders,
         signals: AsyncIterator[int],
@@ -222,7 +290,9 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    nursery.start_soon(_reload, host, actions)
+                    nursery.start_soon(_reload, change.host, actions)
+                elif number == signal.SIGUSR2:
+                    nursery.start_soon(change.try_now)
                 elif self._stop_asked.is_set():
                     self._went_well = False
                     children.insist()
@@ -277,6 +347,13 @@ def _freeze() -> None:
     """Let collections pass over what the configured children are made of (rule 4)."""
     gc.collect()
     gc.freeze()
+
+
+async def _make_so(host: Host, children: Children) -> None:
+    """Make what was taken over what is configured now."""
+    changes = await children.reload(children.config)
+    if changes.started or changes.stopped or changes.restarted:
+        host.journal.write("host.reloaded", **changes.row())
 
 
 def _status(children: Children) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from contextlib import AsyncExitStack
 
     from supervisor.child import Child
@@ -89,6 +89,30 @@ class Accounting(Protocol):
 
     def accounts(self) -> Iterable[Account]:
         """Yield the host's accounts: a few, none of a single child."""
+        ...
+
+
+@runtime_checkable
+class Portable(Protocol):
+    """A service that the next program of the same host can take over.
+
+    A host with a service that cannot is not replaced while it has one.
+    """
+
+    def busy(self) -> str | None:
+        """Say what has to end before it can be handed over; None if nothing has."""
+        ...
+
+    def hand_over(self) -> tuple[object, Collection[int]]:
+        """Return its state as plain values, and its descriptors; change nothing."""
+        ...
+
+    async def take_over(self, state: object) -> None:
+        """Be what the program before took down; called before children are there."""
+        ...
+
+    async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
+        """Take a child that runs already; ``stack`` as for ``child_starting``."""
         ...
 
 

@@ -36,7 +36,7 @@ from protocol.chat import SEPARATORS, ChatBody
 from protocol.limits import MEMO_LINE_BYTES
 from supervisor.counts import ERROR, INDEX
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
-from supervisor.replies import reason
+from supervisor.replies import REPLACED, reason
 from supervisor.services import Services
 from supervisor.transport import (
     FileTransfer,
@@ -125,6 +125,11 @@ class Session:
         bytes_out: sent to it.
         errors: replies that were errors.
         last_error: the last of them.
+        begun: the last request whose body had not come whole with its line.
+        unsent: of a reply, what the client has not taken; None while none waits.
+        transfer: of a READ, likewise.
+        redo: makes the bytes of a request that waits and has done nothing yet.
+        carried: (descriptor, reply) of an ATTACH that the client has not taken.
     """
 
     __slots__ = (
@@ -132,6 +137,7 @@ class Session:
         "_drain_reply",
         "_finish",
         "_holding",
+        "_interrupted",
         "_is_deep",
         "_job",
         "_kind",
@@ -142,9 +148,11 @@ class Session:
         "_suspended",
         "_waiting",
         "_wake",
+        "begun",
         "budget",
         "bytes_in",
         "bytes_out",
+        "carried",
         "client",
         "closed_files",
         "conn",
@@ -166,8 +174,11 @@ class Session:
         "prepared",
         "pump",
         "read_fd",
+        "redo",
         "requests",
         "services",
+        "transfer",
+        "unsent",
         "why_closed",
         "write_again",
         "write_fd",
@@ -223,6 +234,11 @@ class Session:
         self.write_size = -1
         self.write_again: Callable[[bytes], Reply] = _not_prepared
         self.last_request: object = None
+        self.begun: Request | None = None
+        self.unsent: memoryview | None = None
+        self.transfer: FileTransfer | None = None
+        self.redo: Callable[[], bytes] | None = None
+        self.carried: tuple[int, bytes] | None = None
         self.narrowed_places: tuple[Place, ...] = ()
         self.why_closed: str | None = None
         self._payload: Payload | None = None
@@ -232,6 +248,7 @@ class Session:
         self._job: Job | None = None
         self._waiting: trio.CancelScope | None = None
         self._holding: tuple[trio.CancelScope, float] | None = None
+        self._interrupted = False
         self._wake = trio.Event()
         self._over = trio.Event()
         self._stop = False
@@ -348,6 +365,8 @@ class Session:
                         _yield_core()
                         continue
                 if reply is None:
+                    if message is not None:
+                        self.begun = message
                     pieces -= 1
                     if self._suspended or pieces < 0:
                         return False
@@ -630,6 +649,11 @@ class Session:
         self._wake.set()
 
     @property
+    def is_closing(self) -> bool:
+        """Whether it is being cleaned up: it is to end, and has not yet."""
+        return self._stop and not self._over.is_set()
+
+    @property
     def is_mid_message(self) -> bool:
         """Whether a message has begun and is not complete (spec F8)."""
         return self.conn.is_mid_message and not self._suspended
@@ -658,6 +682,8 @@ class Session:
         begun_s = time.monotonic()
         try:
             reply = await job()
+            if reply is None and self._interrupted and not self._stop:
+                reply = REPLACED
             if reply is not None:
                 if reply[:1] == b"E":
                     self.note_error(reply, kind)
@@ -669,6 +695,7 @@ class Session:
         except Exception as why:  # noqa: BLE001 - a fault here costs one client
             self.close_soon(FAULT, why)
         self._job = None
+        self._interrupted = False
         self.requests += 1
         self.counts.took(self.counts.jobs, kind, time.monotonic() - begun_s)
         self._drop_payload()
@@ -716,17 +743,29 @@ class Session:
                 self._holding = None
                 self.pump.ignore_hangup(self)
 
+    def interrupt(self) -> None:
+        """End work that waits for a service, as if its client were gone (``handover``).
+
+        Its client is there, and gets an error.
+        """
+        if self._holding is not None:
+            self._interrupted = True
+            self._holding[0].cancel()
+
     async def send(self, reply: bytes | memoryview) -> None:
         """Send a reply that did not fit at once, within the deadline (spec F8)."""
-        data = memoryview(reply)
-        with self.patience():
-            while data:
-                try:
-                    sent = _write(self.write_fd, data)
-                    self.bytes_out += sent
-                    data = data[sent:]
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(self.write_fd)
+        self.unsent = memoryview(reply)
+        try:
+            with self.patience():
+                while self.unsent:
+                    try:
+                        sent = _write(self.write_fd, self.unsent)
+                        self.bytes_out += sent
+                        self.unsent = self.unsent[sent:]
+                    except BlockingIOError:
+                        await trio.lowlevel.wait_writable(self.write_fd)
+        finally:
+            self.unsent = None
 
     def send_file(self, file: OpenFile, size: int) -> bytes | None:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
@@ -762,21 +801,33 @@ class Session:
         return None
 
     async def _send_file(self, transfer: FileTransfer) -> None:
-        with self.patience():
-            while not transfer.is_done:
-                if transfer.push():
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await trio.lowlevel.wait_writable(self.write_fd)
+        self.transfer = transfer
+        try:
+            with self.patience():
+                while not transfer.is_done:
+                    if transfer.push():
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await trio.lowlevel.wait_writable(self.write_fd)
+        finally:
+            self.transfer = None
 
-    async def wait_taken(self) -> None:
-        """Wait until the client has taken the bytes of files that READs lent it."""
-        with trio.fail_after(self.deadline_s):
-            while self.zero_copy and not self._stop and bytes_unread(self.write_fd):  # noqa: ASYNC110
-                # No event tells that a socket's queue is empty; clients that send a
-                # WRITE before they read a reply are rare enough to look.
-                await trio.sleep(0.001)
-        self.zero_copy = False
+    async def wait_taken(self, redo: Callable[[], bytes]) -> None:
+        """Wait until the client has taken the bytes of files that READs lent it.
+
+        Args:
+            redo: makes the bytes of the request that waits for this, payload included.
+        """
+        self.redo = redo
+        try:
+            with trio.fail_after(self.deadline_s):
+                while self.zero_copy and not self._stop and bytes_unread(self.write_fd):  # noqa: ASYNC110
+                    # No event tells that a socket's queue is empty; clients that send a
+                    # WRITE before they read a reply are rare enough to look.
+                    await trio.sleep(0.001)
+            self.zero_copy = False
+        finally:
+            self.redo = None
 
     def narrow(self, document: bytes) -> None:
         """Give up rights for good (spec A5).
@@ -831,6 +882,12 @@ class Session:
             scope, leave_s = self._holding
             scope.deadline = min(scope.deadline, trio.current_time() + leave_s)
         self._wake.set()
+
+    def be_over(self, why: str) -> None:
+        """Be a session that was over before this program began (``handover``)."""
+        self.why_closed = why
+        self._stop = self._suspended = True
+        self._over.set()
 
     async def finish(self, why: str) -> None:
         """End the session of a process that has ended, and wait for its clean-up.

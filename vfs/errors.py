@@ -15,3 +15,7 @@ class UnavailableError(Exception):
 
 class RightsError(Exception):
     """A document of rights that cannot be applied; the text says why."""
+
+
+class HandoverError(Exception):
+    """Something cannot be handed to the next program: nothing is, and the host goes on."""

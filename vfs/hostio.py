@@ -16,6 +16,7 @@ Sources: preadv2(2), proc(5) for mountinfo.
 import errno
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -78,9 +79,32 @@ async def in_thread(
     always waited for.
     """
     if share is None:
-        return await trio.to_thread.run_sync(call, *args, limiter=_limiter)
+        return await trio.to_thread.run_sync(_in_worker, call, *args, limiter=_limiter)
     async with share:
-        return await trio.to_thread.run_sync(call, *args, limiter=_limiter)
+        return await trio.to_thread.run_sync(_in_worker, call, *args, limiter=_limiter)
+
+
+class _Worker(threading.local):
+    """A worker thread's own: whether it was made deaf."""
+
+    is_deaf = False
+
+
+_worker = _Worker()
+
+
+def _in_worker(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    # Signals are the Trio thread's: one that a worker took between two programs of the
+    # same process would be nobody's.
+    if not _worker.is_deaf:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _worker.is_deaf = True
+    return call(*args)
+
+
+def calls_at_work() -> int:
+    """Return how many calls run in worker threads, or wait for one."""
+    return _limiter.borrowed_tokens + _limiter.statistics().tasks_waiting
 
 
 def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:

@@ -167,6 +167,12 @@ class PayloadBudget:
         self.used_bytes += room_size
         return Payload(self, size, room, -1)
 
+    def adopt(self, spool: int, size: int, left: int) -> Payload:
+        """Return a payload whose bytes so far are in a file; the file is its own now."""
+        payload = Payload(self, size, None, spool)
+        payload.left = left
+        return payload
+
     def take_back(self, room: mmap.mmap, size: int) -> None:
         """Take the memory of a payload of ``size`` bytes back."""
         room_size = _room_for(size)

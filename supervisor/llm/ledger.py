@@ -130,6 +130,16 @@ class Spending:
             return self._window
         return time.strftime("%Y-%m-%d", time.gmtime(self._clock()))
 
+    @property
+    def period(self) -> str:
+        """The window that is on."""
+        return self._period
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a charge is on its way into the file, or waits for that."""
+        return self._writing.locked() or bool(self._waiting)
+
     def begins_anew(self) -> bool:
         """Begin a new window if it is time; tell whether (nodes then forget)."""
         period = self._period_now()

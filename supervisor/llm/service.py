@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.llm import keys, provider
+from supervisor.llm import handover, keys, provider
 from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.gateway import Call, Gateway, Model
 from supervisor.llm.guard import SecretFiles
@@ -55,6 +55,7 @@ class LlmService:
         default: the provider of ``[llm]`` itself.
         dialogues: answers where more than one call belongs together; LLM fds put their
             tool loop here.
+        spending: what the host's own node has spent.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class LlmService:
         self.dialogues: Dialogues = PlainDialogues(self)
         self._host = host
         self._providers = providers
-        self._spending = spending
+        self.spending = spending
+        self._left: handover.AccountsState | None = None
         self._nodes: dict[str, Node] = {}
         self._clients: dict[str, Client] = {}
 
@@ -106,6 +108,31 @@ class LlmService:
         self._nodes.pop(client.id, None)
         self._clients.pop(client.id, None)
 
+    # Handed over (see ``services.Portable``)
+
+    def busy(self) -> str | None:
+        """Say what has to end first."""
+        return handover.busy(self)
+
+    def hand_over(self) -> tuple[object, tuple[int, ...]]:
+        """Return the accounts."""
+        return handover.hand_over(self)
+
+    async def take_over(self, state: object) -> None:
+        """Go on with the host's account, and keep the others for their clients."""
+        self._left = handover.read(state)
+        handover.take_over(self, self._left)
+
+    async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
+        """Go on with the accounts of a child."""
+        del stack
+        if self._left is not None:
+            handover.enter(self, self._left, child)
+
+    def nodes(self) -> dict[str, Node]:
+        """Return the clients' accounts by their ids."""
+        return dict(self._nodes)
+
     def models_of(self, client: Client) -> frozenset[str]:
         """Return the models that a client may ask, and leave to others (A5).
 
@@ -123,7 +150,7 @@ class LlmService:
 
     def node_of(self, client: Client) -> Node:
         """Return a client's node; a new one for a client that had none."""
-        if self._spending.begins_anew():
+        if self.spending.begins_anew():
             for known in (self.root, *self._nodes.values()):
                 known.forget_spending()
         node: Node | None = self._nodes.get(client.id)
@@ -268,7 +295,7 @@ class LlmService:
         """Yield what this holds of the host's descriptors."""
         for one in self._providers.values():
             yield from one.descriptors()
-        yield from self._spending.descriptors()
+        yield from self.spending.descriptors()
         if self.endpoint is not None:
             yield from self.endpoint.descriptors()
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import trio
 
 from vfs import hostio
 from vfs.backends.host_file import HostHandle
-from vfs.hostio import MOUNTS, Mount, in_thread, mount_of
+from vfs.hostio import MOUNTS, Mount, calls_at_work, in_thread, mount_of
 
 SIZE = 200_000
 
@@ -248,3 +249,16 @@ async def test_what_a_call_returns_and_raises_comes_back() -> None:
     assert await in_thread(divmod, 17, 5) == (3, 2)
     with pytest.raises(ZeroDivisionError):
         await in_thread(divmod, 1, 0)
+
+
+async def test_signals_are_the_trio_threads_alone() -> None:
+    mine = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    theirs = await in_thread(signal.pthread_sigmask, signal.SIG_BLOCK, ())
+    assert signal.SIGTERM not in mine
+    assert {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2} <= theirs
+
+
+async def test_calls_at_work_are_counted() -> None:
+    assert calls_at_work() == 0
+    assert await in_thread(calls_at_work) == 1
+    assert calls_at_work() == 0

@@ -1,0 +1,41 @@
+"""The command ``handover-check``: a host asks its next program whether it can be that.
+
+It is started as a process of its own, with the words that the next program will get, so
+it finds what that would find: its own modules, and the configuration.
+"""
+
+from __future__ import annotations
+
+import os
+
+import supervisor.serve  # noqa: F401 - what the next program imports has to be there
+from supervisor.config import ConfigError, load_config
+from supervisor.daemon_places import places_of
+from supervisor.handover import REFUSAL, answer_check
+
+
+def check(argv: list[str]) -> int:
+    """Answer on stdout; return the exit status, 0 if it can.
+
+    Args:
+        argv: the versions that are to be taken over, then the words of the command line.
+    """
+    path = _config_of(argv[1:])
+    if path is not None:
+        try:
+            places_of(load_config(path).host, None)
+        except ConfigError as why:
+            text = f"{REFUSAL}its configuration has faults: {why}"
+            os.write(1, " ".join(text.split()).encode(errors="replace") + b"\n")
+            return 2
+    return answer_check()
+
+
+def _config_of(words: list[str]) -> str | None:
+    """Return what ``--config`` names."""
+    for number, word in enumerate(words):
+        if word == "--config":
+            return words[number + 1] if number + 1 < len(words) else None
+        if word.startswith("--config="):
+            return word.removeprefix("--config=")
+    return None

@@ -1,0 +1,75 @@
+"""What is handed over, as bytes: what is written is read, and nothing else is."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor import handover_state
+from supervisor.handover_enter import spec_from
+from supervisor.handover_leave import _plain
+from supervisor.handover_state import (
+    HostState,
+    bytes_as_text,
+    decode,
+    encode,
+    text_as_bytes,
+)
+from supervisor.sandbox import PROFILES
+from supervisor.spec import ChildSpec
+from vfs.errors import HandoverError
+from vfs.handover import CounterState
+
+
+def state(**changes: object) -> HostState:
+    """A host without children."""
+    known = HostState(1, 2, 3, 4, 5, 6, CounterState(7, 8), [], [], [], [])
+    return msgspec.structs.replace(known, **changes)
+
+
+def test_a_state_is_read_as_it_was_written() -> None:
+    known = state(more={"lock": 9}, fds=[3, 4])
+    assert decode(encode(known)) == known
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode(state())
+    monkeypatch.setattr(handover_state, "VERSION", 99)
+    with pytest.raises(HandoverError, match=r"version 1\.\d+; this program takes 99\."):
+        decode(data)
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_state_is_refused(data: bytes) -> None:
+    with pytest.raises(HandoverError, match="cannot take the host over"):
+        decode(data)
+
+
+def test_what_has_no_form_is_refused() -> None:
+    with pytest.raises(HandoverError, match="cannot hand the host over"):
+        encode(state(more={"door": object()}))
+
+
+@given(st.binary(max_size=20))
+def test_text_that_stands_for_bytes_travels(name: bytes) -> None:
+    text = name.decode("utf-8", "surrogateescape")
+    plain = {"name": [text, {"more": text}]}
+    data = msgspec.msgpack.encode(text_as_bytes(plain))
+    assert bytes_as_text(msgspec.msgpack.decode(data)) == plain
+
+
+def test_a_description_of_a_child_is_read_as_it_was_written() -> None:
+    spec = ChildSpec(
+        ("/bin/\udcff", "a b"),
+        "/",
+        "/root",
+        env={"A": "\udc80"},
+        top_level=True,
+        read=("/a",),
+        rlimits=((1, 2, 3),),
+        timeout_s=1.5,
+        sandbox=PROFILES["auto"],
+        name="one",
+    )
+    data = msgspec.msgpack.encode(_plain(spec))
+    assert spec_from(msgspec.msgpack.decode(data)) == spec

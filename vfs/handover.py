@@ -1,0 +1,314 @@
+"""What the VFS hands to the next program of the same host, and how it takes it over.
+
+What it is: places, policies, clients and open files as plain structures and back.  What
+it is not: who decides when, or the form on the wire (``supervisor.handover``).
+
+Rules of this file.
+
+1. A descriptor is its number: it stays the same across exec(2), and with it what hangs
+   on the open file: its lock (flock), the lease of a name that it does not have yet.
+2. Nothing is resolved anew: a directory that was renamed meanwhile is still the place
+   that it was, and a right is the one that was given (spec A3, A4).
+3. What has no form (a file that is no descriptor) is refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vfs.backends import MODES, HostDirectory
+from vfs.backends.host_file import HostHandle, StagedHandle
+from vfs.clients import Client
+from vfs.errors import HandoverError
+from vfs.ledger import Ledger
+from vfs.openfile import OpenFile
+from vfs.places import Place
+from vfs.policy import Policy
+
+if TYPE_CHECKING:
+    from vfs.filesystem import Filesystem
+
+POLICY_EXTRAS = ("model", "quota", "tools")
+"""What a policy may hold beside files, by name: plain values, or sets of them."""
+
+
+class PlaceState(msgspec.Struct):
+    """A place; see ``Place``."""
+
+    fd: int
+    beneath: bool
+    flags: int
+    prefixes: tuple[bytes, ...]
+    only: bytes | None
+    read: bool
+    write: bool
+    relative: bytes | None
+    publish: str
+    durability: str
+
+
+class PolicyState(msgspec.Struct):
+    """A policy; places are numbers of whoever keeps the list of them."""
+
+    top_level: bool
+    cwd_fd: int
+    places: list[int]
+    root: int | None
+    more: dict[str, Any] = {}
+
+
+class StagedState(msgspec.Struct):
+    """What a staged file has beside its descriptor; see ``StagedHandle``."""
+
+    place_fd: int
+    dir_fd: int
+    last: bytes
+    temporary: bytes
+    temporary_fd: int
+
+
+class FileState(msgspec.Struct):
+    """An open file; ``place`` is a number, as for a policy."""
+
+    fileno: int
+    name: bytes
+    mode: str
+    opened_at: float
+    is_top_level: bool
+    fd: int
+    offset: int
+    place: int | None
+    is_counted: bool
+    staged: StagedState | None = None
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the descriptors that are the file's own."""
+        return (self.fd,) if self.staged is None else (self.fd, self.staged.dir_fd)
+
+
+class ClientState(msgspec.Struct):
+    """A client, and what its ledger says; ``policy`` is a number, as for a place."""
+
+    id: str
+    pipe_id: str
+    pid: int | None
+    connected_at: float
+    policy: int
+    limits: tuple[int | None, int | None, int | None, int | None]
+    used: list[int]
+
+
+class CounterState(msgspec.Struct):
+    """The next of the numbers that are never given twice (I4)."""
+
+    client: int
+    fileno: int
+
+
+# Taking down
+
+
+def place_state(place: Place) -> PlaceState:
+    """Take a place down.
+
+    Raises:
+        HandoverError: it is no directory of the host.
+    """
+    backend = place.backend
+    if not isinstance(backend, HostDirectory):
+        raise HandoverError(f"a place of kind {type(backend).__name__} stays here")
+    return PlaceState(
+        fd=backend.dir_fd,
+        beneath=backend._beneath,
+        flags=backend._flags,
+        prefixes=place.prefixes,
+        only=place.only,
+        read=place.read,
+        write=place.write,
+        relative=place.relative,
+        publish=place.publish,
+        durability=place.durability,
+    )
+
+
+def policy_state(policy: Policy, places: list[int], root: int | None) -> PolicyState:
+    """Take a policy down, whose places have these numbers."""
+    return PolicyState(
+        top_level=policy.top_level,
+        cwd_fd=policy.host.dir_fd,
+        places=places,
+        root=root,
+        more={
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name in POLICY_EXTRAS
+            if (value := getattr(policy, name, None)) is not None
+        },
+    )
+
+
+def file_state(file: OpenFile, place: int | None) -> FileState:
+    """Take an open file down.
+
+    Raises:
+        HandoverError: it is no descriptor, or something is still to be done to it.
+    """
+    handle = file.handle
+    if not isinstance(handle, HostHandle) or handle.fd < 0 or file.must_empty:
+        raise HandoverError(f"file {file.fileno} is not one that can change hands")
+    staged = None
+    if isinstance(handle, StagedHandle):
+        staged = StagedState(
+            place_fd=handle._place_fd,
+            dir_fd=handle._dir_fd,
+            last=handle._last,
+            temporary=handle._temporary,
+            temporary_fd=handle._temporary_fd,
+        )
+    return FileState(
+        fileno=file.fileno,
+        name=file.name,
+        mode=file.mode.text,
+        opened_at=file.opened_at,
+        is_top_level=file.is_top_level,
+        fd=handle.fd,
+        offset=file.offset,
+        place=place,
+        is_counted=file.ledger is not None,
+        staged=staged,
+    )
+
+
+def client_state(client: Client, policy: int) -> ClientState:
+    """Take a client down, with what its ledger says."""
+    ledger = client.ledger
+    return ClientState(
+        id=client.id,
+        pipe_id=client.pipe_id,
+        pid=client.pid,
+        connected_at=client.connected_at,
+        policy=policy,
+        limits=ledger.limits,
+        used=list(ledger.used),
+    )
+
+
+def counter_state(fs: Filesystem) -> CounterState:
+    """Take the counters down; each loses a number, which nobody gets."""
+    tables = fs.tables
+    return CounterState(next(tables._client_ids), next(tables.filenos))
+
+
+# Putting together
+
+
+def place_from(state: PlaceState) -> Place:
+    """Return the place that was taken down."""
+    backend = HostDirectory(state.fd, beneath=state.beneath)
+    backend._flags = state.flags
+    return Place(
+        backend,
+        state.prefixes,
+        only=state.only,
+        read=state.read,
+        write=state.write,
+        relative=state.relative,
+        publish=state.publish,
+        durability=state.durability,
+    )
+
+
+def policy_from(state: PolicyState, places: list[Place]) -> Policy:
+    """Return the policy that was taken down.
+
+    Args:
+        state: what was taken down.
+        places: all places, by their numbers.
+    """
+    root = None if state.root is None else places[state.root]
+    policy = Policy((), top_level=state.top_level, cwd_fd=state.cwd_fd, root=root)
+    # After the fact: rights that lie in one another were shared when they were given.
+    policy.places = tuple(places[number] for number in state.places)
+    for name, value in state.more.items():
+        setattr(policy, name, frozenset(value) if isinstance(value, list) else value)
+    return policy
+
+
+def ledger_from(state: ClientState, parent: Ledger | None) -> Ledger:
+    """Return the ledger of a client, with what is used of it."""
+    open_files, clients, size_bytes, files = state.limits
+    ledger = Ledger(
+        parent,
+        open_files=open_files,
+        clients=clients,
+        size_bytes=size_bytes,
+        files=files,
+    )
+    ledger.used = list(state.used)
+    return ledger
+
+
+def client_from(
+    state: ClientState, policy: Policy, ledger: Ledger, parent: Client | None
+) -> Client:
+    """Return the client that was taken down; it is in no table yet."""
+    client = Client(state.id, state.pipe_id, policy, ledger, parent)
+    client.pid = state.pid
+    client.connected_at = state.connected_at
+    return client
+
+
+def enter_client(fs: Filesystem, client: Client) -> None:
+    """Put a client back into the table."""
+    fs.tables.clients[client.id] = client
+    if client.parent is not None:
+        client.parent.nested.append(client)
+
+
+def enter_file(
+    fs: Filesystem, client: Client, state: FileState, place: Place | None
+) -> OpenFile:
+    """Put an open file back into the tables; it is charged already."""
+    ledger = client.ledger
+    file = OpenFile(
+        state.fileno,
+        state.name,
+        MODES[state.mode.encode()],
+        client,
+        _handle_from(state),
+        state.is_top_level,
+        place,
+        ledger if state.is_counted else None,
+        state.staged is not None,
+    )
+    file.opened_at = state.opened_at
+    file.offset = state.offset
+    fs.tables.files[file.fileno] = client.files[file.fileno] = file
+    if state.is_counted:
+        ledger.open.add(file)
+    return file
+
+
+def _handle_from(state: FileState) -> HostHandle:
+    device = os.fstat(state.fd).st_dev
+    staged = state.staged
+    if staged is None:
+        return HostHandle(state.fd, device)
+    # Not by its class: that would open a new file.
+    handle = StagedHandle.__new__(StagedHandle)
+    HostHandle.__init__(handle, state.fd, device)
+    handle._place_fd = staged.place_fd
+    handle._dir_fd = staged.dir_fd
+    handle._last = staged.last
+    handle._temporary = staged.temporary
+    handle._temporary_fd = staged.temporary_fd
+    return handle
+
+
+def enter_counters(fs: Filesystem, state: CounterState) -> None:
+    """Go on counting where the program before has stopped (I4)."""
+    fs.tables._client_ids = count(state.client)
+    fs.tables.filenos = count(state.fileno)
