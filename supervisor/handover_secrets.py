@@ -8,6 +8,10 @@ right before it is looked for: ``/proc/PID/environ`` never shows it.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from supervisor.handover_state import HostState
 
 KEY = "environment_key"
 """Where it stands in the state of the service; absent if a file has it."""
@@ -15,7 +19,8 @@ KEY = "environment_key"
 _VARIABLE = "OPENAI_API_KEY"
 
 
-def give_key_back(left: object) -> None:
+def give_key_back(state: HostState | None) -> None:
     """Put the key where the service looks for it; nothing if none was handed over."""
+    left = None if state is None else state.services.get("llm")
     if isinstance(left, dict) and isinstance(left.get(KEY), str):
         os.environ[_VARIABLE] = left[KEY]

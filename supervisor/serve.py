@@ -65,7 +65,7 @@ from supervisor.sweep import sweep
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from supervisor.child import Child
     from supervisor.daemon_places import Places
@@ -212,17 +212,9 @@ class Daemon:
             config, for_tools = self._options.config, []
             if config.toolexec is not None:
                 for_tools = self._activated.pop("toolexec", [])
-            if self._opened.host_state is not None:
-                give_key_back(self._opened.host_state.services.get("llm"))
+            give_key_back(self._opened.host_state)
             async with offered(host, config, for_tools):
-                if self._opened.left is not None:
-                    await self._take_over(host, children, self._opened.left)
-                await nursery.start(control)
-                self._close_untaken(host)
-                if self._opened.left is None:
-                    children.start_configured()
-                else:
-                    nursery.start_soon(_make_so, host, children)
+                await self._begin(host, children, nursery, control)
                 for kept in children:
                     await kept.begun.wait()
                 _freeze()
@@ -231,6 +223,23 @@ class Daemon:
                 await self._stop_asked.wait()
                 await self._stop(host, children)
             nursery.cancel_scope.cancel()
+
+    async def _begin(
+        self,
+        host: Host,
+        children: Children,
+        nursery: trio.Nursery,
+        control: Callable[..., Awaitable[object]],
+    ) -> None:
+        """Serve the control socket, and begin the children or go on with them."""
+        if self._opened.left is not None:
+            await self._take_over(host, children, self._opened.left)
+        await nursery.start(control)
+        self._close_untaken(host)
+        if self._opened.left is None:
+            children.start_configured()
+        else:
+            nursery.start_soon(_make_so, host, children)
 
     def _take_control(self) -> Given | None:
         """Return the control socket if it is there already; whoever asked owns it."""
