@@ -54,3 +54,17 @@ def test_a_short_preset_is_never_separated() -> None:
 def test_the_first_part_that_is_not_whole_is_named(seen: int, name: bytes) -> None:
     # spec L2
     assert fed((2, 2, 2, 2), bytes(seen)).incomplete() == name
+
+
+# spec L1: exact counts, concatenated; or, as the seed's second example, three LFs more.
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_a_whole_payload_is_split_into_its_four_parts(size: int) -> None:
+    parts = (b"a\nb", b"", b"what is it?", b"general")
+    for between in (b"", b"\n"):
+        chat = ChatBody(tuple(map(len, parts)))
+        data = between.join(parts)
+        declared = data[: sum(map(len, parts))]
+        for start in range(0, len(declared), size):
+            chat.feed(declared[start : start + size])
+        assert chat.is_separated is bool(between)
+        assert chat.split(memoryview(data)) == parts
