@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Groups:
     @classmethod
     def of_files(cls, files: Iterable[str]) -> Groups:
         """Return the groups whose ``procs`` are these files."""
-        return cls([name.removesuffix("/cgroup.procs") for name in files])
+        return cls([name.rpartition("/")[0] for name in files])
 
     def procs(self) -> tuple[str, ...]:
         """Return the files that take the pid of who joins, in version 1 a thread's.
@@ -146,6 +147,27 @@ def make(
     if not found.made:
         found.why_not = "; ".join(reasons) or "no hierarchy of groups is mounted"
     return found
+
+
+def remove_stale(among: tuple[Hierarchy, ...] | None = None) -> int:
+    """Remove the groups of hosts that are gone; return how many.
+
+    A group is made by a host that lives, and named after its pid: one whose pid nobody
+    has is nobody's.
+
+    Args:
+        among: the hierarchies; None for this process's.
+    """
+    removed = 0
+    for hierarchy in hierarchies() if among is None else among:
+        for path in Path(hierarchy.group).glob(f"{PREFIX}*"):
+            pid = path.name.removeprefix(PREFIX).partition("-")[0]
+            if Path(f"/proc/{pid}").exists():
+                continue
+            with contextlib.suppress(OSError):  # somebody is in it, or it is not ours
+                path.rmdir()
+                removed += 1
+    return removed
 
 
 def _bound(kind: str, path: str, limits: Limits, cpus: float | None) -> None:

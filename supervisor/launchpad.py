@@ -76,6 +76,9 @@ _REAPED_AT_ONCE = 1024
 
 # A wake-up is one byte a signal; more than fit mean no more than one.
 _WAKE_BYTES = 4096
+# Groups of ended children that are remembered: a host removes them at once, and only one
+# that is killed meanwhile leaves them.
+_LEFT_GROUPS = 256
 
 
 class _Child:
@@ -138,6 +141,8 @@ class _Launchpad:
         self._starting: dict[int, _Child] = {}  # by report, until exec or failure
         self._inits: set[int] = set()  # of pid namespaces whose child is there
         self._killed: set[int] = set()  # leftovers that are dying, until reaped
+        self._groups: dict[int, tuple[bytes, ...]] = {}  # by id, of children that live
+        self._left_groups: list[bytes] = []  # of the last ones that ended
         self._unswept: list[int] = []  # ids that ended since nothing was left
         self._buried = 0  # leftovers reaped since then
         self._outbox: list[tuple[tuple[object, ...], int]] = []
@@ -225,6 +230,9 @@ class _Launchpad:
         self._children[pid] = child
         self._pids[ident] = pid
         self._starting[ours] = child
+        groups = order.layers.get("cgroup", ())
+        if groups:
+            self._groups[ident] = tuple(directory for directory, _ in groups)
         if order.init >= 0:
             child.init = order.init
             self._inits.add(order.init)
@@ -384,6 +392,8 @@ class _Launchpad:
 
     def _bury(self, child: _Child, status: int, usage: resource.struct_rusage) -> None:
         del self._pids[child.ident]
+        self._left_groups += self._groups.pop(child.ident, ())
+        del self._left_groups[:-_LEFT_GROUPS]
         self._inits.discard(child.init)  # a leftover, as all that is in its namespace
         if child.report >= 0:
             self._hear(child)
@@ -437,9 +447,15 @@ class _Launchpad:
         while True:
             self._tidy()
             if not _has_children():
-                return
+                break
             if not self._has_more_to_do:
                 os.read(self._wake, _WAKE_BYTES)
+        for groups in (*self._groups.values(), self._left_groups):
+            for directory in groups:
+                try:
+                    os.rmdir(directory)
+                except OSError:  # the host has removed it, or never may
+                    continue
 
 
 def _open_group(order: launchpad_child.Order) -> int:

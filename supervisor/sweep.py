@@ -21,7 +21,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor import holdings
+from supervisor import cgroups, holdings
 from supervisor.leftovers import LAUNCHPAD_NAME, STAGED_PREFIX, Search, is_deaf
 from supervisor.scratch import PREFIX, is_abandoned, remove_tree
 
@@ -62,6 +62,9 @@ def sweep(
         failure = remove_tree(path)
         done = "removed" if failure is None else f"not removed: {failure.strerror}"
         yield f"a scratch directory: {path} ({done})"
+    groups = cgroups.remove_stale()
+    if groups:
+        yield f"{groups} groups of processes that are gone (removed)"
     if before is not None:
         yield from _staged(config, now)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.cgroups import PREFIX, hierarchies
 from tests.helpers.command import (
     ENVIRONMENT,
     SANDHOST,
@@ -21,6 +22,12 @@ from tests.helpers.command import (
 pytestmark = pytest.mark.slow
 
 GONE_WITHIN_S = 1.0
+
+
+def groups_of(pid: int) -> list[Path]:
+    """Return the groups of processes that a host has made."""
+    tops = [Path(hierarchy.group) for hierarchy in hierarchies()]
+    return [path for top in tops for path in top.glob(f"{PREFIX}{pid}-*")]
 
 
 # attack 39: orphans, a stale socket, a staged file.
@@ -41,11 +48,15 @@ def test_a_killed_run_is_followed_by_a_clean_one(tmp_path: Path) -> None:
         heard(process, b"\n")
         children = beneath(process.pid)
         assert len(children) > 3
+        groups = groups_of(process.pid)
+        assert groups or not any(os.access(h.group, os.W_OK) for h in hierarchies())
         process.send_signal(signal.SIGKILL)
         assert finished(process).status == -signal.SIGKILL
     deadline = time.monotonic() + GONE_WITHIN_S
     while still_there(children):
         assert time.monotonic() < deadline, "a child outlived its host"
+    while any(group.exists() for group in groups):
+        assert time.monotonic() < deadline, "a group outlived its host"
     assert os.listdir(root) == ["a"]
     assert (root / "a").read_text() == "old"
     words = ("run", *options, "--", "sh", "-c", "echo again | $0 fs put a", SANDHOST)

@@ -1,12 +1,13 @@
 """Groups of one child: in a hierarchy that is delegated (played), bare, and absent."""
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from supervisor.cgroups import PREFIX, Hierarchy, hierarchies, make
+from supervisor.cgroups import PREFIX, Hierarchy, hierarchies, make, remove_stale
 from supervisor.options import Limits
 
 
@@ -85,3 +86,16 @@ def test_the_own_groups_are_found_in_both_versions(tmp_path: Path) -> None:
         Hierarchy("pids", "/sys/fs/cgroup/pids/a"),
     )
     assert hierarchies(str(tmp_path / "none"), str(groups)) == ()
+
+
+# attack 39: what a host that is gone has left; a living one's is its own business.
+def test_groups_of_hosts_that_are_gone_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = [f"{PREFIX}{pid}-child-1" for pid in (ended.pid, os.getpid())]
+    for name in (*names, "somebodys"):
+        (tmp_path / name).mkdir()
+    among = (Hierarchy("pids", str(tmp_path)),)
+    assert remove_stale(among) == 1
+    assert sorted(os.listdir(tmp_path)) == sorted([names[1], "somebodys"])
+    assert remove_stale(among) == 0
