@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.rounds import LONG
 from tests.helpers.replacing import SEQUENCE, replaced
 
 pytestmark = pytest.mark.slow
@@ -99,6 +100,7 @@ def test_children_that_count_miss_nothing_in_15_exchanges(tmp_path: Path) -> Non
 
 
 @pytest.mark.chaos
+@pytest.mark.skipif(not LONG, reason="15 exchanges are the short form; see make chaos")
 @pytest.mark.timeout(600)
 def test_children_that_count_miss_nothing_in_100_exchanges(tmp_path: Path) -> None:
     count_through(tmp_path, 100)
