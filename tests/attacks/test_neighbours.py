@@ -11,8 +11,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 REPOSITORY = Path(__file__).parents[2]
 
-MOST = 10.0
-"""The aim is 2, and the measuring program's to check; a busy machine adds its own."""
+MOST_MS = 100.0
+"""The longest READ of a neighbour that spec S5 allows. How much more it is than beside an
+idle child (aim: 2 times) is the measuring program's to tell."""
 
 
 # attack 29, attack 20, spec S5: a fork bomb, a memory bomb, `yes > f`.
@@ -24,6 +25,6 @@ def test_the_worst_of_one_child_is_little_to_the_others() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-    found = {row["name"]: row["value"] for row in rows}
+    found = {row["name"]: row["data"]["beside_ms"] for row in rows}
     assert set(found) == {"fork bomb", "memory bomb", "yes > f"}
-    assert max(found.values()) < MOST, found
+    assert max(found.values()) < MOST_MS, found
