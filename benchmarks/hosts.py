@@ -65,7 +65,9 @@ def run_command(
     """
     view = ["--top-level"] if top_level else []
     options = ["--root", str(root), "--transport", transport]
-    return [str(sandhost), "run", *view, *options, "--", *child]
+    # What is measured is the door; walls are `sandbox`.
+    walls = ["--sandbox", "none"]
+    return [str(sandhost), "run", *walls, *view, *options, "--", *child]
 
 
 class HostedChild(Protocol):

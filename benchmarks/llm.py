@@ -64,7 +64,8 @@ def figures(sandhost: Path, mode: str, rounds: int) -> dict[str, list[float]]:
         (place / "key").chmod(0o600)
         config = CONFIG.format(url=url, key=place / "key")
         (place / "config.toml").write_text(config, encoding="utf-8")
-        command = [str(sandhost), "run", "--config", str(place / "config.toml")]
+        command = [str(sandhost), "run", "--network", "host"]
+        command += ["--config", str(place / "config.toml")]
         command += ["--root", str(place / "root"), "--cwd", str(REPOSITORY), "--"]
         child = [sys.executable, "-m", "benchmarks.llm_child", mode, str(rounds), url]
         printed = run([*command, *child], timeout_s=TIMEOUT_S).stdout
