@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from supervisor import cli_daemon, cli_fds, cli_observe, cli_tables
+from supervisor.cli_options import (  # noqa: TC001 - typer reads them at run time
+    ControlOf,
+    Json,
+)
 from supervisor.cli_run import run_commands
 from supervisor.cli_say import CommandError, UsageFault
 from supervisor.cli_say import print_text as _print
@@ -132,15 +136,6 @@ _Network = Annotated[
         "--network", metavar="none|host", help="Default none: no network of its own."
     ),
 ]
-_ControlOf = Annotated[
-    str | None,
-    typer.Option(
-        "--control",
-        metavar="PATH",
-        help="The host's control socket; else $SANDHOST_CONTROL.",
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(
@@ -271,8 +266,8 @@ def doctor(
     leaks: Annotated[
         bool, typer.Option("--leaks", help="A host's tables against /proc.")
     ] = False,
-    control: _ControlOf = None,
-    as_json: _Json = False,
+    control: ControlOf = None,
+    as_json: Json = False,
 ) -> int:
     """Tell what this machine gives, or what a host has leaked.
 
@@ -295,7 +290,7 @@ def doctor(
 @app.command("check-config", epilog="Example: sandhost check-config sandhost.toml")
 def check_config(
     file: Annotated[str, typer.Argument(metavar="F", help="TOML file.")],
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> int:
     """Tell every fault of a configuration with its key and the reason.
 

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from supervisor.cli_options import (  # noqa: TC001 - typer reads them at run time
+    ControlOf,
+    Json,
+)
 from supervisor.cli_say import CommandError, UsageFault, print_bytes, print_text, say
 from supervisor.options import OptionError, parse_duration, parse_env
 
@@ -21,15 +25,6 @@ if TYPE_CHECKING:
     from supervisor.client import HostClient
 
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
-_Control = Annotated[
-    str | None,
-    typer.Option(
-        "--control",
-        metavar="PATH",
-        help="The host's control socket; else $SANDHOST_CONTROL.",
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Child = Annotated[str, typer.Argument(metavar="CHILD", help="A name, or an id of ps.")]
 _Lines = Annotated[
     int | None, typer.Option("--lines", "-n", min=0, help="Only the last N lines.")
@@ -102,8 +97,8 @@ def spawn(  # noqa: PLR0913, PLR0917
         list[str] | None, typer.Option("--env", metavar="K=V", help="Repeatable.")
     ] = None,
     cwd: Annotated[str | None, typer.Option("--cwd", metavar="DIR")] = None,
-    control: _Control = None,
-    as_json: _Json = False,
+    control: ControlOf = None,
+    as_json: Json = False,
 ) -> int:
     """Start a child in the daemon: a command, or --name of a configured one."""
     if not command and name is None:
@@ -135,7 +130,7 @@ def kill(
     tree: Annotated[
         bool, typer.Option("--tree", help="All processes beneath.")
     ] = False,
-    control: _Control = None,
+    control: ControlOf = None,
 ) -> int:
     """Signal a child; its restart policy decides what follows."""
     with _asking(control) as host:
@@ -146,7 +141,7 @@ def kill(
 def stop(
     children: Annotated[list[str] | None, typer.Argument(metavar="[CHILD]...")] = None,
     grace: _Grace = None,
-    control: _Control = None,
+    control: ControlOf = None,
 ) -> int:
     """Stop children for good; without a name: the daemon, and wait for its end.
 
@@ -173,8 +168,8 @@ def _stop_daemon(host: HostClient, grace_s: float | None) -> None:
 
 
 def reload(
-    control: _Control = None,
-    as_json: _Json = False,
+    control: ControlOf = None,
+    as_json: Json = False,
     execute: Annotated[
         bool,
         typer.Option("--exec", help="Replace the host's program; children go on."),
@@ -206,8 +201,8 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Wait for more.")
     ] = False,
     lines: _Lines = None,
-    control: _Control = None,
-    as_json: _Json = False,
+    control: ControlOf = None,
+    as_json: Json = False,
 ) -> int:
     """Print what a child said: stdout and stderr, in the order in which it said it."""
     with _asking(control) as host:
@@ -229,7 +224,7 @@ def events(
         bool, typer.Option("--follow/--no-follow", "-f", help="Wait for more.")
     ] = True,
     lines: _Lines = None,
-    control: _Control = None,
+    control: ControlOf = None,
 ) -> int:
     """Print the journal as it is written, JSON lines; --no-follow: what is there."""
     if lines is None and follow:
@@ -244,7 +239,7 @@ def events(
     return 0
 
 
-def stats(control: _Control = None, as_json: _Json = False) -> int:
+def stats(control: ControlOf = None, as_json: Json = False) -> int:
     """Print figures of the daemon itself."""
     with _asking(control) as host:
         figures = host.stats()

@@ -11,30 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from supervisor.cli_options import (  # noqa: TC001 - typer reads them at run time
+    ControlOf,
+    Json,
+)
 from supervisor.cli_say import CommandError, UsageFault, print_text, say
 from supervisor.options import OptionError, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_Control = Annotated[
-    str | None,
-    typer.Option(
-        "--control",
-        metavar="PATH",
-        help="The host's control socket; else $SANDHOST_CONTROL.",
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 LONGEST_PAUSE_S = 0.5
 """Between the two looks of ``--once``, which tell rates: nobody waits longer."""
 
 
 def top(
-    control: _Control = None,
+    control: ControlOf = None,
     once: Annotated[bool, typer.Option("--once", help="Print one table.")] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
     sort: Annotated[
         str, typer.Option("--sort", metavar="WORD", help="cpu, rss, requests, name...")
     ] = "cpu",
@@ -117,7 +112,7 @@ def trace(
         str | None,
         typer.Option("--journal", metavar="F", help="Read a journal's file."),
     ] = None,
-    control: _Control = None,
+    control: ControlOf = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what happens.")
     ] = False,

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from supervisor.cli_options import (  # noqa: TC001 - typer reads them at run time
+    ControlOf,
+    Json,
+)
 from supervisor.cli_say import CommandError, print_text
 
-_ControlOf = Annotated[
-    str | None,
-    typer.Option(
-        "--control",
-        metavar="PATH",
-        help="The host's control socket; else $SANDHOST_CONTROL.",
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+if TYPE_CHECKING:
+    import typer
 
 
 def register(app: typer.Typer) -> None:
@@ -29,22 +24,22 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: sandhost quota --json")(quota)
 
 
-def ps(control: _ControlOf = None, as_json: _Json = False) -> int:
+def ps(control: ControlOf = None, as_json: Json = False) -> int:
     """List the children of a host."""
     return _table("ps", control, as_json=as_json)
 
 
-def clients(control: _ControlOf = None, as_json: _Json = False) -> int:
+def clients(control: ControlOf = None, as_json: Json = False) -> int:
     """List the clients of a host, nested ones included."""
     return _table("clients", control, as_json=as_json)
 
 
-def files(control: _ControlOf = None, as_json: _Json = False) -> int:
+def files(control: ControlOf = None, as_json: Json = False) -> int:
     """List the files that clients of a host have open."""
     return _table("files", control, as_json=as_json)
 
 
-def quota(control: _ControlOf = None, as_json: _Json = False) -> int:
+def quota(control: ControlOf = None, as_json: Json = False) -> int:
     """List what clients of a host have spent on the model, in weighted tokens."""
     return _table("quota", control, as_json=as_json)
 
