@@ -78,10 +78,31 @@ async def in_thread(
     Cancellation: waits for a free thread can be cancelled; a call that has begun is
     always waited for.
     """
-    if share is None:
-        return await trio.to_thread.run_sync(_in_worker, call, *args, limiter=_limiter)
-    async with share:
-        return await trio.to_thread.run_sync(_in_worker, call, *args, limiter=_limiter)
+    _calls.at_work += 1
+    try:
+        if share is None:
+            return await trio.to_thread.run_sync(
+                _in_worker, call, *args, limiter=_limiter
+            )
+        async with share:
+            return await trio.to_thread.run_sync(
+                _in_worker, call, *args, limiter=_limiter
+            )
+    finally:
+        _calls.at_work -= 1
+
+
+class _Calls:
+    """What ``calls_at_work`` tells: from before a call waits until its caller goes on.
+
+    The limiter knows less: a call that got its share has no token for a moment, and one
+    that has ended has given its back before its caller has the outcome.
+    """
+
+    at_work = 0
+
+
+_calls = _Calls()
 
 
 class _Worker(threading.local):
@@ -103,8 +124,8 @@ def _in_worker(call: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 def calls_at_work() -> int:
-    """Return how many calls run in worker threads, or wait for one."""
-    return _limiter.borrowed_tokens + _limiter.statistics().tasks_waiting
+    """Return how many calls run in worker threads, wait for one, or have just ended."""
+    return _calls.at_work
 
 
 def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:

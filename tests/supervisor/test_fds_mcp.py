@@ -9,7 +9,7 @@ import trio
 
 from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 mcp = pytest.importorskip("mcp")
 

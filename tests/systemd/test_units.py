@@ -9,7 +9,7 @@ import pytest
 from tests.architecture.tree import ROOT
 from tests.helpers.booted import booted
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 UNITS = ROOT / "systemd"
 CONFIG = """
