@@ -1,6 +1,7 @@
 """What every test gets: the leak check, and hypothesis without a clock."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,12 @@ settings.register_profile(
     "sandhost-ci", parent=settings.get_profile("sandhost"), derandomize=True
 )
 settings.load_profile("sandhost-ci" if os.environ.get("CI") else "sandhost")
+
+# Whoever started the tests may have had signals ignored (`nohup`, a shell's `&`), and that
+# is inherited by all that the tests start: no shell can trap such a signal.
+for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    signal.signal(_number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
