@@ -25,7 +25,7 @@ from supervisor import cgroups, walled
 from supervisor.launcher import LaunchpadLost
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import Walls, Wanted
-from supervisor.session import PROCESS_EXIT, Session
+from supervisor.session_base import PROCESS_EXIT
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from supervisor.traffic import Traffic
 from vfs.filesystem import timestamp
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from supervisor.host import Host
     from supervisor.launcher import ExitStatus, SpawnedProcess
+    from supervisor.session import Session
     from supervisor.spec import ChildSpec
     from vfs.policy import Place
 

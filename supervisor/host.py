@@ -40,7 +40,8 @@ from supervisor.options import parse_duration, parse_size
 from supervisor.pump import Pump
 from supervisor.sandbox import Machine
 from supervisor.services import Services
-from supervisor.session import FAULT, SLOW, Session
+from supervisor.session import Session
+from supervisor.session_base import FAULT, SLOW
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 

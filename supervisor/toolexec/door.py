@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.session import PROCESS_EXIT
+from supervisor.session_base import PROCESS_EXIT
 
 if TYPE_CHECKING:
     import socket
