@@ -165,7 +165,7 @@ class Child:
             files=spec.max_files,
             file_bytes=spec.max_file_bytes,
         )
-        pairs = self._ends = Ends(spec.transport)
+        pairs = self._ends = Ends(spec.transport, spec.dialect)
         stack.callback(pairs.close)
         client = host.fs.connect(policy, ledger, f"{self.id}:{spec.transport}")
         self._nursery = await self._open_nursery(stack)
@@ -550,7 +550,10 @@ class Ends:
     """
 
     def __init__(
-        self, transport: str | None, side: socket.socket | None = None
+        self,
+        transport: str | None,
+        dialect: int = 2,
+        side: socket.socket | None = None,
     ) -> None:
         self._child: list[int] = []
         self._host: tuple[int, ...] = ()
@@ -559,7 +562,7 @@ class Ends:
         if transport is None:
             return
         numbers = "3,4,5" if transport == "pipes" else "3"
-        self.env = {"FSPROXY_FD": numbers, "FSPROXY_VERSION": "2"}
+        self.env = {"FSPROXY_FD": numbers, "FSPROXY_VERSION": str(dialect)}
         if transport == "pipes":
             replies_out, replies_in = os.pipe2(os.O_CLOEXEC)
             self._child.append(replies_out)
@@ -583,7 +586,7 @@ class Ends:
         Args:
             side: the host's end of the socketpair beside two pipes.
         """
-        return cls(None, side)
+        return cls(None, side=side)
 
     def close(self) -> None:
         """Close what nobody took over."""

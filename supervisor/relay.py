@@ -88,7 +88,7 @@ async def _relay(
                 nested = await relay.new_client(rights, fds)
                 try:
                     door = nested.child_end.fileno()
-                    env = _environment(narrowed=rights is not None)
+                    env = _environment(relay.dialect, narrowed=rights is not None)
                     process = await _spawn(launcher, command, door, env)
                 finally:
                     nested.child_end.close()
@@ -119,9 +119,9 @@ async def _kill_later(process: SpawnedProcess) -> None:
     process.send_signal(signal.SIGKILL)
 
 
-def _environment(*, narrowed: bool) -> dict[str, str]:
+def _environment(dialect: int, *, narrowed: bool) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k not in _OWN_ACCOUNT}
-    env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
+    env.update(FSPROXY_FD="3", FSPROXY_VERSION=str(dialect), FSPROXY_TOP_LEVEL="false")
     if narrowed:
         # The token stands for this process's rights, which are more (attack 38).
         env.pop("AIFO_TOOLEEXEC_TOKEN", None)

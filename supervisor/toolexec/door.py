@@ -40,10 +40,10 @@ class Door:
         fds: (descriptor, number in the tool), for a ``SpawnRequest``.
     """
 
-    def __init__(self, theirs: socket.socket, stack: ExitStack) -> None:
+    def __init__(self, theirs: socket.socket, dialect: int, stack: ExitStack) -> None:
         self.env = {
             "FSPROXY_FD": str(NUMBER),
-            "FSPROXY_VERSION": "2",
+            "FSPROXY_VERSION": str(dialect),
             "FSPROXY_TOP_LEVEL": "false",
         }
         self.fds = ((theirs.fileno(), NUMBER),)
@@ -71,7 +71,7 @@ async def open_door(child: Child) -> AsyncIterator[Door]:
     try:
         with ExitStack() as stack:
             stack.enter_context(child.carrying(theirs))
-            yield Door(theirs, stack)
+            yield Door(theirs, session.dialect, stack)
     finally:
         # Bounded: what a job may still do is a call into the kernel (I1).
         with trio.CancelScope(shield=True):
