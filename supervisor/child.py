@@ -12,6 +12,7 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -526,8 +527,11 @@ class Child:
 
 def _not_prepared(why: OSError) -> SpawnError:
     """Word what could not be had for a child: its root, a grant, a descriptor."""
-    name = f" {os.fsdecode(why.filename)!r}" if why.filename else ""
+    known = why.filename is not None
+    name = f" {os.fsdecode(why.filename)!r}" if known else ""
     text = f"cannot start a child: cannot use{name}: {why.strerror}"
+    if why.errno in (errno.ENOENT, errno.ENOTDIR):
+        text += "; name what is there, or make it first"
     return SpawnError(why.errno or 0, "request", text)
 
 

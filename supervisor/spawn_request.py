@@ -196,9 +196,21 @@ def find_executable(name: str, path_env: str | None, cwd: str) -> str:
         # As the shell: "found but not to be executed" tells more than "not found".
         if fault in {errno.EACCES, errno.EISDIR} or len(candidates) == 1:
             worst = fault
-    where = "" if "/" in name else " in any directory of PATH"
-    reason = os.strerror(worst) + (where if worst == errno.ENOENT else "")
+    reason = os.strerror(worst)
+    if worst == errno.ENOENT and "/" not in name:
+        reason += " in any directory of PATH; install it, or name it by its path"
+    else:
+        reason += _TO_DO.get(worst, "")
     raise SpawnError(worst, "lookup", f"cannot start '{_shown(name)}': {reason}")
+
+
+_TO_DO = {
+    errno.ENOENT: "; check its path",
+    errno.ENOTDIR: "; check its path",
+    errno.EACCES: "; make it executable (chmod +x), or start what runs it",
+    errno.EISDIR: "; name a program",
+}
+"""What to do where a program is not to be executed."""
 
 
 def _fault_of_program(path: str) -> int | None:

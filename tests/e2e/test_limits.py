@@ -39,6 +39,15 @@ def test_open_files() -> None:
     ]
 
 
+# Nothing is what was asked for, not what is usual.
+def test_no_open_files_at_all() -> None:
+    outcome = limited("open_files=0", "ask 'OPEN a w false\\n'; ask 'PING\\n'")
+    assert outcome.out.decode().splitlines() == [
+        "ERROR failed to open file 'a': Too many open files",
+        "OK",
+    ]
+
+
 # spec W5, attack 20: one file, behind the door and beside it.
 def test_the_size_of_a_file(tmp_path: Path) -> None:
     script = (
