@@ -26,12 +26,14 @@ import sqlite3
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from vfs.content.blob import PIECE_BYTES
 from vfs.content.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
-from vfs.content.store import PIECE_BYTES
+from vfs.content.spool import write_all
 from vfs.content.table import FdNumber, FdTable, LlmFd
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
     from vfs.content.arguments import Json
     from vfs.content.blob import Blob, Content
     from vfs.content.process import Process
-    from vfs.content.store import Store, Writer
+    from vfs.content.store import Store
+    from vfs.content.writer import Writer
 
     _Reader = Callable[[Store, str, str], Content]
 
@@ -260,8 +263,7 @@ class Checkpoints:
         except FileNotFoundError:
             raise _damaged(checkpoint) from None
         try:
-            while piece := os.read(fd, PIECE_BYTES):
-                writer.add(piece)
+            writer.add_all(iter(partial(os.read, fd, PIECE_BYTES), b""))
         finally:
             os.close(fd)
 
@@ -301,10 +303,8 @@ class Checkpoints:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         fd = os.open(partial, flags, 0o600, dir_fd=self._blobs_fd)
         try:
-            for start in range(0, blob.size, PIECE_BYTES):
-                piece = memoryview(blob.data[start : start + PIECE_BYTES])
-                while piece:
-                    piece = piece[os.write(fd, piece) :]
+            for piece in blob.pieces():
+                write_all(fd, piece)
             os.fsync(fd)
         except BaseException:
             os.unlink(partial, dir_fd=self._blobs_fd)

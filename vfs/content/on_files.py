@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from protocol import fdxml
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
-from vfs.content.index import BLOCK_BYTES
 from vfs.content.selecting import Selector, select
 
 if TYPE_CHECKING:
@@ -135,13 +134,12 @@ class _Part:
 
     def write(self, put: Callable[[bytes], None]) -> None:
         """Hand it over, piece by piece."""
-        for start in range(self._start, self._end, STEP_BYTES):
-            put(self._blob.data[start : min(start + STEP_BYTES, self._end)])
+        for piece in self._blob.pieces(self._start, self._end, STEP_BYTES):
+            put(piece)
 
 
 def _count_newlines(blob: Blob, start: int, end: int) -> int:
-    steps = range(start, end, BLOCK_BYTES)
-    return sum(blob.data[s : min(s + BLOCK_BYTES, end)].count(b"\n") for s in steps)
+    return sum(piece.count(b"\n") for piece in blob.pieces(start, end, STEP_BYTES))
 
 
 def _part(fd: LlmFd, wanted: Selector) -> _Part:
