@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "checkpoint": ("checkpoint_process", ("label",), "keep everything as it is"),
     "restore": ("restore_process", ("checkpoint_id",), "go back to a checkpoint"),
     "checkpoints": ("list_checkpoints", (), "tell what was kept"),
+    "forget": ("delete_checkpoint", ("checkpoint_id",), "delete a checkpoint"),
     "wrap": ("wrap_output", (), "store standard input if it is long, else print it"),
     "wrap-input": ("wrap_input", (), "the same, as the user's input"),
     "temp-create": ("create_temp_file", (), "make a temporary file of standard input"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from protocol import fdxml
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
 from vfs.content.selecting import Selector, select
+from vfs.errors import UnflushedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +93,11 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
 def _refused(why: OSError, mode: str, path: str, fd: str) -> FdError:
     reason = os.strerror(why.errno) if why.errno else str(why)
     details = f"Operation: {mode}, Path: {path}"
+    if isinstance(why, UnflushedError):
+        details += (
+            ". The new content stands there, whole, but the directory could not be put"
+            " on the disk: after a crash of the machine the old one may be there again"
+        )
     return FdError(FILE_OPERATION, f"Cannot write to file: {reason}", details, fd)
 
 
