@@ -236,11 +236,21 @@ class Process:
                 )
             except FdError:
                 return False
-            is_stored = bool(values.get("extract_to_new_fd")) and self._is_tight
-            return is_stored or found.content.text.size > INLINE_BYTES
+            if found.content.text.size > INLINE_BYTES:
+                return not self._is_a_page(found, values)
+            return bool(values.get("extract_to_new_fd")) and self._is_tight
         return self._is_tight or any(
             not isinstance(value, str) or len(value) > INLINE_BYTES
             for value in values.values()
+        )
+
+    @staticmethod
+    def _is_a_page(fd: LlmFd, values: Mapping[str, object]) -> bool:
+        """Whether only a page of what is in memory is read: as quick at any length."""
+        return (
+            values.keys() <= {"fd", "name", "page"}
+            and fd.page_size <= INLINE_BYTES
+            and fd.content.text.in_memory is not None
         )
 
     # Contents

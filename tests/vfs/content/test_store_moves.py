@@ -221,3 +221,28 @@ async def test_in_a_tight_memory_what_is_stored_is_stored_in_a_thread(
         # To read short contents nobody needs a thread, wherever they lie.
         assert len(hops) == expected
         process.close()
+
+
+async def test_a_page_in_memory_is_read_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hops: list[object] = []
+
+    async def noted(call: Callable[[], bytes], **more: CapacityLimiter) -> bytes:
+        hops.append(call)
+        return await in_thread(call, **more)
+
+    monkeypatch.setattr("vfs.content.process.in_thread", noted)
+    data = made_of(1, 600_000)
+    for max_memory, selector, expected in (
+        (1_000_000, {}, 0),
+        (1_000_000, {"page": 100}, 0),
+        (1_000_000, {"end_line": 3}, 1),
+        (1000, {"page": 1}, 1),  # on the disk: the kernel may have to wait for it
+    ):
+        hops.clear()
+        process = Process(Shared(Store(max_memory), TOOLS))
+        process.add(process.shared.store.put(data), "test")
+        await asking(process, "read_fd", fd="fd:1", **selector)
+        assert len(hops) == expected
+        process.close()
