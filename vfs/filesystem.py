@@ -20,12 +20,12 @@ import trio
 
 from vfs.backends import KEPT, MODES
 from vfs.clients import Client, Tables, file_row, timestamp
-from vfs.errors import AccessDeniedError
+from vfs.errors import AccessDeniedError, UnflushedError
 from vfs.hostio import in_thread
 from vfs.ledger import CLIENTS, OPEN_FILES
 from vfs.names import Names
 from vfs.openfile import OpenFile
-from vfs.opening import emptied_at_once, open_in, open_restricted
+from vfs.opening import emptied_at_once, open_in, open_restricted, open_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,7 +133,7 @@ class Filesystem(Names):
 
     # Files
 
-    def open(  # noqa: C901 - the contract's checks, in its order (spec O4)
+    def open(
         self, client: Client, name: bytes, word: bytes, claim: bool | None
     ) -> OpenFile:
         """Open a file for a client (spec O1-O9, A1-A4).
@@ -196,12 +196,55 @@ class Filesystem(Names):
             staged,
         )
         file.must_empty = must_empty
-        tables.files[file.fileno] = client.files[file.fileno] = file
-        if ledger.bounds_size:
-            ledger.open.add(file)
+        self._enter(file)
+        return file
+
+    def open_replacing(self, client: Client, name: bytes, *, claim: bool) -> OpenFile:
+        """Open a file that takes a name at its close, whole and on the disk (A3b).
+
+        Args:
+            client: who asks.
+            name: as on the wire; what it stands for now stays as it is until then.
+            claim: the top-level view; the client has to have it.
+
+        Raises:
+            UnavailableError: the client's root is gone (spec O4).
+            AccessDeniedError: the name is outside what the client may write.
+            OSError: the open failed.
+        """
+        policy, ledger, tables = client.policy, client.ledger, self.tables
+        if not claim:
+            policy.check_available()
+        full = len(tables.files) >= self._max_host_files
+        if full or not ledger.charge(OPEN_FILES, 1):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        try:
+            handle, place = open_staged(policy, name, ledger, top_level=claim)
+        except BaseException:
+            ledger.charge(OPEN_FILES, -1)
+            raise
+        file = OpenFile(
+            next(tables.filenos),
+            name,
+            MODES[b"w"],
+            client,
+            handle,
+            claim,
+            place,
+            ledger if ledger.bounds_size else None,
+            staged=True,
+        )
+        file.durability = "close"
+        self._enter(file)
+        return file
+
+    def _enter(self, file: OpenFile) -> None:
+        client = file.client
+        self.tables.files[file.fileno] = client.files[file.fileno] = file
+        if file.ledger is not None:
+            file.ledger.open.add(file)
         if self.observer is not None:
             self.observer.file_opened(file)
-        return file
 
     def reopener(self, file: OpenFile) -> Callable[[], OpenFile] | None:
         """Return what opens a top-level file once more, in fewer steps than ``open``.
@@ -327,6 +370,9 @@ class Filesystem(Names):
         growth = file.staged_growth
         try:
             self._credit(file.ledger, file.close())
+        except UnflushedError as why:
+            self._credit(file.ledger, why.replaced)  # it has the name all the same
+            raise
         except BaseException:
             file.give_back(growth)
             raise
@@ -348,6 +394,9 @@ class Filesystem(Names):
                 threads = file.client.ledger.threads
                 replaced = await in_thread(file.close, share=threads)
             self._credit(file.ledger, replaced)
+        except UnflushedError as why:
+            self._credit(file.ledger, why.replaced)  # it has the name all the same
+            raise
         except BaseException:
             file.give_back(growth)
             raise
