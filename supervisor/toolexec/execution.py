@@ -8,6 +8,8 @@ Rules of this file.
 2. stdout and stderr are one pipe, stdin is the null device, and nothing else of the
    host is open in a tool.
 3. What is printed is logged as fast as the log takes it: the pipe is the backpressure.
+4. Its tasks are the child's: one waits for the end, one moves what is printed, and those
+   that end it are cancelled when it has.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import array
 import fcntl
 import os
 import termios
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,9 +33,10 @@ from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
 from supervisor.toolexec.logstores import HEAD_BYTES
 from supervisor.toolexec.outputlog import PIECE_BYTES, LogFullError
+from supervisor.toolexec.slots import BusyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from supervisor.launcher import ExitStatus, SpawnedProcess
     from supervisor.toolexec.ending import Ladder
@@ -47,6 +50,10 @@ a core holds with what they are copied to."""
 
 HOLDERS_S = 1.0
 """How long other holders of the pipe are waited for after the tool's own end."""
+
+
+ABANDON_TIMEOUT_S = 5.0
+"""Longest wait for the end of what was started for nobody; it is killed at once."""
 
 
 class Execution:
@@ -81,14 +88,33 @@ class Execution:
         self._eof = trio.Event()
         self._idle: trio.CancelScope | None = None
         self._last_bytes: int | None = None
+        self._waited = True
         self._nursery: trio.Nursery | None = None
-        self._ladder: Ladder | None = None
-        self._door = AsyncExitStack()
+        self._start: trio.CancelScope | None = None
+        self._aside: list[trio.CancelScope] = []
+        self._door: AsyncExitStack | None = None
 
     @property
     def output_end(self) -> int:
         """Where the tool's own output ends; what follows is the host's last word."""
         return self.log.end if self.log.note_at < 0 else self.log.note_at
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its tool was started, and anybody told of that."""
+        return self._nursery is not None
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Start it within this block, which the child's end breaks off.
+
+        Raises:
+            BusyError: the child is ending.
+        """
+        with trio.CancelScope() as self._start:
+            yield
+        if self._start.cancelled_caught:
+            raise BusyError
 
     async def spawn(
         self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False, fd3: bool = False
@@ -108,23 +134,29 @@ class Execution:
         ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)
         self._pipe = ours
         try:
-            os.set_inheritable(ours, False)
+            if tty:
+                os.set_inheritable(ours, False)
             os.set_blocking(ours, False)
             null = self._owner.null_fd
-            fds: tuple[tuple[int, int], ...] = ((null, 0), (theirs, 1), (theirs, 2))
-            async with AsyncExitStack() as stack:
-                door = None
-                if fd3:
-                    door = await stack.enter_async_context(open_door(self._owner.child))
-                    plan = replace(plan, env={**plan.env, **door.env})
-                    fds += door.fds
+            fds = ((null, 0), (theirs, 1), (theirs, 2))
+            if fd3:
+                await self._launch_with_door(plan, cwd_fd, fds)
+            else:
                 request = spawn_request(plan, cwd_fd, fds)
                 self.process = await self._launch(plan, request)
-                if door is not None:
-                    door.handed_over()
-                self._door = stack.pop_all()
         finally:
             os.close(theirs)
+
+    async def _launch_with_door(
+        self, plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
+    ) -> None:
+        async with AsyncExitStack() as stack:
+            door = await stack.enter_async_context(open_door(self._owner.child))
+            plan = replace(plan, env={**plan.env, **door.env})
+            request = spawn_request(plan, cwd_fd, (*fds, *door.fds))
+            self.process = await self._launch(plan, request)
+            door.handed_over()
+            self._door = stack.pop_all()
 
     async def _launch(self, plan: SpawnPlan, request: SpawnRequest) -> SpawnedProcess:
         """Start it in all that its child runs in, or as the host runs."""
@@ -147,64 +179,82 @@ class Execution:
         process, _ = await walled.spawn(host.launcher, host.machine, request, wanted)
         return process
 
-    async def run(self, timeout_s: float) -> None:
-        """Own the tool until it has ended and all it printed is logged.
+    def begin(self, nursery: trio.Nursery, timeout_s: float) -> None:
+        """Own the spawned tool until it has ended and all it printed is logged.
 
         Args:
+            nursery: of its child.
             timeout_s: its time limit; 0 for none.
         """
         process = self.process
         if process is None:
             raise RuntimeError("an execution that was not spawned cannot run")
+        self._nursery = nursery
+        nursery.start_soon(self._pump)
+        nursery.start_soon(self._live, process)
+        if timeout_s > 0:
+            self._do_aside(self._enforce_timeout, timeout_s)
+
+    async def _live(self, process: SpawnedProcess) -> None:
         status = None
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                try:
-                    status = await self._live(process, nursery, timeout_s)
-                finally:
-                    self._nursery = None  # before it closes to what ``end`` starts
-                nursery.cancel_scope.cancel()
+            status = await process.wait_exit()
+            if not self._eof.is_set():
+                with trio.move_on_after(HOLDERS_S):
+                    await self._eof.wait()
+                self._stop_at_what_is_there()
         finally:
-            self._finish(status)
-            await self._door.aclose()
+            # If this is cancelled, so is the pump; its call in a thread ends (I1).
+            with trio.CancelScope(shield=True):
+                if not self._eof.is_set():
+                    await self._eof.wait()
+                self._finish(status)
+                await self._close_door()
 
-    async def _live(
-        self, process: SpawnedProcess, nursery: trio.Nursery, timeout_s: float
-    ) -> ExitStatus:
-        nursery.start_soon(self._pump)
-        if timeout_s > 0:
-            nursery.start_soon(self._enforce_timeout, timeout_s)
-        if self._ladder is not None:
-            nursery.start_soon(climb, process, self._ladder)
-        status = await process.wait_exit()
-        with trio.move_on_after(HOLDERS_S):
-            await self._eof.wait()
-        self._stop_at_what_is_there()
-        await self._eof.wait()
-        return status
+    def _do_aside(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Do something that is over when the execution is."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._until_finished, work, *args)
+
+    async def _until_finished(
+        self, work: Callable[..., Awaitable[None]], *args: object
+    ) -> None:
+        with trio.CancelScope() as scope:
+            self._aside.append(scope)
+            if not self.finished.is_set():
+                await work(*args)
 
     def end(self, ladder: Ladder = CLIENT_GONE) -> None:
         """Begin to end it: nobody wants it any more."""
-        if self.process is None or self.finished.is_set():
-            return
-        if self._nursery is None:
-            self._ladder = ladder  # it was spawned, but does not run yet
-        else:
-            self._nursery.start_soon(climb, self.process, ladder)
+        if self.process is not None and not self.finished.is_set():
+            self._do_aside(climb, self.process, ladder)
 
     async def abandon(self, *, keep: bool = False) -> None:
-        """Finish what was never started; ``keep`` what is in its log."""
+        """Finish what has not begun; ``keep`` what is in its log."""
+        process = self.process
+        if process is not None:
+            with trio.move_on_after(ABANDON_TIMEOUT_S, shield=True):
+                with suppress(LaunchpadLost):
+                    await process.end_tree()
+                    await process.wait_swept()
         self._finish(None, keep=keep)
-        await self._door.aclose()
+        await self._close_door()
 
     async def end_now(self) -> None:
         """Kill it, with all beneath it, and wait until nothing is left."""
+        if self._start is not None:
+            self._start.cancel()  # nothing, if it is over
         if self.process is not None:
             with suppress(LaunchpadLost):
                 await self.process.end_tree()
-                await self.finished.wait()
+        await self.finished.wait()
+        if self.process is not None:
+            with suppress(LaunchpadLost):
                 await self.process.wait_swept()
+
+    async def _close_door(self) -> None:
+        if self._door is not None:
+            await self._door.aclose()
 
     # The pump: tool -> log
 
@@ -241,9 +291,7 @@ class Execution:
     async def _read(self, size: int) -> bytes:
         """Return what the tool printed, ``b""`` at the end."""
         while True:
-            await (
-                trio.lowlevel.checkpoint()
-            )  # a tool that prints on and on is one of many
+            await self._take_turns()
             try:
                 return os.read(self._pipe, self._allowed(size))
             except BlockingIOError:
@@ -254,7 +302,7 @@ class Execution:
 
     async def _read_into(self, buffer: bytearray) -> int:
         while True:
-            await trio.lowlevel.checkpoint()
+            await self._take_turns()
             allowed = self._allowed(len(buffer))
             try:
                 return os.readv(self._pipe, [memoryview(buffer)[:allowed]])
@@ -263,6 +311,12 @@ class Execution:
                     return 0
             except OSError:
                 return 0
+
+    async def _take_turns(self) -> None:
+        """Let others run: a tool that prints on and on is one of many."""
+        if not self._waited:
+            await trio.lowlevel.checkpoint()
+        self._waited = False
 
     def _allowed(self, size: int) -> int:
         if self._last_bytes is None:
@@ -275,6 +329,7 @@ class Execution:
         """Wait for output; False if what still comes is nobody's."""
         if self._last_bytes is not None:
             return False
+        self._waited = True
         with trio.CancelScope() as self._idle:
             await trio.lowlevel.wait_readable(self._pipe)
         return True
@@ -304,6 +359,8 @@ class Execution:
             self.process.close()
         if self.code is None:
             self.code = TIMED_OUT if self.timed_out else _code(status)
+        for scope in self._aside:
+            scope.cancel()
         self._owner.finished(self, keep=keep)
         self.log.finish(TIMEOUT_NOTE if self.timed_out else b"")
         self.finished.set()

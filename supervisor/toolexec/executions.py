@@ -114,11 +114,16 @@ class ChildExecutions:
         execution = self.live[exec_id] = Execution(self, exec_id, tool, log)
         return execution
 
-    def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
-        """Let a spawned execution run, whatever becomes of who asked for it."""
+    async def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
+        """Let a spawned execution run, whatever becomes of who asked for it.
+
+        Raises:
+            BusyError: the child is ending; nothing is left of the execution.
+        """
         process = execution.process
         if self.nursery is None or process is None:
-            raise RuntimeError("an execution without a process or a child cannot run")
+            await execution.abandon()
+            raise BusyError
         self.host.journal.write(
             "exec.started",
             child_id=self.child.id,
@@ -129,13 +134,13 @@ class ChildExecutions:
             sidecar=sidecar,
             pid=process.pid,
         )
-        self.nursery.start_soon(execution.run, timeout_s)
+        execution.begin(self.nursery, timeout_s)
 
     def finished(self, execution: Execution, *, keep: bool) -> None:
         """Free the id and the slot; keep the output if there is to be any."""
         del self.live[execution.id]
         self._slots.give()
-        if execution.process is not None:
+        if execution.has_begun:
             self.host.journal.write(
                 "exec.ended",
                 child_id=self.child.id,

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from supervisor.launcher import Launcher
 from supervisor.toolexec import ending
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
@@ -92,6 +94,82 @@ async def test_the_first_step_is_int(scene: Scene) -> None:
         await receive_until(sock, b"on\n")
     await eventually(lambda: told.exists() and told.read_text() == "int\n")
     await eventually(lambda: not scene.tool._slots.used)
+
+
+class SlowBirth:
+    """Holds each start back when the program runs already."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = trio.Event()
+        real = Launcher._birth
+
+        async def birth(launcher: Launcher, request: Any, record: Any) -> Any:
+            born = await real(launcher, request, record)
+            await self.release.wait()
+            return born
+
+        monkeypatch.setattr(Launcher, "_birth", birth)
+
+
+# Who goes while the tool is being started is found gone when it has been: the tool gets
+# INT first, like any other.
+# spec E25
+@pytest.mark.parametrize("proto", ["1", "2"])
+async def test_who_goes_during_the_start_ends_the_tool_gently(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, proto: str
+) -> None:
+    up, told = scene.workspace / "up", scene.workspace / "told"
+    script = f"trap 'echo int >{told}; exit' INT; echo >{up}; "
+    script += "while :; do sleep 0.01; done"
+    slow = SlowBirth(monkeypatch)
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell(script), proto=proto))
+        await eventually(up.exists)
+    slow.release.set()
+    await eventually(lambda: told.exists() and told.read_text() == "int\n")
+    await eventually(lambda: not scene.tool._slots.used)
+
+
+# spec E5
+async def test_a_child_that_ends_during_a_start_leaves_no_tool(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await scene.tenant()
+    assert scene.tool._shared_url is not None
+    other.url = scene.tool._shared_url  # its connection is not the child's
+    up = scene.workspace / "up"
+    SlowBirth(monkeypatch)
+    with await scene.connect(other) as sock:
+        script = f"trap '' INT TERM; echo $$ >{up}; sleep 1000 & wait; sleep 1000"
+        await send(sock, scene.request(shell(script), token=other.token))
+        await eventually(lambda: up.exists() and up.read_text().endswith("\n"))
+        await other.puppet.kill()
+        assert parse(await receive_all(sock)).status == 503
+    await eventually(partial(is_dead, int(up.read_text())))
+    assert not scene.tool._slots.used
+    assert not scene.stage.events("exec.ended")  # nobody was told of its start
+
+
+async def test_a_client_that_is_gone_already_has_nothing_started(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = trio.Event()
+    gone = trio.Event()
+    real = scene.routes.route
+
+    async def route(*args: Any) -> Any:
+        asked.set()
+        await gone.wait()
+        return await real(*args)
+
+    monkeypatch.setattr(scene.routes, "route", route)
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell("touch ran")))
+        await asked.wait()
+    gone.set()
+    monkeypatch.undo()
+    assert (await scene.run("tool=true")).code == 0
+    assert len(scene.stage.events("exec.started")) == 1
 
 
 # spec E25
