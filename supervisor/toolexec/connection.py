@@ -31,7 +31,7 @@ from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.logstores import HEAD_BYTES
-from supervisor.toolexec.outputlog import PIECE_BYTES
+from supervisor.toolexec.outputlog import PIECE_BYTES, Holder
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
 from supervisor.toolexec.wire import (
@@ -229,7 +229,7 @@ class Connection:
 
     async def _reply_whole(self, execution: Execution, request: Exec) -> Refusal | None:
         log = execution.log
-        with log.attached(_Holder()):
+        with log.attached(Holder()):
             await execution.finished.wait()
             if execution.timed_out:
                 return toolexec.TIMEOUT
@@ -273,7 +273,7 @@ class Connection:
     ) -> Refusal | None:
         """Stream the handle of an output, or the output, once it is whole."""
         log = execution.log
-        with log.attached(_Holder()):
+        with log.attached(Holder()):
             await execution.finished.wait()
             if execution.fault is not None:
                 return toolexec.host_fault(execution.fault)
@@ -360,7 +360,7 @@ class Connection:
             return execution
         log = execution.log
         try:
-            with log.attached(_Holder()):
+            with log.attached(Holder()):
                 await execution.finished.wait()
                 if execution.fault is not None:
                     return toolexec.host_fault(execution.fault)
@@ -375,18 +375,6 @@ class Connection:
 
 def _chunk(data: bytes) -> tuple[bytes, bytes, bytes]:
     return b"%x\r\n" % len(data), data, b"\r\n"
-
-
-class _Holder:
-    """Holds a log from its beginning; it is never live."""
-
-    offset = 0
-
-    async def take(self, piece: memoryview) -> bool:
-        return False
-
-    def wake(self) -> None:
-        return
 
 
 async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:

@@ -14,10 +14,7 @@ Rules of this file.
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
-import termios
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -31,8 +28,8 @@ from supervisor.sandbox import Profile
 from supervisor.spawn_request import SpawnRequest
 from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
-from supervisor.toolexec.logstores import HEAD_BYTES
-from supervisor.toolexec.outputlog import PIECE_BYTES, LogFullError
+from supervisor.toolexec.outputlog import LogFullError
+from supervisor.toolexec.outputpump import OutputPump
 from supervisor.toolexec.slots import BusyError
 
 if TYPE_CHECKING:
@@ -43,10 +40,6 @@ if TYPE_CHECKING:
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.routes import SpawnPlan
-
-PIPE_BYTES = 262_144
-"""What the pipe of a tool that prints much is made to hold: two pieces, which a cache of
-a core holds with what they are copied to."""
 
 HOLDERS_S = 1.0
 """How long other holders of the pipe are waited for after the tool's own end."""
@@ -84,11 +77,7 @@ class Execution:
         self.finished = trio.Event()
         self.process: SpawnedProcess | None = None
         self._owner = owner
-        self._pipe = -1
-        self._eof = trio.Event()
-        self._idle: trio.CancelScope | None = None
-        self._last_bytes: int | None = None
-        self._waited = True
+        self._pump: OutputPump | None = None
         self._nursery: trio.Nursery | None = None
         self._start: trio.CancelScope | None = None
         self._aside: list[trio.CancelScope] = []
@@ -132,7 +121,7 @@ class Execution:
             OSError: a pipe or a door cannot be had.
         """
         ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)
-        self._pipe = ours
+        self._pump = OutputPump(ours, self.log)
         try:
             if tty:
                 os.set_inheritable(ours, False)
@@ -186,28 +175,38 @@ class Execution:
             nursery: of its child.
             timeout_s: its time limit; 0 for none.
         """
-        process = self.process
-        if process is None:
+        process, pump = self.process, self._pump
+        if process is None or pump is None:
             raise RuntimeError("an execution that was not spawned cannot run")
         self._nursery = nursery
-        nursery.start_soon(self._pump)
-        nursery.start_soon(self._live, process)
+        nursery.start_soon(self._pump_all, pump)
+        nursery.start_soon(self._live, process, pump)
         if timeout_s > 0:
             self._do_aside(self._enforce_timeout, timeout_s)
 
-    async def _live(self, process: SpawnedProcess) -> None:
+    async def _pump_all(self, pump: OutputPump) -> None:
+        """Log what the tool prints; a tool whose output cannot be kept is ended."""
+        with pump.ending():
+            try:
+                await pump.run()
+            except LogFullError as why:
+                self.fault = str(why)
+                self.end()
+                await pump.discard_rest()
+
+    async def _live(self, process: SpawnedProcess, pump: OutputPump) -> None:
         status = None
         try:
             status = await process.wait_exit()
-            if not self._eof.is_set():
+            if not pump.eof.is_set():
                 with trio.move_on_after(HOLDERS_S):
-                    await self._eof.wait()
-                self._stop_at_what_is_there()
+                    await pump.eof.wait()
+                pump.stop_at_what_is_there()
         finally:
             # If this is cancelled, so is the pump; its call in a thread ends (I1).
             with trio.CancelScope(shield=True):
-                if not self._eof.is_set():
-                    await self._eof.wait()
+                if not pump.eof.is_set():
+                    await pump.eof.wait()
                 self._finish(status)
                 await self._close_door()
 
@@ -256,93 +255,6 @@ class Execution:
         if self._door is not None:
             await self._door.aclose()
 
-    # The pump: tool -> log
-
-    async def _pump(self) -> None:
-        fd = self._pipe
-        try:
-            data: bytes | memoryview = await self._read(HEAD_BYTES)
-            buffer = None
-            while data:
-                await self.log.append(data)
-                if buffer is not None:
-                    size = await self._read_into(buffer)
-                    data = memoryview(buffer)[:size]
-                elif len(data) < HEAD_BYTES:
-                    data = await self._read(HEAD_BYTES)
-                else:  # a tool that prints much
-                    with suppress(OSError):  # EPERM: the user's share of pipes is used
-                        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-                    buffer = bytearray(PIECE_BYTES)
-                    size = await self._read_into(buffer)
-                    data = memoryview(buffer)[:size]
-        except LogFullError as why:
-            self.fault = str(why)
-            await self._discard_rest()
-        finally:
-            self._eof.set()
-
-    async def _discard_rest(self) -> None:
-        """End a tool whose output cannot be kept; what it still prints is lost."""
-        self.end()
-        while await self._read(HEAD_BYTES):
-            pass
-
-    async def _read(self, size: int) -> bytes:
-        """Return what the tool printed, ``b""`` at the end."""
-        while True:
-            await self._take_turns()
-            try:
-                return os.read(self._pipe, self._allowed(size))
-            except BlockingIOError:
-                if not await self._more():
-                    return b""
-            except OSError:  # EIO: the last holder of a terminal is gone
-                return b""
-
-    async def _read_into(self, buffer: bytearray) -> int:
-        while True:
-            await self._take_turns()
-            allowed = self._allowed(len(buffer))
-            try:
-                return os.readv(self._pipe, [memoryview(buffer)[:allowed]])
-            except BlockingIOError:
-                if not await self._more():
-                    return 0
-            except OSError:
-                return 0
-
-    async def _take_turns(self) -> None:
-        """Let others run: a tool that prints on and on is one of many."""
-        if not self._waited:
-            await trio.lowlevel.checkpoint()
-        self._waited = False
-
-    def _allowed(self, size: int) -> int:
-        if self._last_bytes is None:
-            return size
-        size = min(size, self._last_bytes)
-        self._last_bytes -= size
-        return size
-
-    async def _more(self) -> bool:
-        """Wait for output; False if what still comes is nobody's."""
-        if self._last_bytes is not None:
-            return False
-        self._waited = True
-        with trio.CancelScope() as self._idle:
-            await trio.lowlevel.wait_readable(self._pipe)
-        return True
-
-    def _stop_at_what_is_there(self) -> None:
-        """Take what the pipe holds now for the last: others hold it for ever."""
-        if not self._eof.is_set():
-            waiting = array.array("i", [0])
-            fcntl.ioctl(self._pipe, termios.FIONREAD, waiting)
-            self._last_bytes = waiting[0]
-            if self._idle is not None:
-                self._idle.cancel()
-
     async def _enforce_timeout(self, timeout_s: float) -> None:
         await trio.sleep(timeout_s)
         self.timed_out = True
@@ -351,10 +263,8 @@ class Execution:
     # Its end
 
     def _finish(self, status: ExitStatus | None, *, keep: bool = True) -> None:
-        if self._pipe >= 0:
-            trio.lowlevel.notify_closing(self._pipe)
-            os.close(self._pipe)
-            self._pipe = -1
+        if self._pump is not None:
+            self._pump.close()
         if self.process is not None:
             self.process.close()
         if self.code is None:
@@ -367,8 +277,8 @@ class Execution:
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what this holds of the host's descriptors."""
-        if self._pipe >= 0:
-            yield self._pipe, "tool's output"
+        if self._pump is not None:
+            yield from self._pump.descriptors()
         if self.process is not None:
             for fd in self.process.descriptors():
                 yield fd, "pidfd"
