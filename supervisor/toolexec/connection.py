@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol import toolexec
+from protocol import toolexec, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
 from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnError
@@ -74,6 +74,7 @@ class Connection:
         self._service = service
         self._wire = Wire(sock)
         self._owner: ChildExecutions | None = None
+        self._rights = toolexec_token.ALL
 
     async def serve(self) -> None:
         """Serve the one request, and close."""
@@ -134,8 +135,11 @@ class Connection:
         return None
 
     def _is_authorized(self, pieces: Sequence[bytes]) -> bool:
-        self._owner = self._service.tokens.find(pieces)
-        return self._owner is not None
+        found = self._service.tokens.find(pieces)
+        if found is None:
+            return False
+        self._owner, self._rights = found
+        return True
 
     async def _watched(
         self, serve: Callable[[], Awaitable[Refusal | None]]
@@ -196,15 +200,16 @@ class Connection:
         """Choose, admit, spawn; the execution runs when this returns, or has failed."""
         routes = self._service.routes
         child, tool = owner.child, request.tool
-        if not routes.is_permitted(child, tool):
+        if not routes.is_permitted(child, tool, self._rights):
             refusal = toolexec.not_permitted(tool)
             raise RefusedError(refusal.status, refusal.body)
-        target = await routes.route(child, tool, request.cwd)
+        target = await routes.route(child, tool, request.cwd, self._rights)
         cwd_fd = await target.open_cwd(request.cwd, child)
         try:
             self._wire.check_there()
             keep_all = request.version == 1 or self._wants_handle(request)
-            execution = owner.admit(tool, request.exec_id, keep_all=keep_all)
+            scope = self._rights.scope
+            execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
             try:
                 with execution.starting():
                     plan = await target.command(child, tool, request.args, cwd_fd)
@@ -317,19 +322,21 @@ class Connection:
         await self._wire.send(trailer(execution.code or 0))
 
     def _wants_handle(self, request: Exec) -> bool:
-        return request.as_fd and self._service.large_output is not None
+        # Handles are the child's own connection's: not for a token that stands for less.
+        is_own = not self._rights.is_narrowed
+        return request.as_fd and is_own and self._service.large_output is not None
 
     async def _as_handle(self, execution: Execution, request: Exec) -> bytes | None:
         """Return the handle that stands for a large output, if one was asked for."""
         offer = self._service.large_output
-        if offer is None or not request.as_fd or self._owner is None:
+        if offer is None or self._owner is None or not self._wants_handle(request):
             return None
         return await offer(self._owner.child, execution)
 
     # The others
 
     async def _replay(self, owner: ChildExecutions, request: Replay) -> Refusal | None:
-        execution = owner.find(request.exec_id)
+        execution = owner.find(request.exec_id, self._rights.scope)
         if execution is None:
             return toolexec.NOT_FOUND
         if request.offset_bytes < execution.log.start:
@@ -343,7 +350,7 @@ class Connection:
         return None
 
     async def _signal(self, owner: ChildExecutions, request: Signal) -> Refusal | None:
-        execution = owner.live.get(request.exec_id)
+        execution = owner.find_live(request.exec_id, self._rights.scope)
         if execution is None or execution.process is None:
             return toolexec.NOT_FOUND
         number = self._service.signals[request.signal]

@@ -59,6 +59,7 @@ class Execution:
         log: takes its output.
 
     Attributes:
+        key: what its owner has it under.
         code: its exit code once it is finished; None before.
         timed_out: its time limit ended it.
         fault: why its output is not whole; None if it is.
@@ -68,7 +69,7 @@ class Execution:
     def __init__(
         self, owner: ChildExecutions, exec_id: str, tool: str, log: OutputLog
     ) -> None:
-        self.id = exec_id
+        self.id = self.key = exec_id
         self.tool = tool
         self.log = log
         self.code: int | None = None

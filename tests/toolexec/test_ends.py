@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from protocol.toolexec_token import narrowed
 from supervisor.launcher import Launcher
 from supervisor.toolexec import ending
 from tests.helpers.hosts import eventually
@@ -270,6 +271,29 @@ async def test_another_childs_execution_is_unknown(scene: Scene) -> None:
             409,
             b"exec id 'mine' is in use\n",
         )
+
+
+# spec A5: a narrowed token of the same child sees its own executions only.
+# spec E37
+async def test_a_narrowed_token_sees_its_own_executions_only(scene: Scene) -> None:
+    less = narrowed(scene.child.token, "less")
+    with await scene.connect() as sock:
+        data = scene.request(shell("echo on; exec sleep 1000"), "X-Aifo-Exec-Id: mine")
+        await send(sock, data)
+        await receive_until(sock, b"on\n")
+        for line, body in (
+            ("POST /signal HTTP/1.1", b"exec_id=mine&signal=KILL"),
+            ("GET /exec/mine HTTP/1.1", b""),
+        ):
+            reply = await scene.say(scene.request(body, line=line, token=less))
+            assert reply.status == 404
+        same = scene.request(b"tool=true", "X-Aifo-Exec-Id: mine", token=less)
+        assert (await scene.say(same)).code == 0
+        head = scene.head(0, line="GET /exec/mine HTTP/1.1", token=less)
+        again = await scene.say(head)
+        assert (again.status, again.body, again.code) == (200, b"", 0)
+    bad = scene.request(b"tool=true", token=less[:-1] + "x")
+    assert (await scene.say(bad)).status == 401
 
 
 # spec E26

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from protocol.toolexec_token import ALL
 from supervisor.toolexec.backend_local import tightest
 from supervisor.toolexec.routes import RefusedError
 from tests.helpers.hosts import Stage, eventually, stage
@@ -124,7 +125,7 @@ async def test_routing_asks_who_has_the_tool(stage: Stage) -> None:
         (stage.where / "zz-tool").chmod(0o755)
         # Known for this generation of c; a restart would ask again.
         assert (await run_tool(stage, sidecars, child, "zz-tool")).sidecar == "n"
-        assert not sidecars.is_permitted(child, "zz-none")
+        assert not sidecars.is_permitted(child, "zz-none", ALL)
 
 
 async def test_a_tool_that_nobody_has_is_409(
@@ -201,13 +202,13 @@ async def test_a_child_has_no_more_tools_than_its_policy(stage: Stage) -> None:
     async with sidecars_of(stage, c={"kind": "c-cpp"}) as sidecars:
         free = await waiting_child(stage, "free")
         bound = await waiting_child(stage, "bound", tools=frozenset({"make", "cc"}))
-        assert sidecars.is_permitted(free, "gcc")
-        assert sidecars.is_permitted(bound, "make")
-        assert not sidecars.is_permitted(bound, "gcc")
+        assert sidecars.is_permitted(free, "gcc", ALL)
+        assert sidecars.is_permitted(bound, "make", ALL)
+        assert not sidecars.is_permitted(bound, "gcc", ALL)
         assert bound.session is not None
         bound.session.narrow(b'{"tools": ["make"]}')
-        assert sidecars.is_permitted(bound, "make")
-        assert not sidecars.is_permitted(bound, "cc")
+        assert sidecars.is_permitted(bound, "make", ALL)
+        assert not sidecars.is_permitted(bound, "cc", ALL)
 
 
 def test_limits_are_the_tighter_of_both() -> None:
