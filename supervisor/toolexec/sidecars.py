@@ -204,7 +204,7 @@ def _make(
 ) -> Sidecar:
     if section.backend == "local":
         where = "/" if state is None else _state_dir(state, name)
-        return LocalSidecar(name, section, host.launcher, where)
+        return LocalSidecar(name, section, host, where)
     # Most hosts have none.
     from supervisor.toolexec.backend_cli import CliSidecar  # noqa: PLC0415
 
