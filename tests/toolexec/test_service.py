@@ -55,7 +55,9 @@ async def test_a_stale_socket_is_replaced_a_living_one_is_not(tmp_path: Path) ->
                 pass
         await listener.aclose()
     assert "toolexec.sock" not in os.listdir(tmp_path)
-    with pytest.raises(OSError, match="shorter TMPDIR"):
+    with pytest.raises(
+        OSError, match=r"shorter \[host\] state_dir for serve, a shorter TMPDIR"
+    ):
         async with unix_listener(str(tmp_path / ("x" * 120))):
             pass
 
