@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.toolexec.outputlog import LIVE_PATIENCE_S, PIECE_BYTES
+from supervisor.toolexec.outputlog import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ class ChunkedReader:
                     push()
                 except BlockingIOError:
                     now_s = time.monotonic()
-                    deadline_s = deadline_s or now_s + LIVE_PATIENCE_S
+                    deadline_s = deadline_s or now_s + self._log.patience_s
                     if not await self._is_writable(deadline_s - now_s):
                         break
         except (OSError, trio.ClosedResourceError) as why:

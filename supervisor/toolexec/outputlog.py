@@ -12,7 +12,7 @@ Rules of this file.
    to a file without a name, which becomes a ring when it may not grow: at the limit, at
    the child's quota, on a full disk.  Without a file there is a window in memory.
 3. One reader that has taken everything is *live*: the pump hands it each piece, and
-   waits ``LIVE_PATIENCE_S`` for it at most.  Measured: 1.5 GB/s so, 1.0 by way of the
+   waits ``patience_s`` for it at most.  Measured: 1.5 GB/s so, 1.0 by way of the
    file (ADR 25).
 4. Where there is a file, pieces go from the pipe to it and to the live reader without
    being copied by the host (``splicing``, ADR 49).
@@ -42,6 +42,10 @@ PIECE_BYTES = 131_072
 LIVE_PATIENCE_S = 0.005
 """How long the pump waits for the live reader: several times what a program on the
 other core takes for a piece, and too short to be felt by the tool's other readers."""
+
+ALONE_PATIENCE_S = 0.02
+"""Likewise where it is the only reader: some turns of others on a machine that is busy,
+after which it would have to read the whole of what it missed from the file."""
 
 _UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Answers of a file system that cannot be spliced to."""
@@ -306,6 +310,11 @@ class OutputLog:
         return min((self.end, *(reader.offset for reader in self.readers)))
 
     # The readers' side
+
+    @property
+    def patience_s(self) -> float:
+        """How long the live reader is waited for, seconds."""
+        return LIVE_PATIENCE_S if len(self.readers) > 1 else ALONE_PATIENCE_S
 
     @contextlib.contextmanager
     def attached(self, reader: Reader) -> Iterator[None]:
