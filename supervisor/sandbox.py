@@ -236,7 +236,7 @@ def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnErro
         f"cannot start a child: the sandbox layer {layer!r} is required and missing:"
         f" {why}; it takes {LAYERS[layer]}"
     )
-    return SpawnError(number, layer, text)
+    return SpawnError(number, layer, text, why)
 
 
 @dataclass(slots=True)

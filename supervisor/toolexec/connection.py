@@ -7,7 +7,9 @@ Rules of this file.
 1. The order of checks is that of the protocol: what ``check`` says, then allowlists,
    route, working directory, id, slot, spawn.
 2. From the request on, the end of the client's input means that it is gone: its
-   execution is ended unless it was to be detached.
+   execution is ended unless it was to be detached.  That is looked for before a tool is
+   started, and watched for once it runs; who goes while it is being started is found
+   gone when it has been, and the tool ends as any other does (spec E25).
 3. Whatever goes wrong here ends this connection and no other.
 """
 
@@ -16,11 +18,12 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from protocol import toolexec
+from protocol import toolexec, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
 from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnError
@@ -28,14 +31,20 @@ from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.logstores import HEAD_BYTES
-from supervisor.toolexec.outputlog import PIECE_BYTES
+from supervisor.toolexec.outputlog import PIECE_BYTES, Holder
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
-from supervisor.toolexec.wire import GoneError, RefusedAtOnceError, Wire
+from supervisor.toolexec.wire import (
+    GoneError,
+    RefusedAtOnceError,
+    Wire,
+    chunked_head,
+    trailer,
+)
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from protocol.toolexec import Head, Request
     from supervisor.toolexec.execution import Execution
@@ -65,6 +74,7 @@ class Connection:
         self._service = service
         self._wire = Wire(sock)
         self._owner: ChildExecutions | None = None
+        self._rights = toolexec_token.ALL
 
     async def serve(self) -> None:
         """Serve the one request, and close."""
@@ -98,11 +108,8 @@ class Connection:
         request = toolexec.check(head, body, self._is_authorized)
         if isinstance(request, Refusal):
             await self._wire.refuse(request)
-            return
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, nursery.cancel_scope)
+        else:
             await self._reply(request)
-            nursery.cancel_scope.cancel()
 
     async def _reply(self, request: Request) -> None:
         try:
@@ -111,8 +118,8 @@ class Connection:
                 await self._wire.refuse(refusal)
         except OSError as why:
             self._lost(why)
-        except LaunchpadLost:
-            raise  # the host ends
+        except (LaunchpadLost, GoneError):
+            raise  # the host ends; nobody is there to be answered
         except Exception as why:  # noqa: BLE001 - rule 3; it is reported
             where = "".join(traceback.format_tb(why.__traceback__)[-1:]).split()
             self._service.log("ERROR", f"toolexec: fault: {why!r} at {' '.join(where)}")
@@ -128,8 +135,27 @@ class Connection:
         return None
 
     def _is_authorized(self, pieces: Sequence[bytes]) -> bool:
-        self._owner = self._service.tokens.find(pieces)
-        return self._owner is not None
+        found = self._service.tokens.find(pieces)
+        if found is None:
+            return False
+        self._owner, self._rights = found
+        return True
+
+    async def _watched(
+        self, serve: Callable[[], Awaitable[Refusal | None]]
+    ) -> Refusal | None:
+        """Serve for as long as the client is there."""
+        refusal = failure = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, nursery.cancel_scope)
+            try:
+                refusal = await serve()
+            except Exception as why:  # noqa: BLE001 - raised again, not in a group
+                failure = why
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return refusal
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         await self._wire.wait_gone()
@@ -144,11 +170,11 @@ class Connection:
         elif isinstance(request, Exec):
             return await self._exec(owner, request)
         elif isinstance(request, Replay):
-            return await self._replay(owner, request)
+            return await self._watched(partial(self._replay, owner, request))
         elif isinstance(request, Signal):
             return await self._signal(owner, request)
         else:
-            return await self._notify(owner, request)
+            return await self._watched(partial(self._notify, owner, request))
         return None
 
     # POST /exec
@@ -159,30 +185,35 @@ class Connection:
             return execution
         try:
             if request.version == 1:
-                return await self._reply_whole(execution, request)
-            if self._wants_handle(request):
-                return await self._reply_as_handle(execution, request)
-            await self._reply_stream(execution)
+                reply = partial(self._reply_whole, execution, request)
+            elif self._wants_handle(request):
+                reply = partial(self._reply_as_handle, execution, request)
+            else:
+                await self._reply_stream(execution)
+                return None
+            return await self._watched(reply)
         finally:
             if not request.detach:
                 execution.end()
-        return None
 
     async def _start(self, owner: ChildExecutions, request: Exec) -> Execution:
         """Choose, admit, spawn; the execution runs when this returns, or has failed."""
         routes = self._service.routes
         child, tool = owner.child, request.tool
-        if not routes.is_permitted(child, tool):
+        if not routes.is_permitted(child, tool, self._rights):
             refusal = toolexec.not_permitted(tool)
             raise RefusedError(refusal.status, refusal.body)
-        target = await routes.route(child, tool, request.cwd)
+        target = await routes.route(child, tool, request.cwd, self._rights)
         cwd_fd = await target.open_cwd(request.cwd, child)
         try:
+            self._wire.check_there()
             keep_all = request.version == 1 or self._wants_handle(request)
-            execution = owner.admit(tool, request.exec_id, keep_all=keep_all)
+            scope = self._rights.scope
+            execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
             try:
-                plan = await target.command(child, tool, request.args, cwd_fd)
-                await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
+                with execution.starting():
+                    plan = await target.command(child, tool, request.args, cwd_fd)
+                    await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
             except SpawnError as why:
                 if why.stage != "exec" or why.errno not in _EXEC_ANSWERS:
                     await execution.abandon()
@@ -193,17 +224,17 @@ class Connection:
                 raise
             else:
                 timeout_s = self._service.timeout_of(target)
-                owner.begin(execution, timeout_s, target.name)
+                await owner.begin(execution, timeout_s, target.name)
         finally:
             os.close(cwd_fd)
-        self._service.tell(
-            f"exec {execution.id}: {tool} {toolexec.redacted(request.args)}"
-        )
+        if self._service.is_verbose:
+            words = toolexec.redacted(request.args)
+            self._service.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 
     async def _reply_whole(self, execution: Execution, request: Exec) -> Refusal | None:
         log = execution.log
-        with log.attached(_Holder()):
+        with log.attached(Holder()):
             await execution.finished.wait()
             if execution.timed_out:
                 return toolexec.TIMEOUT
@@ -247,12 +278,12 @@ class Connection:
     ) -> Refusal | None:
         """Stream the handle of an output, or the output, once it is whole."""
         log = execution.log
-        with log.attached(_Holder()):
+        with log.attached(Holder()):
             await execution.finished.wait()
             if execution.fault is not None:
                 return toolexec.host_fault(execution.fault)
             handle = await self._as_handle(execution, request)
-            head = self._wire.chunked_head(execution.id)
+            head = chunked_head(execution.id)
             if handle is None:
                 reader = ChunkedReader(log, self._wire.sock, before=head)
                 with log.attached(reader):
@@ -262,20 +293,20 @@ class Connection:
             end = execution.output_end
             if end < log.end:
                 parts += _chunk(await log.read(end, log.end - end))
-            await self._wire.send(*parts, self._wire.trailer(execution.code or 0))
+            await self._wire.send(*parts, trailer(execution.code or 0))
         return None
 
     async def _reply_stream(self, execution: Execution) -> None:
         log = execution.log
-        head = self._wire.chunked_head(execution.id)
+        head = chunked_head(execution.id)
         reader = ChunkedReader(log, self._wire.sock, before=head)
         with log.attached(reader):
             with trio.move_on_after(HEAD_WAITS_S):
                 await log.wait_beyond(0)
             if execution.finished.is_set() and log.end <= HEAD_BYTES:
                 await self._reply_quickly(execution, head)
-                return
-            await self._stream(execution, reader)
+            else:
+                await self._watched(partial(self._stream, execution, reader))
 
     async def _reply_quickly(self, execution: Execution, head: bytes) -> None:
         """Send all of a tool that has ended already: its client wakes up once."""
@@ -283,32 +314,34 @@ class Connection:
         for start, until in ((0, log.note_at), (max(0, log.note_at), log.end)):
             if start < until:
                 parts += _chunk(await log.read(start, until - start))
-        await self._wire.send(*parts, self._wire.trailer(execution.code or 0))
+        await self._wire.send(*parts, trailer(execution.code or 0))
 
     async def _stream(self, execution: Execution, reader: ChunkedReader) -> None:
         await reader.run()
         await execution.finished.wait()
-        await self._wire.send(self._wire.trailer(execution.code or 0))
+        await self._wire.send(trailer(execution.code or 0))
 
     def _wants_handle(self, request: Exec) -> bool:
-        return request.as_fd and self._service.large_output is not None
+        # Handles are the child's own connection's: not for a token that stands for less.
+        is_own = not self._rights.is_narrowed
+        return request.as_fd and is_own and self._service.large_output is not None
 
     async def _as_handle(self, execution: Execution, request: Exec) -> bytes | None:
         """Return the handle that stands for a large output, if one was asked for."""
         offer = self._service.large_output
-        if offer is None or not request.as_fd or self._owner is None:
+        if offer is None or self._owner is None or not self._wants_handle(request):
             return None
         return await offer(self._owner.child, execution)
 
     # The others
 
     async def _replay(self, owner: ChildExecutions, request: Replay) -> Refusal | None:
-        execution = owner.find(request.exec_id)
+        execution = owner.find(request.exec_id, self._rights.scope)
         if execution is None:
             return toolexec.NOT_FOUND
         if request.offset_bytes < execution.log.start:
             return toolexec.dropped(request.offset_bytes)
-        head = self._wire.chunked_head(execution.id)
+        head = chunked_head(execution.id)
         reader = ChunkedReader(
             execution.log, self._wire.sock, request.offset_bytes, before=head
         )
@@ -317,7 +350,7 @@ class Connection:
         return None
 
     async def _signal(self, owner: ChildExecutions, request: Signal) -> Refusal | None:
-        execution = owner.live.get(request.exec_id)
+        execution = owner.find_live(request.exec_id, self._rights.scope)
         if execution is None or execution.process is None:
             return toolexec.NOT_FOUND
         number = self._service.signals[request.signal]
@@ -334,7 +367,7 @@ class Connection:
             return execution
         log = execution.log
         try:
-            with log.attached(_Holder()):
+            with log.attached(Holder()):
                 await execution.finished.wait()
                 if execution.fault is not None:
                     return toolexec.host_fault(execution.fault)
@@ -349,18 +382,6 @@ class Connection:
 
 def _chunk(data: bytes) -> tuple[bytes, bytes, bytes]:
     return b"%x\r\n" % len(data), data, b"\r\n"
-
-
-class _Holder:
-    """Holds a log from its beginning; it is never live."""
-
-    offset = 0
-
-    async def take(self, piece: memoryview) -> bool:
-        return False
-
-    def wake(self) -> None:
-        return
 
 
 async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import trio
 
+from protocol.toolexec_token import Rights
 from supervisor import proctree
 from supervisor.child import Child
 from supervisor.toolexec.routes import RefusedError, SpawnPlan, Target
@@ -79,12 +80,14 @@ class DirectoryRoutes:
         self.env = {"PATH": PATH, "LANG": "C"}
         self.asked: list[str] = []
 
-    def is_permitted(self, child: Child, tool: str) -> bool:
+    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
         """Whether the one allowlist has it."""
         self.asked.append(f"permitted {tool}")
         return tool in ALLOWED
 
-    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+    async def route(
+        self, child: Child, tool: str, cwd: bytes, rights: Rights
+    ) -> Target:
         """Choose the one sidecar."""
         self.asked.append(f"route {tool}")
         await trio.lowlevel.checkpoint()
