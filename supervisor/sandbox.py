@@ -23,6 +23,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from supervisor import sandbox_paths, seccomp_filter
+from supervisor.cgroups import as_pair
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
@@ -302,9 +303,7 @@ def layers_on_the_wire(
     if "uid" in layers:
         found["uid"] = wanted.user
     if "cgroup" in layers:
-        found["cgroup"] = tuple(
-            tuple(os.fsencode(file).rsplit(b"/", 1)) for file in wanted.groups
-        )
+        found["cgroup"] = tuple(as_pair(file) for file in wanted.groups)
     if "seccomp" in layers:
         found["seccomp"] = seccomp_filter.build_here(network=not no_internet)
     return found

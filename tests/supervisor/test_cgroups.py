@@ -32,8 +32,7 @@ def test_a_delegated_group_has_its_bounds(
     real(top)
     groups = make(
         "c1",
-        Limits(memory=1 << 20, processes=7),
-        cpus=0.5,
+        Limits(memory=1 << 20, processes=7, cpus=0.5),
         among=(Hierarchy("v2", str(top)),),
     )
     (path,) = map(Path, groups.made)
@@ -42,6 +41,7 @@ def test_a_delegated_group_has_its_bounds(
     assert (path / "memory.max").read_text() == "1048576"
     assert (path / "pids.max").read_text() == "7"
     assert (path / "cpu.max").read_text() == "50000 100000"
+    assert groups.keeps_cpus
 
 
 def test_a_joining_thread_moves_itself_alone_where_that_is_faster(
