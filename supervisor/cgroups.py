@@ -17,7 +17,7 @@ Rules of this file.
    child can wait in them (``launchpad_stock``). They are bounded when they are taken.
 """
 
-# ruff: noqa: PTH102, PTH106, PTH118, PTH123 - names of a kernel's tree
+# ruff: noqa: PTH102, PTH106, PTH116, PTH118, PTH123 - names of a kernel's tree
 from __future__ import annotations
 
 import contextlib
@@ -97,6 +97,7 @@ class Groups:
             OSError: one is gone, or cannot be bounded so.
         """
         for path in self.made:
+            os.stat(path)
             self.keeps_cpus |= _bound(self.kinds[path], path, limits)
 
     def remove(self) -> None:

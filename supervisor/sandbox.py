@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING
 
 from supervisor import sandbox_paths, seccomp_filter
@@ -49,6 +48,13 @@ LAYERS = {
     "cgroup": "a cgroup that is this user's to divide (systemd: Delegate=yes)",
 }
 """Every layer that a profile can name, and what it takes to have it."""
+
+FIRST_USER = 0x40000000
+"""Of children of root: above what subordinate users are made of (login.defs(5))."""
+
+USERS = 767
+"""Of each host: so many go into 32 bits for every pid that there can be (2**22), none of
+them the last number, which means "nobody"."""
 
 _ALWAYS = frozenset({"no_new_privs", "capabilities"})
 """Part of every profile but ``none``: they cost nothing and everybody has them."""
@@ -149,10 +155,18 @@ class Machine:
             self.lacking["seccomp"] = f"no list of system calls for {why}"
 
     def take_user(self) -> int:
-        """Return a user number that no other child of this machine's hosts has."""
-        # A host's own thousand, by its pid: two hosts that live have two of them.
-        first = 0x40000000 + (os.getpid() % 0x100000) * 1024
-        user = next(number for number in count(first) if number not in self._users)
+        """Return a user number that no other child of this machine's hosts has.
+
+        Raises:
+            SpawnError: there is none left.
+        """
+        # A host's own, by its pid: two hosts that live have two ranges.
+        first = FIRST_USER + os.getpid() * USERS
+        own = range(first, first + USERS)
+        user = next((number for number in own if number not in self._users), None)
+        if user is None:
+            text = f"cannot start a child: all {USERS} users of this host have one"
+            raise SpawnError(errno.EAGAIN, "uid", f"{text}; run a second host")
         self._users.add(user)
         return user
 
