@@ -130,6 +130,7 @@ class Session:
         transfer: of a READ, likewise.
         redo: makes the bytes of a request that waits and has done nothing yet.
         carried: (descriptor, reply) of an ATTACH that the client has not taken.
+        reserved: (file, bytes) that a WRITE which has begun may add to it.
     """
 
     __slots__ = (
@@ -176,6 +177,7 @@ class Session:
         "read_fd",
         "redo",
         "requests",
+        "reserved",
         "services",
         "transfer",
         "unsent",
@@ -241,6 +243,7 @@ class Session:
         self.carried: tuple[int, bytes] | None = None
         self.narrowed_places: tuple[Place, ...] = ()
         self.why_closed: str | None = None
+        self.reserved: tuple[OpenFile, int] | None = None
         self._payload: Payload | None = None
         self._finish: Callable[[bytes | memoryview], bytes | None] | None = None
         self._drain_reply: bytes | None = None
@@ -532,7 +535,14 @@ class Session:
         """Give the memory of the payload back before the job that got it ends."""
         self._drop_payload()
 
+    def release_growth(self) -> None:
+        """Give back what the header of a WRITE has reserved, or what came of it."""
+        if self.reserved is not None:
+            (file, growth), self.reserved = self.reserved, None
+            file.give_back(growth)
+
     def _drop_payload(self) -> None:
+        self.release_growth()
         payload, self._payload = self._payload, None
         if payload is not None:
             payload.close()
