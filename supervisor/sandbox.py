@@ -84,11 +84,14 @@ class Profile:
         name: as the user writes it.
         layers: what is asked for.
         required: of these, what the child is not started without.
+        unix_sockets: it may make sockets of the family unix, which reach whatever of
+            their paths it sees; FD 3 and pairs are none that it makes so.
     """
 
     name: str
     layers: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
+    unix_sockets: bool = True
 
 
 PROFILES = {
@@ -319,7 +322,9 @@ def layers_on_the_wire(
     if "cgroup" in layers:
         found["cgroup"] = tuple(as_pair(file) for file in wanted.groups)
     if "seccomp" in layers:
-        found["seccomp"] = seccomp_filter.build_here(network=not no_internet)
+        found["seccomp"] = seccomp_filter.build_here(
+            network=not no_internet, unix=wanted.profile.unix_sockets
+        )
     return found
 
 

@@ -17,7 +17,7 @@ from tests.helpers.swapping import can_exchange, swapped
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
-OPENS = int(os.environ.get("SWAPPER_OPENS", "3000"))
+OPENS = int(os.environ.get("SWAPPER_OPENS", "1000"))
 
 # A mount namespace of the test's own: nothing is mounted on this machine.
 MOUNTS = 'mount --bind "$0/outside" "$0/root/dir" && mount -t proc proc "$0/root/proc"'
