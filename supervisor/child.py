@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import trio
 
-from supervisor import cgroups, walled
+from supervisor import walled
 from supervisor.launcher import LaunchpadLost
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import Walls, Wanted
@@ -222,13 +222,17 @@ class Child:
         spec = self.spec
         wanted = Wanted(spec.sandbox, spec.network, spec.cwd, spec.own_dirs)
         machine = self._host.machine
+        keeps_cpus = False
         if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
             wanted.user = user = machine.take_user()
             stack.callback(machine.give_user_back, user)
         if "cgroup" in spec.sandbox.layers:
-            groups = cgroups.make(self.id, spec.group_limits)
+            groups = self._host.groups.take(self.id, spec.group_limits)
             stack.callback(groups.remove)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
+            keeps_cpus = groups.keeps_cpus
+        if spec.group_limits.cpus is not None and not keeps_cpus:
+            raise _cpus_not_kept(wanted.no_groups)
         return wanted
 
     async def _spawn(
@@ -523,6 +527,14 @@ class Child:
             "isolation": self.walls.row(),
             "traffic": self.traffic().row(),
         }
+
+
+def _cpus_not_kept(why: str) -> SpawnError:
+    """Word that nothing here keeps a limit that only a group of processes can keep."""
+    why = why or "no group of processes with the controller 'cpu' can be made for it"
+    how = "leave the limit out, or delegate that controller (systemd: Delegate=cpu)"
+    text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
+    return SpawnError(errno.EOPNOTSUPP, "cgroup", text)
 
 
 def _not_prepared(why: OSError) -> SpawnError:

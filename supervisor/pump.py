@@ -157,8 +157,10 @@ class Pump:
                     await self._paused.wait()
                 events = poll(0, _BATCH)
                 if events or self._left_over:
-                    misses = 0
+                    served = len(self.sessions)
                     self._serve(events)
+                    # Who has left asks nothing soon: nobody yields to the dead.
+                    misses = 0 if len(self.sessions) == served else POLLS
                 elif misses < POLLS:
                     misses += 1
                     yield_core()

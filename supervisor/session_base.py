@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from supervisor.transport import FileTransfer
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
+    from vfs.openfile import OpenFile
     from vfs.payload import Payload, PayloadBudget
     from vfs.policy import Place
 
@@ -84,6 +85,7 @@ class SessionBase(ABC):
         transfer: of a READ, likewise.
         redo: makes the bytes of a request that waits and has done nothing yet.
         carried: (descriptor, reply) of an ATTACH that the client has not taken.
+        reserved: (file, bytes) that a WRITE which has begun may add to it.
     """
 
     __slots__ = (
@@ -130,6 +132,7 @@ class SessionBase(ABC):
         "read_fd",
         "redo",
         "requests",
+        "reserved",
         "services",
         "transfer",
         "unsent",
@@ -195,6 +198,7 @@ class SessionBase(ABC):
         self.carried: tuple[int, bytes] | None = None
         self.narrowed_places: tuple[Place, ...] = ()
         self.why_closed: str | None = None
+        self.reserved: tuple[OpenFile, int] | None = None
         self._payload: Payload | None = None
         self._finish: Callable[[bytes | memoryview], bytes | None] | None = None
         self._drain_reply: bytes | None = None

@@ -149,7 +149,14 @@ class Receiving(SessionBase):
         self._finish = None
         self._drain_reply = error(b"failed to read data: " + reason(why))
 
+    def release_growth(self) -> None:
+        """Give back what the header of a WRITE has reserved, or what came of it."""
+        if self.reserved is not None:
+            (file, growth), self.reserved = self.reserved, None
+            file.give_back(growth)
+
     def _drop_payload(self) -> None:
+        self.release_growth()
         payload, self._payload = self._payload, None
         if payload is not None:
             payload.close()

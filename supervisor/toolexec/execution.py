@@ -24,7 +24,6 @@ import trio
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
 from supervisor import walled
 from supervisor.launcher import LaunchpadLost
-from supervisor.sandbox import Profile
 from supervisor.spawn_request import SpawnRequest
 from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
@@ -159,7 +158,7 @@ class Execution:
         layers = frozenset(name for name, _ in child.walls.applied)
         wanted = replace(
             wanted,
-            profile=Profile(wanted.profile.name, layers, layers),
+            profile=replace(wanted.profile, layers=layers, required=layers),
             cwd=plan.cwd,
             own=(),
             shared=plan.shared,

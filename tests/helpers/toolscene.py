@@ -23,7 +23,6 @@ import pytest
 import trio
 
 from protocol.toolexec_token import Rights
-from supervisor import proctree
 from supervisor.child import Child
 from supervisor.toolexec.routes import RefusedError, SpawnPlan, Target
 from supervisor.toolexec.service import (
@@ -34,6 +33,7 @@ from supervisor.toolexec.service import (
     open_toolexec,
 )
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
+from tests.helpers.stock import strangers
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 ALLOWED = frozenset(
@@ -365,7 +365,7 @@ async def opened_scene(where: Path, **settings: Any) -> AsyncIterator[Scene]:
             finally:
                 await stage.host.stop(grace_s=0.0)
                 # One that execve(2) refused is reaped a moment after it was told of.
-                await eventually(lambda: not proctree.children_of(stage.launchpad))
+                await eventually(lambda: not strangers(stage.launchpad))
 
 
 @pytest.fixture
