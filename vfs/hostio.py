@@ -53,6 +53,17 @@ _NOWAIT_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs"
 """Where RWF_NOWAIT tells data in memory from data on the disk; elsewhere (network and
 user-space file systems) every read goes to a thread."""
 
+_LOCAL_FILE_SYSTEMS = frozenset(
+    {
+        *_MEMORY_FILE_SYSTEMS,
+        *_NOWAIT_FILE_SYSTEMS,
+        *("overlay", "aufs", "squashfs", "erofs", "iso9660", "udf", "vfat", "exfat"),
+        *("ntfs3", "zfs", "bcachefs", "jfs", "nilfs2", "reiserfs", "proc", "sysfs"),
+    }
+)
+"""What answers by itself.  Any other may wait for a machine or a process that is gone:
+there even an OPEN or a CLOSE is no business of the Trio thread."""
+
 SWITCH_INTERVAL_S = 0.0005
 """How long a worker thread may keep the interpreter from the Trio thread.
 
@@ -196,6 +207,7 @@ class Mount:
     Attributes:
         in_memory: nothing on it ever waits for a disk.
         inline: small writes may run in the Trio thread now.
+        is_distant: any call may wait for another machine or process.
         read: ``pread(fd, size, offset)`` that never waits: it raises
             ``BlockingIOError`` where the data is not in memory, may answer less than
             there is, and answers nothing only at the end of the file.
@@ -209,6 +221,7 @@ class Mount:
         "_slow_until",
         "in_memory",
         "inline",
+        "is_distant",
         "read",
         "write_page",
     )
@@ -217,6 +230,7 @@ class Mount:
         self._nowait = kind in _NOWAIT_FILE_SYSTEMS
         self.in_memory = kind in _MEMORY_FILE_SYSTEMS
         self.inline = self.in_memory or self._nowait
+        self.is_distant = kind not in _LOCAL_FILE_SYSTEMS
         self._slow_until = 0.0
         self.read: Callable[[int, int, int], bytes]
         if self.in_memory:

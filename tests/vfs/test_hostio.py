@@ -65,10 +65,15 @@ def test_what_is_on_the_disk_only_is_refused(file: int) -> None:
     mount = mount_of(os.fstat(file).st_dev)
     if mount.in_memory or not mount.inline:
         pytest.skip("the disk of this test has nothing that is not in memory")
-    if not forgotten(file):
-        pytest.skip("this kernel keeps in memory what it was told to forget")
-    with pytest.raises(BlockingIOError):
-        mount.read(file, SIZE, 0)
+    for _ in range(20):
+        if not forgotten(file):
+            pytest.skip("this kernel keeps in memory what it was told to forget")
+        try:
+            mount.read(file, SIZE, 0)
+        except BlockingIOError:
+            break  # the look itself has the disk read ahead, which may be quick
+    else:
+        pytest.fail("what is on the disk only was never refused")
     # A machine short of memory may forget it again at once.
     for _ in range(100):
         assert os.pread(file, SIZE, 0)[:3] == b"\0\1\2"
