@@ -257,22 +257,41 @@ MOUNTS: dict[int, Mount] = {}
 """Mounts by device number (``st_dev``), as ``mount_of`` found them."""
 
 
-def mount_of(device: int) -> Mount:
-    """Return the mount of a device number, looked up once."""
+def mount_of(device: int, fd: int = -1) -> Mount:
+    """Return the mount of a device number, looked up once.
+
+    Args:
+        device: ``st_dev``.
+        fd: something on it: some file systems (overlay, the subvolumes of btrfs) give
+            their files devices that the table of mounts does not name.
+    """
     mount = MOUNTS.get(device)
     if mount is None:
-        mount = MOUNTS[device] = Mount(_file_system_of(device))
+        mount = MOUNTS[device] = Mount(_file_system_of(device, fd))
     return mount
 
 
-def _file_system_of(device: int) -> str:
+def _file_system_of(device: int, fd: int) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
+        mount_id = _mount_id_of(fd) if fd >= 0 else ""
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
-            for line in table:
-                fields = line.split()
-                if len(fields) > 6 and fields[2] == wanted:
-                    return fields[fields.index("-") + 1]
+            rows = [fields for line in table if len(fields := line.split()) > 6]
+    except OSError:
+        return "unknown"
+    for column, value in ((2, wanted), (0, mount_id)):
+        for fields in rows:
+            if fields[column] == value:
+                return fields[fields.index("-") + 1]
+    return "unknown"
+
+
+def _mount_id_of(fd: int) -> str:
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("mnt_id:"):
+                    return line.split()[1]
     except OSError:
         pass
-    return "unknown"
+    return ""

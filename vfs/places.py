@@ -87,8 +87,8 @@ class Place:
         self.publish = publish
         self.durability = durability
         self.identity = backend.identity()
-        self.is_distant = (
-            bool(backend.descriptors()) and mount_of(self.identity[0]).is_distant
+        self.is_distant = any(
+            mount_of(self.identity[0], fd).is_distant for fd in backend.descriptors()
         )
 
     def beneath(self, name: bytes) -> bytes | None:

@@ -160,6 +160,22 @@ def test_a_mount_is_looked_up_by_its_device(tmp_path: Path) -> None:
         MOUNTS.pop(1 << 40, None)
 
 
+def test_a_device_that_no_mount_names_is_known_by_what_lies_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shm = Path("/dev/shm")
+    if not os.path.ismount(shm):
+        pytest.skip("no /dev/shm here")
+    monkeypatch.setattr(hostio, "MOUNTS", {})
+    fd = os.open(shm, os.O_PATH | os.O_DIRECTORY)
+    try:
+        mount = mount_of(1 << 40, fd)
+    finally:
+        os.close(fd)
+    assert (mount.in_memory, mount.is_distant) == (True, False)
+    assert mount_of((1 << 40) + 1).is_distant  # nothing is known of it
+
+
 def test_a_slow_mount_is_written_by_threads_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
