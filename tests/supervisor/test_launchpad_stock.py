@@ -91,9 +91,9 @@ async def test_who_waits_holds_nothing_of_anybody(stage: Stage) -> None:
         os.readlink(f"/proc/{stage.launchpad}/fd/2").startswith("pipe:")
     )
     assert len(held) <= 6
-    ours = set(held_by(stage.launchpad))
-    shared = {target for target in ours & set(held) if target.startswith("socket:")}
-    assert not shared
+    sockets = {target for target in held if target.startswith("socket:")}
+    # The launchpad's copy of its end of the line is closed right after the fork.
+    await eventually(lambda: not sockets & set(held_by(stage.launchpad)))
     assert (await puppet.ask(b"PING\n")) == b"OK"
     await puppet.leave()
 
@@ -125,14 +125,15 @@ async def test_an_order_for_one_who_is_stopped_can_be_taken_back(stage: Stage) -
 
 async def test_the_last_kinds_displace_those_before(stage: Stage) -> None:
     pids = set()
-    for profile in KINDS.values():
+    more = [named(name, [name]) for name in ("netns", "utsns")]
+    for profile in (*KINDS.values(), *more):
         stage.sandbox = profile
         for _ in range(3):
             await (await stage.sh("exit 0")).wait_gone()
         await eventually(lambda: 1 <= len(stock_of(stage.launchpad)) <= SHAPES)
         pids |= set(stock_of(stage.launchpad))
     await eventually(lambda: len(stock_of(stage.launchpad)) <= SHAPES)
-    assert len(pids) > SHAPES
+    assert len(pids) > SHAPES or os.geteuid() != 0  # for others some are of one shape
     assert only_stock_beneath(stage.launchpad)
 
 
