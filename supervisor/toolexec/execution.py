@@ -23,8 +23,8 @@ import trio
 
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
 from supervisor import walled
-from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnRequest
+from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
 from supervisor.toolexec.outputlog import LogFullError
@@ -34,7 +34,7 @@ from supervisor.toolexec.slots import BusyError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from supervisor.launcher import ExitStatus, SpawnedProcess
+    from supervisor.spawned import ExitStatus, SpawnedProcess
     from supervisor.toolexec.ending import Ladder
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.outputlog import OutputLog
