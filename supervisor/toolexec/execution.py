@@ -203,11 +203,12 @@ class Execution:
                     await pump.eof.wait()
                 pump.stop_at_what_is_there()
         finally:
-            # If this is cancelled, so is the pump; its call in a thread ends (I1).
-            with trio.CancelScope(shield=True):
-                if not pump.eof.is_set():
+            if not pump.eof.is_set():
+                # If this is cancelled, so is the pump; its call in a thread ends (I1).
+                with trio.CancelScope(shield=True):
                     await pump.eof.wait()
-                self._finish(status)
+            self._finish(status)
+            if self._door is not None:
                 await self._close_door()
 
     def _do_aside(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
