@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from vfs.content.index import Reader
-from vfs.content.spool import mapped, no_room, write_all
+from vfs.content.spool import no_room, write_all
 from vfs.hostio import beside
 
 if TYPE_CHECKING:
@@ -130,12 +130,11 @@ class Writer:
             pieces, self._pieces, self._reserved = self._pieces, [], 0
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         else:
+            fd, self._fd = self._fd, -1
             try:
-                data = mapped(self._fd, self.size)
+                data = store.spool.map(fd, self.size)
             except OSError as why:
                 raise no_room(why) from None
-            finally:
-                self.close()
         return store.as_content(store.enter(self.digest(), data), self._reader.finish())
 
     def close(self) -> None:
