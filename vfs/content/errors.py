@@ -32,9 +32,9 @@ class FdError(Exception):
         self.fd = fd
 
 
-MOST_ANSWER_BYTES = 64 * 1024 * 1024
-"""Longest text of one answer: escaped it may take five times as much memory, and a
-client takes 256 MiB."""
+MOST_ANSWER_BYTES = 8 * 1024 * 1024
+"""Longest text of one answer, beyond any model's context.  Escaped it may be five times as
+long, and is copied three times on its way, each time with the interpreter held."""
 
 
 def check_length(size: int, instead: str, fd: str = "") -> None:

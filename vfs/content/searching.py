@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_PATTERN_CHARS = 10_000
 """Longest query: what it compiles to is bounded too, by RE2's 8 MiB."""
 
-MOST_SHOWN_BYTES = 16 * 1024 * 1024
+MOST_SHOWN_BYTES = 4 * 1024 * 1024
 """Text of one answer; what does not fit is where the search goes on."""
 
 
