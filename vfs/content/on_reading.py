@@ -91,7 +91,7 @@ def content_xml(
         ("pages", len(text.pages(fd.page_size))),
         ("continued", is_continued(fd, span)),
         ("truncated", is_truncated(fd, span)),
-        ("lines", lines_of(fd, span)),
+        ("lines", selection.lines or lines_of(fd, span)),
         ("total_lines", text.index.lines),
     ]
     if fd.is_binary:
