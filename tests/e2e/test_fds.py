@@ -75,6 +75,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -
             "less than default_page_size",
         ),
         ("[tools]\nenabled = ['web_search']\n", "'web_search' is no tool"),
+        ("[tools]\nenabled = ['read_fd', 'fork']\n", "'fork' needs a model"),
     ],
 )
 def test_what_looks_like_a_mistake_is_a_warning(

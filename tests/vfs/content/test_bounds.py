@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import trio
 from trio import CapacityLimiter
 
 from tests.helpers.contents import ask, asking, failed, holding, process, text_of
@@ -149,3 +151,93 @@ def test_to_give_back_a_long_content_does_not_wait_for_the_kernel() -> None:
     store.drop(content)
     # 25 ms of this thread's own time before; half a millisecond, and a margin.
     assert time.thread_time() - begin < 0.01
+
+
+def anonymous_bytes() -> int:
+    """Return the memory of this process that is no file's (RssAnon)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("RssAnon:")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("line", [b"a line of a log, and not a short one\n", b"x"])
+def test_a_long_content_takes_no_memory(line: bytes) -> None:
+    # The promise is 64 MiB for 1 GiB (`benchmarks fds` has that); the second content is
+    # one line.
+    piece = line * (4 * 1024 * 1024 // len(line))
+    made = process()
+    before = anonymous_bytes()
+    writer = made.shared.store.writer()
+    writer.add_all(piece for _ in range(64))
+    writer.add(b" needle")
+    made.add(writer.finish(), "test")
+    found = ask(made, "search_fd", "fd:1", query="needle", max_results=1, context=0)
+    size = len(piece) * 64
+    if line == b"x":
+        assert failed(found)[2].startswith("Line 1 is too long for one answer")
+    else:
+        assert (found[0].get("col"), found.get("matches")) == ("2", "1")
+    pages = int(ask(made, "fd_info", fd="fd:1").get("pages", ""))
+    for page in (1, pages // 2, pages):
+        assert text_of(ask(made, "read_fd", fd="fd:1", page=page))
+    ask(made, "read_fd", fd="fd:1", mode="char", start=size - 10, count=5)
+    ask(made, "read_fd", fd="fd:1", start_line=1, extract_to_new_fd=True)
+    assert anonymous_bytes() - before < 64 * 1024 * 1024
+    made.close()
+
+
+class Steps(trio.abc.Instrument):
+    """Measures the time that the Trio thread itself spends in each step of a task."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._begin: float | None = None
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """A task goes on."""
+        del task
+        self._begin = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """It waits again."""
+        del task
+        if self._begin is not None:
+            self.longest_s = max(self.longest_s, time.thread_time() - self._begin)
+
+
+LOG = "".join(f"{n} error: a timeout of é request\n" for n in range(200_000))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("wrap_output", {"text": LOG}),
+        ("wrap_output", {"text": LOG, "is_error": True}),
+        ("wrap_output", {"base64": "/w" + "A" * 8_000_002}),
+        ("wrap_output", {"blocks": [{"type": "text", "text": LOG}] * 2}),
+        ("wrap_input", {"text": LOG}),
+        ("read_fd", {"fd": "fd:1", "read_all": True}),
+        ("read_fd", {"fd": "fd:1", "start_line": 9, "end_line": 90_000}),
+        ("read_fd", {"fd": "fd:1", "start_line": 9, "extract_to_new_fd": True}),
+        ("read_fd", {"fd": "fd:1", "unit": "paragraph", "index": 1}),
+        ("search_fd", {"fd": "fd:1", "query": "(?i)ERROR.*out", "regex": True}),
+        ("create_temp_file", {"content": LOG}),
+        ("list_fds", {}),
+    ],
+)
+async def test_no_step_of_a_call_holds_the_trio_thread(
+    name: str, arguments: dict[str, object]
+) -> None:
+    # 10 ms: the time of this thread, so that what else runs here does not count.
+    made = process()
+    made.add_text(LOG, "test")
+    for number in range(100):
+        made.add_text(f"def f{number}(): pass\n" * 1000, "test")
+    steps = Steps()
+    await trio.lowlevel.checkpoint()
+    trio.lowlevel.add_instrument(steps)
+    await made.call(name, **arguments)
+    trio.lowlevel.remove_instrument(steps)
+    assert 0 < steps.longest_s < 0.01
+    made.close()
+    made.shared.temps.close()
