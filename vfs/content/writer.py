@@ -25,6 +25,9 @@ is read as quickly, and the kernel may drop it when it needs the room."""
 BESIDE_BYTES = 1024 * 1024
 """From here on a piece is hashed, and written, beside the look at what is in it."""
 
+JOINED_BYTES = 16 * 1024
+"""Shorter pieces are joined: each byte by itself would take forty times its memory."""
+
 
 class Writer:
     """Takes one content in.
@@ -87,6 +90,8 @@ class Writer:
         self._hash.update(piece)
         if self._fd >= 0:
             self._write(piece)
+        elif self._pieces and len(self._pieces[-1]) < JOINED_BYTES:
+            self._pieces[-1] += piece
         else:
             self._pieces.append(piece)
 

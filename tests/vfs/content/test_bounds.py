@@ -186,6 +186,19 @@ def test_a_long_content_takes_no_memory(line: bytes) -> None:
     made.close()
 
 
+def test_content_that_comes_byte_by_byte_takes_no_more_memory_than_it_is() -> None:
+    store = Store()
+    writer = store.writer()
+    before = anonymous_bytes()
+    for number in range(100_000):
+        writer.add(b"%06d" % number)
+    assert anonymous_bytes() - before < 3 * 1024 * 1024  # 5.6 MiB in pieces
+    content = writer.finish()
+    assert content.text.data[:] == b"".join(b"%06d" % n for n in range(100_000))
+    store.drop(content)
+    assert store.memory_bytes == 0
+
+
 class Steps(trio.abc.Instrument):
     """Measures the time that the Trio thread itself spends in each step of a task."""
 
