@@ -170,6 +170,14 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
     return wait
 
 
+def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:
+    """Run a call that takes long and whose end nobody needs to know, in a thread.
+
+    For what is given back to the kernel.  A program that ends waits for it.
+    """
+    threading.Thread(target=_in_worker, args=(call, *args), name="afterwards").start()
+
+
 def _pread_nowait(fd: int, size: int, offset: int) -> bytes:
     buffer = bytearray(size)
     got = 0

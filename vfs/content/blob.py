@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from typing import TYPE_CHECKING
 
 from vfs.content.pages import PageTable, paginate
-from vfs.content.spool import Slot
+from vfs.content.spool import FileMap, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,10 +122,8 @@ class Blob:
         """Give its place back; nobody holds it any more."""
         if self._slot is not None:
             self._slot.free()
-        elif isinstance(self._buffer, mmap.mmap):
-            # A search of a client that is gone may still read: then it ends with that.
-            with contextlib.suppress(BufferError):
-                self._buffer.close()
+        elif isinstance(self._buffer, FileMap):
+            self._buffer.free()
 
 
 class Content:

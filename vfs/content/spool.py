@@ -16,6 +16,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -24,6 +25,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import FILE_OPERATION, FdError
+from vfs.hostio import afterwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +36,45 @@ its size."""
 
 MOST_IN_SLOT_BYTES = SLOT_SIZES[-1]
 """To read as much out of a slot takes 20 us; longer contents are mapped."""
+
+
+SLOW_TO_FREE_BYTES = 16 * 1024 * 1024
+"""A longer file is freed in a thread: to give a GiB back takes the kernel 70 to 200 ms."""
+
+UNMAP_BYTES = 16 * 1024 * 1024
+"""What is unmapped at once, with the interpreter held: a millisecond."""
+
+
+class FileMap(mmap.mmap):
+    """A long content on the disk.
+
+    Attributes:
+        fd: its file, if that is still open: to give the pages back is then up to
+            close(2), which lets go of the interpreter; -1 if it is not.
+    """
+
+    fd: int = -1
+    spool: Spool
+
+    def free(self) -> None:
+        """Give the file back, now or in a thread; safe to call twice."""
+        fd, self.fd = self.fd, -1
+        if fd < 0:
+            self._unmap()
+        else:
+            afterwards(self._free_slowly, fd)
+
+    def _free_slowly(self, fd: int) -> None:
+        size = len(self)
+        for start in range(0, size, UNMAP_BYTES):
+            self.madvise(mmap.MADV_DONTNEED, start, min(UNMAP_BYTES, size - start))
+        self._unmap()
+        self.spool.close_file(fd)
+
+    def _unmap(self) -> None:
+        # A search of a client that is gone may still read: then it ends with that.
+        with contextlib.suppress(BufferError):
+            self.close()
 
 
 class Slot:
@@ -137,7 +178,7 @@ class Spool:
         self._open: set[int] = set()
         self._slots = {size: SlotFile(self, size) for size in SLOT_SIZES}
 
-    def keep(self, data: bytes) -> mmap.mmap | Slot:
+    def keep(self, data: bytes) -> FileMap | Slot:
         """Put a content on the disk; return what stands for it there.
 
         Raises:
@@ -150,11 +191,30 @@ class Spool:
             fd = self.open_file()
             try:
                 write_all(fd, data)
-                return mapped(fd, len(data))
-            finally:
+            except BaseException:
                 self.close_file(fd)
+                raise
+            return self.map(fd, len(data))
         except OSError as why:
             raise no_room(why) from None
+
+    def map(self, fd: int, size: int) -> FileMap:
+        """Return the content of a file from ``open_file``, which belongs to it now.
+
+        Raises:
+            OSError: it cannot be mapped; the file is closed.
+        """
+        try:
+            made = FileMap(fd, size, prot=mmap.PROT_READ)
+        except BaseException:
+            self.close_file(fd)
+            raise
+        made.spool = self
+        if size > SLOW_TO_FREE_BYTES:
+            made.fd = fd
+        else:
+            self.close_file(fd)
+        return made
 
     def open_file(self) -> int:
         """Open a new file without a name; ``close_file`` closes it.
@@ -187,11 +247,6 @@ class Spool:
         """
         for fd in tuple(self._open):
             yield fd, "content"
-
-
-def mapped(fd: int, size: int) -> mmap.mmap:
-    """Return a file's content where it lies."""
-    return mmap.mmap(fd, size, prot=mmap.PROT_READ)
 
 
 def write_all(fd: int, data: bytes) -> None:
