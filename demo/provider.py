@@ -40,10 +40,12 @@ ORDERS = {
     "!broken": "answer with what is no JSON",
     "!truncated": "break off in the middle",
     "!empty": "answer without choices",
+    "!newer": "refuse max_tokens: the model knows max_completion_tokens alone",
     "!nothing": "answer with an empty body",
     "!huge=N": "answer with N MiB",
     "!error": "fail in the middle of the stream, by an event",
     "!leak": "answer with the key that came with the request",
+    "!leak-tool": "answer with a call of a tool whose arguments hold that key",
     "!leak-refused": "refuse with a message that holds the key",
     "!tool": "answer with a call of the first tool",
     "!script=JSON": "in the user's last message: a list of answers, one for each round;"
@@ -52,6 +54,7 @@ ORDERS = {
 
 ORDER = re.compile(r"!([a-z-]+)(?:=(\S+))?")
 PROMPT_BYTES_PER_TOKEN = 5
+ARGUMENT_PIECE_CHARS = 12
 MAX_BODY_BYTES = 64 << 20
 
 
@@ -199,6 +202,9 @@ class Provider:
             key = served.headers.get("authorization", "")
             await line.refuse(400, f"you sent\n{key}")
             return True
+        if "newer" in orders and "max_tokens" in served.body:
+            await line.refuse(400, "Unsupported parameter: 'max_tokens'")
+            return True
         if status:
             more = {"retry-after": orders.get("retry-after", "0")}
             await line.refuse(int(status), "as it was told", more)
@@ -290,7 +296,8 @@ class _Answer:
         self._line = line
         self._served = served
         self._orders = orders
-        most = served.body.get("max_tokens")
+        bounds = ("max_tokens", "max_completion_tokens")
+        most = next((served.body[name] for name in bounds if name in served.body), None)
         self._words = _words(orders, text, served)[:most]
 
     async def send(self) -> None:
@@ -335,7 +342,10 @@ class _Answer:
         return usage
 
     def _tool_calls(self) -> list[dict[str, object]]:
-        if "calls" in self._orders:
+        if "leak-tool" in self._orders:
+            key = self._served.headers.get("authorization")
+            wanted: list[Any] = [("tell", {"key": key})]
+        elif "calls" in self._orders:
             wanted = json.loads(self._orders["calls"])
         else:
             wanted = [(self._served.body["tools"][0]["function"]["name"], {"a": 1})]
@@ -350,7 +360,7 @@ class _Answer:
 
     @property
     def _calls_tools(self) -> bool:
-        return "tool" in self._orders or "calls" in self._orders
+        return not {"tool", "calls", "leak-tool"}.isdisjoint(self._orders)
 
     async def _send_plain(self) -> None:
         message: dict[str, object] = {"role": "assistant", "content": self.text}
@@ -360,6 +370,9 @@ class _Answer:
             message["tool_calls"] = self._tool_calls()
             reason = "tool_calls"
         choice = {"index": 0, "message": message, "finish_reason": reason}
+        if self._served.body.get("logprobs"):
+            tokens = [{"token": word, "logprob": -0.5} for word in self._words]
+            choice["logprobs"] = {"content": tokens}
         whole = {**self._head(), "choices": [choice], "usage": self._usage()}
         data = json.dumps(whole).encode()
         if "truncated" in self._orders:
@@ -405,7 +418,7 @@ class _Answer:
     async def _end_stream(self) -> None:
         if self._calls_tools:
             for index, call in enumerate(self._tool_calls()):
-                await self._event({"tool_calls": [{"index": index, **call}]})
+                await self._send_tool_call(index, call)
         await self._event({}, "tool_calls" if self._calls_tools else "stop")
         options = self._served.body.get("stream_options") or {}
         usage = self._usage()
@@ -416,8 +429,26 @@ class _Answer:
         await self._line.send(h11.EndOfMessage())
         self._finish()
 
+    async def _send_tool_call(self, index: int, call: dict[str, Any]) -> None:
+        """Send a call with its arguments in pieces; the first comes with the name."""
+        function = call["function"]
+        size = 1 if "leak-tool" in self._orders else ARGUMENT_PIECE_CHARS
+        first, *more = wrapped(function["arguments"], size)
+        function["arguments"] = first
+        await self._event({"tool_calls": [{"index": index, **call}]})
+        for piece in more:
+            part = {"index": index, "function": {"arguments": piece}}
+            await self._event({"tool_calls": [part]})
+
     async def _event(self, delta: dict[str, object], reason: str | None = None) -> None:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        choice: dict[str, object] = {
+            "index": 0,
+            "delta": delta,
+            "finish_reason": reason,
+        }
+        if self._served.body.get("logprobs") and "content" in delta:
+            token = {"token": delta["content"], "logprob": -0.5}
+            choice["logprobs"] = {"content": [token]}
         chunk = {**self._head(), "choices": [choice]}
         await self._raw({**chunk, "object": "chat.completion.chunk"})
 
@@ -436,6 +467,11 @@ class _Answer:
     def _finish(self) -> None:
         self._served.done = True
         self._provider.note(self._served, "done")
+
+
+def wrapped(text: str, size: int) -> list[str]:
+    """Cut a text into pieces of a size; an empty one is one piece."""
+    return [text[at : at + size] for at in range(0, len(text), size)] or [text]
 
 
 def _last_text(body: dict[str, Any]) -> str:
@@ -472,7 +508,7 @@ def _prompt_tokens(body: dict[str, Any]) -> int:
 
 
 def _words(orders: dict[str, str], text: str, served: Served) -> list[str]:
-    if "tool" in orders or "calls" in orders:
+    if not {"tool", "calls", "leak-tool"}.isdisjoint(orders):
         return []
     if "leak" in orders:
         key = served.headers.get("authorization", "")

@@ -294,7 +294,10 @@ def _text_bytes(value: object) -> int:
 
 
 def _merge(known: Object, delta: Object) -> None:
-    """Add a delta to what is known of a message."""
+    """Add a delta to what is known of a message; nothing of the delta is kept.
+
+    Events are passed on after this has seen them, and changed on the way.
+    """
     for key, value in delta.items():
         before = known.get(key)
         if value is None:
@@ -303,7 +306,9 @@ def _merge(known: Object, delta: Object) -> None:
             if not isinstance(before, _Pieces):
                 before = known[key] = _Pieces()
             before.append(value)
-        elif isinstance(value, dict) and isinstance(before, dict):
+        elif isinstance(value, dict):
+            if not isinstance(before, dict):
+                before = known[key] = {}
             _merge(before, value)
         elif isinstance(value, list):
             known[key] = _merge_list(before, value)
@@ -334,10 +339,11 @@ def _merge_list(before: object, pieces: list[object]) -> list[object]:
         if isinstance(piece, dict) and place is not None:
             for item in known:
                 if isinstance(item, dict) and item.get("index") == place:
-                    _merge(item, piece)
                     break
             else:
-                known.append({**piece})
+                item = {}
+                known.append(item)
+            _merge(item, piece)
         else:
             known.append(piece)
     return known
@@ -349,11 +355,11 @@ def _join_logprobs(known: Object, piece: object) -> None:
         return
     before = known.get("logprobs")
     if not isinstance(before, dict):
-        known["logprobs"] = piece
-        return
+        before = known["logprobs"] = {}
     for key, value in piece.items():
-        if isinstance(value, list) and isinstance(before.get(key), list):
-            before[key] += value
+        if isinstance(value, list):
+            there = before.get(key)
+            before[key] = [*(there if isinstance(there, list) else ()), *value]
         elif value is not None:
             before[key] = value
 
@@ -365,6 +371,9 @@ def _tidy(choice: Object) -> None:
     if message:
         message.setdefault("role", "assistant")
         message.setdefault("content", None)
-    for call in message.get("tool_calls") or ():
-        if isinstance(call, dict):
-            call.pop("index", None)
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and all(isinstance(call, dict) for call in calls):
+        places = [call.pop("index", None) for call in calls]
+        if all(isinstance(place, int) for place in places):
+            ordered = sorted(range(len(calls)), key=places.__getitem__)
+            message["tool_calls"] = [calls[number] for number in ordered]

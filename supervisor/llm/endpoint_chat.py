@@ -19,10 +19,10 @@ import msgspec
 import trio
 
 from supervisor.llm.answer import DONE
+from supervisor.llm.deltas import ChoiceRedactor
 from supervisor.llm.endpoint_http import RefusedRequestError
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
 from supervisor.llm.quota import QuotaError
-from supervisor.llm.redact import StreamRedactor
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class _Stream:
         self._http = http
         self._redactor = redactor
         self._include_usage = include_usage
-        self._texts: dict[int, StreamRedactor] = {}
+        self._choices: dict[int, ChoiceRedactor] = {}
         self._last: dict[str, Any] = {}
         self._has_begun = False
 
@@ -254,22 +254,14 @@ class _Stream:
         if choices:
             self._last = {**event, "choices": []}
         for choice in choices:
-            self._redact(choice)
+            self._choice(choice.get("index", 0)).feed(choice)
         await self._event(event)
 
-    def _redact(self, choice: dict[str, Any]) -> None:
-        """Redact a text that may go on in the next piece."""
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
-            return
-        text = self._texts.setdefault(
-            choice.get("index", 0), StreamRedactor(self._redactor)
-        )
-        content = delta.get("content")
-        if isinstance(content, str):
-            delta["content"] = text.feed(content)
-        if choice.get("finish_reason") and (rest := text.rest()):
-            delta["content"] = (delta.get("content") or "") + rest
+    def _choice(self, index: int) -> ChoiceRedactor:
+        known = self._choices.get(index)
+        if known is None:
+            known = self._choices[index] = ChoiceRedactor(self._redactor)
+        return known
 
     async def _event(self, event: dict[str, Any]) -> None:
         await self._http.event(self._redactor.data(msgspec.json.encode(event)))
@@ -278,9 +270,9 @@ class _Stream:
         if not self._last:  # a provider that does not stream
             await self._begin()
             await self._whole(completion.object)
-        for index, text in self._texts.items():
-            if rest := text.rest():
-                choice = {"index": index, "delta": {"content": rest}}
+        for index, known in self._choices.items():
+            if rest := known.rest():
+                choice = {"index": index, "delta": rest, "finish_reason": None}
                 await self._event({**self._last, "choices": [choice]})
         await self._http.event(DONE)
 

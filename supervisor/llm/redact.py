@@ -38,12 +38,14 @@ def _encoded(secret: bytes) -> Iterator[str]:
 
 def forms_of(secret: str) -> tuple[str, ...]:
     """Return every form of a secret that is looked for, longest first."""
+    in_json = json.dumps(secret)[1:-1]
     found = {
         secret,
         quote(secret, safe=""),
         quote_plus(secret),
-        json.dumps(secret)[1:-1],
+        in_json,
         json.dumps(secret, ensure_ascii=False)[1:-1],
+        json.dumps(in_json)[1:-1],  # a tool's arguments are JSON within JSON
         *_encoded(secret.encode()),
     }
     return tuple(sorted(found, key=len, reverse=True))
@@ -87,15 +89,27 @@ class Redactor:
 
 
 class StreamRedactor:
-    """Blots out secrets in a text that comes in pieces, also across them."""
+    """Blots out secrets in a text that comes in pieces, also across them.
+
+    Attributes:
+        has_found: there was a secret in it.
+    """
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._held = ""
+        self.has_found = False
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held)
 
     def feed(self, piece: str) -> str:
         """Take a piece; return what can be passed on by now."""
-        text = self._redactor.text(self._held + piece)
+        whole = self._held + piece
+        text = self._redactor.text(whole)
+        self.has_found = self.has_found or text != whole
         back = self._redactor.held_back(text)
         self._held = text[len(text) - back :]
         return text[: len(text) - back]

@@ -233,6 +233,56 @@ async def test_a_stream_is_redacted(scene: Scene, order: str) -> None:
     assert b"data: [DONE]" in body
 
 
+def events_of(body: bytes) -> list[dict[str, Any]]:
+    """Return the events of a streamed answer, the last word excepted."""
+    lines = body.decode().splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+# spec L13, I10: the same in the arguments of a tool, whose name comes whole.
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_tools_arguments_are_redacted(scene: Scene, stream: bool) -> None:
+    door = await scene.puppet()
+    tools = [{"type": "function", "function": {"name": "tell", "parameters": {}}}]
+    _, body = await door.ask(ask("!leak-tool", stream=stream, tools=tools))
+    if stream:
+        deltas = [event["choices"][0]["delta"] for event in events_of(body)]
+        calls = [call for one in deltas for call in one.get("tool_calls") or ()]
+        assert {call["index"] for call in calls} == {0}
+        names = [call["function"].get("name") for call in calls]
+        assert [name for name in names if name] == ["tell"]
+    else:
+        calls = json.loads(body)["choices"][0]["message"]["tool_calls"]
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert json.loads(arguments) == {"key": "Bearer [redacted]"}
+
+
+# spec L13, I10: what spells a text out, token by token, goes or stays with it.
+@pytest.mark.parametrize("stream", [True, False])
+async def test_log_probabilities_do_not_spell_the_key(
+    scene: Scene, stream: bool
+) -> None:
+    door = await scene.puppet()
+    for order, told in (("!leak", ""), ("!say=my_sk-ca_is_not_it", None)):
+        _, body = await door.ask(ask(order, stream=stream, logprobs=True))
+        events = events_of(body) if stream else [json.loads(body)]
+        choices = [choice for event in events for choice in event["choices"]]
+        part = "delta" if stream else "message"
+        text = "".join(choice[part].get("content") or "" for choice in choices)
+        tokens = [
+            token["token"]
+            for choice in choices
+            for token in (choice.get("logprobs") or {}).get("content", ())
+        ]
+        if told is None:
+            assert text == "".join(tokens) == "my sk-ca is not it"
+        else:
+            assert text == "Bearer [redacted]"
+            # In a stream the scheme before it may have been told by then.
+            assert KEY[0] not in "".join(tokens).removeprefix("Bearer ")
+            assert not set("".join(tokens)) - set("Bearer ")
+
+
 async def test_a_stream_that_breaks_says_so(scene: Scene) -> None:
     # spec L15
     door = await scene.puppet()

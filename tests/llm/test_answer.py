@@ -1,0 +1,146 @@
+"""A stream of events and the completion it amounts to (spec L7, I10): no I/O."""
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.llm.answer import Answer
+from supervisor.llm.deltas import ChoiceRedactor
+from supervisor.llm.redact import Redactor
+
+KEY = 'sk-ca/na+ry="7f3e91'
+Delta = dict[str, Any]
+
+TEXTS = st.lists(st.sampled_from(["a", "sk-", "sk-ca/na", KEY, " ", "ü"]), max_size=6)
+
+
+def cut(data: st.DataObject, text: str) -> list[str]:
+    """Cut a text into pieces anywhere."""
+    pieces = []
+    while text:
+        size = data.draw(st.integers(1, len(text)))
+        pieces.append(text[:size])
+        text = text[size:]
+    return pieces
+
+
+def event(delta: Delta, reason: str | None = None, **more: Any) -> Delta:
+    """Return an event of one choice."""
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, **more}
+    return {"id": "x", "object": "chat.completion.chunk", "choices": [choice]}
+
+
+def streamed(events: list[Delta]) -> bytes:
+    """Return a stream's bytes."""
+    lines = [b"data: " + json.dumps(one).encode() + b"\n\n" for one in events]
+    return b"".join([*lines, b"data: [DONE]\n\n"])
+
+
+def in_pieces(
+    data: st.DataObject, content: str, calls: list[tuple[str, str]]
+) -> list[Delta]:
+    """Return events for a text and for calls of tools, in pieces, the calls mixed."""
+    events = [event({"role": "assistant", "content": ""})]
+    events += [event({"content": piece}) for piece in cut(data, content)]
+    waiting = []
+    for index, (name, arguments) in enumerate(calls):
+        pieces = cut(data, arguments) or [""]
+        head = {"index": index, "id": f"call_{index}", "type": "function"}
+        function = {"name": name, "arguments": pieces[0]}
+        parts = [{**head, "function": function}]
+        parts += [
+            {"index": index, "function": {"arguments": piece}} for piece in pieces[1:]
+        ]
+        waiting.append(parts)
+    while any(waiting):
+        parts = data.draw(st.sampled_from([parts for parts in waiting if parts]))
+        events.append(event({"tool_calls": [parts.pop(0)]}))
+    return [*events, event({}, "tool_calls" if calls else "stop")]
+
+
+CALLS = st.lists(st.tuples(st.sampled_from(["ask", "risk"]), TEXTS), max_size=3)
+
+
+# spec L7: whatever the pieces, also where the first of them is not empty.
+@given(data=st.data(), words=TEXTS, calls=CALLS)
+def test_what_came_in_pieces_is_whole(
+    data: st.DataObject, words: list[str], calls: list[tuple[str, list[str]]]
+) -> None:
+    wanted = [(name, "".join(texts)) for name, texts in calls]
+    events = in_pieces(data, "".join(words), wanted)
+    answer = Answer()
+    told = [
+        one for line in cut_bytes(data, streamed(events)) for one in answer.feed(line)
+    ]
+    assert told == events
+    before = copy.deepcopy(told)
+    for one in told:  # who passes events on changes them
+        ChoiceRedactor(Redactor([KEY])).feed(one["choices"][0])
+    (choice,) = answer.finish()["choices"]
+    assert choice["message"]["content"] == "".join(words)
+    found = choice["message"].get("tool_calls") or []
+    assert [
+        (call["function"]["name"], call["function"]["arguments"]) for call in found
+    ] == wanted
+    assert before == events
+
+
+def cut_bytes(data: st.DataObject, text: bytes) -> list[bytes]:
+    """Cut bytes into two or three pieces."""
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=2)))
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+# I10, spec L13: each text of a stream is looked at as one, and nothing else is changed.
+@given(data=st.data(), words=TEXTS, calls=CALLS)
+def test_a_key_is_found_across_events(
+    data: st.DataObject, words: list[str], calls: list[tuple[str, list[str]]]
+) -> None:
+    wanted = [(name, "".join(texts)) for name, texts in calls]
+    events = in_pieces(data, "".join(words), wanted)
+    redactor = Redactor([KEY])
+    choice = ChoiceRedactor(redactor)
+    answer = Answer()
+    for one in events:
+        choice.feed(one["choices"][0])
+        answer.feed(b"data: " + json.dumps(one).encode() + b"\n\n")
+    assert not choice.rest()
+    (found,) = answer.finish()["choices"]
+    assert found["message"]["content"] == redactor.text("".join(words))
+    assert [
+        (call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in found["message"].get("tool_calls") or []
+    ] == [
+        (f"call_{index}", name, redactor.text(text))
+        for index, (name, text) in enumerate(wanted)
+    ]
+
+
+# A stream that ends without its end gives what was held back all the same.
+def test_what_is_held_back_comes_at_the_end() -> None:
+    choice = ChoiceRedactor(Redactor([KEY]))
+    one = event({"tool_calls": [{"index": 3, "function": {"arguments": "a sk-"}}]})
+    choice.feed(one["choices"][0])
+    (call,) = one["choices"][0]["delta"]["tool_calls"]
+    assert call["function"]["arguments"] == "a "
+    rest = {"tool_calls": [{"index": 3, "function": {"arguments": "sk-"}}]}
+    assert choice.rest() == rest
+    assert choice.rest() == {}
+
+
+# spec L7: those of an event are its own, whoever reads them when.
+def test_log_probabilities_are_joined_and_events_left_alone() -> None:
+    answer = Answer()
+    told = []
+    for token in ("a", "b", "c"):
+        logprobs = {"content": [{"token": token}], "refusal": None}
+        line = streamed([event({"content": token}, logprobs=logprobs)])
+        told += answer.feed(line.removesuffix(b"data: [DONE]\n\n"))
+    answer.feed(streamed([event({}, "stop")]))
+    (choice,) = answer.finish()["choices"]
+    joined = [one["token"] for one in choice["logprobs"]["content"]]
+    assert joined == ["a", "b", "c"]
+    assert [len(one["choices"][0]["logprobs"]["content"]) for one in told] == [1, 1, 1]
