@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 WINDOWS = ("run", "day", "never")
 
+BOUNDS = ("max_tokens", "max_completion_tokens")
+"""The names under which servers take the bound on the output."""
+
 MAX_TIMEOUT_S = 3600.0
 """A call that may take longer than an hour is a mistake of units."""
 
@@ -37,6 +40,7 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     base_url: str | None = None
     api_key_file: str | None = None
     model: str | None = None
+    max_tokens_as: str | None = None
     weights: WeightsSection | None = None
 
 
@@ -65,6 +69,7 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     api_key_file: str | None = None
     temperature: float | None = None
     max_tokens: int | None = None
+    max_tokens_as: str | None = None
     max_calls: int | None = None
     timeout: str = "60s"
     endpoint: bool = False
@@ -106,11 +111,13 @@ def _check_models(section: LlmSection) -> Iterator[tuple[str, str]]:
         if not getattr(section, key).strip():
             yield key, "a model's name"
     yield from _check_place("", section.base_url, section.api_key_file)
+    yield from _check_bound("", section.max_tokens_as)
     for name, model in section.models.items():
         where = f"models.{joined(name)}."
         if model.api_key_file is not None and model.base_url is None:
             yield f"{where}api_key_file", "a key needs its own base_url beside it"
         yield from _check_place(where, model.base_url, model.api_key_file)
+        yield from _check_bound(where, model.max_tokens_as)
         if model.weights is not None:
             yield from _check_weights(f"{where}weights", model.weights)
 
@@ -134,6 +141,11 @@ def _check_place(
             read_key(key_file)
         except KeyFileError as why:
             yield f"{where}api_key_file", str(why)
+
+
+def _check_bound(where: str, name: str | None) -> Iterator[tuple[str, str]]:
+    if name is not None and name not in BOUNDS:
+        yield f"{where}max_tokens_as", "max_tokens or max_completion_tokens"
 
 
 def _check_quota(quota: QuotaSection) -> Iterator[tuple[str, str]]:

@@ -279,7 +279,9 @@ class Kept:
         words = tuple(self.section.command)
         try:
             spec = make_spec(self.options, words, scratch, stdio, most_files)
-            return await self._host.spawn(replace(spec, name=self.name))
+            account = self.name if self.configured else None
+            spec = replace(spec, name=self.name, account=account)
+            return await self._host.spawn(spec)
         finally:
             os.close(stdio[0])
             os.close(stdio[1])  # then the pipe's end tells when all are gone

@@ -61,6 +61,8 @@ class ChildSpec:
         name: what a configuration calls it; None for one that has no name.
         model: the model that it may ask; None for the one of its view (spec L6).
         quota: weighted tokens for it and all nested in it; None for the host's alone.
+        account: what its charges are kept by, also over its restarts; None for those of
+            a child that no configuration names, which end with it.
     """
 
     command: tuple[str, ...]
@@ -92,6 +94,7 @@ class ChildSpec:
     group_limits: Limits = _UNLIMITED
     model: str | None = None
     quota: float | None = None
+    account: str | None = None
 
     @property
     def walls_env(self) -> dict[str, str]:

@@ -53,12 +53,14 @@ class Model:
         id: as its provider knows it.
         provider: who has it.
         weights: what its tokens cost.
+        bound_name: what its provider calls the bound on the output.
     """
 
     name: str
     id: str
     provider: Provider
     weights: Weights
+    bound_name: str = "max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,10 @@ class Gateway:
             reason, status = f"invalid response: {why}", 0
         except BaseException:
             meter.settle("cancelled", None)
+            with trio.CancelScope(shield=True):  # bounded: one small transaction
+                await self._spending.kept()
             raise
+        await self._spending.kept()
         raise FailedCallError(self._one_line(reason), status)
 
     def _reserve(self, call: Call) -> Reservation:
@@ -214,7 +219,7 @@ class Gateway:
         }
         bound = reservation.max_tokens
         if bound is not None and (call.max_tokens or bound <= MAX_SENT_TOKENS):
-            body["max_tokens"] = bound
+            body[call.model.bound_name] = bound
         encode = partial(msgspec.json.encode, body)
         is_large = call.prompt_tokens * 4 > LARGE_BYTES
         data = await in_thread(encode) if is_large else encode()
@@ -240,6 +245,10 @@ class Gateway:
         clean = self._redactor.data(data)
         if clean != data:
             found = msgspec.json.decode(clean)
+            for choice in found["choices"]:
+                if "logprobs" in choice:
+                    choice["logprobs"] = None  # they would spell it out
+            clean = msgspec.json.encode(found)
         return Completion(clean, found, usage)
 
     def _one_line(self, reason: str) -> str:
@@ -249,7 +258,7 @@ class Gateway:
         self, call: Call, usage: Usage, cost: float, *, outcome: str, latency_s: float
     ) -> None:
         """Take note of a call that has ended (spec L13: no text of it)."""
-        self._spending.add(cost, calls=int(outcome in ("ok", "cancelled")))
+        self._spending.add(call.node, cost, int(outcome in ("ok", "cancelled")))
         self._journal.write(
             "llm.called",
             child_id=call.child_id,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.handover_secrets import KEY
+from supervisor.llm.ledger import LedgerError
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
@@ -36,11 +37,19 @@ class NodeState(msgspec.Struct):
 
 
 class AccountsState(msgspec.Struct):
-    """All accounts, by client, and the window that they are of."""
+    """All accounts, and the window that they are of.
+
+    Attributes:
+        period: the window.
+        root: the host's own.
+        nodes: those of clients, by their ids.
+        children: those that outlive their children, by name.
+    """
 
     period: str
     root: NodeState
     nodes: dict[str, NodeState]
+    children: dict[str, NodeState] = {}
 
 
 def busy(service: LlmService) -> str | None:
@@ -65,6 +74,7 @@ def hand_over(service: LlmService) -> tuple[object, tuple[int, ...]]:
         period=service.spending.period,
         root=_state(service.root),
         nodes={name: _state(node) for name, node in service.nodes().items()},
+        children={name: _state(node) for name, node in service.spending.children()},
     )
     plain = msgspec.to_builtins(state)
     if service.section.api_key_file is None and service.default.has_key:
@@ -84,12 +94,21 @@ def read(left: object) -> AccountsState:
         raise HandoverError(f"cannot take the accounts over: {why}") from None
 
 
-def take_over(service: LlmService, left: AccountsState) -> None:
-    """Go on with the host's own account; its limits are those that are configured now."""
-    if left.period != service.spending.period:
+async def take_over(service: LlmService, left: AccountsState) -> None:
+    """Go on with the accounts that are kept; limits are those that are configured now.
+
+    Raises:
+        HandoverError: what the ledger has of them cannot be read.
+    """
+    spending = service.spending
+    if left.period != spending.period:
         return
-    service.root.spent = max(service.root.spent, left.root.spent)
-    service.root.calls = max(service.root.calls, left.root.calls)
+    _go_on(service.root, left.root)
+    for name, state in left.children.items():
+        try:
+            _go_on(await spending.node_of_child(name), state)
+        except LedgerError as why:
+            raise HandoverError(str(why)) from None
 
 
 def enter(service: LlmService, left: AccountsState, child: Child) -> None:
@@ -100,7 +119,13 @@ def enter(service: LlmService, left: AccountsState, child: Child) -> None:
             node = service.node_of(session.client)
             node.limit, node.max_calls = state.limit, state.max_calls
             if left.period == service.spending.period:
-                node.spent, node.calls = state.spent, state.calls
+                _go_on(node, state)
+
+
+def _go_on(node: Node, state: NodeState) -> None:
+    """Count what was spent before; what the ledger knows may be more."""
+    node.spent = max(node.spent, state.spent)
+    node.calls = max(node.calls, state.calls)
 
 
 def _state(node: Node) -> NodeState:

@@ -1,13 +1,16 @@
-"""What the host's node has spent, over restarts: a small SQLite file (ADR 11).
+"""What was spent, over restarts: a small SQLite file (ADR 11, ADR 48).
+
+What it is: the totals of the host's own node, and of each child that the configuration
+names.  What it is not: the tree that these nodes stand in (``quota``).
 
 Rules of this file.
 
 1. One thread call at a time writes, WAL, one transaction for all that waits.
-2. What was charged is in the file before the answer goes out (``kept``): a host that is
-   killed forgets nothing that a client has seen.
-3. Hosts that share a directory share the total: each takes over, with every charge,
+2. What was charged is in the file before the answer goes out, or the client that went
+   away is gone (``kept``): a host that is killed forgets nothing that anybody has seen.
+3. Hosts that share a directory share the totals: each takes over, with every charge,
    what the others have added.
-4. Without a file everything is the same but for the memory of it.
+4. A child's total outlives the child, by its name; without a file as long as the host.
 """
 
 from __future__ import annotations
@@ -15,16 +18,16 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.llm.quota import Node
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from supervisor.llm.quota import Node
+    from collections.abc import Callable, Iterator
 
 FILE_NAME = "llm-quota.sqlite3"
 
@@ -34,17 +37,51 @@ RUN, DAY, NEVER = "run", "day", "never"
 BUSY_S = 5.0
 """Longest wait for another host that is writing: a transaction takes a millisecond."""
 
+HOST = ""
+"""The account of the host's own node; no child can be called so."""
+
+# A file from before children had totals has the first table alone, and keeps it.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS spent (
     period TEXT PRIMARY KEY, tokens REAL NOT NULL, calls INTEGER NOT NULL
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS spent_by_child (
+    period TEXT, child TEXT, tokens REAL NOT NULL, calls INTEGER NOT NULL,
+    PRIMARY KEY (period, child)
+) WITHOUT ROWID;
 """
 _ADD = """
-INSERT INTO spent (period, tokens, calls) VALUES (?, ?, ?)
+INSERT INTO spent (period, tokens, calls) VALUES (:period, :tokens, :calls)
 ON CONFLICT (period) DO UPDATE
 SET tokens = tokens + excluded.tokens, calls = calls + excluded.calls
 RETURNING tokens, calls
 """
+_ADD_CHILDS = """
+INSERT INTO spent_by_child (period, child, tokens, calls)
+VALUES (:period, :account, :tokens, :calls)
+ON CONFLICT (period, child) DO UPDATE
+SET tokens = tokens + excluded.tokens, calls = calls + excluded.calls
+RETURNING tokens, calls
+"""
+_TOTAL = "SELECT tokens, calls FROM spent WHERE period = :period"
+_TOTAL_OF_CHILD = """
+SELECT tokens, calls FROM spent_by_child WHERE period = :period AND child = :account
+"""
+
+
+@dataclass(slots=True)
+class Charge:
+    """What is to be added to an account."""
+
+    period: str
+    account: str
+    tokens: float = 0.0
+    calls: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells where it goes."""
+        return self.period, self.account
 
 
 class LedgerError(Exception):
@@ -65,7 +102,7 @@ class _File:
             os.chmod(self.path, 0o600)  # noqa: PTH101
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = NORMAL")
-            self._base.execute(_SCHEMA)
+            self._base.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as why:
             text = getattr(why, "strerror", None) or why
             raise LedgerError(
@@ -73,17 +110,23 @@ class _File:
                 " directory writable, or move a damaged file away"
             ) from None
 
-    def total(self, period: str) -> tuple[float, int]:
-        """Return (tokens, calls) of a period."""
-        row = self._base.execute(
-            "SELECT tokens, calls FROM spent WHERE period = ?", (period,)
-        ).fetchone()
+    def total(self, period: str, account: str) -> tuple[float, int]:
+        """Return (tokens, calls) of an account in a period."""
+        names = {"period": period, "account": account}
+        query = _TOTAL if account == HOST else _TOTAL_OF_CHILD
+        row = self._base.execute(query, names).fetchone()
         return (float(row[0]), int(row[1])) if row else (0.0, 0)
 
-    def add(self, period: str, tokens: float, calls: int) -> tuple[float, int]:
-        """Add a charge; return the period's total."""
-        (row,) = self._base.execute(_ADD, (period, tokens, calls)).fetchall()
-        return float(row[0]), int(row[1])
+    def add(self, charges: list[Charge]) -> list[tuple[float, int]]:
+        """Add all of them, or none; return the total of each account."""
+        totals = []
+        self._base.execute("BEGIN IMMEDIATE")
+        with self._base:  # commits, or rolls back
+            for charge in charges:
+                query = _ADD if charge.account == HOST else _ADD_CHILDS
+                (row,) = self._base.execute(query, asdict(charge)).fetchall()
+                totals.append((float(row[0]), int(row[1])))
+        return totals
 
     def close(self) -> None:
         """Close the file, and with it its journal."""
@@ -91,7 +134,7 @@ class _File:
 
 
 class Spending:
-    """What the host's node has spent, in the window that is on.
+    """What the host's node and its children have spent, in the window that is on.
 
     Args:
         root: the host's node.
@@ -113,17 +156,19 @@ class Spending:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = root
+        self._accounts: dict[Node, str] = {root: HOST}
+        self._nodes: dict[str, Node] = {HOST: root}
         self._window = window
         self._complain = complain
         self._is_failing = False
         self._clock = clock
         self._period = self._period_now()
-        self._waiting: dict[str, list[float]] = {}
-        self._writing = trio.Lock()
+        self._waiting: dict[tuple[str, str], Charge] = {}
+        self._turn = trio.Lock()
         self._file = None
         if directory is not None and window != RUN:
             self._file = _File(directory)
-            root.spent, root.calls = self._file.total(self._period)
+            root.spent, root.calls = self._file.total(self._period, HOST)
 
     def _period_now(self) -> str:
         if self._window != DAY:
@@ -138,56 +183,102 @@ class Spending:
     @property
     def is_writing(self) -> bool:
         """Whether a charge is on its way into the file, or waits for that."""
-        return self._writing.locked() or bool(self._waiting)
+        return self._turn.locked() or bool(self._waiting)
 
-    def begins_anew(self) -> bool:
-        """Begin a new window if it is time; tell whether (nodes then forget)."""
+    def begin_anew(self) -> bool:
+        """Begin a new window if it is time, and tell whether it was.
+
+        The nodes that this keeps have forgotten by then; others are not known here.
+        """
         period = self._period_now()
         if period == self._period:
             return False
         self._period = period
+        for node in self._accounts:
+            node.forget_spending()
         return True
 
-    def add(self, tokens: float, calls: int) -> None:
-        """Take note of a charge that the root has already."""
+    def children(self) -> Iterator[tuple[str, Node]]:
+        """Yield the nodes of children by their names."""
+        for node, name in self._accounts.items():
+            if name != HOST:
+                yield name, node
+
+    async def node_of_child(self, name: str) -> Node:
+        """Return the node of a child that the configuration names, with its total.
+
+        It is the same one for every life of the child (spec L10: what was charged is
+        not forgotten), right beneath the host's.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
+        async with self._turn:
+            node = self._nodes.get(name)
+            if node is not None:
+                return node
+            node = Node(self._root)
+            if self._file is not None:
+                period = self._period
+                try:
+                    total = await in_thread(self._file.total, period, name)
+                except sqlite3.Error as why:
+                    raise LedgerError(
+                        f"cannot read the quota of {name!r} in {self._file.path!r}:"
+                        f" {why}; move a damaged file away"
+                    ) from None
+                if period == self._period:
+                    node.spent, node.calls = total
+            self._nodes[name] = node
+            self._accounts[node] = name
+            return node
+
+    def add(self, node: Node, tokens: float, calls: int) -> None:
+        """Take note of a charge that a node and its ancestors have already."""
         if self._file is None:
             return
-        waiting = self._waiting.setdefault(self._period, [0.0, 0])
-        waiting[0] += tokens
-        waiting[1] += calls
+        for one in node.path():
+            account = self._accounts.get(one)
+            if account is not None:
+                self._put(Charge(self._period, account, tokens, calls))
+
+    def _put(self, charge: Charge) -> None:
+        known = self._waiting.setdefault(charge.key, charge)
+        if known is not charge:
+            known.tokens += charge.tokens
+            known.calls += charge.calls
 
     async def kept(self) -> None:
         """Return when every charge so far is in the file, or it was said why not."""
         if self._file is None:
             return
-        async with self._writing:  # whoever waited finds the work done
+        async with self._turn:  # whoever waited finds the work done
             while self._waiting:
-                period, (tokens, calls) = next(iter(self._waiting.items()))
-                del self._waiting[period]
+                charges = list(self._waiting.values())
+                self._waiting.clear()
                 try:
-                    total = await in_thread(self._file.add, period, tokens, int(calls))
+                    totals = await in_thread(self._file.add, charges)
                 except sqlite3.Error as why:
-                    self._put_back(period, tokens, calls)
+                    for charge in charges:
+                        self._put(charge)
                     if not self._is_failing:
                         text = f"cannot write {self._file.path!r}: {why}"
                         self._complain(f"{text}; quotas go on in memory")
                     self._is_failing = True
                     return
                 self._is_failing = False
-                self._take_over(period, total)
+                for charge, total in zip(charges, totals, strict=True):
+                    self._take_over(charge, total)
 
-    def _put_back(self, period: str, tokens: float, calls: float) -> None:
-        waiting = self._waiting.setdefault(period, [0.0, 0])
-        waiting[0] += tokens
-        waiting[1] += calls
-
-    def _take_over(self, period: str, total: tuple[float, int]) -> None:
+    def _take_over(self, charge: Charge, total: tuple[float, int]) -> None:
         """Count what other hosts have added, and what this one has not written yet."""
-        if period != self._period:
+        if charge.period != self._period:
             return
-        tokens, calls = self._waiting.get(period, (0.0, 0))
-        self._root.spent = max(self._root.spent, total[0] + tokens)
-        self._root.calls = max(self._root.calls, total[1] + int(calls))
+        node = self._nodes[charge.account]
+        waiting = self._waiting.get(charge.key)
+        tokens, calls = (waiting.tokens, waiting.calls) if waiting else (0.0, 0)
+        node.spent = max(node.spent, total[0] + tokens)
+        node.calls = max(node.calls, total[1] + calls)
 
     async def close(self) -> None:
         """Write what waits, and close the file."""

@@ -26,7 +26,8 @@ from supervisor.llm.answer import AnswerError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
+OPENAI_HOST = "api.openai.com"
+DEFAULT_BASE_URL = f"https://{OPENAI_HOST}/v1"
 
 MAX_RETRIES = 2
 """After the first try; with the library's growing pauses, two bridge a few seconds."""
@@ -93,6 +94,9 @@ class Provider:
 
     Attributes:
         base_url: its address, without credentials.
+        bound_name: what it is taken to call the bound on the output.  OpenAI's newer
+            models know ``max_completion_tokens`` alone, and its older ones know it too;
+            servers that speak like it began with ``max_tokens``, which some still want.
         has_key: whether calls carry a key.
         secrets: what must not show anywhere.
     """
@@ -102,6 +106,8 @@ class Provider:
     ) -> None:
         self.base_url = stripped(base_url)
         self.has_key = key is not None
+        is_openai = urlsplit(base_url).hostname == OPENAI_HOST
+        self.bound_name = "max_completion_tokens" if is_openai else "max_tokens"
         found = (key or "", *credentials_of(base_url))
         self.secrets = tuple(dict.fromkeys(text for text in found if text))
         self._turns = turns
@@ -130,7 +136,7 @@ class Provider:
             http_client=self._http,
             default_headers={
                 # What the host's environment says about accounts goes to OpenAI only.
-                **({} if _is_openai(base_url) else _no_account(omit)),
+                **({} if is_openai else _no_account(omit)),
                 # A small body could become a large one.
                 "Accept-Encoding": "identity",
             },
@@ -281,10 +287,6 @@ def _libraries() -> tuple[Any, Any]:
     import openai  # noqa: PLC0415
 
     return openai, httpx2
-
-
-def _is_openai(base_url: str) -> bool:
-    return urlsplit(base_url).hostname == "api.openai.com"
 
 
 def _no_account(omit: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Rules of this file.
 1. The model is a question of rights: the default one for the effective top-level view,
    the restricted one for all others (spec L6), a child's own by its policy.
 2. Every client has a node in the quota tree, its parent's above it, the host's on top.
+   That of a child which the configuration names is the same one in all its lives.
 3. Keys pass through ``open_llm`` into their providers and are kept nowhere else (I10).
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.config_llm import ModelSection
 from supervisor.llm import handover, keys, provider
 from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.gateway import Call, Gateway, Model
@@ -97,10 +99,20 @@ class LlmService:
         if child.session is None:
             raise RuntimeError("a child without a conversation has no account")
         client = child.session.client
-        self.node_of(client).limit = child.spec.quota
+        (await self._open_account(child, client)).limit = child.spec.quota
         if self.endpoint is None:
             return {}
         return await self.endpoint.admit(child, client, stack)
+
+    async def _open_account(self, child: Child, client: Client) -> Node:
+        if child.spec.account is not None:
+            try:
+                node = await self.spending.node_of_child(child.spec.account)
+            except LedgerError as why:
+                raise OSError(errno.EIO, str(why)) from None
+            self._nodes[client.id] = node
+            self._clients[client.id] = client
+        return self.node_of(client)
 
     def client_gone(self, client: Client) -> None:
         """Close an account; what it has cost stays with its ancestors."""
@@ -119,18 +131,20 @@ class LlmService:
         return handover.hand_over(self)
 
     async def take_over(self, state: object) -> None:
-        """Go on with the host's account, and keep the others for their clients."""
+        """Go on with the accounts that are kept; the others wait for their clients."""
         self._left = handover.read(state)
-        handover.take_over(self, self._left)
+        await handover.take_over(self, self._left)
 
     async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
         """Go on with the accounts of a child."""
         del stack
+        if child.session is not None:
+            await self._open_account(child, child.session.client)
         if self._left is not None:
             handover.enter(self, self._left, child)
 
     def nodes(self) -> dict[str, Node]:
-        """Return the clients' accounts by their ids."""
+        """Return the accounts of clients by their ids."""
         return dict(self._nodes)
 
     def models_of(self, client: Client) -> frozenset[str]:
@@ -150,8 +164,8 @@ class LlmService:
 
     def node_of(self, client: Client) -> Node:
         """Return a client's node; a new one for a client that had none."""
-        if self.spending.begins_anew():
-            for known in (self.root, *self._nodes.values()):
+        if self.spending.begin_anew():
+            for known in self._nodes.values():
                 known.forget_spending()
         node: Node | None = self._nodes.get(client.id)
         if node is None:
@@ -205,14 +219,16 @@ class LlmService:
         known = section.models.get(name)
         quota = section.quota
         weights = quota.models.get(name, quota.weights)
-        if known is None:
-            return Model(name, name, self.default, _weights(weights))
+        known = known or ModelSection()
         own = name if known.base_url is not None else None
+        provider = self._providers[own]
+        bound_name = known.max_tokens_as or (own is None and section.max_tokens_as)
         return Model(
             name,
             known.model or name,
-            self._providers[own],
+            provider,
             _weights(known.weights or weights),
+            bound_name or provider.bound_name,
         )
 
     def call(

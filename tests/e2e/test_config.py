@@ -80,6 +80,10 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[llm]\ntimeout = '0s'\n", "llm.timeout: more than nothing"),
         ("[llm]\nmax_tokens = 0\n", "llm.max_tokens: at least 1"),
         ("[llm]\ntemperature = 9\n", "llm.temperature: between 0 and 2"),
+        (
+            "[llm.models.m]\nmax_tokens_as = 'n'\n",
+            "llm.models.m.max_tokens_as: max_tokens or max_completion_tokens",
+        ),
         ("[llm]\nbase_url = 'ftp://x'\n", "llm.base_url: an address such as"),
         ("[llm]\ndefault_model = ''\n", "llm.default_model: a model's name"),
         ("[llm]\napi_key_file = 'no'\n", "llm.api_key_file: cannot use key file 'no'"),

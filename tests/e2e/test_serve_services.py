@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,11 @@ def said(running: Daemon, name: str, last: str) -> list[str]:
     """Wait until a child has said its last word; return its lines."""
     running.wait(lambda: last in running.log(name).decode().splitlines(), last)
     return running.log(name).decode().splitlines()
+
+
+def says(running: Daemon, text: str, times: int) -> bool:
+    """Whether the child `a` has said something so often."""
+    return running.log("a").decode().count(text) >= times
 
 
 def free_port() -> int:
@@ -287,6 +294,40 @@ def test_the_quotas_ledger_survives_kill_9_and_a_restart(
         running.wait(lambda: running.log("a").count(b"over\n") == 3, "its refusal")
         assert b"quota exceeded" in running.log("a")
         assert quota(running)["spent"] == spent[1]
+
+
+# spec L10: a child's own quota is its name's: dying is no way around it, and neither is
+# the death of the host, nor its replacement.
+@pytest.mark.parametrize(("window", "end"), [("never", "kill"), ("run", "replace")])
+def test_a_childs_quota_is_that_of_all_its_lives(
+    place: Path, provider: str, window: str, end: str
+) -> None:
+    script = (
+        "sandhost llm chat -p '!prompt-tokens=30 !words=0' || touch over\n"
+        "sandhost llm quota; test -e over && exec sleep 1000; exit 3"
+    )
+    config = policy(place).replace("\n", "\nquota = 50\n", 1)
+    more = f"cwd = '{place}/root'\nrestart = 'always'\nbackoff = '10ms'\n"
+    config += llm(place, provider, f"window = '{window}'\n") + child("a", script, more)
+    config = config.replace("endpoint = true\n", "")  # it is never handed over
+    used = "60.0/50 weighted tokens (120.0% used, 0.0 remaining)"
+    over = place / "root" / "over"
+    with ExitStack() as stack:
+        running = stack.enter_context(daemon(place, config))
+        # Two lives spend, the third is refused.
+        running.wait(partial(says, running, used, 2), used)
+        assert b"quota exceeded" in running.log("a")
+        over.unlink()
+        if end == "kill":
+            running.send(signal.SIGKILL)
+            assert running.process.wait(15) == -signal.SIGKILL
+            running = stack.enter_context(daemon(place, config))
+        else:
+            running.client.replace()
+            running.client.kill("a")
+        running.wait(partial(says, running, used, 3), used)
+        assert over.exists()
+        assert running.log("a").count(b"quota exceeded") == 2
 
 
 def test_what_a_full_disk_loses_is_a_figure(place: Path) -> None:

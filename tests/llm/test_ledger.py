@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.llm.ledger import FILE_NAME, LedgerError, Spending
-from supervisor.llm.quota import Node
+from supervisor.llm.quota import Node, Usage, Weights
+from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import open_scene, request
 
 DAY_S = 86_400.0
@@ -53,14 +54,14 @@ async def test_a_day_has_a_budget_of_its_own(tmp_path: Path, no_leaks: None) -> 
     root = Node(None, 100.0)
     spending = Spending(root, "day", str(tmp_path), clock=clock)
     root.spent, root.calls = 60.0, 2
-    spending.add(60.0, 2)
+    spending.add(root, 60.0, 2)
     await spending.kept()
-    assert not spending.begins_anew()
+    assert not spending.begin_anew()
     clock.now += DAY_S
-    assert spending.begins_anew()
-    assert not spending.begins_anew()
-    root.forget_spending()
-    spending.add(5.0, 1)
+    assert spending.begin_anew()
+    assert not spending.begin_anew()
+    assert not root.spent
+    spending.add(root, 5.0, 1)
     await spending.close()
     for today, spent in ((clock.now, (5.0, 1)), (clock.now - DAY_S, (60.0, 2))):
         clock.now = today
@@ -70,15 +71,111 @@ async def test_a_day_has_a_budget_of_its_own(tmp_path: Path, no_leaks: None) -> 
         await reopened.close()
 
 
+# spec L10: what a child was charged is its own over restarts, by its name.
+async def test_a_childs_total_is_kept_by_its_name(tmp_path: Path) -> None:
+    for number in range(3):
+        root = Node()
+        spending = Spending(root, "never", str(tmp_path))
+        child, other = [await spending.node_of_child(name) for name in ("a", "b")]
+        assert await spending.node_of_child("a") is child
+        assert (child.spent, child.calls) == (10.0 * number, number)
+        assert (other.spent, other.calls) == (0.0, 0)
+        nested = Node(child)
+        nested.reserve(0, 1, Weights()).settle(Usage(10, 0))
+        spending.add(nested, 10.0, 1)
+        await spending.close()
+        assert root.spent == 10.0 * (number + 1)
+
+
+async def test_a_childs_day_is_the_hosts(tmp_path: Path) -> None:
+    clock = Clock()
+    spending = Spending(Node(), "day", str(tmp_path), clock=clock)
+    child = await spending.node_of_child("a")
+    child.reserve(0, 1, Weights()).settle(Usage(10, 0))
+    spending.add(child, 10.0, 1)
+    clock.now += DAY_S
+    assert spending.begin_anew()
+    assert not child.spent
+    spending.add(child, 4.0, 1)
+    await spending.close()
+    for today, spent in ((clock.now, 4.0), (clock.now - DAY_S, 10.0)):
+        clock.now = today
+        again = Spending(Node(), "day", str(tmp_path), clock=clock)
+        assert (await again.node_of_child("a")).spent == spent
+        await again.close()
+
+
+# All that waits goes in one transaction, or nothing of it.
+async def test_a_charge_that_is_half_written_is_not_there(tmp_path: Path) -> None:
+    said: list[str] = []
+    root = Node()
+    spending = Spending(root, "never", str(tmp_path), said.append)
+    child = await spending.node_of_child("a")
+    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+        base.execute("ALTER TABLE spent_by_child RENAME TO away")
+    spending.add(child, 7.0, 1)
+    await spending.kept()
+    assert "no such table" in said[0]
+    assert base.execute("SELECT count(*) FROM spent").fetchall() == [(0,)]
+    with base:
+        base.execute("ALTER TABLE away RENAME TO spent_by_child")
+    await spending.close()
+    assert base.execute("SELECT tokens FROM spent").fetchall() == [(7.0,)]
+    rows = base.execute("SELECT child, tokens FROM spent_by_child").fetchall()
+    assert rows == [("a", 7.0)]
+    base.close()
+
+
+# A file of a version that kept the host's total alone.
+async def test_an_older_file_is_taken(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+        base.execute(
+            "CREATE TABLE spent (period TEXT PRIMARY KEY, tokens REAL NOT NULL,"
+            " calls INTEGER NOT NULL) WITHOUT ROWID"
+        )
+        base.execute("INSERT INTO spent VALUES ('never', 12.0, 3)")
+    base.close()
+    root = Node()
+    spending = Spending(root, "never", str(tmp_path))
+    assert (root.spent, root.calls) == (12.0, 3)
+    assert (await spending.node_of_child("a")).spent == 0.0
+    await spending.close()
+
+
+# spec L10: also of a call that failed, or whose client went away.
+@pytest.mark.parametrize("order", [b"!hang-after=2 !words=5", b"!error !words=8"])
+async def test_what_a_lost_call_cost_is_in_the_file(
+    tmp_path: Path, order: bytes
+) -> None:
+    state = tmp_path / "state"
+    quota = {"max_tokens": 1000, "window": "never"}
+    async with open_scene(tmp_path, state_dir=str(state), quota=quota) as scene:
+        line = scene.connect()
+        await line.send(request(order))
+        if order.startswith(b"!hang"):
+            await scene.provider.wait_for(1)
+            await eventually(lambda: scene.provider.served[0].pieces == 2)
+            line.line.close()
+            await line.line.gone()
+        else:
+            assert (await line.reply()).line.startswith(b"ERROR OpenAI")
+        spent = scene.service.root.spent
+        assert spent > 0
+        # Now, and not with the next call that ends well.
+        with sqlite3.connect(state / FILE_NAME) as base:
+            assert base.execute("SELECT tokens FROM spent").fetchall() == [(spent,)]
+        base.close()
+
+
 async def test_hosts_that_share_a_directory_share_the_total(tmp_path: Path) -> None:
     nodes = [Node(None, 100.0) for _ in range(2)]
     both = [Spending(node, "never", str(tmp_path)) for node in nodes]
     for node, spending in zip(nodes, both, strict=True):
         node.spent += 30.0
-        spending.add(30.0, 1)
+        spending.add(node, 30.0, 1)
         await spending.kept()
     assert [node.spent for node in nodes] == [30.0, 60.0]
-    both[0].add(0.0, 0)
+    both[0].add(nodes[0], 0.0, 0)
     await both[0].kept()
     assert nodes[0].spent == 60.0
     for spending in both:
@@ -87,8 +184,9 @@ async def test_hosts_that_share_a_directory_share_the_total(tmp_path: Path) -> N
 
 async def test_without_a_directory_nothing_is_kept(tmp_path: Path) -> None:
     for window, directory in (("run", str(tmp_path)), ("day", None)):
-        spending = Spending(Node(), window, directory)
-        spending.add(5.0, 1)
+        root = Node()
+        spending = Spending(root, window, directory)
+        spending.add(root, 5.0, 1)
         await spending.kept()
         assert not spending.descriptors()
         await spending.close()
@@ -106,12 +204,13 @@ async def test_a_damaged_file_is_told_and_not_overwritten(tmp_path: Path) -> Non
 
 async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     said: list[str] = []
-    spending = Spending(Node(), "never", str(tmp_path), said.append)
+    root = Node()
+    spending = Spending(root, "never", str(tmp_path), said.append)
     with sqlite3.connect(tmp_path / FILE_NAME) as base:
         base.execute("DROP TABLE spent")
     base.close()
     for _ in range(3):
-        spending.add(1.0, 1)
+        spending.add(root, 1.0, 1)
         await spending.kept()
     assert len(said) == 1
     assert "no such table" in said[0]
@@ -128,8 +227,9 @@ async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> Non
 
 
 async def test_the_files_descriptors_are_explained(tmp_path: Path) -> None:
-    spending = Spending(Node(), "never", str(tmp_path))
-    spending.add(1.0, 1)
+    root = Node()
+    spending = Spending(root, "never", str(tmp_path))
+    spending.add(root, 1.0, 1)
     await spending.kept()
     named = {fd for fd, _ in spending.descriptors()}
     links = {os.readlink(f"/proc/self/fd/{fd}") for fd in named}

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from demo.provider import serving
 from supervisor.llm.presets import BUILT_IN
-from tests.helpers.llmscene import Scene, open_scene, request, scene
-from vfs.policy import PUBLISH_ON_CLOSE
+from supervisor.llm.provider import DEFAULT_BASE_URL
+from tests.helpers.llmscene import KEY, Scene, key_file, open_scene, request, scene
+from vfs.policy import PUBLISH_ON_CLOSE, Policy
 
 __all__ = ["scene"]
 
@@ -323,6 +325,71 @@ async def test_a_model_of_the_configuration_is_usable_by_its_name(
         assert scene.provider.served[-1].body["model"] == "vendor/m-1"
         assert reply.status == "32.0 weighted tokens (no limit)"
         assert scene.told("llm.called")[0]["model"] == "mine"
+
+
+def with_model(scene: Scene, model: str) -> Policy:
+    """Return a restricted policy that names a model."""
+    policy = scene.hall.policy()
+    policy.model = model
+    return policy
+
+
+# spec L6, L10: models that know the bound by another name, on the wire and at the
+# endpoint; a model's own word goes before that of the section, which is not another
+# server's.
+async def test_the_bound_is_sent_under_the_name_that_a_model_knows(
+    tmp_path: Path,
+) -> None:
+    newer = "max_completion_tokens"
+    async with (
+        serving(KEY) as other,
+        open_scene(
+            tmp_path,
+            max_tokens=7,
+            max_tokens_as=newer,
+            models={
+                "old": {"max_tokens_as": "max_tokens"},
+                "far": {"base_url": other.url, "api_key_file": key_file(tmp_path)},
+                "far-new": {
+                    "base_url": other.url,
+                    "api_key_file": key_file(tmp_path),
+                    "max_tokens_as": newer,
+                },
+            },
+        ) as scene,
+    ):
+        for model, where, name in (
+            ("gpt-x", scene.provider, newer),
+            ("old", scene.provider, "max_tokens"),
+            ("far", other, "max_tokens"),
+            ("far-new", other, newer),
+        ):
+            line = scene.connect(with_model(scene, model))
+            order = b"!newer !words=9" if name == newer else b"!words=9"
+            reply = await line.chat(order)
+            assert reply.completion["usage"]["completion_tokens"] == 7
+            found = where.served[-1].body
+            assert {key: found[key] for key in found if "tokens" in key} == {name: 7}
+        line = scene.connect(with_model(scene, "old"))
+        assert (await line.chat(b"!newer")).line == (
+            OPENAI_FAILED + b"400 Unsupported parameter: 'max_tokens'"
+        )
+
+
+# The address alone tells nothing else.
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        (DEFAULT_BASE_URL, "max_completion_tokens"),
+        ("https://api.openai.com.example/v1", "max_tokens"),
+        ("http://127.0.0.1:11434/v1", "max_tokens"),
+    ],
+)
+async def test_openai_itself_is_asked_by_the_newer_name(
+    tmp_path: Path, address: str, name: str
+) -> None:
+    async with open_scene(tmp_path, base_url=address) as scene:
+        assert scene.service.model("any").bound_name == name
 
 
 # spec L7: the length is true, and nothing follows.
