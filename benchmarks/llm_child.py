@@ -1,11 +1,13 @@
 """The child of `benchmarks.llm`: asks a model through its host and directly, in turn.
 
 argv: mode, rounds, base URL. Prints one JSON object. The direct peer is the library that
-the host uses as well, on Trio, asking the same stand-in; both ask plainly, once each, in
-turn, so that a pair of neighbours has the same machine.
+the host uses as well, on Trio, asking the same stand-in, plainly and streamed; the limit
+is a bare socket that sends bytes made before and looks at none that come. All ask once
+each, in turn and in changing order, so that neighbours have the same machine.
 """
 
 import json
+import re
 import select
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from urllib.parse import urlsplit
 
 import openai
 import trio
@@ -22,6 +25,10 @@ from vfs.client import Client
 
 PROMPT = "!words=5 one call"
 AT_ONCE = 100
+KEY = "key-of-a-bench"
+WARM_UP = 20
+"""Calls of each kind that are not counted: the first ones import, connect, and teach the
+interpreter what is called often."""
 
 Call = Callable[[], Awaitable[object]]
 
@@ -46,6 +53,33 @@ def direct(client: openai.AsyncOpenAI, *, stream: bool = False) -> Call:
     return streamed if stream else plain
 
 
+async def bare(base_url: str) -> Call:
+    """Return a call of nobody: one write, and reads until the answer's last byte."""
+    place = urlsplit(base_url)
+    port = place.port or 80
+    stream = await trio.open_tcp_stream(place.hostname or "", port)
+    said = {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
+    body = json.dumps(said).encode()
+    head = (
+        f"POST {place.path}/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\n"
+        f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    sent = head.encode() + body
+
+    async def call() -> None:
+        await stream.send_all(sent)
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += await stream.receive_some(65_536)
+        head, _, body = data.partition(b"\r\n\r\n")
+        (size,) = re.findall(rb"(?i)content-length: (\d+)", head)
+        left = int(size) - len(body)
+        while left > 0:
+            left -= len(await stream.receive_some(left))
+
+    return call
+
+
 async def timed_ms(call: Call) -> float:
     """Return how long a call takes."""
     began = time.perf_counter()
@@ -57,21 +91,21 @@ async def one_by_one(
     host: AsyncClient, base_url: str, rounds: int
 ) -> dict[str, object]:
     """Make calls one after the other, in turn; return every time in ms."""
-    async with openai.AsyncOpenAI(
-        base_url=base_url, api_key="key-of-a-bench"
-    ) as client:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=KEY) as client:
         calls: dict[str, Call] = {
             "host": lambda: host.llm_chat(PROMPT),
             "plain": direct(client),
             "streamed": direct(client, stream=True),
+            "bare": await bare(base_url),
         }
-        for call in calls.values():
-            await call()
         times: dict[str, list[float]] = {name: [] for name in calls}
-        for number in range(rounds):
-            names = list(calls) if number % 2 else list(reversed(calls))
+        names = list(calls)
+        for number in range(-WARM_UP, rounds):
+            names = names[1:] + names[:1] if number % 2 else names[::-1]
             for name in names:
-                times[name].append(await timed_ms(calls[name]))
+                took_ms = await timed_ms(calls[name])
+                if number >= 0:
+                    times[name].append(took_ms)
     return {**times}
 
 
@@ -90,16 +124,19 @@ async def all_at_once(
         return 1000 * (time.perf_counter() - began)
 
     through_host: list[Call] = [partial(one.llm_chat, PROMPT) for one in hosts]
-    async with openai.AsyncOpenAI(
-        base_url=base_url, api_key="key-of-a-bench"
-    ) as client:
-        for _ in range(rounds):
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=KEY) as client:
+        # Once each to warm up: a hundred connections are made.
+        for number in range(-1, rounds):
+            took_ms = {}
             for name in ("plain", "streamed"):
                 calls = [direct(client, stream=name == "streamed")] * AT_ONCE
-                times[name].append(await together(calls))
+                took_ms[name] = await together(calls)
             with reading() as read:
-                times["host"].append(await together(through_host))
-            times.setdefault("read", []).extend(read)
+                took_ms["host"] = await together(through_host)
+            if number >= 0:
+                for name, took in took_ms.items():
+                    times[name].append(took)
+                times.setdefault("read", []).extend(read)
     return {**times}
 
 

@@ -171,11 +171,12 @@ class Provider:
         if self.key is not None and authorization != f"Bearer {self.key}":
             await line.refuse(401, "wrong key")
             return
-        if served.path.endswith("/models"):
+        path = served.path.partition("?")[0]
+        if path.endswith("/models"):
             listed = {"object": "list", "data": [{"id": "stand-in", "object": "model"}]}
             await line.reply(json.dumps(listed).encode())
             return
-        if not served.path.endswith("/chat/completions"):
+        if not path.endswith("/chat/completions"):
             await line.refuse(404, f"there is no {served.path}")
             return
         text = _last_text(served.body)
@@ -218,6 +219,7 @@ class Line:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self.connection = h11.Connection(h11.SERVER)
+        self._unsent = bytearray()
 
     @property
     def may_go_on(self) -> bool:
@@ -253,16 +255,18 @@ class Line:
             pass
         raise trio.BrokenResourceError
 
-    async def send(self, event: Any) -> None:
-        """Send one event."""
-        data = self.connection.send(event)
-        if data:
+    async def send(self, event: Any, *, more: bool = False) -> None:
+        """Send one event; with the next one if that is known to follow at once."""
+        self._unsent += self.connection.send(event) or b""
+        if self._unsent and not more:
+            data = bytes(self._unsent)
+            self._unsent.clear()
             await self.stream.send_all(data)
 
     async def begin(self, status: int, kind: str, more: dict[str, str]) -> None:
-        """Send the head of a reply whose length is not known."""
+        """Send the head of a reply, with what follows it."""
         headers = [("content-type", kind), *more.items()]
-        await self.send(h11.Response(status_code=status, headers=headers))
+        await self.send(h11.Response(status_code=status, headers=headers), more=True)
 
     async def reply(
         self, data: bytes, status: int = 200, more: dict[str, str] | None = None
@@ -270,7 +274,7 @@ class Line:
         """Send a whole reply."""
         length = {"content-length": str(len(data)), **(more or {})}
         await self.begin(status, "application/json", length)
-        await self.send(h11.Data(data=data))
+        await self.send(h11.Data(data=data), more=True)
         await self.send(h11.EndOfMessage())
 
     async def refuse(
@@ -419,13 +423,14 @@ class _Answer:
         if self._calls_tools:
             for index, call in enumerate(self._tool_calls()):
                 await self._send_tool_call(index, call)
-        await self._event({}, "tool_calls" if self._calls_tools else "stop")
+        reason = "tool_calls" if self._calls_tools else "stop"
+        await self._event({}, reason, more=True)
         options = self._served.body.get("stream_options") or {}
         usage = self._usage()
         if options.get("include_usage") and usage is not None:
             chunk = {**self._head(), "choices": [], "usage": usage}
-            await self._raw({**chunk, "object": "chat.completion.chunk"})
-        await self._line.send(h11.Data(data=b"data: [DONE]\n\n"))
+            await self._raw({**chunk, "object": "chat.completion.chunk"}, more=True)
+        await self._line.send(h11.Data(data=b"data: [DONE]\n\n"), more=True)
         await self._line.send(h11.EndOfMessage())
         self._finish()
 
@@ -440,7 +445,9 @@ class _Answer:
             part = {"index": index, "function": {"arguments": piece}}
             await self._event({"tool_calls": [part]})
 
-    async def _event(self, delta: dict[str, object], reason: str | None = None) -> None:
+    async def _event(
+        self, delta: dict[str, object], reason: str | None = None, *, more: bool = False
+    ) -> None:
         choice: dict[str, object] = {
             "index": 0,
             "delta": delta,
@@ -450,11 +457,11 @@ class _Answer:
             token = {"token": delta["content"], "logprob": -0.5}
             choice["logprobs"] = {"content": [token]}
         chunk = {**self._head(), "choices": [choice]}
-        await self._raw({**chunk, "object": "chat.completion.chunk"})
+        await self._raw({**chunk, "object": "chat.completion.chunk"}, more=more)
 
-    async def _raw(self, value: dict[str, Any]) -> None:
+    async def _raw(self, value: dict[str, Any], *, more: bool = False) -> None:
         text = b"data: " + json.dumps(value).encode() + b"\n\n"
-        await self._line.send(h11.Data(data=text))
+        await self._line.send(h11.Data(data=text), more=more)
 
     async def _send_huge(self, size_mib: int) -> None:
         await self._line.begin(200, "application/json", {})

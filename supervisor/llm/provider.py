@@ -1,5 +1,7 @@
 """One provider: its address, its key, its client; requests go out, answer bytes come in.
 
+What it is not: how bytes travel (``wire``).
+
 Rules of this file.
 
 1. It is the only module that holds a key.  What it raises and yields has passed the
@@ -58,6 +60,8 @@ def load() -> None:
     import openai  # noqa: PLC0415
     import openai.resources.chat  # noqa: PLC0415 - loaded lazily otherwise
 
+    from supervisor.llm import wire  # noqa: F401, PLC0415
+
     del openai
 
 
@@ -89,7 +93,6 @@ class Provider:
     Args:
         base_url: its address.
         key: what it wants; None for nothing.
-        timeout_s: for one try.
         turns: shared by all providers of a host (rule 4).
 
     Attributes:
@@ -101,9 +104,7 @@ class Provider:
         secrets: what must not show anywhere.
     """
 
-    def __init__(
-        self, base_url: str, key: str | None, timeout_s: float, turns: Turns
-    ) -> None:
+    def __init__(self, base_url: str, key: str | None, turns: Turns) -> None:
         self.base_url = stripped(base_url)
         self.has_key = key is not None
         is_openai = urlsplit(base_url).hostname == OPENAI_HOST
@@ -111,36 +112,36 @@ class Provider:
         found = (key or "", *credentials_of(base_url))
         self.secrets = tuple(dict.fromkeys(text for text in found if text))
         self._turns = turns
-        self._sockets = _Sockets(turns)
-        openai, httpx2 = _libraries()
+        openai, httpx2, wire = _libraries()
+        self._sockets = wire.Sockets()
         self._http = httpx2.AsyncClient(
-            timeout=timeout_s,
-            limits=httpx2.Limits(
-                # One child must not use up the connections of another (spec S7).
-                max_connections=None,
-                max_keepalive_connections=20,
-                keepalive_expiry=5.0,
-            ),
+            timeout=None,
+            transport=wire.Transport(base_url, turns.end, self._sockets),
             follow_redirects=False,  # the key goes where it is meant to go
-            event_hooks={
-                "request": [self._sockets.watch],
-                "response": [_bound_refusals],
-            },
+            event_hooks={"response": [_bound_refusals]},
         )
         omit = openai.Omit()
         self._client = openai.AsyncOpenAI(
             api_key=key or "none",
             base_url=base_url,
             max_retries=MAX_RETRIES,
-            timeout=timeout_s,
+            timeout=None,
             http_client=self._http,
             default_headers={
                 # What the host's environment says about accounts goes to OpenAI only.
                 **({} if is_openai else _no_account(omit)),
+                **dict.fromkeys(_ambient_headers(), omit),
+                "Authorization": f"Bearer {key}" if key else omit,
                 # A small body could become a large one.
                 "Accept-Encoding": "identity",
             },
         )
+        base = self._client.base_url
+        path, query, asked = base.raw_path.partition(b"?")
+        raw_path = path.rstrip(b"/") + b"/chat/completions" + query + asked
+        # Whole, for the library to parse it once less in each call, and because it
+        # would put the path behind a query.
+        self._url = str(base.copy_with(raw_path=raw_path))
         self._headers: dict[str, Any] = {"Content-Type": "application/json"}
         if not key:
             self._headers["Authorization"] = omit
@@ -157,11 +158,11 @@ class Provider:
         Raises:
             CallError: the provider refused, cannot be reached, or broke off.
         """
-        openai, httpx2 = _libraries()
+        openai, httpx2, wire = _libraries()
         await self._turns.begin()
         try:
             response = await self._client.post(
-                "/chat/completions",
+                self._url,
                 cast_to=self._response,
                 content=body,
                 options={"headers": self._headers},
@@ -170,23 +171,22 @@ class Provider:
             )
         except openai.APIStatusError as why:
             raise CallError(_refusal_text(why), why.status_code) from None
-        except openai.APITimeoutError:
-            raise CallError("no answer in time") from None
         except openai.APIConnectionError as why:
             raise CallError(f"cannot connect: {_cause_text(why)}") from None
         except (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL) as why:
             raise CallError(f"{type(why).__name__}: {why}") from None
         finally:
             self._turns.end()
-        pieces = response.aiter_bytes()
+        plain = response.headers.get("content-encoding", "identity") == "identity"
+        source = response.extensions[wire.STREAM] if plain else response.aiter_bytes()
+        pieces = aiter(source)
         try:
-            yield pieces
-        except httpx2.TimeoutException:
-            raise CallError("the answer stopped coming") from None
+            with wire.errors_translated():
+                yield pieces
         except (httpx2.HTTPError, httpx2.StreamError) as why:
             raise AnswerError(f"broken off: {_cause_text(why)}") from None
         finally:
-            await _break_off(pieces)
+            await wire.break_off(pieces)
             await response.aclose()
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
@@ -204,55 +204,18 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
+        self._whose: trio.lowlevel.Task | None = None
 
     async def begin(self) -> None:
         """Wait for a turn."""
         await self._lock.acquire()
+        self._whose = trio.lowlevel.current_task()
 
     def end(self) -> None:
         """Let the next one begin, if this task has not done so yet."""
-        if self._lock.statistics().owner is trio.lowlevel.current_task():
+        if self._whose is trio.lowlevel.current_task():
+            self._whose = None
             self._lock.release()
-
-
-class _Sockets:
-    """The sockets of a client, for the host's account of its descriptors."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._open: list[Any] = []
-
-    def numbers(self) -> list[int]:
-        """Return those that are open."""
-        self._open = [sock for sock in self._open if sock.fileno() >= 0]
-        return [sock.fileno() for sock in self._open]
-
-    async def watch(self, request: Any) -> None:
-        """Have a request tell of the connections that are made for it."""
-        request.extensions["trace"] = self._note
-
-    async def _note(self, name: str, event: dict[str, Any]) -> None:
-        self._turns.end()  # it is ready: from here on it waits for the network
-        if name in (
-            "connection.connect_tcp.complete",
-            "connection.connect_unix_socket.complete",
-        ):
-            sock = event["return_value"].get_extra_info("socket")
-            if sock is not None:
-                self.numbers()  # forgets what is closed
-                self._open.append(sock)
-
-
-async def _break_off(pieces: AsyncIterator[bytes]) -> None:
-    """End an iterator over a body that is not wanted any more.
-
-    It is a chain of asynchronous generators, none of which may be left to the garbage
-    collector; a cancellation where the innermost one receives ends every one of them.
-    """
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        async for _ in pieces:
-            pass  # what is buffered, 64 KiB at most
 
 
 async def _bound_refusals(response: Any) -> None:
@@ -263,7 +226,7 @@ async def _bound_refusals(response: Any) -> None:
 
 def _bounded(stream: Any, size_bytes: int) -> Any:
     """Return a body that ends at a bound."""
-    _, httpx2 = _libraries()
+    _, httpx2, wire = _libraries()
 
     class Bounded(httpx2.AsyncByteStream):  # type: ignore[misc, name-defined] # imported late
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -274,7 +237,7 @@ def _bounded(stream: Any, size_bytes: int) -> Any:
                 left -= len(piece)
                 if left <= 0:
                     break
-            await _break_off(pieces)
+            await wire.break_off(pieces)
 
         async def aclose(self) -> None:
             await stream.aclose()
@@ -282,11 +245,25 @@ def _bounded(stream: Any, size_bytes: int) -> Any:
     return Bounded()
 
 
-def _libraries() -> tuple[Any, Any]:
+def _libraries() -> tuple[Any, Any, Any]:
     import httpx2  # noqa: PLC0415 - rule 2
     import openai  # noqa: PLC0415
 
-    return openai, httpx2
+    from supervisor.llm import wire  # noqa: PLC0415
+
+    return openai, httpx2, wire
+
+
+def _ambient_headers() -> list[str]:
+    """Return the headers that the library would take from the host's environment.
+
+    They may be keys, and would go to every address: the configuration alone says what
+    goes where (spec L13).
+    """
+    lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
+    return [
+        name.strip() for name, colon, _ in (s.partition(":") for s in lines) if colon
+    ]
 
 
 def _no_account(omit: Any) -> dict[str, Any]:

@@ -334,7 +334,7 @@ def _row(node: Node, client_id: str | None, parent_id: str | None) -> dict[str, 
 
 
 def _open_providers(
-    section: LlmSection, timeout_s: float
+    section: LlmSection,
 ) -> tuple[dict[str | None, Provider], frozenset[tuple[int, int]]]:
     """Make every provider, with its key; also return what tells the key files."""
     files: set[tuple[int, int]] = set()
@@ -350,13 +350,11 @@ def _open_providers(
     key = key_of(section.api_key_file) or own
     base_url = section.base_url or provider.DEFAULT_BASE_URL
     turns = provider.Turns()
-    found: dict[str | None, Provider] = {
-        None: provider.Provider(base_url, key, timeout_s, turns)
-    }
+    found: dict[str | None, Provider] = {None: provider.Provider(base_url, key, turns)}
     for name, model in section.models.items():
         if model.base_url is not None:
             found[name] = provider.Provider(
-                model.base_url, key_of(model.api_key_file), timeout_s, turns
+                model.base_url, key_of(model.api_key_file), turns
             )
     return found, frozenset(files)
 
@@ -381,9 +379,7 @@ async def open_llm(
     root = Node(None, limit, section.max_calls)
     async with AsyncExitStack() as stack:
         try:
-            providers, key_files = _open_providers(
-                section, parse_duration(section.timeout)
-            )
+            providers, key_files = _open_providers(section)
             for one in providers.values():
                 stack.push_async_callback(one.aclose)
             spending = Spending(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from demo.provider import serving
 from supervisor.llm import provider
 from supervisor.session_base import EOF, PROCESS_EXIT
 from tests.helpers.hosts import eventually, favoured
@@ -294,6 +295,39 @@ async def test_a_key_of_the_environment_is_taken_out_of_it(
         line = scene.connect()
         assert (await line.config())["api_key_configured"] is True
         assert (await line.chat(b"a")).line.startswith(b"OK ")
+
+
+# spec L13: an address may hold what its server asks for; it is sent, and never shown.
+@pytest.mark.parametrize("more", ["", "/"])
+async def test_an_address_may_hold_credentials(tmp_path: Path, more: str) -> None:
+    async with serving() as provider:
+        url = f"http://user:hunter22@127.0.0.1:{provider.port}/v1{more}?token=tok-1234"
+        async with open_scene(tmp_path, base_url=url, api_key_file=None) as scene:
+            line = scene.connect()
+            reply = await line.chat(b"!say=tok-1234_hunter22")
+            assert reply.text == "[redacted] [redacted]"
+            shown = f"http://127.0.0.1:{provider.port}/v1{more}"
+            assert (await line.config())["base_url"] == shown
+        (served,) = provider.served
+        assert served.path == "/v1/chat/completions?token=tok-1234"
+        assert served.headers["authorization"] == "Basic dXNlcjpodW50ZXIyMg=="
+
+
+# spec L13: nothing of the host's environment goes to a provider but the key that is its.
+async def test_headers_of_the_environment_are_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "X-Team: canary-team\nauthorization: Bearer canary-other\nno header"
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", text)
+    monkeypatch.setenv("OPENAI_ORG_ID", "canary-organization")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "canary-project")
+    async with open_scene(tmp_path) as scene:
+        assert (await scene.connect().chat(b"a")).line.startswith(b"OK ")
+        headers = scene.provider.served[0].headers
+        assert headers["authorization"] == f"Bearer {KEY}"
+        assert not [
+            name for name in headers if "canary" in headers[name].replace(KEY, "")
+        ]
 
 
 # spec L13

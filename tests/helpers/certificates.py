@@ -1,0 +1,24 @@
+"""A certificate for `localhost` that nobody trusts until a test says so."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+def certificate(where: Path) -> Path:
+    """Return a file with a key and its certificate, made by openssl(1)."""
+    key, made = where / "tls-key.pem", where / "tls-made.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+        "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1", "-subj",
+        "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+        "-keyout", str(key), "-out", str(made),
+    ]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=10)
+    except FileNotFoundError:
+        pytest.skip("needs openssl to make a certificate")
+    both = where / "tls.pem"
+    both.write_bytes(key.read_bytes() + made.read_bytes())
+    return both

@@ -1,0 +1,274 @@
+"""The way to a provider, against servers that a test leads by the hand (L11, L15)."""
+
+import gzip
+import json
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from demo.provider import serving
+from supervisor.llm.wire import proxy_for
+from tests.helpers.certificates import certificate
+from tests.helpers.llmscene import KEY, open_scene
+
+FAILED = b"ERROR OpenAI API call failed: "
+
+Handler = Callable[[trio.abc.Stream], Awaitable[None]]
+
+
+def whole(text: str = "hello") -> bytes:
+    """Return the body of an answer."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    return json.dumps({"choices": [choice], "usage": usage}).encode()
+
+
+def reply(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
+    """Return a whole HTTP response."""
+    head = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n%b\r\n"
+    return head % (status, len(body), more) + body
+
+
+async def request(stream: trio.abc.Stream) -> bytes:
+    """Receive one request; empty at the end of the connection."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = await stream.receive_some(65_536)
+        if not piece:
+            return b""
+        data += piece
+    head, _, body = data.lower().partition(b"\r\n\r\n")
+    size = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < size:
+        body += await stream.receive_some(65_536)
+    return data
+
+
+@asynccontextmanager
+async def server(
+    handle: Handler, context: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Serve each connection with a handler; yield the port."""
+
+    async def attend(stream: trio.SocketStream) -> None:
+        way: trio.abc.Stream = stream
+        if context is not None:
+            way = trio.SSLStream(
+                stream, context, server_side=True, https_compatible=True
+            )
+        try:
+            async with way:
+                await handle(way)
+        except (trio.BrokenResourceError, ssl.SSLError):
+            return
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, attend, [listener])
+        try:
+            yield listener.socket.getsockname()[1]
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+# A request is one piece, and a connection serves one call after the other.
+async def test_a_request_goes_out_whole_and_connections_are_kept(
+    tmp_path: Path, no_leaks: None
+) -> None:
+    del no_leaks
+    pieces: list[bytes] = []
+    connections = 0
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        nonlocal connections
+        connections += 1
+        while data := await stream.receive_some(65_536):
+            pieces.append(bytes(data))
+            await stream.send_all(reply(whole()))
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            line = scene.connect()
+            for _ in range(3):
+                assert (await line.chat(b"a")).text == "hello"
+            # Of what the host holds, this is the provider's.
+            told = dict(scene.service.default.descriptors())
+            assert list(told.values()) == ["model provider"]
+    assert connections == 1
+    assert [piece.count(b'"messages"') for piece in pieces] == [1, 1, 1]
+
+
+# spec L11: a connection that its server has closed meanwhile is not used again.
+async def test_a_connection_that_was_closed_is_made_anew(tmp_path: Path) -> None:
+    served = 0
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        nonlocal served
+        if await request(stream):
+            served += 1
+            await stream.send_all(reply(whole()))
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            line = scene.connect()
+            for number in range(1, 4):
+                assert (await line.chat(b"a")).text == "hello"
+                assert served == number
+
+
+# spec L11: who refuses a long request early, and hangs up, is heard all the same.
+async def test_an_early_refusal_is_heard(tmp_path: Path) -> None:
+    async def handle(stream: trio.abc.Stream) -> None:
+        await stream.receive_some(1000)
+        error = b'{"error": {"message": "far too long"}}'
+        await stream.send_all(reply(error, b"413 No", b"Connection: close\r\n"))
+        while await stream.receive_some(65_536):
+            pass
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            said = await scene.connect().chat(b"word " * 1_000_000)
+            assert said.line == FAILED + b"413 far too long"
+            assert scene.service.root.spent == 0.0
+
+
+# spec L11, L15: no answer, no HTTP, half of one.
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"", b"cannot connect: "),
+        (b"220 mail.example ready\r\n", b"cannot connect: "),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"invalid response: broken"),
+        (b"HTTP/1.1 200 OK\r\n\r\ndata: {}\n", b"invalid response: "),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 300_000, b"cannot connect: "),
+        (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:1/\r\n\r\n", b"302 No"),
+    ],
+)
+async def test_what_is_no_answer_is_one_line(
+    tmp_path: Path, sent: bytes, said: bytes
+) -> None:
+    async def handle(stream: trio.abc.Stream) -> None:
+        if await request(stream) and sent:
+            await stream.send_all(sent)
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            line = scene.connect()
+            assert (await line.chat(b"a")).line.startswith(FAILED + said)
+            assert await line.ask(b"PING\n") == b"OK"
+
+
+# What was not asked for and is understood all the same; what is not.
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_encoded_answer_is_decoded(tmp_path: Path, stream: bool) -> None:
+    body = whole("packed")
+    if stream:
+        chunk = {"index": 0, "delta": {"content": "packed"}, "finish_reason": "stop"}
+        event = json.dumps({"choices": [chunk]}).encode()
+        body = b"data: " + event + b"\n\ndata: [DONE]\n\n"
+    answers = [
+        reply(gzip.compress(body), more=b"Content-Encoding: gzip\r\n"),
+        reply(zlib.compress(body), more=b"Content-Encoding: deflate\r\n"),
+        reply(b"no gzip", more=b"Content-Encoding: gzip\r\n"),
+    ]
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        while await request(stream):
+            await stream.send_all(answers.pop(0))
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            line = scene.connect()
+            for _ in range(2):
+                assert (await line.chat(b"a")).text == "packed"
+            said = (await line.chat(b"a")).line
+            assert said.startswith(FAILED + b"invalid response: broken off: ")
+
+
+# spec L13: https, with a certificate that the host trusts, and with one that it does not.
+async def test_an_encrypted_provider_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    del no_leaks
+    path = certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(path)
+    served: list[bytes] = []
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        while data := await request(stream):
+            served.append(data)
+            await stream.send_all(reply(whole("secret")))
+
+    async with server(handle, context) as port:
+        url = f"https://localhost:{port}/v1"
+        for number, trusted in enumerate((False, True)):
+            where = tmp_path / str(number)
+            where.mkdir()
+            if trusted:
+                monkeypatch.setenv("SSL_CERT_FILE", str(path))
+            async with open_scene(where, base_url=url) as scene:
+                line = scene.connect()
+                said = await line.chat(b"a")
+                if not trusted:
+                    assert said.line.startswith(FAILED + b"cannot connect: ")
+                    assert b"CERTIFICATE_VERIFY_FAILED" in said.line
+                    assert not served
+                    continue
+                assert said.text == "secret"
+                assert (await line.chat(b"a")).text == "secret"
+                assert len(scene.service.default.descriptors().__next__()) == 2
+    assert len(served) == 2
+
+
+# What the host's environment says of proxies holds for providers.
+async def test_a_proxy_of_the_environment_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with serving(KEY) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://user:pa%20ss@127.0.0.1:{proxy.port}")
+        url = "http://model.invalid/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            assert (await scene.connect().chat(b"a b")).text.endswith("2 words.")
+        (served,) = proxy.served
+        assert served.path == "http://model.invalid/v1/chat/completions"
+        assert served.headers["proxy-authorization"] == "Basic dXNlcjpwYSBzcw=="
+
+
+@pytest.mark.parametrize(
+    ("variables", "address", "found"),
+    [
+        ({}, "http://a/v1", None),
+        ({"http_proxy": "p:3128"}, "http://a/v1", b"p"),
+        ({"http_proxy": "http://p"}, "https://a/v1", None),
+        ({"all_proxy": "http://p"}, "https://a/v1", b"p"),
+        ({"http_proxy": "http://p", "no_proxy": "a,b"}, "http://a:80/v1", None),
+        ({"http_proxy": "http://p", "no_proxy": "*"}, "http://a/v1", None),
+    ],
+)
+def test_whether_there_is_a_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    address: str,
+    found: bytes | None,
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    proxy = proxy_for(address)
+    assert (None if proxy is None else proxy.url.host) == found
