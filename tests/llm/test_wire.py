@@ -13,8 +13,10 @@ import trio
 
 from demo.provider import serving
 from supervisor.llm.wire import proxy_for
+from supervisor.session_base import PROCESS_EXIT
 from tests.helpers.certificates import certificate
 from tests.helpers.llmscene import KEY, open_scene
+from tests.helpers.llmscene import request as llm_request
 
 FAILED = b"ERROR OpenAI API call failed: "
 
@@ -122,6 +124,61 @@ async def test_a_connection_that_was_closed_is_made_anew(tmp_path: Path) -> None
             for number in range(1, 4):
                 assert (await line.chat(b"a")).text == "hello"
                 assert served == number
+
+
+# spec L11: a connection that breaks before there is an answer is tried again.
+async def test_a_broken_connection_is_tried_again(tmp_path: Path) -> None:
+    tries = 0
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        nonlocal tries
+        while await request(stream):
+            tries += 1
+            if tries == 1:
+                return
+            await stream.send_all(reply(whole()))
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            assert (await scene.connect().chat(b"a")).text == "hello"
+            assert scene.service.root.spent == 5.0  # once: 1 + 4 * 1
+    assert tries == 2
+
+
+# spec L10: what the provider had reported when the client went away is what is charged,
+# be it more than came or less.
+@pytest.mark.parametrize("end", ["close", "process"])
+async def test_a_report_is_charged_to_who_has_gone(tmp_path: Path, end: str) -> None:
+    sent = trio.Event()
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        await request(stream)
+        usage = {"prompt_tokens": 70, "completion_tokens": 20, "total_tokens": 90}
+        events = [
+            {"choices": [{"index": 0, "delta": {"content": "some words"}}]},
+            {"choices": [], "usage": usage},
+        ]
+        text = b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in events)
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n" + text)
+        sent.set()
+        while await stream.receive_some(100):
+            pass
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            line = scene.connect()
+            await line.send(llm_request(b"a"))
+            await sent.wait()
+            if end == "close":
+                line.line.close()
+                await line.line.gone()
+            else:
+                await line.line.session.finish(PROCESS_EXIT)
+            assert scene.service.root.spent == 70 + 4 * 20
+            (told,) = scene.told("llm.called")
+            assert (told["outcome"], told["completion_tokens"]) == ("cancelled", 20)
 
 
 # spec L11: who refuses a long request early, and hangs up, is heard all the same.
