@@ -470,6 +470,7 @@ class _Answer:
             await self._line.send(h11.Data(data=b"x" * (1 << 20)))
         await self._line.send(h11.Data(data=b'"}'))
         await self._line.send(h11.EndOfMessage())
+        self._finish()
 
     def _finish(self) -> None:
         self._served.done = True

@@ -38,6 +38,16 @@ MAX_ERROR_BYTES = 65_536
 """Longest body of a refusal that is read for its one line."""
 
 
+UNTOLD = tuple(
+    f"X-Stainless-{name}"
+    for name in (
+        "Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async",
+    )
+)  # fmt: skip
+"""Headers in which the library tells what machine this is.  It is nobody's business, and
+they are half of the headers of a request."""
+
+
 class CallError(Exception):
     """A call failed (spec L11).
 
@@ -130,7 +140,7 @@ class Provider:
             default_headers={
                 # What the host's environment says about accounts goes to OpenAI only.
                 **({} if is_openai else _no_account(omit)),
-                **dict.fromkeys(_ambient_headers(), omit),
+                **dict.fromkeys((*_ambient_headers(), *UNTOLD), omit),
                 "Authorization": f"Bearer {key}" if key else omit,
                 # A small body could become a large one.
                 "Accept-Encoding": "identity",
@@ -143,6 +153,7 @@ class Provider:
         # would put the path behind a query.
         self._url = str(base.copy_with(raw_path=raw_path))
         self._headers: dict[str, Any] = {"Content-Type": "application/json"}
+        self._headers["X-Stainless-Retry-Count"] = omit
         if not key:
             self._headers["Authorization"] = omit
         self._response = httpx2.Response
