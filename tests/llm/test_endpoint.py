@@ -186,10 +186,12 @@ async def test_errors_have_the_form_of_the_api(
 # spec L6: the bound and the model are the smaller ones.
 async def test_a_request_cannot_widen_what_the_child_has(scene: Scene) -> None:
     door = await scene.puppet()
+    scene.service.section.temperature = 0.25
     await door.ask(ask("a", max_tokens=7, temperature=1.5))
     await door.ask(ask("a", max_completion_tokens=900, model="gpt-99"))
     first, second = (one.body for one in scene.provider.served)
     assert (first["max_tokens"], first["temperature"]) == (7, 1.5)
+    assert second["temperature"] == 0.25  # as configured, where nothing is asked for
     assert (second["max_tokens"], second["model"]) == (50, "gpt-4o-mini")
     assert "max_completion_tokens" not in second
 
@@ -321,6 +323,8 @@ async def test_strangers_do_not_keep_a_child_out(scene: Scene) -> None:
     strangers = [await door.connect() for _ in range(endpoint.STRANGERS + 20)]
     try:
         assert (await door.ask(ask("a")))[0] == 200
+        with trio.fail_after(5):  # the oldest made room
+            assert not await strangers[0].receive_some()
     finally:
         for stranger in strangers:
             await stranger.aclose()

@@ -167,6 +167,32 @@ async def test_what_a_lost_call_cost_is_in_the_file(
         base.close()
 
 
+# spec L10: a host's next program goes on with the accounts of children that are between
+# two lives; with a ledger, the larger of what both know.
+@pytest.mark.parametrize("window", ["run", "never"])
+async def test_accounts_of_children_are_handed_over(
+    tmp_path: Path, window: str
+) -> None:
+    state: object = None
+    for name in ("before", "after"):
+        where = tmp_path / name
+        where.mkdir()
+        directory = str(tmp_path / f"state-{name}")
+        async with open_scene(
+            where, state_dir=directory, quota={"window": window}
+        ) as scene:
+            if state is not None:
+                await scene.service.take_over(state)
+            child = await scene.service.spending.node_of_child("a")
+            if state is None:
+                child.reserve(0, 1, Weights()).settle(Usage(10, 0))
+            assert (child.spent, child.calls) == (10.0, 1)
+            assert scene.service.root.spent == 10.0
+            state, fds = scene.service.hand_over()
+            assert not fds
+            assert isinstance(state, dict)
+
+
 async def test_hosts_that_share_a_directory_share_the_total(tmp_path: Path) -> None:
     nodes = [Node(None, 100.0) for _ in range(2)]
     both = [Spending(node, "never", str(tmp_path)) for node in nodes]

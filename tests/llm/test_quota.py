@@ -216,6 +216,22 @@ def test_the_words_of_the_contract() -> None:
     )
 
 
+# spec L10: what is too little for a token of output goes while nothing else is under way
+# at the node that has it, and with the rest of it alone.
+def test_the_rest_is_for_one_that_goes_alone() -> None:
+    root = Node(None, 46.0)
+    first, second = Node(root), Node(root)
+    call = first.reserve(5, 10, Weights())
+    assert root.left == 1.0
+    with pytest.raises(QuotaError):
+        second.reserve(5, 10, Weights())
+    call.settle(Usage(5, 10))
+    alone = second.reserve(5, 10, Weights())
+    assert (alone.max_tokens, root.reserved) == (1, 1.0)
+    alone.settle(Usage(5, 1))
+    assert root.spent == 54.0
+
+
 # spec L10: a client's own limit holds as well as the host's.
 def test_every_ancestor_pays_and_can_refuse() -> None:
     root = Node(None, 100.0)

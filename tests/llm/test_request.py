@@ -209,6 +209,26 @@ async def test_a_failed_call_leaves_the_outputs_alone(scene: Scene) -> None:
     assert len(scene.provider.served) == 1
 
 
+# spec L4: only what the check made is taken away again; another's content is not.
+@pytest.mark.parametrize("other", ["write", "replace"])
+async def test_a_file_that_another_filled_meanwhile_stays(
+    scene: Scene, other: str
+) -> None:
+    root = scene.hall.root
+    line = scene.connect()
+    await line.send(request(b"!wait=0.2 !status=400", outputs=b"new\nmine"))
+    await scene.provider.wait_for(1)
+    assert (root / "new").exists()
+    if other == "replace":
+        (root / "theirs").write_bytes(b"")
+        (root / "theirs").rename(root / "new")
+    else:
+        (root / "new").write_text("theirs")
+    assert (await line.reply()).line.startswith(OPENAI_FAILED)
+    assert (root / "new").read_text() == ("theirs" if other == "write" else "")
+    assert not (root / "mine").exists()
+
+
 # spec L4: what goes wrong after the call is told, and the call is paid.
 async def test_a_write_that_fails_is_told_and_charged(
     scene: Scene, tmp_path: Path
@@ -305,6 +325,24 @@ async def test_the_model_follows_the_right_and_the_claim(tmp_path: Path) -> None
         assert scene.hall.denials == [(low.client.id, "LLM_CHAT", b"true")]
 
 
+# spec L6, A1: a policy's model is that of the child's own right; who drops that gets what
+# every restricted client gets.
+async def test_a_policys_model_is_that_of_the_right(tmp_path: Path) -> None:
+    models: dict[str, Any] = {"default_model": "big", "restricted_model": "small"}
+    async with open_scene(tmp_path, **models) as scene:
+        for top_level, flag, model in (
+            (True, b"true", "own"),
+            (True, b"false", "small"),
+            (False, b"false", "own"),
+            (False, b"true", "own"),
+        ):
+            policy = scene.hall.policy(top_level=top_level)
+            policy.model = "own"
+            line = scene.connect(policy)
+            reply = await line.chat(b"a", flag=flag)
+            assert reply.completion["model"] == model
+
+
 async def test_the_restricted_model_has_a_default(scene: Scene) -> None:
     # spec L6
     await scene.connect().chat(b"a")
@@ -374,6 +412,18 @@ async def test_the_bound_is_sent_under_the_name_that_a_model_knows(
         assert (await line.chat(b"!newer")).line == (
             OPENAI_FAILED + b"400 Unsupported parameter: 'max_tokens'"
         )
+
+
+# spec L13: a key goes to the address that it was given for, and to no other.
+async def test_another_server_does_not_get_the_key(tmp_path: Path) -> None:
+    async with (
+        serving() as other,
+        open_scene(tmp_path, models={"far": {"base_url": other.url}}) as scene,
+    ):
+        line = scene.connect(with_model(scene, "far"))
+        assert (await line.chat(b"!leak")).text == ""
+        assert "authorization" not in other.served[0].headers
+        assert not scene.provider.served
 
 
 # The address alone tells nothing else.

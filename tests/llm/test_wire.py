@@ -13,8 +13,10 @@ import trio
 
 from demo.provider import serving
 from supervisor.llm.wire import proxy_for
+from supervisor.on_llm import LEAVE_S
 from supervisor.session_base import PROCESS_EXIT
 from tests.helpers.certificates import certificate
+from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import KEY, open_scene
 from tests.helpers.llmscene import request as llm_request
 
@@ -179,6 +181,39 @@ async def test_a_report_is_charged_to_who_has_gone(tmp_path: Path, end: str) -> 
             assert scene.service.root.spent == 70 + 4 * 20
             (told,) = scene.told("llm.called")
             assert (told["outcome"], told["completion_tokens"]) == ("cancelled", 20)
+
+
+# spec L10, S4: a call outlives its client by a moment, for what is on its way; the
+# moment is short, for a dead child is cleaned up within ten milliseconds.
+async def test_what_is_on_its_way_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < LEAVE_S <= 0.005
+    monkeypatch.setattr("supervisor.llm.chat.LEAVE_S", 5.0)  # on a busy machine
+    began, gone = trio.Event(), trio.Event()
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        await request(stream)
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n: wait\n\n")
+        began.set()
+        await gone.wait()
+        usage = {"prompt_tokens": 70, "completion_tokens": 20, "total_tokens": 90}
+        piece = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
+        event = {"choices": [piece], "usage": usage}
+        text = b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(event).encode()
+        await stream.send_all(text)
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            line = scene.connect()
+            await line.send(llm_request(b"a"))
+            await began.wait()
+            line.line.close()
+            await eventually(lambda: line.line.session.is_closing)
+            gone.set()
+            await line.line.gone()
+            assert scene.service.root.spent == 70 + 4 * 20
 
 
 # spec L11: who refuses a long request early, and hangs up, is heard all the same.
