@@ -4,11 +4,13 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llm.answer import Answer
+from supervisor.llm.answer import Answer, AnswerError, usage_of
 from supervisor.llm.deltas import ChoiceRedactor
+from supervisor.llm.quota import Usage
 from supervisor.llm.redact import Redactor
 
 KEY = 'sk-ca/na+ry="7f3e91'
@@ -144,3 +146,32 @@ def test_log_probabilities_are_joined_and_events_left_alone() -> None:
     joined = [one["token"] for one in choice["logprobs"]["content"]]
     assert joined == ["a", "b", "c"]
     assert [len(one["choices"][0]["logprobs"]["content"]) for one in told] == [1, 1, 1]
+
+
+# spec L15: a stream that stops is no answer; a finished one may lack its last word.
+def test_a_stream_that_stops_is_no_answer() -> None:
+    last = b"data: [DONE]\n\n"
+    begun = streamed([event({"content": "a"})]).removesuffix(last)
+    finished = streamed([event({}, "stop")]).removesuffix(last)
+    for text, is_whole in ((begun, False), (begun + finished, True)):
+        answer = Answer()
+        answer.feed(text)
+        if is_whole:
+            assert answer.finish()["choices"][0]["message"]["content"] == "a"
+        else:
+            with pytest.raises(AnswerError, match="ended before its end"):
+                answer.finish()
+
+
+# spec L15, L8: what is charged is a number of tokens.
+@pytest.mark.parametrize("value", [-1, True, 1.5, "7", 1 << 53, 10**30, []])
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens", "cached"])
+def test_what_is_no_number_of_tokens_is_no_answer(name: str, value: object) -> None:
+    usage: Delta = {"prompt_tokens": 1, "completion_tokens": 1}
+    assert usage_of(usage) == Usage(1, 1)
+    if name == "cached":
+        usage["prompt_tokens_details"] = {"cached_tokens": value}
+    else:
+        usage[name] = value
+    with pytest.raises(AnswerError, match="is no number of tokens"):
+        usage_of(usage)

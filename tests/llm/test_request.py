@@ -173,6 +173,16 @@ async def test_an_input_that_cannot_be_had_stops_the_call(
     assert not scene.hall.fs.tables.files
 
 
+# spec L3: the limit is for all files together.
+async def test_files_that_are_too_long_together_stop_the_call(scene: Scene) -> None:
+    for name in ("a", "b"):
+        (scene.hall.root / name).write_bytes(b"x" * (4 * 1024 * 1024 + 1))
+    line = scene.connect()
+    reply = await line.chat(b"p", inputs=b"a\nb")
+    assert reply.line == b"ERROR failed to read input files data"
+    assert not scene.provider.served
+
+
 # spec L3: bytes are counted, and a character is not cut.
 async def test_a_file_of_exactly_the_limit_is_taken(scene: Scene) -> None:
     (scene.hall.root / "most").write_bytes("é".encode() * (4 * 1024 * 1024))
