@@ -112,6 +112,8 @@ class CliSidecar:
         container: the container's name.
         is_running: it takes work.
         generation: how often it was started.
+        section: what the configuration says of it.
+        process, is_moving: see ``supervision.Starter``.
         workspace_fd: the workspace on this side, held.
     """
 
@@ -126,6 +128,9 @@ class CliSidecar:
         self.fd3 = False
         self.is_running = False
         self.generation = 0
+        self.section = section
+        self.process: SpawnedProcess | None = None
+        self.is_moving = False
         self.workspace_fd = -1
         self.starts = True
         self.container = f"sandhost-{os.getpid()}-{name}"
@@ -140,6 +145,7 @@ class CliSidecar:
         self._cli = section.cli
         self._backend = section.backend
         self._tools = Availability(self._probe)
+        self._questions = 0
         self._cli_env = {n: os.environ[n] for n in PASSED if n in os.environ}
 
     # Its life
@@ -181,6 +187,11 @@ class CliSidecar:
             null = _opened(stack, os.devnull, os.O_RDWR)
             fds = ((null, 0), (null, 1), (null, 2))
             return await self._spawn(("wait", self.container), fds)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a command of the engine is at work."""
+        return self._questions > 0
 
     async def clean_up(self) -> None:
         """Remove the container."""
@@ -272,6 +283,7 @@ class CliSidecar:
         """
         reader, writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reader, False)
+        self._questions += 1
         try:
             try:
                 with contextlib.ExitStack() as stack:
@@ -284,6 +296,7 @@ class CliSidecar:
                 return await _finish(process, reader)
             raise TimeoutError(110, f"'{self._backend} {words[0]}' does not answer")
         finally:
+            self._questions -= 1
             os.close(reader)
 
     async def _spawn(

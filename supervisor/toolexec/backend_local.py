@@ -54,6 +54,8 @@ class LocalSidecar:
     Attributes:
         is_running: it takes work.
         generation: how often it was started; what is known of its tools belongs to one.
+        section: what the configuration says of it.
+        process, is_moving: see ``supervision.Starter``.
         workspace_fd: its own workspace, held; -1: the calling child's root.
     """
 
@@ -70,6 +72,9 @@ class LocalSidecar:
         self.fd3 = section.fd3
         self.is_running = section.start is None
         self.generation = 0
+        self.section = section
+        self.process: SpawnedProcess | None = None
+        self.is_moving = False
         self.workspace_fd = -1
         self.rlimits = parse_limits(limit_texts(section)).rlimits()
         self._programs = tuple(section.path)
@@ -120,6 +125,11 @@ class LocalSidecar:
                 rlimits=self.rlimits,
             )
             return await self._launcher.spawn(request)
+
+    @property
+    def is_asking(self) -> bool:
+        """Never: what is asked of this machine takes no process."""
+        return False
 
     async def clean_up(self) -> None:
         """Nothing: what its process left is ended as a tree."""

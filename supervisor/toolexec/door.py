@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from supervisor.child import Child
+    from supervisor.session import Session
 
 NUMBER = 3
 
@@ -36,11 +37,13 @@ class Door:
     """One tool's end of its connection.
 
     Attributes:
+        client_id: of the nested client that it is.
         env: what tells the tool of it.
         fds: (descriptor, number in the tool), for a ``SpawnRequest``.
     """
 
-    def __init__(self, theirs: socket.socket, stack: ExitStack) -> None:
+    def __init__(self, client_id: str, theirs: socket.socket, stack: ExitStack) -> None:
+        self.client_id = client_id
         self.env = {
             "FSPROXY_FD": str(NUMBER),
             "FSPROXY_VERSION": "2",
@@ -71,8 +74,13 @@ async def open_door(child: Child) -> AsyncIterator[Door]:
     try:
         with ExitStack() as stack:
             stack.enter_context(child.carrying(theirs))
-            yield Door(theirs, stack)
+            yield Door(session.client.id, theirs, stack)
     finally:
-        # Bounded: what a job may still do is a call into the kernel (I1).
-        with trio.CancelScope(shield=True):
-            await session.finish(PROCESS_EXIT)
+        await close(session)
+
+
+async def close(session: Session) -> None:
+    """Close a tool's conversation: the tool is over."""
+    # Bounded: what a job may still do is a call into the kernel (I1).
+    with trio.CancelScope(shield=True):
+        await session.finish(PROCESS_EXIT)

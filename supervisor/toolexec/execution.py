@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import math
 import os
 import termios
 from contextlib import AsyncExitStack, suppress
@@ -54,6 +55,9 @@ class Execution:
 
     Args:
         owner: the executions of its child.
+        door_client: the nested client that its tool is; empty for none.
+        climbs: (ladder, when it was begun) of each way in which it is being ended.
+        timeout_at: when its time is up.
         exec_id: unique among them.
         tool: its name.
         log: takes its output.
@@ -63,6 +67,7 @@ class Execution:
         timed_out: its time limit ended it.
         fault: why its output is not whole; None if it is.
         finished: set when the code is there.
+        owner: the executions of its child.
     """
 
     def __init__(
@@ -76,14 +81,16 @@ class Execution:
         self.fault: str | None = None
         self.finished = trio.Event()
         self.process: SpawnedProcess | None = None
-        self._owner = owner
+        self.owner = owner
         self._pipe = -1
         self._eof = trio.Event()
         self._idle: trio.CancelScope | None = None
         self._last_bytes: int | None = None
         self._nursery: trio.Nursery | None = None
-        self._ladder: Ladder | None = None
+        self.climbs: list[tuple[Ladder, float]] = []
+        self.timeout_at = math.inf
         self._door = AsyncExitStack()
+        self.door_client = ""
 
     @property
     def output_end(self) -> int:
@@ -110,25 +117,26 @@ class Execution:
         try:
             os.set_inheritable(ours, False)
             os.set_blocking(ours, False)
-            null = self._owner.null_fd
+            null = self.owner.null_fd
             fds: tuple[tuple[int, int], ...] = ((null, 0), (theirs, 1), (theirs, 2))
             async with AsyncExitStack() as stack:
                 door = None
                 if fd3:
-                    door = await stack.enter_async_context(open_door(self._owner.child))
+                    door = await stack.enter_async_context(open_door(self.owner.child))
                     plan = replace(plan, env={**plan.env, **door.env})
                     fds += door.fds
                 request = spawn_request(plan, cwd_fd, fds)
                 self.process = await self._launch(plan, request)
                 if door is not None:
                     door.handed_over()
+                    self.door_client = door.client_id
                 self._door = stack.pop_all()
         finally:
             os.close(theirs)
 
     async def _launch(self, plan: SpawnPlan, request: SpawnRequest) -> SpawnedProcess:
         """Start it in all that its child runs in, or as the host runs."""
-        host, child = self._owner.host, self._owner.child
+        host, child = self.owner.host, self.owner.child
         wanted = child.wanted
         if not plan.is_walled or wanted is None:
             return await host.launcher.spawn(request)
@@ -175,8 +183,8 @@ class Execution:
         nursery.start_soon(self._pump)
         if timeout_s > 0:
             nursery.start_soon(self._enforce_timeout, timeout_s)
-        if self._ladder is not None:
-            nursery.start_soon(climb, process, self._ladder)
+        for ladder, begun_s in self.climbs:
+            nursery.start_soon(climb, process, ladder, begun_s)
         status = await process.wait_exit()
         with trio.move_on_after(HOLDERS_S):
             await self._eof.wait()
@@ -188,10 +196,10 @@ class Execution:
         """Begin to end it: nobody wants it any more."""
         if self.process is None or self.finished.is_set():
             return
-        if self._nursery is None:
-            self._ladder = ladder  # it was spawned, but does not run yet
-        else:
-            self._nursery.start_soon(climb, self.process, ladder)
+        begun_s = trio.current_time()
+        self.climbs.append((ladder, begun_s))
+        if self._nursery is not None:  # else it was spawned, but does not run yet
+            self._nursery.start_soon(climb, self.process, ladder, begun_s)
 
     async def abandon(self, *, keep: bool = False) -> None:
         """Finish what was never started; ``keep`` what is in its log."""
@@ -211,6 +219,10 @@ class Execution:
     async def _pump(self) -> None:
         fd = self._pipe
         try:
+            if self.fault is not None:  # so it was in the program before
+                await self._discard_rest()
+                return
+            await self.log.append_pending()
             data: bytes | memoryview = await self._read(HEAD_BYTES)
             buffer = None
             while data:
@@ -289,7 +301,8 @@ class Execution:
                 self._idle.cancel()
 
     async def _enforce_timeout(self, timeout_s: float) -> None:
-        await trio.sleep(timeout_s)
+        self.timeout_at = trio.current_time() + timeout_s
+        await trio.sleep_until(self.timeout_at)
         self.timed_out = True
         self.end(TIME_IS_UP)
 
@@ -304,7 +317,7 @@ class Execution:
             self.process.close()
         if self.code is None:
             self.code = TIMED_OUT if self.timed_out else _code(status)
-        self._owner.finished(self, keep=keep)
+        self.owner.finished(self, keep=keep)
         self.log.finish(TIMEOUT_NOTE if self.timed_out else b"")
         self.finished.set()
 
