@@ -62,7 +62,7 @@ async def offered(
             if _has_fds(host, config):
                 from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
 
-                fds = stack.enter_context(open_fds(host, config))
+                fds = stack.enter_context(open_fds(host, config, left.get("fds")))
                 if llm is not None:
                     from supervisor.fds.gateway import connect  # noqa: PLC0415
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from vfs.content.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
-from vfs.content.store import PIECE_BYTES
+from vfs.content.store import PIECE_BYTES, descriptors_of
 from vfs.content.table import FdNumber, FdTable, LlmFd
 
 if TYPE_CHECKING:
@@ -111,8 +111,14 @@ class Checkpoints:
             raise
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors; SQLite has its own beside."""
-        for fd in (self._fd, self._blobs_fd):
+        """Yield what it holds of the host's descriptors, SQLite's own among them."""
+        own = set()
+        if self._database is not None:
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(self._path + suffix)
+                    own.add((status.st_dev, status.st_ino))
+        for fd in (self._fd, self._blobs_fd, *descriptors_of(own).values()):
             if fd >= 0:
                 yield fd, "checkpoints"
 

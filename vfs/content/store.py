@@ -17,6 +17,7 @@ Rules of this file.
 from __future__ import annotations
 
 import binascii
+import contextlib
 import mmap
 import os
 import tempfile
@@ -166,7 +167,7 @@ class Store:
         fd = self._open_file()
         try:
             _write_all(fd, memoryview(data))
-            return _mapped(fd, len(data))
+            return mapped(fd, len(data))
         except OSError as why:
             raise _no_room(why) from None
         finally:
@@ -239,12 +240,20 @@ class Store:
             return sum(b.size for b in self.blobs.values() if b.is_mapped)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors while it writes.
-
-        A mapping has a descriptor too, which Python keeps to itself.
-        """
-        for fd in tuple(self._writing):
+        """Yield what it holds of the host's descriptors."""
+        for fd in (*self._writing, *self.files().values()):
             yield fd, "content"
+
+    def files(self) -> dict[tuple[int, int], int]:
+        """Return the descriptors of mapped files, by what tells these from others.
+
+        Python keeps them to itself (mmap has a copy of its own); /proc has them.
+        """
+        with self._lock:
+            blobs = tuple(self.blobs.values())
+        return descriptors_of(
+            {b.data.identity for b in blobs if isinstance(b.data, Mapped)}
+        )
 
 
 class Writer:
@@ -320,7 +329,7 @@ class Writer:
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         else:
             try:
-                data = _mapped(self._fd, self.size)
+                data = mapped(self._fd, self.size)
             except OSError as why:
                 raise _no_room(why) from None
             finally:
@@ -338,8 +347,38 @@ class Writer:
             self._store._close_file(fd)  # noqa: SLF001 - one file
 
 
-def _mapped(fd: int, size: int) -> mmap.mmap:
-    return mmap.mmap(fd, size, prot=mmap.PROT_READ)
+class Mapped(mmap.mmap):
+    """A mapped file.
+
+    Attributes:
+        identity: what tells the file from others.
+    """
+
+    identity: tuple[int, int]
+
+
+def descriptors_of(files: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Return which descriptor of this process each of some files has, if any."""
+    found: dict[tuple[int, int], int] = {}
+    for name in os.listdir("/proc/self/fd") if files else ():
+        fd = int(name)
+        with contextlib.suppress(OSError):  # the listing's own is closed by now
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino) in files:
+                found[status.st_dev, status.st_ino] = fd
+    return found
+
+
+def mapped(fd: int, size: int) -> Mapped:
+    """Map a file; the descriptor is the caller's still.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    made = Mapped(fd, size, prot=mmap.PROT_READ)
+    status = os.fstat(fd)
+    made.identity = status.st_dev, status.st_ino
+    return made
 
 
 def _write_all(fd: int, data: memoryview) -> None:
