@@ -1,162 +1,13 @@
 """Tools that run while the host is replaced: they and their clients notice nothing."""
 
-import json
 import os
-import select
 import signal
-import socket
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import TIMEOUT_S
-from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.replacing import assert_clean, replace_daemon
-from tests.helpers.toolscene import Reply, parse
+from tests.helpers.toolupgrade import opened_tools, rest, until
 
 pytestmark = pytest.mark.slow
-
-TELL = (
-    'printf "%s %s\\n" "$AIFO_TOOLEEXEC_URL" "$AIFO_TOOLEEXEC_TOKEN"; exec sleep 1000'
-)
-
-CONFIG = """
-[toolexec]
-log_limit = "{log_limit}"
-listen = {listen}
-{more}
-[sidecar.tools]
-kind = "c-cpp"
-allow = ["sh", "sleep"]
-workspace = "{where}"
-{sidecar}
-[policy.p]
-sandbox = "none"
-[child.one]
-command = {command}
-policy = "p"
-"""
-
-
-class Tools:
-    """A daemon with one child, whose token the test uses."""
-
-    def __init__(self, running: Daemon, where: Path) -> None:
-        self.running = running
-        self.where = where
-        said = running.wait(lambda: running.log("one").decode())
-        self.url, self.token = said.split()
-
-    def connect(self) -> socket.socket:
-        """Connect as the child would."""
-        if self.url.startswith("unix://"):
-            sock = socket.socket(socket.AF_UNIX)
-            sock.settimeout(TIMEOUT_S)
-            sock.connect(self.url.removeprefix("unix://"))
-            return sock
-        port = int(self.url.rpartition(":")[2].partition("/")[0])
-        return socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
-
-    def head(self, line: str, length: int, proto: int, *more: str) -> bytes:
-        """Return the head of a request."""
-        lines = [
-            line,
-            "Host: localhost",
-            f"Authorization: Bearer {self.token}",
-            f"X-Aifo-Proto: {proto}",
-            f"Content-Length: {length}",
-            *more,
-        ]
-        return "\r\n".join([*lines, "", ""]).encode()
-
-    def request(
-        self, script: str, proto: int = 2, *more: str, path: str = "/exec"
-    ) -> bytes:
-        """Return a request that runs a script."""
-        coded = "".join(f"%{byte:02x}" for byte in script.encode())
-        body = f"tool=sh&arg=-c&arg={coded}".encode()
-        return self.head(f"POST {path} HTTP/1.1", len(body), proto, *more) + body
-
-    def begin(self, script: str, proto: int = 2, *more: str) -> socket.socket:
-        """Have a script run; return the connection."""
-        sock = self.connect()
-        sock.sendall(self.request(script, proto, *more))
-        return sock
-
-    def run(self, script: str, proto: int = 2) -> Reply:
-        """Have a script run to its end."""
-        return rest(self.begin(script, proto))
-
-    def replay(self, name: str, offset: int = 0) -> socket.socket:
-        """Ask for the output of an execution."""
-        sock = self.connect()
-        line = f"GET /exec/{name}?from={offset} HTTP/1.1"
-        sock.sendall(self.head(line, 0, 2))
-        return sock
-
-    def hear(self, name: str) -> None:
-        """Wait until a script has made a file, and take it away."""
-        path = self.where / name
-        deadline = time.monotonic() + TIMEOUT_S
-        while not path.exists():
-            assert time.monotonic() < deadline, f"no {name}: {self.running.said()}"
-            select.select([], [], [], 0.005)
-        path.unlink()
-
-    def replace(self) -> None:
-        """Have the host replaced."""
-        replace_daemon(self.running)
-
-
-def rest(sock: socket.socket, before: bytes = b"") -> Reply:
-    """Receive what is left of a reply."""
-    with sock:
-        parts = [before]
-        while piece := sock.recv(1 << 20):
-            parts.append(piece)
-    return parse(b"".join(parts))
-
-
-def until(sock: socket.socket, mark: bytes) -> bytes:
-    """Receive until a mark has come."""
-    data = b""
-    while mark not in data:
-        piece = sock.recv(65_536)
-        assert piece, data
-        data += piece
-    return data
-
-
-@contextmanager
-def opened(
-    listen: str = '["unix"]',
-    *,
-    more: str = "",
-    sidecar: str = "",
-    log_limit: str = "256M",
-) -> Iterator[Tools]:
-    """Start a daemon with tools; at its end nothing of them is left."""
-    # An address of a unix socket has 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="su-", dir="/tmp") as name:
-        where = Path(name)
-        config = CONFIG.format(
-            where=name,
-            listen=listen,
-            more=more,
-            sidecar=sidecar,
-            log_limit=log_limit,
-            command=json.dumps(["/bin/sh", "-c", TELL]),
-        )
-        with daemon(where, config) as running:
-            yield Tools(running, where)
-            assert_clean(running)
-            assert running.end() == 0
-            assert "ERROR" not in running.said()
-
 
 WAITS = "echo begun; : >{0}; read -r line <{0}.going; echo $line; exit 7"
 
@@ -164,7 +15,7 @@ WAITS = "echo begun; : >{0}; read -r line <{0}.going; echo $line; exit 7"
 # Executions go on; a stream, a whole reply and a request that has half come are answered.
 @pytest.mark.parametrize("listen", ['["unix"]', '["tcp://127.0.0.1:0"]'])
 def test_tools_and_their_clients_notice_nothing(listen: str) -> None:
-    with opened(listen) as tools:
+    with opened_tools(listen) as tools:
         for name in ("stream", "whole", "left"):
             os.mkfifo(tools.where / f"{name}.going")
         stream = tools.begin(WAITS.format("stream"), 2, "X-Aifo-Exec-Id: followed")
@@ -208,7 +59,7 @@ def pattern(lines: int) -> bytes:
 # No byte is dropped: a pump that waits for room, a chunk of which half is sent, a ring.
 def test_output_that_is_not_taken_is_handed_over() -> None:
     lines = 3_000_000
-    with opened(log_limit="1M") as tools:
+    with opened_tools(log_limit="1M") as tools:
         printing = f"seq {lines}; : >printed"
         slow = tools.begin(printing, 2, "X-Aifo-Exec-Id: slow")
         got = until(slow, b"\n1\n")
@@ -225,7 +76,7 @@ def test_output_that_is_not_taken_is_handed_over() -> None:
 
 
 def test_a_whole_output_is_sent_on() -> None:
-    with opened() as tools:
+    with opened_tools() as tools:
         whole = tools.begin("seq 200000; : >printed", 1)
         tools.hear("printed")
         first = until(whole, b"\r\n\r\n")
@@ -243,7 +94,7 @@ def test_a_whole_output_is_sent_on() -> None:
 def test_what_ends_a_tool_goes_on() -> None:
     trapped = "trap '' TERM; trap 'echo int{1}' INT; : >{0}; "
     loops = "while :; do sleep 0.05; done"
-    with opened(sidecar='timeout = "4s"') as tools:
+    with opened_tools(sidecar='timeout = "4s"') as tools:
         limited = tools.begin(trapped.format("limited", "; exit 3") + loops, 2)
         script = f"trap 'echo told; exit 5' USR1; : >told; {loops}"
         told = tools.begin(script, 1, "X-Aifo-Exec-Id: told")
@@ -267,7 +118,7 @@ def test_what_ends_a_tool_goes_on() -> None:
 
 
 def test_a_tool_that_ends_between_two_programs_is_answered() -> None:
-    with opened(more="max_executions = 2") as tools:
+    with opened_tools(more="max_executions = 2") as tools:
         for _ in range(3):
             socks = [
                 tools.begin(f": >up{n}; sleep 0.{n}3; echo {n}; exit {n}", 2)
@@ -286,7 +137,7 @@ def test_a_tool_that_ends_between_two_programs_is_answered() -> None:
 # A sidecar's process stays; what is configured otherwise by then is started anew.
 def test_a_sidecar_goes_on() -> None:
     start = 'start = ["/bin/sh", "-c", "echo $$ >>started; exec sleep 2000"]'
-    with opened(sidecar=start) as tools:
+    with opened_tools(sidecar=start) as tools:
         started = tools.where / "started"
         (pid,) = started.read_text().split()
         tools.replace()
@@ -305,7 +156,7 @@ def test_a_sidecar_goes_on() -> None:
 
 # spec N4: a tool that speaks on FD 3 is a client, and stays the one that it is.
 def test_a_tool_keeps_its_door() -> None:
-    with opened(sidecar="fd3 = true") as tools:
+    with opened_tools(sidecar="fd3 = true") as tools:
         script = (
             "exec 2>&1; ask() { echo PING >&3; read -r answer <&3; echo $answer; }\n"
             "ask; : >asked; read -r line <going; ask"
@@ -324,7 +175,7 @@ def test_a_tool_keeps_its_door() -> None:
 
 # A service that is no longer configured is gone: its tools are ended, nothing is held.
 def test_tools_that_are_not_configured_any_more_are_ended() -> None:
-    with opened() as tools:
+    with opened_tools() as tools:
         sock = tools.begin("echo $$ >pid; : >up; exec sleep 1000")
         tools.hear("up")
         pid = int((tools.where / "pid").read_text())
@@ -340,3 +191,19 @@ def test_tools_that_are_not_configured_any_more_are_ended() -> None:
         sock.close()
         assert tools.running.row("one").pid == child
         assert "No section for toolexec any more" in tools.running.said()
+
+
+# A handle in place of a large output: asked for before, answered by the next program.
+def test_a_handle_is_made_by_the_next_program() -> None:
+    fds = "[tools]\nenabled = ['read_fd']\n[file_descriptor]\nenabled = true"
+    with opened_tools(more=fds) as tools:
+        os.mkfifo(tools.where / "going")
+        script = "seq 20000; : >printed; read -r line <going; exit 2"
+        for version in (1, 2):
+            sock = tools.begin(script, version, "X-Sandhost-Fd: 1")
+            tools.hear("printed")
+            tools.replace()
+            (tools.where / "going").write_text("on\n")
+            reply = rest(sock)
+            assert reply.body.startswith(b'<fd_result fd="fd:%d"' % version), reply
+            assert reply.code == 2
