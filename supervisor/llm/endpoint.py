@@ -14,7 +14,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import socket
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.accepting import accepted
 from supervisor.llm.endpoint_chat import answer
 from supervisor.llm.endpoint_http import HttpConnection, RefusedRequestError
 from supervisor.llm.handover_endpoint import listener_on
@@ -54,9 +54,6 @@ REPLACED = "the host was replaced by its next program; ask again"
 
 INTERRUPT_S = 1.0
 """How long a client may take to take that: it is short."""
-
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-_ACCEPT_PAUSE_S = 0.1
 
 
 class Account:
@@ -213,13 +210,7 @@ class Endpoint:
 
     async def _accept(self, listener: trio.SocketListener) -> None:
         while True:
-            try:
-                stream = await listener.accept()
-            except OSError as why:
-                if why.errno not in _OUT_OF_RESOURCES:
-                    raise
-                await trio.sleep(_ACCEPT_PAUSE_S)
-                continue
+            stream = await accepted(listener)
             if len(self._strangers) >= STRANGERS:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
