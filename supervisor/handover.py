@@ -70,7 +70,7 @@ SERVICES = ("llm", "toolexec", "fds")
 """By their names among ``Services``."""
 
 _ANSWER_BYTES = 4096
-_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_KEPT_VARIABLES = ("CREDENTIALS_DIRECTORY", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 class Surroundings(Protocol):

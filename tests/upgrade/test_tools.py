@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from supervisor.control_client import ControlError
 from tests.helpers.toolupgrade import opened_tools, rest, until
 
 pytestmark = pytest.mark.slow
@@ -207,3 +208,20 @@ def test_a_handle_is_made_by_the_next_program() -> None:
             reply = rest(sock)
             assert reply.body.startswith(b'<fd_result fd="fd:%d"' % version), reply
             assert reply.code == 2
+
+
+# What would end a program that begins is found before it is one.
+def test_a_workspace_that_is_gone_is_found_before_the_exchange() -> None:
+    with opened_tools() as tools:
+        file = tools.where / "c.toml"
+        text = file.read_text()
+        file.write_text(text.replace("workspace =", 'workspace = "/no/such" #'))
+        with pytest.raises(ControlError, match="'/no/such' is no directory; make it"):
+            tools.running.client.replace()
+        key = tools.where / "key"
+        file.write_text(f'{text}\n[llm]\napi_key_file = "{key}"\n')
+        with pytest.raises(ControlError, match=r"cannot use key file .*No such file"):
+            tools.running.client.replace()
+        assert tools.running.client.stats()["generation"] == 0
+        assert tools.run("echo still").body == b"still\n"
+        file.write_text(text)
