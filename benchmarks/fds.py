@@ -120,8 +120,7 @@ def large_rows(rounds: int, place: Path) -> list[Row]:
         writer = store.writer()
         begin = time.perf_counter()
         with path.open("rb") as file:
-            while piece := file.read(PIECE_BYTES):
-                writer.add(piece)
+            writer.add_all(iter(partial(file.read, PIECE_BYTES), b""))
         content = writer.finish()
         content.text.pages(4000)
         took = time.perf_counter() - begin
@@ -133,8 +132,7 @@ def large_rows(rounds: int, place: Path) -> list[Row]:
     made.append(named(row, "create, 1 GB in pieces, on disk / wc -l", CREATE_AIM))
     writer = store.writer()
     with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            writer.add(piece)
+        writer.add_all(iter(partial(file.read, PIECE_BYTES), b""))
     process = Process(Shared(store, TOOLS))
     process.add(writer.finish(), "bench")
     made += read_rows(process, "1 GB")

@@ -18,6 +18,7 @@ from benchmarks.hosts import run_trio
 from benchmarks.measure import MeasureError
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_least, at_most
+from protocol.toolexec_token import Rights
 from supervisor.child import Child
 from supervisor.host import open_host
 from supervisor.launchpad_start import start_launchpad
@@ -43,11 +44,13 @@ class AnyTool:
     timeout_s = 0.0
     tty = fd3 = False
 
-    def is_permitted(self, child: Child, tool: str) -> bool:
+    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
         """Yes."""
         return True
 
-    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+    async def route(
+        self, child: Child, tool: str, cwd: bytes, rights: Rights
+    ) -> Target:
         """Choose itself."""
         return self
 

@@ -2,21 +2,14 @@
 
 ``HostConnection`` and ``ClientConnection`` are the two ends; ``messages`` names what
 travels, ``limits`` what bounds it.  Nothing here opens, reads, logs or waits.  Start
-with ``grammar``, the one table of the language.
+with ``commands``, the one table of the language, and ``grammar``, which reads it.
 """
 
 from protocol import limits, messages
+from protocol.commands import COMMANDS, MODES, echo, error, invalid
 from protocol.connection import ClientConnection, HostConnection
 from protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
-from protocol.grammar import (
-    COMMANDS,
-    MODES,
-    describe,
-    echo,
-    error,
-    format_request,
-    invalid,
-)
+from protocol.grammar import format_request
 
 __all__ = [
     "COMMANDS",
@@ -26,7 +19,6 @@ __all__ = [
     "LocalProtocolError",
     "ProtocolError",
     "RemoteProtocolError",
-    "describe",
     "echo",
     "error",
     "format_request",

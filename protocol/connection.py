@@ -17,8 +17,9 @@ Rules of this file.
 """
 
 from protocol import messages as m
+from protocol.commands import BY_MESSAGE, error, is_number
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.grammar import BY_MESSAGE, error, format_request, is_number, parse_request
+from protocol.grammar import format_request, parse_request
 from protocol.limits import (
     MAX_LINE_BYTES,
     MAX_REPLY_LINE_BYTES,

@@ -1,10 +1,9 @@
-"""The grammar of the FS Proxy wire: one table, three readers.
+"""The grammar of the FS Proxy wire: lines to messages, and back.
 
 Rules of this file.
 
-1. ``COMMANDS`` is the only place that says which words exist, what follows each and
-   what answers it.  The parser (``parse_request``), the formatter
-   (``format_request``) and the reference (``describe``) read it; none knows a word.
+1. Which words exist, and what follows each, only ``commands`` says: the parser
+   (``parse_request``) and the formatter (``format_request``) read its table.
 2. A line is parsed by the first rule that fits its command: names swallow blanks, so a
    command with a name is cut from both ends, every other one at its blanks (spec F1).
 3. A line that does not parse becomes a ``Refusal`` with its whole reply (spec F3) and
@@ -18,16 +17,25 @@ Not here: bytes that are not lines (``connection``), and what a command does.
 from __future__ import annotations
 
 from protocol import messages as m
-from protocol.limits import MAX_CHAT_BYTES, MAX_DIGITS, MAX_ECHO_BYTES
+from protocol.commands import (
+    BY_MESSAGE,
+    COMMANDS,
+    FILENO,
+    MODES,
+    NAME,
+    Command,
+    echo,
+    error,
+    invalid,
+    is_number,
+)
+from protocol.limits import MAX_CHAT_BYTES, MAX_DIGITS
 
 TYPE_CHECKING = False  # typing itself would cost a child 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Quick = Callable[[list[bytes], int], m.Request | None]
-
-MODES = (b"r", b"w", b"a", b"r+", b"w+", b"a+")
-"""The six open modes of the wire (spec O3)."""
 
 _FLAGS = {b"true": True, b"false": False}
 _CONTEXTS = {b"user": True, b"internal": False}
@@ -37,7 +45,6 @@ _NUMBERS = ("fileno", "number", "length")
 _BLANKS = b" \t"
 # F1 makes only space and tab blanks; bytes.split() would also cut at these three.
 _FALSE_BLANKS = (b"\r", b"\x0b", b"\x0c")
-_CONTROL = bytes(63 if c < 32 or c == 127 else c for c in range(256))
 
 
 def _quick_parser(  # noqa: C901 - five small closures
@@ -84,212 +91,9 @@ def _quick_parser(  # noqa: C901 - five small closures
     return shapes.get(kinds)
 
 
-class Command:
-    """One row of the table.
-
-    Attributes:
-        word: the command word.
-        message: the class a parsed line becomes.
-        params: (kind, name, what an error calls it) a parameter; kinds are ``fileno``,
-            ``number``, ``length`` (a number of payload bytes), ``flag``, ``mode``,
-            ``name`` (may hold blanks) and ``optional`` (any token, only at the end).
-        required: how many of them may not be missing.
-        is_free: whether one of them may be text that would not parse back.
-        requires: the error for a wrong number of parameters.
-        reply: ``empty`` (``OK``), ``number`` (``OK n``), ``body`` (``OK n`` and n
-            bytes), ``text`` (``OK`` and free text) or ``chat`` (``OK n STATUS`` and n
-            bytes).
-        spare: tokens tolerated after the last parameter (spec R2).
-        payload: what follows the line, in words, for the reference.
-        about: one line for the reference.
-    """
-
-    __slots__ = (
-        "about",
-        "is_free",
-        "message",
-        "params",
-        "payload",
-        "reply",
-        "required",
-        "requires",
-        "spare",
-        "word",
-    )
-
-    def __init__(  # noqa: PLR0913 - one row of the table
-        self,
-        word: bytes,
-        message: type[m.Request],
-        params: tuple[tuple[str, str], ...],
-        reply: str,
-        about: str,
-        *,
-        spare: tuple[bytes, ...] = (),
-        payload: str = "",
-    ) -> None:
-        self.word = word
-        self.message = message
-        self.params = params
-        self.reply = reply
-        self.about = about
-        self.spare = spare
-        self.payload = payload
-        names = [name for kind, name in params if kind != "optional"]
-        self.required = len(names)
-        self.is_free = any(kind in ("name", "optional") for kind, _ in params)
-        self.requires = error(_requires_text(word, names).encode())
-
-
-def _requires_text(word: bytes, names: list[str]) -> str:
-    if not names:
-        return f"{word.decode()} takes no parameters"
-    if len(names) > 2:
-        listed = ", ".join(names[:-1]) + ", and " + names[-1]
-    else:
-        listed = " and ".join(names)
-    return f"{word.decode()} requires {listed}"
-
-
-def echo(piece: bytes) -> bytes:
-    """Make peer text fit for an error: at most 200 bytes, no control bytes (spec F6)."""
-    return piece[:MAX_ECHO_BYTES].translate(_CONTROL)
-
-
-def error(text: bytes) -> bytes:
-    """Return an error's reply line; ``text`` must have passed ``echo`` piece by piece."""
-    return b"ERROR " + text + b"\n"
-
-
-def invalid(what: str, token: bytes) -> bytes:
-    """Return the reply line ``ERROR invalid WHAT: TOKEN``."""
-    return b"ERROR invalid " + what.encode() + b": " + echo(token) + b"\n"
-
-
-def is_number(token: bytes) -> bool:
-    """Tell whether a token is a number of this wire: one to 18 ASCII digits (spec F5)."""
-    return token.isdigit() and len(token) <= MAX_DIGITS
-
-
-_FILENO = ("fileno", "fileno")
-_SIZE = ("number", "size")
-_FLAG = ("flag", "is_top_level")
-_NAME = ("name", "filename")
-
-_ROWS = (
-    Command(
-        b"OPEN",
-        m.Open,
-        (_NAME, ("mode", "mode"), _FLAG),
-        "number",
-        "opens a file and answers its fileno",
-    ),
-    Command(
-        b"READ",
-        m.Read,
-        (_FILENO, _SIZE),
-        "body",
-        "reads at the handle's offset",
-        spare=(b"true", b"false"),
-    ),
-    Command(
-        b"WRITE",
-        m.Write,
-        (_FILENO, ("length", "size")),
-        "number",
-        "writes at the handle's offset",
-        payload="size bytes",
-    ),
-    Command(b"CLOSE", m.Close, (_FILENO,), "empty", "closes a file"),
-    Command(b"PING", m.Ping, (), "empty", "answers"),
-    Command(b"CAPS", m.Caps, (), "body", "tells version, commands, limits, rights"),
-    Command(
-        b"SEEK",
-        m.Seek,
-        (_FILENO, ("number", "offset")),
-        "number",
-        "sets the handle's offset, in bytes from the start",
-    ),
-    Command(b"SYNC", m.Sync, (_FILENO,), "empty", "puts the file's data on the disk"),
-    Command(b"TRUNCATE", m.Truncate, (_FILENO, _SIZE), "empty", "sets the file's size"),
-    Command(
-        b"STAT", m.Stat, (_FLAG, _NAME), "body", "tells size, mtime_ns, kind as JSON"
-    ),
-    Command(b"LIST", m.ListDir, (_FLAG, _NAME), "body", "lists a directory as JSON"),
-    Command(b"MKDIR", m.MakeDir, (_FLAG, _NAME), "empty", "makes a directory"),
-    Command(
-        b"REMOVE",
-        m.Remove,
-        (_FLAG, _NAME),
-        "empty",
-        "removes a file or empty directory",
-    ),
-    Command(
-        b"RENAME",
-        m.Rename,
-        (_FLAG, ("length", "old_length"), ("length", "new_length")),
-        "empty",
-        "renames a file or directory",
-        payload="the old name, then the new one",
-    ),
-    Command(
-        b"ATTACH",
-        m.Attach,
-        (),
-        "text",
-        "opens one more connection: its descriptor comes with the reply's first byte",
-    ),
-    Command(
-        b"NARROW",
-        m.Narrow,
-        (("length", "size"),),
-        "empty",
-        "gives up rights of this connection for good",
-        payload="size bytes of JSON",
-    ),
-    Command(
-        b"LLM_CHAT",
-        m.Chat,
-        (
-            _FLAG,
-            ("length", "input_files_count"),
-            ("length", "output_files_count"),
-            ("length", "prompt_length"),
-            ("length", "preset_length"),
-        ),
-        "chat",
-        "asks the model",
-        payload="input files, output files, prompt, preset",
-    ),
-    Command(b"LLM_QUOTA", m.Quota, (), "text", "tells the quota"),
-    Command(b"LLM_CONFIG", m.Config, (), "body", "tells the LLM configuration"),
-    Command(
-        b"FD_CALL",
-        m.FdCall,
-        (("length", "size"),),
-        "body",
-        "calls an LLM fd tool",
-        payload="size bytes of JSON",
-    ),
-    Command(
-        b"FD_PUT",
-        m.FdPut,
-        (("length", "size"), ("optional", "token")),
-        "text",
-        "adds a piece of content",
-        payload="size bytes",
-    ),
-)
-
-COMMANDS: dict[bytes, Command] = {row.word: row for row in _ROWS}
-"""The table, by command word."""
-
-BY_MESSAGE: dict[type[m.Request], Command] = {row.message: row for row in _ROWS}
-"""The same rows, by message class."""
-
 QUICK: dict[bytes, Quick] = {
     row.word: quick
-    for row in _ROWS
+    for row in COMMANDS.values()
     if (quick := _quick_parser(row.message, tuple(kind for kind, _ in row.params)))
 }
 """Parsers of the frequent shapes, by command word."""
@@ -332,7 +136,7 @@ def _parse_any(line: bytes, dialect: int) -> m.Request:
     if command.message is m.Open:
         rest = rest.lstrip(_BLANKS)
         return _parse_open1(rest) if dialect == 1 else _parse_open2(command, rest)
-    if _NAME in command.params:
+    if NAME in command.params:
         return _parse_named(command, rest.lstrip(_BLANKS))
     return _parse_tokens(command, _tokens(rest))
 
@@ -432,7 +236,7 @@ def _bad_token(command: Command, tokens: list[bytes]) -> m.Request:
         if wrong[-1][0] == "length":
             return m.Refusal(wrong[-1][1])
         return m.Write(tokens[0], int(tokens[1]), m.NO_FILENO)
-    fileno = command.params[0] == _FILENO and wrong[0][0] != "fileno"
+    fileno = command.params[0] == FILENO and wrong[0][0] != "fileno"
     return _drain(command, tokens, wrong[0][1], tokens[0] if fileno else None)
 
 
@@ -489,31 +293,3 @@ def format_request(request: m.Request, dialect: int = 2) -> bytes:
     if not good:
         raise ValueError(f"cannot be sent as a request line: {request!r}")
     return line + b"\n"
-
-
-def describe() -> str:
-    """Return the reference of all commands as a Markdown table."""
-    rows = [
-        "| request line | payload | reply | does | wrong number of parameters |",
-        "|---|---|---|---|---|",
-    ]
-    replies = {
-        "empty": "`OK`",
-        "number": "`OK n`",
-        "body": "`OK n` + n bytes",
-        "text": "`OK TEXT`",
-        "chat": "`OK n STATUS` + n bytes",
-    }
-    for row in _ROWS:
-        names = [f"[{p}]" if kind == "optional" else p for kind, p in row.params]
-        line = " ".join([row.word.decode(), *names])
-        requires = row.requires.decode().rstrip()
-        cells = (
-            f"`{line}`",
-            row.payload,
-            replies[row.reply],
-            row.about,
-            f"`{requires}`",
-        )
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows) + "\n"

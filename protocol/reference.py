@@ -17,11 +17,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protocol import limits
-from protocol.grammar import describe
+from protocol.commands import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parent
 PAGE = PACKAGE.parent / "docs" / "protocol.md"
 USAGE = "usage: python -m protocol.reference [--check] [FILE]\n"
+
+
+def describe_commands() -> str:
+    """Return the reference of all commands as a Markdown table."""
+    rows = [
+        "| request line | payload | reply | does | wrong number of parameters |",
+        "|---|---|---|---|---|",
+    ]
+    replies = {
+        "empty": "`OK`",
+        "number": "`OK n`",
+        "body": "`OK n` + n bytes",
+        "text": "`OK TEXT`",
+        "chat": "`OK n STATUS` + n bytes",
+    }
+    for row in COMMANDS.values():
+        names = [f"[{p}]" if kind == "optional" else p for kind, p in row.params]
+        line = " ".join([row.word.decode(), *names])
+        requires = row.requires.decode().rstrip()
+        cells = (
+            f"`{line}`",
+            row.payload,
+            replies[row.reply],
+            row.about,
+            f"`{requires}`",
+        )
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
 
 
 def describe_limits() -> str:
@@ -39,7 +67,7 @@ def describe_limits() -> str:
     return "\n".join(rows) + "\n"
 
 
-PARTS = {"commands": describe, "limits": describe_limits}
+PARTS = {"commands": describe_commands, "limits": describe_limits}
 """The generated parts, by the word in their markers."""
 
 

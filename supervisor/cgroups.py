@@ -8,13 +8,16 @@ Rules of this file.
 
 1. Version 2: ``memory.max``, ``pids.max`` and ``cpu.max`` where the controllers are
    delegated; a group without them is still made, for ``cgroup.kill`` ends all in it.
-2. Version 1: the hierarchies ``pids`` and ``memory``, where this user may make groups.
+2. Version 1: the hierarchies ``pids`` and ``memory``, where this user may make groups;
+   ``cpu`` for a child whose processors' time is limited.
 3. What cannot be had of these is left out, and the detail of the layer names what was
    joined.  Nothing at all is a reason.
 4. A group is removed when its child is gone: it is empty then, or it is killed.
+5. A host of several children has the groups of the next one made beforehand, so that a
+   child can wait in them (``launchpad_stock``). They are bounded when they are taken.
 """
 
-# ruff: noqa: PTH102, PTH106, PTH118, PTH123 - names of a kernel's tree
+# ruff: noqa: PTH102, PTH106, PTH116, PTH118, PTH123 - names of a kernel's tree
 from __future__ import annotations
 
 import contextlib
@@ -23,10 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.options import Limits
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.options import Limits
+# As the kernel has it where nobody says anything.
+_PERIOD_US = 100_000
 
 PREFIX = "sandhost-child-"
 """How the names of groups begin."""
@@ -53,11 +59,15 @@ class Groups:
         made: their directories.
         version_2: those of them that are of version 2.
         why_not: why there is none.
+        kinds: what hierarchy each is of.
+        keeps_cpus: a bound of the processors' time was set.
     """
 
     made: list[str] = field(default_factory=list)
     version_2: set[str] = field(default_factory=set)
     why_not: str = ""
+    kinds: dict[str, str] = field(default_factory=dict)
+    keeps_cpus: bool = False
 
     @classmethod
     def of_files(cls, files: Iterable[str]) -> Groups:
@@ -76,6 +86,20 @@ class Groups:
             for path in self.made
         )
 
+    def on_the_wire(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return (directory, file that takes a pid) of each, as the launchpad has them."""
+        return tuple(as_pair(file) for file in self.procs())
+
+    def bound(self, limits: Limits) -> None:
+        """Set their bounds.
+
+        Raises:
+            OSError: one is gone, or cannot be bounded so.
+        """
+        for path in self.made:
+            os.stat(path)
+            self.keeps_cpus |= _bound(self.kinds[path], path, limits)
+
     def remove(self) -> None:
         """Remove them; what is still in one is killed first, where the kernel can."""
         for path in self.made:
@@ -85,6 +109,9 @@ class Groups:
             with contextlib.suppress(OSError):
                 os.rmdir(path)
         self.made.clear()
+
+
+_OF_USE = frozenset({"v2", "pids", "memory", "cpu"})
 
 
 def hierarchies(
@@ -102,7 +129,7 @@ def hierarchies(
         kind, _, options = after.split()[:3]
         where, top = before.split()[4], before.split()[3]
         names = {"cgroup2": ["v2"], "cgroup": options.split(",")}.get(kind, [])
-        for name in {"v2", "pids", "memory"}.intersection(names):
+        for name in _OF_USE.intersection(names):
             if name in own:
                 path = own[name]
                 inside = os.path.relpath(path, top) if top != "/" else path.lstrip("/")
@@ -115,20 +142,20 @@ def make(
     child: str,
     limits: Limits,
     *,
-    cpus: float | None = None,
     among: tuple[Hierarchy, ...] | None = None,
 ) -> Groups:
     """Make the groups of a child.
 
     Args:
         child: its id.
-        limits: ``memory`` and ``processes`` are kept here.
-        cpus: how many processors' time it may take; None for no bound.
+        limits: ``memory``, ``processes`` and ``cpus`` are kept here.
         among: the hierarchies; None for this process's.
     """
     found = Groups()
     reasons = []
     for hierarchy in hierarchies() if among is None else among:
+        if hierarchy.kind == "cpu" and limits.cpus is None:
+            continue  # a group that bounds nothing
         path = f"{hierarchy.group}/{PREFIX}{os.getpid()}-{child}"
         try:
             os.mkdir(path)
@@ -139,7 +166,8 @@ def make(
         if hierarchy.kind == "v2":
             found.version_2.add(path)
         try:
-            _bound(hierarchy.kind, path, limits, cpus)
+            found.kinds[path] = hierarchy.kind
+            found.keeps_cpus |= _bound(hierarchy.kind, path, limits)
         except OSError as why:
             reasons.append(f"{hierarchy.kind}: {why.strerror}")
             found.made.pop()
@@ -147,6 +175,45 @@ def make(
     if not found.made:
         found.why_not = "; ".join(reasons) or "no hierarchy of groups is mounted"
     return found
+
+
+class Reserve:
+    """The groups of a host's children, those of the next one beforehand."""
+
+    def __init__(self) -> None:
+        self._spare: Groups | None = None
+        self._taken = 0
+        self._made = 0
+
+    def take(self, child: str, limits: Limits) -> Groups:
+        """Return groups for a child; those made beforehand, if they are there."""
+        self._taken += 1
+        spare, self._spare = self._spare, None
+        if spare is not None and limits.cpus is not None:
+            self._spare, spare = spare, None  # another's: it has no group for that
+        if spare is not None:
+            try:
+                spare.bound(limits)
+            except OSError:  # another process of this user's removed them, say
+                spare.remove()
+            else:
+                return spare
+        return make(child, limits)
+
+    def restock(self) -> Groups | None:
+        """Make the next child's; None if there are some, or a next one is unlikely."""
+        if self._spare is not None or self._taken < 2:
+            return None
+        self._made += 1
+        spare = make(f"next-{self._made}", Limits())
+        self._spare = spare if spare.made else None
+        return self._spare
+
+    def close(self) -> None:
+        """Remove what nobody took; whoever waited in it is dead."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.remove()
 
 
 def remove_stale(among: tuple[Hierarchy, ...] | None = None) -> int:
@@ -170,19 +237,32 @@ def remove_stale(among: tuple[Hierarchy, ...] | None = None) -> int:
     return removed
 
 
-def _bound(kind: str, path: str, limits: Limits, cpus: float | None) -> None:
+def as_pair(file: str) -> tuple[bytes, bytes]:
+    """Return (directory, name) of a file that takes a pid."""
+    directory, _, name = os.fsencode(file).rpartition(b"/")
+    return directory, name
+
+
+def _bound(kind: str, path: str, limits: Limits) -> bool:
+    """Set the bounds of one group; whether it keeps those of the processors' time."""
     files: dict[str, str] = {}
     if limits.memory is not None:
         name = "memory.max" if kind == "v2" else "memory.limit_in_bytes"
         files[name] = str(limits.memory)
     if limits.processes is not None:
         files["pids.max"] = str(limits.processes)
-    if cpus is not None and kind == "v2":
-        files["cpu.max"] = f"{int(cpus * 100_000)} 100000"
+    if limits.cpus is not None:
+        quota_us = int(limits.cpus * _PERIOD_US)
+        files["cpu.max"] = f"{quota_us} {_PERIOD_US}"
+        files["cpu.cfs_period_us"] = str(_PERIOD_US)
+        files["cpu.cfs_quota_us"] = str(quota_us)
+    kept = set()
     for name, value in files.items():
         # A hierarchy has the files of its controllers only.
         if os.access(f"{path}/{name}", os.F_OK):
             _write(f"{path}/{name}", value)
+            kept.add(name)
+    return bool(kept & {"cpu.max", "cpu.cfs_quota_us"})
 
 
 def _write(path: str, text: str) -> None:

@@ -12,6 +12,7 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -21,11 +22,11 @@ from typing import TYPE_CHECKING, assert_never
 
 import trio
 
-from supervisor import cgroups, walled
+from supervisor import walled
 from supervisor.launcher import LaunchpadLost
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import Walls, Wanted
-from supervisor.session import PROCESS_EXIT, Session
+from supervisor.session_base import PROCESS_EXIT
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from supervisor.traffic import Traffic
 from vfs.filesystem import timestamp
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from supervisor.host import Host
     from supervisor.launcher import ExitStatus, SpawnedProcess
+    from supervisor.session import Session
     from supervisor.spec import ChildSpec
     from vfs.policy import Place
 
@@ -164,7 +166,7 @@ class Child:
             files=spec.max_files,
             file_bytes=spec.max_file_bytes,
         )
-        pairs = self._ends = Ends(spec.transport)
+        pairs = self._ends = Ends(spec.transport, spec.dialect)
         stack.callback(pairs.close)
         client = host.fs.connect(policy, ledger, f"{self.id}:{spec.transport}")
         self._nursery = await self._open_nursery(stack)
@@ -220,13 +222,17 @@ class Child:
         spec = self.spec
         wanted = Wanted(spec.sandbox, spec.network, spec.cwd, spec.own_dirs)
         machine = self._host.machine
+        keeps_cpus = False
         if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
             wanted.user = user = machine.take_user()
             stack.callback(machine.give_user_back, user)
         if "cgroup" in spec.sandbox.layers:
-            groups = cgroups.make(self.id, spec.group_limits)
+            groups = self._host.groups.take(self.id, spec.group_limits)
             stack.callback(groups.remove)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
+            keeps_cpus = groups.keeps_cpus
+        if spec.group_limits.cpus is not None and not keeps_cpus:
+            raise _cpus_not_kept(wanted.no_groups)
         return wanted
 
     async def _spawn(
@@ -523,10 +529,21 @@ class Child:
         }
 
 
+def _cpus_not_kept(why: str) -> SpawnError:
+    """Word that nothing here keeps a limit that only a group of processes can keep."""
+    why = why or "no group of processes with the controller 'cpu' can be made for it"
+    how = "leave the limit out, or delegate that controller (systemd: Delegate=cpu)"
+    text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
+    return SpawnError(errno.EOPNOTSUPP, "cgroup", text)
+
+
 def _not_prepared(why: OSError) -> SpawnError:
     """Word what could not be had for a child: its root, a grant, a descriptor."""
-    name = f" {os.fsdecode(why.filename)!r}" if why.filename else ""
+    known = why.filename is not None
+    name = f" {os.fsdecode(why.filename)!r}" if known else ""
     text = f"cannot start a child: cannot use{name}: {why.strerror}"
+    if why.errno in (errno.ENOENT, errno.ENOTDIR):
+        text += "; name what is there, or make it first"
     return SpawnError(why.errno or 0, "request", text)
 
 
@@ -549,7 +566,10 @@ class Ends:
     """
 
     def __init__(
-        self, transport: str | None, side: socket.socket | None = None
+        self,
+        transport: str | None,
+        dialect: int = 2,
+        side: socket.socket | None = None,
     ) -> None:
         self._child: list[int] = []
         self._host: tuple[int, ...] = ()
@@ -558,7 +578,7 @@ class Ends:
         if transport is None:
             return
         numbers = "3,4,5" if transport == "pipes" else "3"
-        self.env = {"FSPROXY_FD": numbers, "FSPROXY_VERSION": "2"}
+        self.env = {"FSPROXY_FD": numbers, "FSPROXY_VERSION": str(dialect)}
         if transport == "pipes":
             replies_out, replies_in = os.pipe2(os.O_CLOEXEC)
             self._child.append(replies_out)
@@ -582,7 +602,7 @@ class Ends:
         Args:
             side: the host's end of the socketpair beside two pipes.
         """
-        return cls(None, side)
+        return cls(None, side=side)
 
     def close(self) -> None:
         """Close what nobody took over."""

@@ -107,7 +107,7 @@ _Limit = Annotated[
     typer.Option(
         "--limit",
         metavar="NAME=N,...",
-        help="memory, cpu, processes, open_files, bytes, files, file_size.",
+        help="memory, cpu, processes, open_files, bytes, files, file_size, cpus.",
     ),
 ]
 _LogLevel = Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from supervisor.cli_say import CommandError, UsageFault
 from supervisor.options import (
@@ -21,9 +21,15 @@ from supervisor.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import typer
 
     from supervisor.config import Config
+
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 def run_commands(
@@ -46,7 +52,8 @@ def run_commands(
     from supervisor.specs import policy_options  # noqa: PLC0415
 
     if given["transport"] not in ("socketpair", "pipes"):
-        raise UsageFault("--transport is socketpair or pipes")
+        why = f"not a transport: {given['transport']!r}; write socketpair or pipes"
+        raise UsageFault(f"--transport: {why}")
     configured = _configure(given["config"])
     policy = configured.policy.get("run") if configured is not None else None
     try:
@@ -55,10 +62,10 @@ def run_commands(
         timeout = given["timeout"]
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
-            limits=_limits(base.limits, given["limit"]),
+            limits=_about("limit", _limits, base.limits, given["limit"]),
             settings=settings_of(configured),
             top_level=given["top_level"] or base.top_level,
-            root=_existing(given["root"] or base.root),
+            root=_root(given["root"], base.root),
             keep=given["keep"],
             read=(*base.read, *(given["read"] or ())),
             write=(*base.write, *(given["write"] or ())),
@@ -67,12 +74,14 @@ def run_commands(
             publish=base.publish,
             durability=base.durability,
             tools=base.tools,
-            env=parse_env(given["env"] or []),
+            env=_about("env", parse_env, given["env"] or []),
             pass_env=tuple(given["pass_env"] or ()),
-            cwd=_existing(given["cwd"]),
-            timeout_s=None if timeout is None else parse_duration(timeout),
-            log_level=_log_level(given["log_level"]),
-            log_json=_log_json(given["log_format"], configured),
+            cwd=_about("cwd", _existing, given["cwd"]),
+            timeout_s=None
+            if timeout is None
+            else _about("timeout", parse_duration, timeout),
+            log_level=_about("log-level", _log_level, given["log_level"]),
+            log_json=_about("log-format", _log_json, given["log_format"], configured),
             journal=given["journal"],
             control=given["control"],
             config=configured,
@@ -85,6 +94,14 @@ def run_commands(
     return run_children(name, ctx.obj, options)
 
 
+def _about(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:
+    """Read what stands behind an option; what is wrong with it is said with its name."""
+    try:
+        return read(*values)
+    except OptionError as why:
+        raise OptionError(f"--{option}: {why}") from None
+
+
 def _walls(
     config: Config | None, policy: Any, sandbox: str | None, network: str | None
 ) -> dict[str, Any]:
@@ -95,7 +112,9 @@ def _walls(
     )
 
     known = config.sandbox if config is not None else {}
-    name = sandbox or (policy.sandbox if policy is not None else "auto")
+    name = sandbox
+    if name is None:
+        name = policy.sandbox if policy is not None else "auto"
     # What stands on the command line goes before what a file says.
     asked = network
     if asked is None and policy is not None and sandbox is None:
@@ -141,10 +160,15 @@ def _existing(path: str | None) -> str | None:
     return os.path.abspath(path)  # noqa: PTH100 - links stay as they are
 
 
+def _root(given: str | None, default: str | None) -> str | None:
+    # Not `given or default`: an empty word (a variable that is not set) is no choice.
+    return _existing(default) if given is None else _about("root", _existing, given)
+
+
 def _log_level(name: str | None) -> str:
     from supervisor.logs import LEVELS  # noqa: PLC0415 - light, but only for run
 
-    level = (name or "warning").upper()
+    level = ("warning" if name is None else name).upper()
     if level not in LEVELS:
         raise OptionError(
             f"not a log level: {name!r}; write debug, info, warning, error"
@@ -153,7 +177,8 @@ def _log_level(name: str | None) -> str:
 
 
 def _log_json(name: str | None, config: Config | None) -> bool | None:
-    name = name or (config.host.log_format if config is not None else None)
+    if name is None and config is not None:
+        name = config.host.log_format
     if name not in (None, "text", "json"):
         raise OptionError(f"not a log format: {name!r}; write text or json")
     return None if name is None else name == "json"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.options import OptionError, parse_size
+from supervisor.options import OptionError, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,9 +26,13 @@ FD_TOOLS = (
     *("mark_fd_section", "get_fd_section", "list_fd_sections", "delete_fd_section"),
     *("create_temp_file", "read_temp_file", "write_temp_file", "delete_temp_file"),
     *("checkpoint_process", "restore_process", "list_checkpoints"),
+    "delete_checkpoint",
     "summarize_fd",
 )
 """Tools that ``[tools] enabled`` may list."""
+
+MOST_CHECKPOINTS = 1000
+"""As in ``vfs.content.checkpoints``, which is loaded only where LLM fds are on."""
 
 NEED_NO_LISTING = (
     *("wrap_output", "wrap_input", "fd_info", "list_fds", "keep_fds", "tool_schemas"),
@@ -53,6 +57,8 @@ class FileDescriptorSection(msgspec.Struct, forbid_unknown_fields=True):
     auto_summarize: bool = False
     max_memory: str = "256M"
     max_store: str = "4G"
+    keep_checkpoints: int = 0
+    keep_checkpoints_for: str = ""
     escape: str = "xml"
 
 
@@ -80,8 +86,19 @@ def check_file_descriptor(
         else:
             if size < 1:
                 yield name, "more than 0"
+    yield from _check_retention(section)
     if section.escape not in ("xml", "raw"):
         yield "escape", "xml or raw"
+
+
+def _check_retention(section: FileDescriptorSection) -> Iterator[tuple[str, str]]:
+    if not 0 <= section.keep_checkpoints <= MOST_CHECKPOINTS:
+        yield "keep_checkpoints", f"0 (all) to {MOST_CHECKPOINTS}"
+    if section.keep_checkpoints_for:
+        try:
+            parse_duration(section.keep_checkpoints_for)
+        except OptionError as why:
+            yield "keep_checkpoints_for", str(why)
 
 
 def check_tools(

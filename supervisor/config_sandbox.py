@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
 
     layers: list[str] | None = None
     required: list[str] = []
+    unix_sockets: bool = True
 
 
 def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
@@ -33,6 +35,9 @@ def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str
                 known = ", ".join(LAYERS)
                 yield f"{where}.{key}", f"no layer {layer!r}; there are {known}"
         layers = LAYERS if profile.layers is None else profile.layers
+        if not profile.unix_sockets and "seccomp" not in layers:
+            why = "false is kept by the layer 'seccomp', which is not among the layers"
+            yield f"{where}.unix_sockets", f"{why}; add it there"
         for layer in profile.required:
             if layer in LAYERS and layer not in layers:
                 why = f"{layer!r} is required but not among the layers; add it there"
@@ -68,4 +73,5 @@ def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | N
     section = known.get(name)
     if section is None:
         return None
-    return named(name, section.layers, section.required)
+    found = named(name, section.layers, section.required)
+    return replace(found, unix_sockets=section.unix_sockets)

@@ -9,6 +9,7 @@ import msgspec
 
 from supervisor.config_read import joined, named
 from supervisor.options import OptionError, parse_duration, parse_limits
+from supervisor.sandbox import PROFILES
 from supervisor.toolexec.kinds import KINDS, is_tool_name
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class SidecarSection(msgspec.Struct, forbid_unknown_fields=True):
     timeout: str = "0s"
     tty: bool = False
     fd3: bool = False
+    sandbox: str = "auto"
     limits: dict[str, int | str] = {}
     image: str | None = None
     cli: str | None = None
@@ -65,6 +67,9 @@ def _faults(section: SidecarSection) -> Iterator[tuple[str, str]]:
     yield from _faults_of_names(section)
     yield from _faults_of_paths(section)
     yield from _faults_of_limits(section)
+    if section.sandbox not in PROFILES:
+        known = ", ".join(PROFILES)
+        yield "sandbox", f"{section.sandbox!r} is none of {known}"
     if section.backend == "local":
         for key in ("image", "cli"):
             if getattr(section, key) is not None:
@@ -81,6 +86,8 @@ def _faults_of_container(section: SidecarSection) -> Iterator[tuple[str, str]]:
         yield "workspace", f"a {section.backend} sidecar needs one: {reason}"
     elif ":" in section.workspace:
         yield "workspace", "an engine cannot mount a name with ':'"
+    if section.sandbox != "auto":
+        yield "sandbox", "a container has walls of its own"
     if section.fd3:
         yield "fd3", "no descriptor can be passed into a container"
     if section.limits:

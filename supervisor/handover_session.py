@@ -23,6 +23,7 @@ from supervisor.handover_state import BodyState, ChatState, TransferState
 from supervisor.replies import REPLACED
 from supervisor.transport import FileTransfer
 from vfs.errors import HandoverError
+from vfs.policy import SIZE_BYTES
 
 if TYPE_CHECKING:
     from supervisor.handover_state import SessionState
@@ -53,6 +54,8 @@ def note_work(session: Session, state: SessionState) -> None:
         HandoverError: its payload cannot be read back.
     """
     state.held, state.skipping = session.conn.held()
+    if session.reserved is not None:
+        state.reserved = session.reserved[1]
     if session.unsent is not None:
         state.unsent = bytes(session.unsent)
     elif session.transfer is not None:
@@ -118,6 +121,7 @@ def take_up(session: Session, state: SessionState) -> None:
     session.requests = state.requests
     session.bytes_in, session.bytes_out = state.bytes_in, state.bytes_out
     session.errors = state.errors
+    session.client.ledger.charge(SIZE_BYTES, -state.reserved)
     if state.body is not None:
         _take_up_body(session, state.body)
     else:

@@ -86,6 +86,7 @@ class SessionState(msgspec.Struct):
         carried: (descriptor, reply) of an ATTACH.
         closed: why it is over; None for one that is not.
         owns: places that it holds, as numbers in ``HostState.places``.
+        reserved: bytes of its client's ledger that its WRITE reserves, and will again.
     """
 
     client: ClientState
@@ -108,6 +109,7 @@ class SessionState(msgspec.Struct):
     bytes_out: int = 0
     errors: int = 0
     closed: str | None = None
+    reserved: int = 0
 
 
 class WallsState(msgspec.Struct):

@@ -20,6 +20,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -31,16 +32,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from supervisor.cgroups import Reserve
 from supervisor.child import Child
 from supervisor.holdings import Baseline
 from supervisor.journal import FileEvents, Journal
-from supervisor.launcher import Launcher
+from supervisor.launcher import Launcher, LaunchpadLost
 from supervisor.logs import Log
 from supervisor.options import parse_duration, parse_size
 from supervisor.pump import Pump
 from supervisor.sandbox import Machine
 from supervisor.services import Services
-from supervisor.session import FAULT, SLOW, Session
+from supervisor.session import Session
+from supervisor.session_base import FAULT, SLOW
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 
@@ -124,6 +127,7 @@ class Host:
         services: what it offers its children beside files.
         metrics: counts events; None where nobody wants to know.
         machine: what it knows of the layers that this machine gives.
+        groups: where its children's groups of processes come from.
         on_overdue: told of each child that a stop's grace period did not end.
         holders: each yields (descriptor, a word for it) that something beside the
             host's own parts holds: a control socket, a scratch directory.
@@ -143,6 +147,7 @@ class Host:
         self.services = Services()
         self.metrics: Metrics | None = None
         self.machine = Machine()
+        self.groups = Reserve()
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
         soft, _ = raise_descriptor_limit()
@@ -229,6 +234,8 @@ class Host:
         child = Child(self, f"child-{next(self._child_ids)}", spec)
         self.children[child.id] = child
         await self.nursery.start(self._run_child, child)
+        # After whoever asked for this child has it.
+        self.nursery.start_soon(self._restock)
         return child
 
     async def _run_child(
@@ -242,6 +249,13 @@ class Host:
         finally:
             del self.children[child.id]
             child.gone.set()  # I5: whoever waits for it finds it in no table
+
+    async def _restock(self) -> None:
+        """Make the next child's groups, so that it may wait in them (ADR 47)."""
+        spare = self.groups.restock()
+        if spare is not None:
+            with contextlib.suppress(LaunchpadLost):  # its owner hears of it
+                await self.launcher.spare(spare.on_the_wire())
 
     def request_stop(self, grace_s: float | None = None) -> None:
         """Ask every child to end; ``grace_s`` seconds until SIGKILL, None as set."""
@@ -278,27 +292,30 @@ async def open_host(
     """
     log = log or Log()
     journal = journal or Journal(-1, lambda text: log.write("WARNING", text))
-    async with trio.open_nursery() as nursery:
-        launcher = Launcher(launchpad)
-        if launchpad.handed_over is not None:
-            from supervisor.handover_enter import enter_launcher  # noqa: PLC0415
+    # Removed when everybody is dead who was in them.
+    with contextlib.closing(Reserve()) as groups:
+        async with trio.open_nursery() as nursery:
+            launcher = Launcher(launchpad)
+            if launchpad.handed_over is not None:
+                from supervisor.handover_enter import enter_launcher  # noqa: PLC0415
 
-            enter_launcher(launcher, launchpad.handed_over)
-        await nursery.start(launcher.run)
-        host = Host(launcher, settings or Settings(), journal, log)
-        nursery.start_soon(host.pump.run)
-        nursery.start_soon(host.pump.watch_deadlines)
-        if launchpad.handed_over is None:
-            journal.write("host.started", pid=os.getpid())
-        gc.enable()
-        gc.freeze()  # what is there now stays: collections need not look at it again
-        try:
-            async with trio.open_nursery() as children:
-                host.nursery = children
-                yield host
-                await host.stop()
-        finally:
-            nursery.cancel_scope.cancel()
+                enter_launcher(launcher, launchpad.handed_over)
+            await nursery.start(launcher.run)
+            host = Host(launcher, settings or Settings(), journal, log)
+            host.groups = groups
+            nursery.start_soon(host.pump.run)
+            nursery.start_soon(host.pump.watch_deadlines)
+            if launchpad.handed_over is None:
+                journal.write("host.started", pid=os.getpid())
+            gc.enable()
+            gc.freeze()  # what is there now stays: collections need not look at it again
+            try:
+                async with trio.open_nursery() as children:
+                    host.nursery = children
+                    yield host
+                    await host.stop()
+            finally:
+                nursery.cancel_scope.cancel()
 
 
 def raise_descriptor_limit() -> tuple[int, int]:

@@ -44,6 +44,9 @@ EXIT_REPORT_TIMEOUT_S = 1.0
 # file system, a fork bomb) is left to it, and it is left alive for that.
 STOP_TIMEOUT_S = 2.0
 
+# Microseconds, unless it is stopped or has very much to end.
+STOCK_TIMEOUT_S = 0.5
+
 # The launchpad forks one at a time; more requests under way only hold descriptors.
 SPAWNS_UNDER_WAY = 16
 
@@ -86,6 +89,7 @@ class _Record:
         abandoned: Nobody waits for `born` any more.
         born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
         failure: (errno, stage, detail).
+        stock: what a question, which has a record as well, was answered.
     """
 
     started: trio.Event = field(default_factory=trio.Event)
@@ -95,6 +99,7 @@ class _Record:
     born: Born | None = None
     failure: tuple[int, str, bytes] | None = None
     status: ExitStatus | None = None
+    stock: tuple[proctree.ProcessIdentity, ...] = ()
 
 
 def new_record() -> _Record:
@@ -266,6 +271,35 @@ class Launcher:
                 raise
         return SpawnedProcess(self, ident, record, born)
 
+    async def spare(self, groups: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Tell of groups that nobody is in: a child may wait in them for its order.
+
+        Raises:
+            LaunchpadLost: no child can be started any more.
+        """
+        await self.send((launchpad_wire.SPARE, 0, groups))
+
+    async def stock(self) -> tuple[proctree.ProcessIdentity, ...]:
+        """Return who waits for an order at the moment: (pid, create_time) of each.
+
+        Nobody is named if the launchpad does not answer in time: it is in trouble, and
+        what it keeps is as suspicious as everything beneath it.
+
+        Raises:
+            LaunchpadLost: nobody waits any more.
+        """
+        self._last_ident += 1
+        ident = self._last_ident
+        record = self._records[ident] = _Record()
+        try:
+            with trio.move_on_after(STOCK_TIMEOUT_S):
+                await self.send((launchpad_wire.LIST, ident))
+                await record.exited.wait()
+        finally:
+            self._records.pop(ident, None)
+        self.check()
+        return record.stock
+
     def check(self) -> None:
         """Raise LaunchpadLost if there is no launchpad any more."""
         if self._lost is not None:
@@ -342,23 +376,30 @@ class Launcher:
         if kind == launchpad_wire.SWEPT:
             for ended in ident:
                 self._records.pop(ended).swept.set()
-            return
-        record = self._records[ident]
-        if kind == launchpad_wire.SPAWNED:
-            if not fds:  # this process may open no more: nothing names the child
-                record.failure = (errno.EMFILE, "pidfd", b"")
-            elif record.abandoned:
-                os.close(fds[0])
-            else:
-                record.born = (*rest, *fds)
-            record.started.set()
-        elif kind == launchpad_wire.FAILED:
-            record.failure = tuple(rest)
-            record.started.set()
-            del self._records[ident]
+        elif kind == launchpad_wire.LISTED:
+            asked = self._records.get(ident)
+            if asked is not None:  # who asked may have been cancelled
+                (asked.stock,) = rest
+                asked.exited.set()
         elif kind == launchpad_wire.EXITED:
+            record = self._records[ident]
             record.status = ExitStatus(*rest)
             record.exited.set()
+        elif kind == launchpad_wire.FAILED:
+            record = self._records.pop(ident)
+            record.failure = tuple(rest)
+            record.started.set()
+        elif kind == launchpad_wire.SPAWNED:
+            self._take_born(self._records[ident], rest, fds)
+
+    def _take_born(self, record: _Record, born: list[Any], fds: list[int]) -> None:
+        if not fds:  # this process may open no more: nothing names the child
+            record.failure = (errno.EMFILE, "pidfd", b"")
+        elif record.abandoned:
+            os.close(fds[0])
+        else:
+            record.born = (*born, *fds)
+        record.started.set()
 
     async def _birth(self, request: SpawnRequest, record: _Record) -> Born:
         """Wait for what the launchpad says to a request."""

@@ -9,7 +9,7 @@ Rules:
  1. Only this process waits for children, so the pid of an unreaped one is its own.
  2. Every child is a subreaper: what it daemonises stays beneath it while it lives and
     becomes a direct child of the launchpad when it dies. Hence every direct child that
-    is not in ``_children`` is a leftover, and is killed until none is left.
+    its ``Family`` does not know is a leftover, and is killed until none is left.
  3. The exit of a child is reported before its leftovers are looked for.
  4. A child with a pid namespace is two direct children: it and the namespace's init,
     which is killed when the child has ended, and with it all that is left in there.
@@ -18,12 +18,15 @@ Rules:
     the host, a subreaper too, ends the rest.
  6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
     hangs alone. Without events the launchpad sleeps.
- 7. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
+ 7. What is asked for again and again waits forked (``launchpad_stock``); whoever waits
+    is made while nobody waits for the launchpad.
+ 8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
     no ``json``: it starts in the time of a bare interpreter plus 4 ms.
 
 Started by ``supervisor/launchpad_start.py`` as ``python -I -S -c BOOT`` with its control
 socket (AF_UNIX, SOCK_SEQPACKET) as descriptor 0. Read next: ``launchpad_wire`` for the
-messages, ``launchpad_child`` for what happens between fork and exec.
+messages, ``launchpad_life`` for what an event means, ``launchpad_child`` for what
+happens between fork and exec, ``launchpad_ends`` for what happens after.
 """
 
 from __future__ import annotations
@@ -39,23 +42,29 @@ import select
 
 from supervisor import (
     launchpad_child,
+    launchpad_ends,
     launchpad_fork,
     launchpad_kernel,
+    launchpad_order,
     launchpad_owners,
     launchpad_wire,
     proctree,
 )
+from supervisor import launchpad_life as life
+from supervisor.launchpad_family import Child, Family
+from supervisor.launchpad_order import Order
+from supervisor.launchpad_stock import Stock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import resource
     from collections.abc import Sequence
     from types import FrameType
+    from typing import Any
+
+    from supervisor.launchpad_stock import Kind
 
 _NAME = b"sandhost-pad"
-
-# <linux/wait.h>: also children that were cloned with another exit signal than SIGCHLD.
-_WALL = 0x40000000
 
 _CAUGHT_SIGNALS = frozenset(
     {
@@ -71,63 +80,10 @@ _CAUGHT_SIGNALS = frozenset(
     }
 )
 
-# Between two looks for what is to be killed: some 3 ms on an idle machine.
-_REAPED_AT_ONCE = 1024
-
 # A wake-up is one byte a signal; more than fit mean no more than one.
 _WAKE_BYTES = 4096
-# Groups of ended children that are remembered: a host removes them at once, and only one
-# that is killed meanwhile leaves them.
-_LEFT_GROUPS = 256
 
-
-class _Child:
-    """One child from its fork to its reaping.
-
-    Attributes:
-        ident: The host's number for it.
-        pidfd: Held until SPAWNED carries it away, then -1.
-        report: Where the forked child tells how it fares; -1 when that is known.
-        heard: What it told so far.
-        is_forking: It forks processes that are no leftovers, and is yet to say which.
-        failed: It never became its program: the host has heard so.
-        init: The init of its pid namespace; -1 for none.
-    """
-
-    __slots__ = (
-        "create_time",
-        "failed",
-        "heard",
-        "ident",
-        "init",
-        "is_forking",
-        "pid",
-        "pidfd",
-        "report",
-    )
-
-    def __init__(self, ident: int, pid: int, report: int) -> None:
-        self.ident = ident
-        self.report = report
-        self.heard = b""
-        self.is_forking = False
-        self.failed = False
-        self.init = -1
-        self.pidfd = -1
-        self.is_now(pid)
-
-    def is_now(self, pid: int) -> None:
-        """Take note of the process that is to become the program.
-
-        Raises:
-            OSError: It is not there; nothing was noted.
-        """
-        create_time = _create_time(pid)
-        # Before any wait: the pid still names this process, be it dead already.
-        pidfd = os.pidfd_open(pid)
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-        self.pid, self.create_time, self.pidfd = pid, create_time, pidfd
+_SEQPACKET = _socket.SOCK_SEQPACKET
 
 
 class _Launchpad:
@@ -136,17 +92,12 @@ class _Launchpad:
     def __init__(self, control: _socket.socket) -> None:
         self._control = control
         self._pid = os.getpid()
-        self._children: dict[int, _Child] = {}  # by pid, until reaped
-        self._pids: dict[int, int] = {}  # id -> pid, of the same children
-        self._starting: dict[int, _Child] = {}  # by report, until exec or failure
-        self._inits: set[int] = set()  # of pid namespaces whose child is there
-        self._killed: set[int] = set()  # leftovers that are dying, until reaped
-        self._groups: dict[int, tuple[bytes, ...]] = {}  # by id, of children that live
-        self._left_groups: list[bytes] = []  # of the last ones that ended
-        self._unswept: list[int] = []  # ids that ended since nothing was left
-        self._buried = 0  # leftovers reaped since then
+        self._family = Family()
+        self._stock = Stock()
+        self._ends = launchpad_ends.Ends(
+            self._family, self._hear_all, self._bury, self._reply
+        )
         self._outbox: list[tuple[tuple[object, ...], int]] = []
-        self._has_more_to_do = False  # somebody may be dead, or about to be killed
         self._is_blocked = False  # the host does not take replies at the moment
         self._host_is_there = True
         self._namespaces = launchpad_fork.PidNamespaces()
@@ -159,19 +110,33 @@ class _Launchpad:
         """Serve the host until it is gone, then end every process beneath this one."""
         try:
             while self._host_is_there:
-                for fd, events in self._epoll.poll(0 if self._has_more_to_do else None):
-                    self._serve(fd, events)
-                if self._has_more_to_do:
-                    self._tidy()
+                kind = None
+                if not self._family.is_starting:
+                    kind = self._stock.wanted()
+                is_busy = kind is not None or self._ends.has_more_to_do
+                events = self._epoll.poll(0 if is_busy else None)
+                for fd, what in events:
+                    self._serve(fd, what)
+                if self._ends.has_more_to_do:
+                    self._ends.tidy()
+                elif kind is not None and not events:
+                    self._put_in_stock(kind)
         finally:
-            self._end_everything()
+            self._host_is_there = False
+            self._ends.left_groups += self._stock.groups()
+            self._ends.left_groups += self._family.clear()
+            self._flush()  # gives the queued descriptors back
+            self._ends.end_everything(self._wait_for_a_death)
+
+    def _wait_for_a_death(self) -> None:
+        os.read(self._wake, _WAKE_BYTES)
 
     def _serve(self, fd: int, events: int) -> None:
         if fd == self._wake:
             os.read(self._wake, _WAKE_BYTES)
-            self._has_more_to_do = True
+            self._ends.has_more_to_do = True
         elif fd != self._control.fileno():
-            if child := self._starting.get(fd):
+            if child := self._family.by_report.get(fd):
                 self._hear(child)
         elif events & (select.EPOLLHUP | select.EPOLLERR):
             self._host_is_there = False  # whatever it still asked for
@@ -193,13 +158,8 @@ class _Launchpad:
             return
         (kind, ident, *body), fds = received
         try:
-            if kind == launchpad_wire.SPAWN:
-                self._spawn(ident, launchpad_child.Order(tuple(body), fds))
-            elif kind == launchpad_wire.SIGNAL:
-                self._signal(ident, *body)
-            else:
-                self._fail(ident, errno.EINVAL, "request")
-        except ValueError:
+            self._do(kind, ident, tuple(body), fds)
+        except (TypeError, ValueError):
             self._fail(ident, errno.EINVAL, "request")
         except OSError as error:  # no process, no pipe, no memory to be had
             self._fail(ident, error.errno or errno.EIO, "fork")
@@ -207,39 +167,64 @@ class _Launchpad:
             for fd in fds:
                 os.close(fd)
 
-    def _spawn(self, ident: int, order: launchpad_child.Order) -> None:
+    def _do(self, kind: int, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
+        if kind == launchpad_wire.SPAWN:
+            self._spawn(ident, body, fds)
+        elif kind == launchpad_wire.SIGNAL:
+            self._signal(ident, *body)
+        elif kind == launchpad_wire.SPARE:
+            self._stock.spare(*body)
+        elif kind == launchpad_wire.LIST:
+            stock = tuple(self._family.stock())
+            self._reply((launchpad_wire.LISTED, ident, stock))
+        else:
+            self._fail(ident, errno.EINVAL, "request")
+
+    def _spawn(self, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
+        order = Order({})
+        order.fill(body, fds)
         stage = "fork"
         try:
-            self._namespaces.come_back()  # should it have failed the last time
             if "uid" in order.layers and "mountns" in order.layers:
                 stage = "uid"
                 order.owners = launchpad_owners.owners_of(order.layers["uid"])
-            if "pidns" in order.layers and "userns" not in order.layers:
+            child = self._stock.take(order.layers)
+            if child is not None and _hand_over(child, body, fds, order.owners):
+                self._happened(child, life.ORDERED)
+            else:
                 stage = "pidns"
-                self._namespaces.make()
+                self._make_namespace(order)
+                child = None
         except OSError as error:
             self._fail(ident, error.errno or errno.EIO, stage)
             return
-        pid, ours = self._fork(order)
-        try:
-            child = _Child(ident, pid, ours)
-        except OSError:
-            os.close(ours)
-            self._sweep()  # nobody knows it: a leftover
-            raise
-        self._children[pid] = child
-        self._pids[ident] = pid
-        self._starting[ours] = child
-        groups = order.layers.get("cgroup", ())
-        if groups:
-            self._groups[ident] = tuple(directory for directory, _ in groups)
-        if order.init >= 0:
-            child.init = order.init
-            self._inits.add(order.init)
-        self._epoll.register(ours, select.EPOLLIN)
+        self._family.order(child or self._fork(order, life.STARTING), ident)
+        for unwanted in self._stock.surplus():
+            unwanted.hang_up()
 
-    def _fork(self, order: launchpad_child.Order) -> tuple[int, int]:
-        """Fork what becomes the child; return its pid and where it reports."""
+    def _make_namespace(self, order: Order) -> None:
+        """Let what is forked next be in a pid namespace, if the order says so."""
+        self._namespaces.come_back()  # should it have failed the last time
+        if "pidns" in order.layers and "userns" not in order.layers:
+            self._namespaces.make()
+
+    def _put_in_stock(self, kind: Kind) -> None:
+        """Fork a child that waits for an order of some kind."""
+        order = self._stock.order_for(kind)
+        try:
+            self._make_namespace(order)
+            line, order.line = _socket.socketpair(_socket.AF_UNIX, _SEQPACKET)
+            try:
+                kind.child = self._fork(order, life.IN_STOCK)
+            finally:
+                order.line.close()
+        except OSError:  # whoever orders one has it forked, and is told why not
+            kind.asked = 0
+        else:
+            kind.child.line = line
+
+    def _fork(self, order: Order, state: int) -> Child:
+        """Fork what becomes a child; this process goes on in its own namespace."""
         order.group = _open_group(order)
         try:
             ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -250,9 +235,10 @@ class _Launchpad:
                 pid, order.is_in_group = launchpad_fork.fork_into(into)
                 if pid == 0:
                     launchpad_child.become(order, self._pid, theirs)
+                child = Child(state, pid, ours)
             except OSError:
                 os.close(ours)
-                self._sweep()  # of an init that nobody knows
+                self._ends.sweep()  # of what nobody knows: leftovers
                 raise
             finally:
                 os.close(theirs)
@@ -260,70 +246,85 @@ class _Launchpad:
             if order.group >= 0:
                 os.close(order.group)
             self._namespaces.come_back()
-        return pid, ours
-
-    def _hear(self, child: _Child) -> None:
-        """Take in what a starting child tells; at the end of that, tell the host."""
-        try:
-            told = os.read(child.report, launchpad_child.REPORT_BYTES)
-        except BlockingIOError:
-            return
-        if not told:
-            self._conclude_start(child)
-            return
-        child.heard += told
-        for kind, *rest in launchpad_child.reports(told):
-            if kind == launchpad_child.FORKING:
-                child.is_forking = True
-            elif kind == launchpad_child.BECAME:
-                self._rename(child, *rest)
-
-    def _rename(self, child: _Child, pid: int, init: int) -> None:
-        """Take note that a child goes on in another process, in a pid namespace."""
-        child.is_forking = False
-        before = child.pid
-        try:
-            child.is_now(pid)
-        except OSError:  # killed by another, and reaped, before anybody knew it
-            failed = (launchpad_child.FAILED, errno.ECANCELED, "fork", b"")
-            child.heard += launchpad_child.frame(*failed)
-            return
-        del self._children[before]
-        child.init = init
-        self._children[pid] = child
-        self._pids[child.ident] = pid
-        self._inits.add(init)
-        self._has_more_to_do = True  # the sweep waited for this
-
-    def _conclude_start(self, child: _Child) -> None:
-        """Tell the host whether the exec succeeded, now that it is known."""
-        # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
-        self._epoll.unregister(child.report)
-        os.close(child.report)
-        del self._starting[child.report]
-        child.report = -1
-        pidfd, child.pidfd = child.pidfd, -1
-        applied: tuple[object, ...] = ()
-        for kind, *rest in launchpad_child.reports(child.heard):
-            if kind == launchpad_child.FAILED:
-                os.close(pidfd)
-                child.failed = True
-                self._fail(child.ident, *rest)
-                return
-            if kind == launchpad_child.APPLIED:
-                (applied,) = rest
-        born = (child.ident, child.pid, child.create_time, applied, child.init)
-        self._reply((launchpad_wire.SPAWNED, *born), pidfd)
+        groups = order.layers.get("cgroup", ())
+        child.groups = tuple(directory for directory, _ in groups)
+        self._family.enter(child, order.init)
+        # Nothing is asked for: EPOLLHUP always comes, when it is known what becomes of
+        # it. What it tells before is read with that, or before somebody is reaped.
+        self._epoll.register(ours, 0)
+        return child
 
     def _signal(self, ident: int, signal: int) -> None:
         """Signal a child and all beneath it; nothing if it has ended meanwhile."""
-        pid = self._pids.get(ident)
-        if pid is None:
+        child = self._family.by_ident.get(ident)
+        if child is None:
             return
         if signal == _signal.SIGKILL:
-            proctree.kill_children((pid,))  # what it leaves is killed after it
+            proctree.kill_children((child.pid,))  # what it leaves is killed after it
         else:
-            proctree.signal_trees(self._pid, (pid,), signal)
+            proctree.signal_trees(self._pid, (child.pid,), signal)
+
+    # ------------------------------------------------------------ what is heard
+
+    def _hear_all(self) -> None:
+        for child in tuple(self._family.by_report.values()):
+            self._hear(child)
+
+    def _hear(self, child: Child) -> None:
+        """Take in what a starting child tells."""
+        for kind, *rest in child.told():
+            if kind == launchpad_order.FORKING:
+                self._happened(child, life.FORKING)
+            elif kind == launchpad_order.BECAME:
+                self._happened(child, life.BECAME)
+                try:
+                    self._family.rename(child, *rest)
+                except OSError:
+                    child.failure = (errno.ECANCELED, "fork", b"")
+                self._ends.has_more_to_do = True  # the sweep waited for this
+            elif kind == launchpad_order.APPLIED:
+                (child.applied,) = rest
+            elif kind == launchpad_order.FAILED:
+                child.failure = tuple(rest)
+            else:
+                self._start_is_over(child)
+
+    def _start_is_over(self, child: Child) -> None:
+        # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
+        self._epoll.unregister(child.report)
+        self._family.start_is_over(child)
+        well = child.failure is None
+        self._happened(child, life.CLOSED if well else life.FAILED)
+
+    def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
+        """Take note that a child was reaped, and tell its end."""
+        if child.report >= 0:
+            self._hear(child)
+        if child.report >= 0:  # it is dead: all is told that will ever be
+            self._start_is_over(child)
+        self._ends.remember(child.groups)
+        self._family.bury(child)
+        child.state, action = life.step(child.state, life.DIED)
+        if action == life.TELL_EXITED:
+            code = os.waitstatus_to_exitcode(status)
+            number = (code, None) if code >= 0 else (None, -code)
+            times = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+            self._reply((launchpad_wire.EXITED, child.ident, *number, *times))
+            self._ends.ended(child)
+
+    def _happened(self, child: Child, event: int) -> None:
+        """Take an event in, and do what the table says."""
+        child.state, action = life.step(child.state, event)
+        if action == life.DISCARD:
+            self._stock.discard(child)
+            child.let_go()
+        elif action == life.TELL_FAILED:
+            child.let_go()
+            self._fail(child.ident, *(child.failure or ()))
+        elif action == life.TELL_SPAWNED:
+            pidfd, child.pidfd = child.pidfd, -1
+            facts = (child.pid, child.create_time, child.applied, child.init)
+            self._reply((launchpad_wire.SPAWNED, child.ident, *facts), pidfd)
 
     # ------------------------------------------------------------ replies
 
@@ -356,109 +357,29 @@ class _Launchpad:
             out = select.EPOLLOUT if self._is_blocked else 0
             self._epoll.modify(self._control.fileno(), select.EPOLLIN | out)
 
-    # ------------------------------------------------------------ ends
 
-    def _tidy(self) -> None:
-        """Reap some of the dead, and kill what they left.
+def _hand_over(
+    child: Child, body: tuple[Any, ...], fds: list[int], owners: int
+) -> bool:
+    """Give an order to a child that waited for it; tell whether it is there to take it.
 
-        In turns, and not to the end of either: processes that fork and exit for ever
-        die as fast as they are reaped, and only a kill stops them.
-        """
-        self._has_more_to_do = self._reap()
-        self._has_more_to_do |= self._sweep()
-
-    def _reap(self) -> bool:
-        """Wait for what has died; whether there may be more of it."""
-        for _ in range(_REAPED_AT_ONCE):
-            try:
-                how = os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
-                dead = os.waitid(os.P_ALL, 0, how)
-            except ChildProcessError:
-                return False
-            if dead is None:
-                return False
-            # While the dead still have their numbers: one may be the child that
-            # another process became, and told of before it ended.
-            for starting in tuple(self._starting.values()):
-                self._hear(starting)
-            pid, status, usage = os.wait4(dead.si_pid, _WALL)
-            child = self._children.pop(pid, None)
-            if child is None:
-                self._killed.discard(pid)
-                self._buried += 1
-            else:
-                self._bury(child, status, usage)
-        return True
-
-    def _bury(self, child: _Child, status: int, usage: resource.struct_rusage) -> None:
-        del self._pids[child.ident]
-        self._left_groups += self._groups.pop(child.ident, ())
-        del self._left_groups[:-_LEFT_GROUPS]
-        self._inits.discard(child.init)  # a leftover, as all that is in its namespace
-        if child.report >= 0:
-            self._hear(child)
-        if child.report >= 0:  # it is dead: all is told that will ever be
-            self._conclude_start(child)
-        if child.failed:
-            return
-        code = os.waitstatus_to_exitcode(status)
-        self._reply(
-            (
-                launchpad_wire.EXITED,
-                child.ident,
-                code if code >= 0 else None,
-                -code if code < 0 else None,
-                usage.ru_utime,
-                usage.ru_stime,
-                usage.ru_maxrss,
-            )
-        )
-        self._unswept.append(child.ident)
-
-    def _sweep(self) -> bool:
-        """Kill what dead children left; whether there was something to kill.
-
-        Only direct children are killed, as fast as they can be listed. What stands
-        beneath them comes here when they die, which is the next SIGCHLD.
-        """
-        children = proctree.children_of(self._pid)
-        # After the list was read: who stands on it and is no leftover was announced.
-        for child in tuple(self._starting.values()):
-            self._hear(child)
-            if child.is_forking:
-                return False  # until it says whom it forked
-        known = self._children.keys() | self._inits
-        leftovers = [pid for pid in children if pid not in known]
-        fresh = [pid for pid in leftovers if pid not in self._killed]
-        proctree.kill_children(fresh)
-        self._killed.update(fresh)
-        if self._unswept and not leftovers:
-            self._reply((launchpad_wire.SWEPT, self._unswept, self._buried))
-            self._unswept, self._buried = [], 0
-        return bool(fresh)
-
-    def _end_everything(self) -> None:
-        """Kill every process beneath this one, and return when none is left."""
-        self._host_is_there = False
-        self._children.clear()
-        self._starting.clear()
-        self._inits.clear()
-        self._flush()  # gives the queued descriptors back
-        while True:
-            self._tidy()
-            if not _has_children():
-                break
-            if not self._has_more_to_do:
-                os.read(self._wake, _WAKE_BYTES)
-        for groups in (*self._groups.values(), self._left_groups):
-            for directory in groups:
-                try:
-                    os.rmdir(directory)
-                except OSError:  # the host has removed it, or never may
-                    continue
+    Raises:
+        OSError: no memory for it.
+    """
+    if child.line is None:
+        return False
+    message = (body, owners >= 0)
+    carried = fds if owners < 0 else (*fds, owners)
+    try:
+        launchpad_wire.send_message(child.line, message, carried)
+    except (BrokenPipeError, ConnectionResetError):  # killed, by somebody else
+        return False
+    finally:
+        child.hang_up()
+    return True
 
 
-def _open_group(order: launchpad_child.Order) -> int:
+def _open_group(order: Order) -> int:
     """Open the group of version 2 that a child is to be forked into; -1 for none."""
     for directory, name in order.layers.get("cgroup", ()):
         if name == launchpad_child.GROUP_TO_FORK_INTO:
@@ -467,15 +388,6 @@ def _open_group(order: launchpad_child.Order) -> int:
             except OSError:
                 return -1  # the child does not find it either, and says so
     return -1
-
-
-def _has_children() -> bool:
-    """Whether a child of this process is left, dead or alive."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def main() -> None:
@@ -535,11 +447,3 @@ def _wake_at_signals() -> int:
     os.set_blocking(theirs, False)
     _signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     return ours
-
-
-def _create_time(pid: int) -> int:
-    """Start of an unreaped child, in clock ticks since boot."""
-    stat = proctree.read_parent_and_start(pid)
-    if stat is None:
-        raise OSError(errno.EIO, "a child is not to be seen in /proc")
-    return stat[1]

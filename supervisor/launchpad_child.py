@@ -14,6 +14,7 @@ Rules:
  4. Signals need no step: the launchpad blocks and ignores none, and what it catches
     is the default again after exec (execve(2)).
  5. This ends in exec or in `os._exit`; it never returns into the launchpad's loop.
+ 6. What waits for its order (``launchpad_stock``) holds nothing of the launchpad's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import errno
 import fcntl
-import marshal
 import os
 import resource
 
@@ -32,107 +32,55 @@ from supervisor import (
     launchpad_namespaces,
     launchpad_privileges,
     launchpad_seccomp,
+    launchpad_wire,
 )
 from supervisor.launchpad_kernel import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     close_at_exec,
     prctl,
+    set_name,
+)
+from supervisor.launchpad_order import (
+    APPLIED,
+    BECAME,
+    DETAIL_BYTES,
+    FAILED,
+    FORKING,
+    frame,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any, NoReturn
+
+    from supervisor.launchpad_order import Order
 
 # The exit status of a child that never became its program; the report says why.
 FAILED_STATUS = 127
-# Room for all that one child reports; a detail is a path or a part of a "#!" line.
-REPORT_BYTES = 16_384
-# A single report is written whole, PIPE_BUF is 4096.
-DETAIL_BYTES = 1024
 
 # The file of a group that only version 2 would have written: a process can be forked
 # into such a group. In version 1 it is ``tasks``, which moves a single thread, and that
 # the kernel does at once.
 GROUP_TO_FORK_INTO = b"cgroup.procs"
 
-# What a report says first.
-FORKING, BECAME, APPLIED, FAILED = range(4)
-
-
-class Order:
-    """What one child is to become: the SPAWN message and its descriptors."""
-
-    __slots__ = (
-        "applied",
-        "argv",
-        "cwd_fd",
-        "env",
-        "executable",
-        "group",
-        "init",
-        "is_in_group",
-        "layers",
-        "owners",
-        "report",
-        "rlimits",
-        "sources",
-        "targets",
-        "umask",
-    )
-
-    def __init__(
-        self,
-        body: tuple[
-            bytes,
-            tuple[bytes, ...],
-            dict[bytes, bytes],
-            tuple[int, ...],
-            tuple[tuple[int, int, int], ...],
-            int | None,
-            dict[str, Any],
-        ],
-        fds: list[int],
-    ) -> None:
-        """Take the message apart.
-
-        Raises:
-            ValueError: It has too few or too many fields.
-            OSError: Descriptors are missing: this process may open no more.
-        """
-        (
-            self.executable,
-            self.argv,
-            self.env,
-            self.targets,
-            self.rlimits,
-            self.umask,
-            self.layers,
-        ) = body
-        self.applied: list[tuple[str, str]] = []
-        self.owners = -1
-        self.group = -1  # the directory of its group of processes, version 2
-        self.is_in_group = False  # it was forked into that
-        self.init = -1  # of the pid namespace that it was forked into
-        self.report = -1
-        if len(fds) != 1 + len(self.targets):
-            raise OSError(errno.EMFILE, "a descriptor was not received")
-        self.cwd_fd, *self.sources = fds
+_STOCK_NAME = b"sandhost-stock"
 
 
 def become(order: Order, launchpad: int, report: int) -> NoReturn:
     """Turn this forked process into what `order` says.
 
     Args:
-        order: Its descriptors are those the launchpad received.
+        order: Its descriptors are those the launchpad received; or it is still to come
+            by its line, and is waited for when everything is ready that needs no order.
         launchpad: The pid of the process that forked.
         report: Where `reports` are written. It closes by the exec: end of file without
             a failure is success.
     """
     stage, number, detail = "fork", errno.ECANCELED, b""
+    order.report = report
     try:
-        order.report = _above_targets(order, report)
         for stage, step in STEPS:  # noqa: B007 - read below when a step fails
             step(order, launchpad)
     except launchpad_mounts.OwnersError as error:
@@ -161,37 +109,51 @@ def _tell(order: Order, *message: Any) -> None:
     os.write(order.report, frame(*message))
 
 
-def frame(*message: Any) -> bytes:
-    """Return a report as it stands in the pipe: two bytes of length, the message."""
-    body = marshal.dumps(message)
-    return len(body).to_bytes(2, "little") + body
+def _keep_to_itself(order: Order, _launchpad: int) -> None:
+    """Let go of all that is the launchpad's, where an order has to be waited for."""
+    if order.line is None:
+        return
+    # If the launchpad dies: at once, and by its closed line in a namespace of pids.
+    prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
+    _signal.set_wakeup_fd(-1)
+    keep = sorted({*range(3), order.line.fileno(), order.report, order.group} - {-1})
+    last = os.sysconf("SC_OPEN_MAX")
+    for kept, following in zip(keep, [*keep[1:], last], strict=True):
+        os.closerange(kept + 1, following)
+    set_name(_STOCK_NAME)
 
 
-def reports(heard: bytes) -> Iterator[tuple[Any, ...]]:
-    """Yield what a starting child reports, in order.
-
-    ``(FORKING,)``: two processes are about to be forked that nobody knows yet.
-    ``(BECAME, pid, init)``: this process ends, the child is `pid` now.
-    ``(APPLIED, ((layer, detail), ...))``: what it runs in, if the exec succeeds.
-    ``(FAILED, errno, stage, detail)``: it ends.
-    """
-    while len(heard) >= 2:
-        size = int.from_bytes(heard[:2], "little")
-        yield marshal.loads(heard[2 : 2 + size])  # noqa: S302 - our own fork wrote it
-        heard = heard[2 + size :]
+def _prepare_rules(order: Order, _launchpad: int) -> None:
+    if order.common is not None:
+        rules, no_tcp = order.common
+        order.ruleset = launchpad_landlock.prepare(rules, no_tcp=no_tcp)
 
 
-def _above_targets(order: Order, report: int) -> int:
-    """Move every descriptor in use above the target numbers; gives the report's."""
+def _await_order(order: Order, _launchpad: int) -> None:
+    """Take in the order, if it is not here; move descriptors out of its way."""
+    if order.line is not None:
+        received = launchpad_wire.wait_for_message(order.line)
+        if received is None:  # not wanted any more, or the launchpad is gone
+            os._exit(0)
+        (body, has_owners), fds = received
+        if has_owners:
+            order.owners = fds.pop()
+        order.fill(body, fds)
     free = max(order.targets, default=-1) + 1
 
     def move(fd: int) -> int:
         return fd if fd >= free else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free)
 
+    # Above every target number, so that none is written over before it is in its place.
     order.cwd_fd = move(order.cwd_fd)
     order.sources = [move(fd) for fd in order.sources]
-    order.group = move(order.group) if order.group >= 0 else -1
-    return move(report)
+    order.report = move(order.report)
+    if order.group >= 0:
+        order.group = move(order.group)
+    if order.owners >= 0:
+        order.owners = move(order.owners)
+    if order.ruleset is not None:
+        order.ruleset.fd = move(order.ruleset.fd)
 
 
 def _layer(
@@ -295,9 +257,9 @@ def _forbid_new_privileges(_order: Order, _nothing: None) -> str:
     return launchpad_privileges.forbid_new_privileges()
 
 
-def _restrict_files(_order: Order, rules: tuple[Any, bool]) -> str:
+def _restrict_files(order: Order, rules: tuple[Any, bool]) -> str:
     paths, no_tcp = rules
-    return launchpad_landlock.apply(paths, no_tcp=no_tcp)
+    return launchpad_landlock.apply(paths, no_tcp=no_tcp, ready=order.ruleset)
 
 
 def _drop_bounding_set(order: Order, _launchpad: int) -> None:
@@ -326,7 +288,9 @@ def _execute(order: Order, _launchpad: int) -> None:
     os.execve(order.executable, order.argv, order.env)
 
 
+# Before the row "order" stands what every order of one shape says (`SHAPING`).
 STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
+    ("fork", _keep_to_itself),
     _layer("userns", _enter_user),
     _namespace("netns"),
     _namespace("ipcns"),
@@ -335,14 +299,16 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     ("session", _lead_a_session),
     ("subreaper", _adopt_orphans),
     _layer("cgroup", _join_groups),
+    _layer("no_new_privs", _forbid_new_privileges),
+    ("bounding", _drop_bounding_set),
+    ("landlock", _prepare_rules),
+    ("order", _await_order),
     _layer("mountns", _change_root),
     ("cwd", _enter_directory),
     ("umask", _set_umask),
     ("descriptors", _place_descriptors),
-    _layer("no_new_privs", _forbid_new_privileges),
     _layer("landlock", _restrict_files),
     ("rlimit", _limit_resources),
-    ("bounding", _drop_bounding_set),
     _layer("uid", _become_user),
     _layer("capabilities", _drop_capabilities),
     ("pdeathsig", _die_with_the_launchpad),
@@ -350,6 +316,18 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     ("report", _report),
     ("exec", _execute),
 )
+
+SHAPING = (
+    "userns",
+    "netns",
+    "ipcns",
+    "utsns",
+    "pidns",
+    "cgroup",
+    "no_new_privs",
+    "capabilities",
+)
+"""The layers whose words are the shape of an order: they are put on before it comes."""
 
 
 def _missing_interpreter(executable: bytes, number: int) -> bytes:

@@ -77,12 +77,46 @@ def version() -> int:
     return system_call(_SYS_CREATE_RULESET, 0, 0, _VERSION)
 
 
-def apply(rules: tuple[tuple[bytes, str], ...], *, no_tcp: bool) -> str:
+class Ruleset:
+    """Rules that were made before it was known which ones are wanted.
+
+    Attributes:
+        fd: of the kernel's object.
+        no_tcp: it restricts TCP as well.
+        made: by rule, (device, inode) of what the path was then, None for nothing.
+    """
+
+    __slots__ = ("fd", "made", "no_tcp")
+
+    def __init__(self, *, no_tcp: bool) -> None:
+        self.fd = _create(no_tcp=no_tcp)
+        self.no_tcp = no_tcp
+        self.made: dict[tuple[bytes, str], tuple[int, int] | None] = {}
+
+
+def prepare(rules: tuple[tuple[bytes, str], ...], *, no_tcp: bool) -> Ruleset:
+    """Make a ruleset that `apply` may then be given.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    ready = Ruleset(no_tcp=no_tcp)
+    handled = _handled(version())
+    for rule in rules:
+        ready.made[rule] = _allow(ready.fd, rule[0], _KINDS[rule[1]] & handled)
+    return ready
+
+
+def apply(
+    rules: tuple[tuple[bytes, str], ...], *, no_tcp: bool, ready: Ruleset | None = None
+) -> str:
     """Restrict this process and what it starts; it must have no_new_privs.
 
     Args:
         rules: (path, a word of `_KINDS`).
         no_tcp: also neither bind(2) nor connect(2) of TCP, where the version has it.
+        ready: made before; taken if it allows nothing else, and nothing older, than
+            the rules say.
 
     Returns:
         What was applied, in a few words.
@@ -91,42 +125,78 @@ def apply(rules: tuple[tuple[bytes, str], ...], *, no_tcp: bool) -> str:
         OSError: it cannot be had; E2BIG: 16 layers are there already.
     """
     abi = version()
-    handled = _FILE_SYSTEM[abi] if abi < len(_FILE_SYSTEM) else _FILE_SYSTEM_NOW
-    ruleset = _Ruleset(handled)
-    words = [f"ABI {abi}"]
-    size = 8
-    if abi >= _TCP_VERSION:
-        size = 16
-        if no_tcp:
-            ruleset.handled_access_net = _TCP
-            words.append("no TCP")
-    if abi >= _SCOPE_VERSION:
-        size = 24
-        ruleset.scoped = _SCOPES
-        words.append("signals and abstract sockets scoped")
-    fd = system_call(_SYS_CREATE_RULESET, ctypes.addressof(ruleset), size, 0)
+    handled = _handled(abi)
+    made: dict[tuple[bytes, str], tuple[int, int] | None] = {}
+    if ready is not None and ready.no_tcp == no_tcp and _is_true(ready, rules):
+        fd, made = ready.fd, ready.made
+    else:
+        fd = _create(no_tcp=no_tcp)
     try:
         for path, kind in rules:
-            _allow(fd, path, _KINDS[kind] & handled)
+            if (path, kind) not in made:
+                _allow(fd, path, _KINDS[kind] & handled)
         for number in range(3):
             _allow_again(fd, number, handled)
         system_call(_SYS_RESTRICT_SELF, fd, 0)
     finally:
         os.close(fd)
+    words = [f"ABI {abi}"]
+    if abi >= _TCP_VERSION and no_tcp:
+        words.append("no TCP")
+    if abi >= _SCOPE_VERSION:
+        words.append("signals and abstract sockets scoped")
     return ", ".join(words)
 
 
-def _allow(ruleset: int, path: bytes, access: int) -> None:
+def _is_true(ready: Ruleset, rules: tuple[tuple[bytes, str], ...]) -> bool:
+    """Whether what was made is wanted, and every path still is what it was then."""
+    if not ready.made.keys() <= set(rules):
+        return False
+    return all(was == _identity(rule[0]) for rule, was in ready.made.items())
+
+
+def _identity(path: bytes) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _handled(abi: int) -> int:
+    """All rights on files that a version of Landlock restricts."""
+    return _FILE_SYSTEM[abi] if abi < len(_FILE_SYSTEM) else _FILE_SYSTEM_NOW
+
+
+def _create(*, no_tcp: bool) -> int:
+    """Return a descriptor of a fresh ruleset that restricts all that can be."""
+    abi = version()
+    ruleset = _Ruleset(_handled(abi))
+    size = 8
+    if abi >= _TCP_VERSION:
+        size = 16
+        if no_tcp:
+            ruleset.handled_access_net = _TCP
+    if abi >= _SCOPE_VERSION:
+        size = 24
+        ruleset.scoped = _SCOPES
+    return system_call(_SYS_CREATE_RULESET, ctypes.addressof(ruleset), size, 0)
+
+
+def _allow(ruleset: int, path: bytes, access: int) -> tuple[int, int] | None:
+    """Add a rule; return what the path is, None if nothing can be reached there."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return  # rule 2; and what cannot be reached now cannot be opened later
+        return None  # rule 2; and what cannot be reached now cannot be opened later
     try:
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+        found = os.fstat(fd)
+        if not stat.S_ISDIR(found.st_mode):
             access &= _ON_FILES
         _add(ruleset, fd, access)
     finally:
         os.close(fd)
+    return found.st_dev, found.st_ino
 
 
 def _allow_again(ruleset: int, number: int, handled: int) -> None:

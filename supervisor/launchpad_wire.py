@@ -14,6 +14,8 @@ Rules:
     ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
     ``layers`` maps the name of a sandbox layer to what its apply takes.
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
+    ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
+    ``(LIST, id)``: which children are in stock.
 
  4. Launchpad to host:
 
@@ -23,8 +25,12 @@ Rules:
     ``(FAILED, id, errno, stage, detail)``: it did not, and it ends.
     ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
     ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
+    ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
     SPAWNED, EXITED, SWEPT of one id come in this order.
- 5. A launchpad outlives its host's program (``handover``): one that is changed so that
+ 5. The launchpad and a child in stock (``launchpad_stock``) speak in the same way:
+    ``((executable, ... layers), has_owners)`` is an order; the last descriptor is a
+    user namespace if `has_owners`.
+ 6. A launchpad outlives its host's program (``handover``): one that is changed so that
     the program before cannot speak with it has a new ``VERSION``.
 """
 
@@ -42,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 1
+VERSION = 2
 
-SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT = range(6)
+SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 
 # A bigger message travels in a memfd, sent as the last descriptor of an empty tuple:
 # a datagram must fit into the socket's buffer (208 KiB by default).
@@ -94,7 +100,18 @@ def receive_message(sock: _socket.socket) -> tuple[tuple[Any, ...], list[int]] |
         BlockingIOError: Nothing is there.
         OSError: A message in a memfd came, but this process may open no more.
     """
-    flags = _socket.MSG_DONTWAIT | _socket.MSG_CMSG_CLOEXEC
+    return _receive(sock, _socket.MSG_DONTWAIT)
+
+
+def wait_for_message(sock: _socket.socket) -> tuple[tuple[Any, ...], list[int]] | None:
+    """Wait for one message of a blocking socket, else as `receive_message`."""
+    return _receive(sock, 0)
+
+
+def _receive(
+    sock: _socket.socket, how: int
+) -> tuple[tuple[Any, ...], list[int]] | None:
+    flags = how | _socket.MSG_CMSG_CLOEXEC
     try:
         body, control, _, _ = sock.recvmsg(DATAGRAM_BYTES, _RIGHTS_SPACE, flags)
     except ConnectionResetError:  # it died with messages of ours unread

@@ -150,7 +150,7 @@ def _add_row(found: dict[Key, Row], table: str, ident: object, why: str) -> None
 async def _processes(host: Host) -> dict[Key, Row]:
     """Return children without a process, processes without a child, and zombies."""
     launchpad = host.launcher.launchpad_pid
-    known = set(host.baseline.children)
+    known = {*host.baseline.children, *await host.launcher.stock()}
     found: dict[Key, Row] = {}
     known.update(_of_services(host))
     for number, child in enumerate(tuple(host.children.values()), 1):

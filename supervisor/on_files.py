@@ -201,6 +201,12 @@ def do_write(session: Session, request: m.Write) -> bytes | None:
         return session.drain(error(NOT_WRITABLE + echo(request.token)))
     piece = session.conn.take_body()
     if len(piece) < size:
+        if file.ledger is not None:
+            # From here on nobody else gets it; whatever ends this gives it back.
+            try:
+                session.reserved = file, file.charge_growth(size)
+            except OSError as why:
+                return session.drain(error(b"failed to write: " + reason(why)))
         return session.collect(piece, partial(_write_now, session, request, file))
     return _write_now(session, request, file, piece)
 
@@ -225,6 +231,7 @@ def _write_now(
             handle.pwrite(data, file.offset)
             file.offset += size
         else:
+            session.release_growth()
             session.fs.write(file, data)
     except OSError as why:
         return error(b"failed to write: " + reason(why))
@@ -279,6 +286,7 @@ async def _write_after_read(
 async def _write_waiting(
     session: Session, file: OpenFile, data: bytes | memoryview
 ) -> bytes:
+    session.release_growth()  # it is charged again before this waits
     try:
         await session.fs.write_waiting(file, data)
     except OSError as why:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)i?B?", re.ASCII)
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -59,6 +59,7 @@ class Limits(NamedTuple):
         files: files and directories that may be made.
         file_size: the largest that any file may grow to, bytes, behind the door and
             (RLIMIT_FSIZE) beside it.
+        cpus: how many processors' time all its processes may take together (cgroup).
     """
 
     memory: int | None = None
@@ -68,6 +69,7 @@ class Limits(NamedTuple):
     bytes: int | None = None
     files: int | None = None
     file_size: int | None = None
+    cpus: float | None = None
 
     def rlimits(self) -> tuple[tuple[int, int, int], ...]:
         """Return what the kernel keeps, as (resource, soft, hard)."""
@@ -84,6 +86,10 @@ class Limits(NamedTuple):
         return tuple(found)
 
 
+_CPUS = re.compile(r"\d{1,4}(?:\.\d{1,3})?", re.ASCII)
+FEWEST_CPUS = 0.01
+"""The kernel takes no quota below a millisecond of each tenth of a second."""
+
 _SIZES = frozenset({"memory", "bytes", "file_size"})
 
 
@@ -93,7 +99,7 @@ def parse_limits(texts: list[str]) -> Limits:
     Raises:
         OptionError: an unknown name, a bad value, a name given twice.
     """
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for item in ",".join(texts).split(",") if texts else ():
         name, equals, value = item.partition("=")
         name = name.strip()
@@ -106,9 +112,14 @@ def parse_limits(texts: list[str]) -> Limits:
     return Limits(**found)
 
 
-def _limit(name: str, value: str) -> int:
+def _limit(name: str, value: str) -> int | float:
     if name in _SIZES:
         return parse_size(value)
+    if name == "cpus":
+        if _CPUS.fullmatch(value) is None or float(value) < FEWEST_CPUS:
+            why = f"write a number from {FEWEST_CPUS} on, 0.5 say"
+            raise OptionError(f"not a limit of cpus: {value!r}; {why}")
+        return float(value)
     if not (value.isascii() and value.isdigit() and len(value) < 16):
         raise OptionError(f"not a number for limit {name}: {value!r}")
     return int(value)

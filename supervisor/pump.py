@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.counts import SAMPLE_TURNS, Counts
-from supervisor.session import EOF, POLLS, SLOW
+from supervisor.session_base import EOF, SLOW
+from supervisor.session_sent import POLLS
 
 if TYPE_CHECKING:
-    from supervisor.session import Session
+    from supervisor.session_base import SessionBase
 
 SLICE_S = 0.001
 """Longest stretch without a checkpoint; one costs 10 us, so this gives up 1 %."""
@@ -46,12 +47,12 @@ class Pump:
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, SessionBase] = {}
         self.counts = Counts()
-        self._left_over: dict[Session, None] = {}
-        self._hangups: dict[int, Session] = {}
+        self._left_over: dict[SessionBase, None] = {}
+        self._hangups: dict[int, SessionBase] = {}
         # (when, requests that the session had answered when its message began)
-        self._deadlines: dict[Session, tuple[float, int]] = {}
+        self._deadlines: dict[SessionBase, tuple[float, int]] = {}
         self._deadline_added = trio.Event()
         self._paused: trio.Event | None = None
 
@@ -75,12 +76,12 @@ class Pump:
         """Return what the pump holds of the process's descriptors."""
         return (self._epoll.fileno(), self._bell)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: SessionBase) -> None:
         """Begin to serve a session."""
         self.sessions[session.read_fd] = session
         self._epoll.register(session.read_fd, select.EPOLLIN)
 
-    def suspend(self, session: Session) -> None:
+    def suspend(self, session: SessionBase) -> None:
         """Leave a session to its own task."""
         # By identity: the number of a session that is over may be another's by now (I1).
         if self.sessions.get(session.read_fd) is session:
@@ -91,7 +92,7 @@ class Pump:
         self._left_over.pop(session, None)
         self._deadlines.pop(session, None)
 
-    def resume(self, session: Session) -> None:
+    def resume(self, session: SessionBase) -> None:
         """Take a session back from its task."""
         self.add(session)
         if session.conn.pending:
@@ -101,7 +102,7 @@ class Pump:
 
     forget = suspend
 
-    def watch_hangup(self, session: Session) -> None:
+    def watch_hangup(self, session: SessionBase) -> None:
         """Close a session that its task owns once its client has closed both ways.
 
         Precondition: the session is suspended.
@@ -111,7 +112,7 @@ class Pump:
             # Nothing is asked for: EPOLLHUP and EPOLLERR always come (epoll_ctl(2)).
             self._epoll.register(fd, 0)
 
-    def ignore_hangup(self, session: Session) -> None:
+    def ignore_hangup(self, session: SessionBase) -> None:
         """End ``watch_hangup``."""
         for fd in {session.read_fd, session.write_fd}:
             if self._hangups.get(fd) is session:
@@ -130,7 +131,7 @@ class Pump:
         if not self._epoll.closed:
             self._epoll.unregister(fd)
 
-    def _watch(self, session: Session) -> None:
+    def _watch(self, session: SessionBase) -> None:
         """Start or stop the clock of a message that has begun (spec F8)."""
         known = self._deadlines.get(session)
         if not session.is_mid_message:
@@ -156,8 +157,10 @@ class Pump:
                     await self._paused.wait()
                 events = poll(0, _BATCH)
                 if events or self._left_over:
-                    misses = 0
+                    served = len(self.sessions)
                     self._serve(events)
+                    # Who has left asks nothing soon: nobody yields to the dead.
+                    misses = 0 if len(self.sessions) == served else POLLS
                 elif misses < POLLS:
                     misses += 1
                     yield_core()
@@ -198,7 +201,7 @@ class Pump:
             if self._deadlines or conn.body_left or not conn.idle:
                 self._watch(session)
 
-    def _serve_timed(self, turn: dict[Session, None]) -> None:
+    def _serve_timed(self, turn: dict[SessionBase, None]) -> None:
         """Serve the first session of a turn for one request, and look at the clock.
 
         A turn in which it answered one request and no more is a measurement.

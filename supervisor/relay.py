@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from protocol.toolexec_token import narrowed
 from supervisor import walled
 from supervisor.launcher import Launcher, SpawnedProcess
 from supervisor.logs import Log
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _OWN_ACCOUNT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET")
 """This process's own account at the host's model: not the nested child's."""
+
+_TOOLS_TOKEN = "AIFO_TOOLEEXEC_TOKEN"  # noqa: S105 - the name of a variable
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for the nested child (spec S6)."""
@@ -88,7 +91,7 @@ async def _relay(
                 nested = await relay.new_client(rights, fds)
                 try:
                     door = nested.child_end.fileno()
-                    env = _environment(narrowed=rights is not None)
+                    env = _environment(relay.dialect, rights)
                     process = await _spawn(launcher, command, door, env)
                 finally:
                     nested.child_end.close()
@@ -119,12 +122,14 @@ async def _kill_later(process: SpawnedProcess) -> None:
     process.send_signal(signal.SIGKILL)
 
 
-def _environment(*, narrowed: bool) -> dict[str, str]:
+def _environment(dialect: int, rights: dict[str, object] | None) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k not in _OWN_ACCOUNT}
-    env.update(FSPROXY_FD="3", FSPROXY_VERSION="2", FSPROXY_TOP_LEVEL="false")
-    if narrowed:
-        # The token stands for this process's rights, which are more (attack 38).
-        env.pop("AIFO_TOOLEEXEC_TOKEN", None)
+    env.update(FSPROXY_FD="3", FSPROXY_VERSION=str(dialect), FSPROXY_TOP_LEVEL="false")
+    token = env.get(_TOOLS_TOKEN)
+    if rights is not None and token is not None:
+        # It stands for this process's rights, which are more (attack 38).
+        has_root = not {"read", "write"} & rights.keys()
+        env[_TOOLS_TOKEN] = narrowed(token, os.urandom(8).hex(), root=has_root)
     return env
 
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING
 
 from supervisor import sandbox_paths, seccomp_filter
+from supervisor.cgroups import as_pair
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
@@ -48,6 +48,13 @@ LAYERS = {
     "cgroup": "a cgroup that is this user's to divide (systemd: Delegate=yes)",
 }
 """Every layer that a profile can name, and what it takes to have it."""
+
+FIRST_USER = 0x40000000
+"""Of children of root: above what subordinate users are made of (login.defs(5))."""
+
+USERS = 767
+"""Of each host: so many go into 32 bits for every pid that there can be (2**22), none of
+them the last number, which means "nobody"."""
 
 _ALWAYS = frozenset({"no_new_privs", "capabilities"})
 """Part of every profile but ``none``: they cost nothing and everybody has them."""
@@ -77,11 +84,14 @@ class Profile:
         name: as the user writes it.
         layers: what is asked for.
         required: of these, what the child is not started without.
+        unix_sockets: it may make sockets of the family unix, which reach whatever of
+            their paths it sees; FD 3 and pairs are none that it makes so.
     """
 
     name: str
     layers: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
+    unix_sockets: bool = True
 
 
 PROFILES = {
@@ -148,10 +158,18 @@ class Machine:
             self.lacking["seccomp"] = f"no list of system calls for {why}"
 
     def take_user(self) -> int:
-        """Return a user number that no other child of this machine's hosts has."""
-        # A host's own thousand, by its pid: two hosts that live have two of them.
-        first = 0x40000000 + (os.getpid() % 0x100000) * 1024
-        user = next(number for number in count(first) if number not in self._users)
+        """Return a user number that no other child of this machine's hosts has.
+
+        Raises:
+            SpawnError: there is none left.
+        """
+        # A host's own, by its pid: two hosts that live have two ranges.
+        first = FIRST_USER + os.getpid() * USERS
+        own = range(first, first + USERS)
+        user = next((number for number in own if number not in self._users), None)
+        if user is None:
+            text = f"cannot start a child: all {USERS} users of this host have one"
+            raise SpawnError(errno.EAGAIN, "uid", f"{text}; run a second host")
         self._users.add(user)
         return user
 
@@ -236,7 +254,7 @@ def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnErro
         f"cannot start a child: the sandbox layer {layer!r} is required and missing:"
         f" {why}; it takes {LAYERS[layer]}"
     )
-    return SpawnError(number, layer, text)
+    return SpawnError(number, layer, text, why)
 
 
 @dataclass(slots=True)
@@ -302,11 +320,11 @@ def layers_on_the_wire(
     if "uid" in layers:
         found["uid"] = wanted.user
     if "cgroup" in layers:
-        found["cgroup"] = tuple(
-            tuple(os.fsencode(file).rsplit(b"/", 1)) for file in wanted.groups
-        )
+        found["cgroup"] = tuple(as_pair(file) for file in wanted.groups)
     if "seccomp" in layers:
-        found["seccomp"] = seccomp_filter.build_here(network=not no_internet)
+        found["seccomp"] = seccomp_filter.build_here(
+            network=not no_internet, unix=wanted.profile.unix_sockets
+        )
     return found
 
 

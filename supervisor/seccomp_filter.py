@@ -121,32 +121,35 @@ class UnknownMachineError(Exception):
 
 
 @cache
-def build(machine: str, *, network: bool) -> bytes:
+def build(machine: str, *, network: bool, unix: bool = True) -> bytes:
     """Return the filter as an array of ``struct sock_filter``.
 
     Args:
         machine: as ``os.uname().machine`` has it.
         network: sockets of the internet are left alone: there is a namespace of its
             own, or the child may use the host's network.
+        unix: sockets of the family unix can be made; pairs always can.
 
     Raises:
         UnknownMachineError: neither x86_64 nor aarch64.
     """
     if machine not in _ARCHITECTURES:
         raise UnknownMachineError(machine)
-    return assemble(_program(machine, network=network))
+    return assemble(_program(machine, network=network, unix=unix))
 
 
-def build_here(*, network: bool) -> bytes:
+def build_here(*, network: bool, unix: bool = True) -> bytes:
     """Return the filter for this machine; see ``build``."""
-    return build(os.uname().machine, network=network)
+    return build(os.uname().machine, network=network, unix=unix)
 
 
-def _program(machine: str, *, network: bool) -> list[Instruction]:
+def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
     column = 0 if machine == "x86_64" else 1
     found = (numbers[column] for numbers in DENIED.values())
     denied = sorted(number for number in found if number is not None)
-    families = [_AF_UNIX, _AF_NETLINK, *((_AF_INET, _AF_INET6) if network else ())]
+    families = [_AF_NETLINK, *((_AF_INET, _AF_INET6) if network else ())]
+    if unix:
+        families.insert(0, _AF_UNIX)
     code = [
         Instruction(_LOAD, _ARCHITECTURE),
         Instruction(_JUMP_EQUAL, _ARCHITECTURES[machine], no="perm"),

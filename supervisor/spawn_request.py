@@ -11,7 +11,6 @@ import errno
 import os
 import stat
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor import launchpad_wire
@@ -196,15 +195,27 @@ def find_executable(name: str, path_env: str | None, cwd: str) -> str:
         # As the shell: "found but not to be executed" tells more than "not found".
         if fault in {errno.EACCES, errno.EISDIR} or len(candidates) == 1:
             worst = fault
-    where = "" if "/" in name else " in any directory of PATH"
-    reason = os.strerror(worst) + (where if worst == errno.ENOENT else "")
+    reason = os.strerror(worst)
+    if worst == errno.ENOENT and "/" not in name:
+        reason += " in any directory of PATH; install it, or name it by its path"
+    else:
+        reason += _TO_DO.get(worst, "")
     raise SpawnError(worst, "lookup", f"cannot start '{_shown(name)}': {reason}")
+
+
+_TO_DO = {
+    errno.ENOENT: "; check its path",
+    errno.ENOTDIR: "; check its path",
+    errno.EACCES: "; make it executable (chmod +x), or start what runs it",
+    errno.EISDIR: "; name a program",
+}
+"""What to do where a program is not to be executed."""
 
 
 def _fault_of_program(path: str) -> int | None:
     """The errno for which `path` is not a program of this user, None if it is one."""
     try:
-        mode = Path(path).stat().st_mode
+        mode = os.stat(path).st_mode  # noqa: PTH116 - on the way of every start
     except OSError as error:
         return error.errno or errno.EIO
     if stat.S_ISDIR(mode):

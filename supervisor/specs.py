@@ -126,7 +126,7 @@ def make_spec(
         publish=options.publish,
         durability=options.durability,
         timeout_s=options.timeout_s,
-        max_open_files=limits.open_files or open_files,
+        max_open_files=open_files if limits.open_files is None else limits.open_files,
         max_bytes=limits.bytes,
         max_files=limits.files,
         max_file_bytes=limits.file_size,

@@ -13,19 +13,8 @@ Rules of this file.
 
 from __future__ import annotations
 
-import os
-
+from vfs.childcmd import FAILED, OK, UsageError, pieces, run, shown, write
 from vfs.client import Client
-from vfs.client_turn import client_errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-PIECE_BYTES = 1024 * 1024
-"""One piece of standard input."""
-
-OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "read": ("read_fd", ("fd", "page"), "show a page (or --all, --start-line N ...)"),
@@ -46,6 +35,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "checkpoint": ("checkpoint_process", ("label",), "keep everything as it is"),
     "restore": ("restore_process", ("checkpoint_id",), "go back to a checkpoint"),
     "checkpoints": ("list_checkpoints", (), "tell what was kept"),
+    "forget": ("delete_checkpoint", ("checkpoint_id",), "delete a checkpoint"),
     "wrap": ("wrap_output", (), "store standard input if it is long, else print it"),
     "wrap-input": ("wrap_input", (), "the same, as the user's input"),
     "temp-create": ("create_temp_file", (), "make a temporary file of standard input"),
@@ -82,23 +72,9 @@ _SWITCHES = frozenset(
 _SHORT = {"all": "read_all", "lines": "lines"}
 
 
-class UsageError(Exception):
-    """The command line is wrong; the text says how."""
-
-
 def main(argv: list[str]) -> int:
     """Run ``sandhost fd`` with the arguments behind ``fd``; return the exit status."""
-    try:
-        return _run(argv)
-    except UsageError as why:
-        return _complain(f"{why}; see: sandhost fd --help", USAGE)
-    except BrokenPipeError:
-        return NO_READER
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as why:
-        status = USAGE if isinstance(why, client_errors().NotAChildError) else FAILED
-        return _complain(why.strerror or str(why), status)
+    return run("fd", _run, argv)
 
 
 def _run(argv: list[str]) -> int:
@@ -116,7 +92,7 @@ def _run(argv: list[str]) -> int:
     elif word.replace("_", "").isalpha() and "_" in word:
         name, positional = word, ("fd",)
     else:
-        raise UsageError(f"unknown command {word!r}")
+        raise UsageError(f"unknown command {shown(word)}")
     arguments = _read(word, positional, argv[1:])
     client = Client()
     if name in TAKES_INPUT:
@@ -154,23 +130,9 @@ def _put(words: list[str]) -> int:
 
 
 def _put_stdin(client: Client, token: str | None = None) -> str:
-    for piece in _stdin():
+    for piece in pieces():
         token = client.fd_put(piece, token)
     return client.fd_put(b"", token) if token is None else token
-
-
-def _stdin() -> Iterator[bytes]:
-    while True:
-        try:
-            piece = os.read(0, PIECE_BYTES)
-        except BlockingIOError:
-            from vfs.client_rare import wait  # noqa: PLC0415 - rarely needed
-
-            wait(0, writable=False)
-            continue
-        if not piece:
-            return
-        yield piece
 
 
 def _read(
@@ -243,18 +205,5 @@ def _help() -> str:
 
 
 def _print(text: str) -> int:
-    view = memoryview(text.encode())
-    while view:
-        try:
-            view = view[os.write(1, view) :]
-        except BlockingIOError:
-            from vfs.client_rare import wait  # noqa: PLC0415 - rarely needed
-
-            wait(1, writable=True)
+    write(text.encode())
     return OK
-
-
-def _complain(text: str, status: int = FAILED) -> int:
-    line = "".join(c if c.isprintable() else "?" for c in text)
-    os.write(2, f"sandhost fd: {line}\n".encode(errors="backslashreplace"))
-    return status

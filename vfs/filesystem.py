@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import errno
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from vfs.backends import KEPT, MODES
 from vfs.clients import Client, Tables, file_row, timestamp
-from vfs.errors import AccessDeniedError
+from vfs.errors import AccessDeniedError, UnflushedError
 from vfs.hostio import in_thread
-from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES
+from vfs.ledger import CLIENTS, OPEN_FILES
+from vfs.names import Names
 from vfs.openfile import OpenFile
-from vfs.opening import emptied_at_once, open_in, open_restricted
+from vfs.opening import emptied_at_once, open_in, open_restricted, open_staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfs.backends import Backend, FileStatus, Handle, Removed
+    from vfs.backends import Handle
     from vfs.ledger import Ledger
     from vfs.places import Place
     from vfs.policy import Policy
@@ -61,8 +61,8 @@ class Observer(Protocol):
         """Called after a CLOSE; ``why`` names what closed it for the client (S3)."""
 
 
-class Filesystem:
-    """Clients, files and what they may do.
+class Filesystem(Names):
+    """Clients, files and what they may do; names are the business of ``Names``.
 
     ``observer`` is told of every file; ``on_denied`` of every client that reached for
     what it may not (spec A1), with the command and the name; ``is_secret`` is asked of
@@ -133,7 +133,7 @@ class Filesystem:
 
     # Files
 
-    def open(  # noqa: C901 - the contract's checks, in its order (spec O4)
+    def open(
         self, client: Client, name: bytes, word: bytes, claim: bool | None
     ) -> OpenFile:
         """Open a file for a client (spec O1-O9, A1-A4).
@@ -196,12 +196,55 @@ class Filesystem:
             staged,
         )
         file.must_empty = must_empty
-        tables.files[file.fileno] = client.files[file.fileno] = file
-        if ledger.bounds_size:
-            ledger.open.add(file)
+        self._enter(file)
+        return file
+
+    def open_replacing(self, client: Client, name: bytes, *, claim: bool) -> OpenFile:
+        """Open a file that takes a name at its close, whole and on the disk (A3b).
+
+        Args:
+            client: who asks.
+            name: as on the wire; what it stands for now stays as it is until then.
+            claim: the top-level view; the client has to have it.
+
+        Raises:
+            UnavailableError: the client's root is gone (spec O4).
+            AccessDeniedError: the name is outside what the client may write.
+            OSError: the open failed.
+        """
+        policy, ledger, tables = client.policy, client.ledger, self.tables
+        if not claim:
+            policy.check_available()
+        full = len(tables.files) >= self._max_host_files
+        if full or not ledger.charge(OPEN_FILES, 1):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        try:
+            handle, place = open_staged(policy, name, ledger, top_level=claim)
+        except BaseException:
+            ledger.charge(OPEN_FILES, -1)
+            raise
+        file = OpenFile(
+            next(tables.filenos),
+            name,
+            MODES[b"w"],
+            client,
+            handle,
+            claim,
+            place,
+            ledger if ledger.bounds_size else None,
+            staged=True,
+        )
+        file.durability = "close"
+        self._enter(file)
+        return file
+
+    def _enter(self, file: OpenFile) -> None:
+        client = file.client
+        self.tables.files[file.fileno] = client.files[file.fileno] = file
+        if file.ledger is not None:
+            file.ledger.open.add(file)
         if self.observer is not None:
             self.observer.file_opened(file)
-        return file
 
     def reopener(self, file: OpenFile) -> Callable[[], OpenFile] | None:
         """Return what opens a top-level file once more, in fewer steps than ``open``.
@@ -327,6 +370,9 @@ class Filesystem:
         growth = file.staged_growth
         try:
             self._credit(file.ledger, file.close())
+        except UnflushedError as why:
+            self._credit(file.ledger, why.replaced)  # it has the name all the same
+            raise
         except BaseException:
             file.give_back(growth)
             raise
@@ -348,6 +394,9 @@ class Filesystem:
                 threads = file.client.ledger.threads
                 replaced = await in_thread(file.close, share=threads)
             self._credit(file.ledger, replaced)
+        except UnflushedError as why:
+            self._credit(file.ledger, why.replaced)  # it has the name all the same
+            raise
         except BaseException:
             file.give_back(growth)
             raise
@@ -379,80 +428,3 @@ class Filesystem:
             yield from file.handle.descriptors()
         for numbers in self._closing.values():
             yield from numbers
-
-    # Names
-
-    def stat(self, client: Client, name: bytes, *, claim: bool) -> FileStatus:
-        """Tell size, time and kind of a name (spec X1)."""
-        backend, rest = self._locate(client, name, claim=claim, read=True)
-        return backend.stat(rest)
-
-    async def list_waiting(
-        self, client: Client, name: bytes, *, claim: bool, limit: int
-    ) -> list[tuple[bytes, str]]:
-        """List a directory, in a worker thread: it may be a long one (spec X1).
-
-        Raises:
-            OSError: ``EOVERFLOW``: it has more than ``limit`` entries, or as for OPEN.
-        """
-        backend, rest = self._locate(client, name, claim=claim, read=True)
-        return await in_thread(backend.list, rest, limit, share=client.ledger.threads)
-
-    def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
-        """Make a directory; it counts as a file that was made (spec X1)."""
-        backend, rest = self._locate(client, name, claim=claim, write=True)
-        if not client.ledger.charge(FILES, 1):
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        try:
-            backend.make_directory(rest)
-        except BaseException:
-            client.ledger.charge(FILES, -1)
-            raise
-
-    async def remove_waiting(self, client: Client, name: bytes, *, claim: bool) -> None:
-        """Remove a file or an empty directory, in a worker thread (spec X1).
-
-        The bytes of a file that this child has open are given back when it is closed.
-        """
-        backend, rest = self._locate(client, name, claim=claim, write=True)
-        ledger = client.ledger
-        removed = await in_thread(backend.remove, rest, share=ledger.threads)
-        self._credit(ledger, removed)
-        if ledger.used[FILES] > 0:
-            ledger.charge(FILES, -1)
-
-    async def rename_waiting(
-        self, client: Client, old: bytes, new: bytes, *, claim: bool
-    ) -> None:
-        """Rename within what the client may write, in a worker thread (spec X1)."""
-        source, old_rest = self._locate(client, old, claim=claim, read=True, write=True)
-        target, new_rest = self._locate(client, new, claim=claim, write=True)
-        ledger = client.ledger
-        rename = partial(source.rename, old_rest, target, new_rest)
-        self._credit(ledger, await in_thread(rename, share=ledger.threads))
-
-    @staticmethod
-    def _credit(ledger: Ledger | None, removed: Removed | None) -> None:
-        """Give back the size of what is gone, unless its last close will."""
-        if ledger is None or not ledger.bounds_size or removed is None:
-            return
-        if not any(f.handle.identity() == removed.identity for f in ledger.open):
-            ledger.charge(SIZE_BYTES, -removed.size)
-
-    def _locate(
-        self,
-        client: Client,
-        name: bytes,
-        *,
-        claim: bool,
-        read: bool = False,
-        write: bool = False,
-    ) -> tuple[Backend, bytes]:
-        policy = client.policy
-        if claim:
-            if not policy.top_level:
-                raise AccessDeniedError
-            return policy.host, name
-        policy.check_available()
-        place, rest = policy.candidates(name, read=read, write=write)[0]
-        return place.backend, rest

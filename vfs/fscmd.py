@@ -18,26 +18,26 @@ import os
 import sys
 import time
 
+from vfs.childcmd import (
+    OK,
+    PIECE_BYTES,
+    StepError,
+    UsageError,
+    complain,
+    own_connection,
+    read_piece,
+    run,
+    shown,
+    write,
+)
 from vfs.client import Client
-from vfs.client_turn import client_errors
-from vfs.fscmd_line import Call, Command, UsageError, read, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-PIECE_BYTES = 1024 * 1024
-"""One READ, one WRITE: so large that its round trip does not count."""
-
-OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
-"""Exit statuses; the last two are 128 + the number of SIGINT, of SIGPIPE."""
-
 _MANY = sys.maxsize
-
-
-class StepError(Exception):
-    """One step failed; the text is the whole line."""
 
 
 class Doing:
@@ -52,26 +52,14 @@ class Doing:
         pass
 
     def __exit__(self, kind: object, why: BaseException | None, trace: object) -> None:
-        # A reader that is gone is no failure of ours (see ``main``).
+        # A reader that is gone is no failure of ours (``childcmd``, rule 3).
         if isinstance(why, OSError) and not isinstance(why, BrokenPipeError):
             raise StepError(f"cannot {self._what}: {why.strerror or why}") from why
 
 
 def main(argv: list[str]) -> int:
     """Run ``sandhost fs`` with the arguments behind ``fs``; return the exit status."""
-    try:
-        return _run(argv)
-    except UsageError as why:
-        return _complain(f"{why}; see: sandhost fs --help", USAGE)
-    except StepError as why:
-        return _complain(str(why))
-    except BrokenPipeError:
-        return NO_READER  # whoever reads our output has enough: say nothing, as `cat`
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as why:
-        status = USAGE if isinstance(why, client_errors().NotAChildError) else FAILED
-        return _complain(why.strerror or str(why), status)
+    return run("fs", _run, argv)
 
 
 def _run(argv: list[str]) -> int:
@@ -80,7 +68,7 @@ def _run(argv: list[str]) -> int:
         return _print(_help().general(COMMANDS))
     command = COMMANDS.get(word)
     if command is None:
-        what = f"unknown command {shown(os.fsencode(word))}" if argv else "no command"
+        what = f"unknown command {shown(word)}" if argv else "no command"
         raise UsageError(what)
     options = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if "--help" in options or "-h" in options:
@@ -96,6 +84,87 @@ def _help() -> ModuleType:
     return vfs.fscmd_help
 
 
+# How a command line is read: by hand, for argparse alone costs as much as a whole command
+# may.
+
+
+class Command:
+    """One command.
+
+    Attributes:
+        run: does it, and returns the exit status.
+        usage: its arguments, in words.
+        about: what it does, in one line.
+        example: a command line.
+        least: fewest names.
+        most: most names.
+        option: an option of its own, beside those of all; empty for none.
+    """
+
+    __slots__ = ("about", "example", "least", "most", "option", "run", "usage")
+
+    def __init__(
+        self,
+        run: Callable[[Call], int],
+        usage: str,
+        about: str,
+        example: str,
+        names: tuple[int, int] = (1, 1),
+        option: str = "",
+    ) -> None:
+        self.run = run
+        self.usage = usage
+        self.about = about
+        self.example = example
+        self.least, self.most = names
+        self.option = option
+
+
+class Call:
+    """A command line that was read.
+
+    Attributes:
+        names: the arguments.
+        option: the command's own option was given.
+        top_level: the view asked for; None: what the environment says.
+        client: the connection; there when the command runs.
+    """
+
+    __slots__ = ("client", "names", "option", "top_level")
+    client: Client
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self.option = False
+        self.top_level: bool | None = None
+
+
+def read(word: str, command: Command, arguments: list[str]) -> Call:
+    """Read the arguments behind a command word.
+
+    Raises:
+        UsageError: an option that the command has not, or not as many names as it takes.
+    """
+    call = Call()
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            call.names += map(os.fsencode, rest)
+        elif argument in ("--top-level", "--restricted"):
+            call.top_level = argument == "--top-level"
+        elif argument.startswith("-") and argument == command.option:
+            call.option = True
+        elif argument.startswith("-"):
+            raise UsageError(f"unknown option {shown(argument)} for {word}")
+        else:
+            call.names.append(os.fsencode(argument))
+    if not command.least <= len(call.names) <= command.most:
+        raise UsageError(
+            f"{word} takes {command.usage or 'no name'}, got {len(call.names)} names"
+        )
+    return call
+
+
 # The commands
 
 
@@ -105,13 +174,13 @@ def _cat(call: Call) -> int:
             while piece := _read_piece(client, name, fileno):
                 _write(piece)
 
-    with _own_connection(call.client) as client:
+    with own_connection(call.client) as client:
         return _each(call.names, cat)
 
 
 def _put(call: Call) -> int:
     name = call.names[0]
-    with _own_connection(call.client) as client:
+    with own_connection(call.client) as client:
         with Opened(
             client, name, "a" if call.option else "w", call.top_level
         ) as fileno:
@@ -126,7 +195,7 @@ def _cp(call: Call) -> int:
     if os.path.normpath(source) == os.path.normpath(target):
         raise StepError(f"{shown(source)} and {shown(target)} are the same file")
     with (
-        _own_connection(call.client) as client,
+        own_connection(call.client) as client,
         Opened(client, source, "r", call.top_level) as read_from,
     ):
         # First: what cannot be read must not empty the target.
@@ -245,16 +314,6 @@ COMMANDS = {
 # What the commands are made of
 
 
-def _own_connection(client: Client) -> Client:
-    """Return a connection of this process's own where there is one (rule 3)."""
-    try:
-        return client.attach()
-    except client_errors().ConnectionLostError:
-        raise
-    except client_errors().FsProxyError:
-        return client  # an older host, or the child has all the connections it may
-
-
 def _each(names: list[bytes], step: Callable[[bytes], None]) -> int:
     """Do a step for every name; one that fails does not keep the others from it."""
     status = OK
@@ -262,7 +321,7 @@ def _each(names: list[bytes], step: Callable[[bytes], None]) -> int:
         try:
             step(name)
         except StepError as why:
-            status = _complain(str(why))
+            status = complain("fs", str(why))
     return status
 
 
@@ -307,11 +366,7 @@ def _read_piece(client: Client, name: bytes, fileno: int) -> bytes:
 
 def _read_stdin() -> bytes:
     with Doing("read standard input"):
-        while True:
-            try:
-                return os.read(0, PIECE_BYTES)
-            except BlockingIOError:
-                _wait(0, writable=False)
+        return read_piece()
 
 
 def _print(text: bytes | str) -> int:
@@ -321,20 +376,4 @@ def _print(text: bytes | str) -> int:
 
 def _write(data: bytes) -> None:
     with Doing("write to standard output"):
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(1, view) :]
-            except BlockingIOError:
-                _wait(1, writable=True)
-
-
-def _wait(fd: int, *, writable: bool) -> None:
-    from vfs.client_rare import wait  # noqa: PLC0415 - rarely needed
-
-    wait(fd, writable=writable)
-
-
-def _complain(text: str, status: int = FAILED) -> int:
-    os.write(2, os.fsencode(f"sandhost fs: {text}\n"))
-    return status
+        write(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vfs.fscmd_line import Command
+    from vfs.fscmd import Command
 
 _GENERAL_OPTIONS = """
 options:

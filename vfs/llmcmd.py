@@ -13,17 +13,9 @@ Rules of this file.
 
 from __future__ import annotations
 
-import os
-
+from vfs.childcmd import OK, UsageError, own_connection, pieces, run, shown, write
 from vfs.client import Client
 from vfs.client_turn import client_errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
-"""Exit statuses; the last two are 128 + the number of SIGINT, of SIGPIPE."""
 
 HELP = """\
 usage: sandhost llm chat [-p PROMPT] [-i FILE]... [-o FILE]... [-r PRESET] [--json]
@@ -47,7 +39,6 @@ example: sandhost fs cat log.txt | sandhost llm chat -p 'What failed?' -i -
 exit status: 0 done, 1 something failed, 2 wrong usage or not in a child
 """
 
-_CONTROL = bytes(63 if c < 32 or c == 127 else c for c in range(256))
 _WITH_VALUE = {
     "-p": "prompt",
     "--prompt": "prompt",
@@ -58,10 +49,6 @@ _WITH_VALUE = {
     "-r": "preset",
     "--preset": "preset",
 }
-
-
-class UsageError(Exception):
-    """The command line is wrong; the text says how."""
 
 
 class Call:
@@ -82,23 +69,13 @@ class Call:
 
 def main(argv: list[str]) -> int:
     """Run ``sandhost llm`` with the arguments behind ``llm``; return the exit status."""
-    try:
-        return _run(argv)
-    except UsageError as why:
-        return _complain(f"{why}; see: sandhost llm --help", USAGE)
-    except BrokenPipeError:
-        return NO_READER
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as why:
-        status = USAGE if isinstance(why, client_errors().NotAChildError) else FAILED
-        return _complain(why.strerror or str(why), status)
+    return run("llm", _run, argv)
 
 
 def _run(argv: list[str]) -> int:
     word = argv[0] if argv else ""
     if not {"--help", "-h", "help"}.isdisjoint(argv[:2]):
-        _write(1, HELP.encode())
+        write(HELP.encode())
         return OK
     if word == "chat":
         return _chat(_read(argv[1:]))
@@ -106,7 +83,7 @@ def _run(argv: list[str]) -> int:
         if argv[1:] not in ([], ["--json"]):
             raise UsageError(f"{word} takes no arguments")
         return _tell(word)
-    raise UsageError(f"unknown command {_shown(word)}" if argv else "no command")
+    raise UsageError(f"unknown command {shown(word)}" if argv else "no command")
 
 
 def _read(arguments: list[str]) -> Call:
@@ -124,7 +101,7 @@ def _read(arguments: list[str]) -> Call:
         elif argument == "--json":
             call.as_json = True
         else:
-            raise UsageError(f"unknown argument {_shown(argument)} for chat")
+            raise UsageError(f"unknown argument {shown(argument)} for chat")
     for kind in ("prompt", "preset"):
         if len(call.given[kind]) > 1:
             raise UsageError(f"--{kind} is given twice")
@@ -134,7 +111,7 @@ def _read(arguments: list[str]) -> Call:
 def _chat(call: Call) -> int:
     inputs, outputs = call.given["input"], call.given["output"]
     prompt = "".join(call.given["prompt"])
-    client = _own_connection(Client())
+    client = own_connection(Client())
     if "-" in inputs:
         text = _stdin()
         prompt = f"{prompt}\n\n{text}" if prompt else text
@@ -146,10 +123,10 @@ def _chat(call: Call) -> int:
         top_level=call.top_level,
     )
     if call.as_json:
-        _write(1, body + b"\n")
+        write(body + b"\n")
     elif not outputs or "-" in outputs:
         text = _text_of(body)
-        _write(1, text.encode() + (b"" if text.endswith("\n") else b"\n"))
+        write(text.encode() + (b"" if text.endswith("\n") else b"\n"))
     return OK
 
 
@@ -166,59 +143,15 @@ def _text_of(body: bytes) -> str:
 def _tell(word: str) -> int:
     client = Client()
     if word == "quota":
-        _write(1, client.llm_quota().encode() + b"\n")
+        write(client.llm_quota().encode() + b"\n")
         return OK
-    _write(1, client.llm_config_json() + b"\n")
+    write(client.llm_config_json() + b"\n")
     return OK
 
 
-def _own_connection(client: Client) -> Client:
-    """Return a connection of this process's own where there is one (rule 2)."""
-    try:
-        return client.attach()
-    except client_errors().ConnectionLostError:
-        raise
-    except client_errors().FsProxyError:
-        return client  # an older host, or the child has all the connections it may
-
-
 def _stdin() -> str:
-    data = b"".join(_pieces())
+    data = b"".join(pieces())
     try:
         return data.decode()
     except UnicodeDecodeError:
         raise UsageError("standard input is not UTF-8") from None
-
-
-def _pieces() -> Iterator[bytes]:
-    while True:
-        try:
-            piece = os.read(0, 1 << 20)
-        except BlockingIOError:
-            from vfs.client_rare import wait  # noqa: PLC0415 - rarely needed
-
-            wait(0, writable=False)
-            continue
-        if not piece:
-            return
-        yield piece
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:
-            from vfs.client_rare import wait  # noqa: PLC0415 - rarely needed
-
-            wait(fd, writable=True)
-
-
-def _shown(text: str) -> str:
-    return f"'{os.fsdecode(os.fsencode(text).translate(_CONTROL))}'"
-
-
-def _complain(text: str, status: int = FAILED) -> int:
-    os.write(2, os.fsencode(f"sandhost llm: {text}\n"))
-    return status

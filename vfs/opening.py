@@ -13,6 +13,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from vfs.backends import MODES
 from vfs.errors import AccessDeniedError
 from vfs.hostio import INLINE_TRUNCATE_BYTES
 from vfs.ledger import FILES, SIZE_BYTES
@@ -44,6 +45,26 @@ def open_restricted(
         except AccessDeniedError:
             continue  # it leads out of this place; another one may hold it
         return handle, place, staged
+    raise AccessDeniedError
+
+
+def open_staged(
+    policy: Policy, name: bytes, ledger: Ledger, *, top_level: bool
+) -> tuple[Handle, Place | None]:
+    """Open a file that takes a name later, wherever it may be written.
+
+    Raises:
+        AccessDeniedError: no place that may be written holds the name.
+        OSError: the open failed.
+    """
+    mode = MODES[b"w"]
+    if top_level:
+        return open_in(policy.host, name, mode, ledger, staged=True), None
+    for place, rest in policy.candidates(name, read=False, write=True):
+        try:
+            return open_in(place.backend, rest, mode, ledger, staged=True), place
+        except AccessDeniedError:
+            continue  # it leads out of this place; another one may hold it
     raise AccessDeniedError
 
 

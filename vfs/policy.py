@@ -86,6 +86,18 @@ class Policy:
         self.root = root if root is not None else places[0] if places else None
         _share_rights(places)
 
+    @property
+    def has_root(self) -> bool:
+        """Whether all of the root is left, with the rights that it had (spec A5)."""
+        root = self.root
+        return root is None or any(
+            place.identity == root.identity
+            and place.only is None
+            and (place.read or not root.read)
+            and (place.write or not root.write)
+            for place in self.places
+        )
+
     def check_available(self) -> None:
         """Raise ``UnavailableError`` if the root is gone or was replaced (spec O4)."""
         root = self.root

@@ -74,6 +74,7 @@ class Relay:
     """Made by ``open_relay``.
 
     Attributes:
+        dialect: what nested clients speak.
         is_serial: the host has no ATTACH; None while that is not known.
     """
 
@@ -88,7 +89,7 @@ class Relay:
         self._upstream = upstream
         self._nursery = nursery
         self._commands = commands
-        self._dialect = dialect
+        self.dialect = dialect
         self._lanes: set[Lane] = set()
         self._count = 0
 
@@ -120,7 +121,7 @@ class Relay:
         if attached is None:
             self._count += 1
             lane = SerialLane(
-                self._count, near, self._upstream, self._dialect, self._knows
+                self._count, near, self._upstream, self.dialect, self._knows
             )
         else:
             upstream = socket.socket(fileno=attached.release())
@@ -212,7 +213,7 @@ class Relay:
         self, near: socket.socket, upstream: socket.socket
     ) -> AttachedLane:
         self._count += 1
-        dialects = (self._dialect, self._upstream.dialect)
+        dialects = (self.dialect, self._upstream.dialect)
         return AttachedLane(
             self._count, near, upstream, dialects, self._knows, self._adopt
         )

@@ -32,7 +32,7 @@ __all__ = ["BrokenLineError", "Completed", "Execution", "ToolClient", "ToolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import FrameType, TracebackType
     from typing import Self, TypeAlias
 
@@ -82,6 +82,23 @@ class ToolClient:
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self._endpoint = Endpoint(url, token)
+
+    def narrowed_token(
+        self, *, tools: Iterable[str] | None = None, root: bool = True
+    ) -> str:
+        """Return a token for somebody who may do less; the host need not be asked.
+
+        It sees its own executions only, and ends with the one that it is made from.
+
+        Args:
+            tools: the only ones that it may have run; None leaves all.
+            root: its tools may work in the child's root; else in workspaces of sidecars
+                only.
+        """
+        from protocol.toolexec_token import narrowed  # noqa: PLC0415 - rarely used
+
+        name = os.urandom(8).hex()
+        return narrowed(self._endpoint.token, name, tools=tools, root=root)
 
     def run(
         self,

@@ -50,6 +50,9 @@ class Endpoint:
         url: as ``ToolClient`` has it.
         token: likewise.
 
+    Attributes:
+        token: what it asks with.
+
     Raises:
         ToolError: nothing says where or as whom, or the URL cannot be used.
     """
@@ -61,7 +64,7 @@ class Endpoint:
             missing = "AIFO_TOOLEEXEC_TOKEN" if url else "AIFO_TOOLEEXEC_URL"
             raise ToolError(0, 1, f"no host runs tools here: {missing} is not set")
         self._address = _address(url)
-        self._token = token.encode()
+        self.token = token
 
     def request(
         self,
@@ -87,7 +90,7 @@ class Endpoint:
         lines = [
             b"%b %b HTTP/1.1" % (method, target),
             b"Host: localhost",
-            b"Authorization: Bearer " + self._token,
+            b"Authorization: Bearer " + self.token.encode(),
             b"X-Aifo-Proto: 2",
             b"TE: trailers",
             b"Connection: close",

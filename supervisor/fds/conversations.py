@@ -12,6 +12,7 @@ Rules of this file.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -24,11 +25,14 @@ from vfs.content.arguments import FDS, STRING, STRINGS
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, NOT_FOUND
 from vfs.content.on_wrapping import exceeded, wrap
 from vfs.content.selecting import line_span, lines_of
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.fds.service import FdService
     from supervisor.fds.toolloop import Model, Reply
     from vfs.content import Content, Json, LlmFd, Process
+    from vfs.content.blob import Blob
+    from vfs.content.pages import Span
     from vfs.filesystem import Client
 
 MOST_PROMPTS = 10
@@ -91,7 +95,7 @@ class Conversations:
         self._service.give_files(process, client)
         is_kept = self.kept.find(client, name) is process
         try:
-            self.loop.begin(process, turn.program, has_tools=turn.has_tools)
+            await self.loop.begin(process, turn.program, has_tools=turn.has_tools)
             reply = await self.loop.ask(
                 process, turn.prompt, turn.files, has_tools=turn.has_tools
             )
@@ -172,7 +176,7 @@ class Conversations:
         try:
             async with trio.open_nursery() as nursery:
                 for number, child in enumerate(children):
-                    self.loop.begin(child, child.program)
+                    await self.loop.begin(child, child.program)
                     self._open_branch(child, number + 1)
                     nursery.start_soon(
                         self._run, child, prompts[number], answers, number
@@ -181,7 +185,7 @@ class Conversations:
             for child in children:
                 child.close()
         rows = [
-            self._child_xml(process, number, is_good, text)
+            await self._child_xml(process, number, is_good, text)
             for number, (is_good, text) in enumerate(answers, 1)
         ]
         return fdxml.listing("fork_result", (("children", len(rows)),), rows)
@@ -206,15 +210,20 @@ class Conversations:
         except ModelError as why:
             answers[number] = (False, str(why))
 
-    def _child_xml(
+    async def _child_xml(
         self, process: Process, number: int, is_good: bool, text: str
     ) -> bytes:
         settings = process.shared.settings
-        content = process.put_text(text.encode("utf-8", "replace").decode())
         limit = settings.max_output
-        shown = wrap(process, content, f"child:{number}", limit, exceeded(limit))
+        answer = text.encode("utf-8", "replace")
+        if len(text) > limit:
+            content = await in_thread(
+                process.shared.store.put, answer, share=process.threads
+            )
+            message = exceeded(limit)
+            answer = wrap(process, content, f"child:{number}", limit, message)
         attributes = (("index", number), ("success", is_good))
-        return fdxml.verbatim("child", attributes, shown, raw=settings.raw)
+        return fdxml.verbatim("child", attributes, answer, raw=settings.raw)
 
     async def spawn(
         self,
@@ -233,7 +242,7 @@ class Conversations:
         child = process.spawn()
         try:
             preloads = [
-                _preload_fd(process, child, part)
+                await _preload_fd(process, child, part)
                 for part in additional_preload_fds or ()
             ]
             for temp_id in additional_preload_temp_files or ():
@@ -246,12 +255,12 @@ class Conversations:
                 content = await _file(process, path)
                 fd = child.add(content, f"file:{path}")
                 preloads.append(_shown(fd, ("file", path)))
-            self.loop.begin(child, program, "\n".join(preloads))
+            await self.loop.begin(child, program, "\n".join(preloads))
             answers = [(False, "not run")]
             await self._run(child, query, answers, 0)
         finally:
             child.close()
-        row = self._child_xml(process, 1, *answers[0])
+        row = await self._child_xml(process, 1, *answers[0])
         return fdxml.listing("spawn_result", (("program", program),), (row,))
 
     async def summarize(
@@ -276,7 +285,7 @@ def _check_depth(process: Process) -> None:
         raise FdError(INVALID_PARAMETER, text)
 
 
-def _preload_fd(process: Process, child: Process, part: Json) -> str:
+async def _preload_fd(process: Process, child: Process, part: Json) -> str:
     """Give a child a descriptor, or lines of it; return how its prompt shows them."""
     wanted = part if isinstance(part, dict) else {"fd": part}
     fd = process.table.find(str(wanted["fd"]))
@@ -292,9 +301,18 @@ def _preload_fd(process: Process, child: Process, part: Json) -> str:
         end if isinstance(end, int) else None,
     )
     lines = lines_of(fd, span)
-    piece = fd.content.text.data[span.start : span.end]
-    new = child.add(process.shared.store.put(piece), f"{fd.id} lines {lines}")
+    add = partial(_add_part, child, fd.content.text, span, f"{fd.id} lines {lines}")
+    new = await in_thread(add, share=process.threads)
     return _shown(new, ("from", fd.id), ("lines", lines))
+
+
+def _add_part(child: Process, text: Blob, span: Span, source: str) -> LlmFd:
+    writer = child.shared.store.writer()
+    try:
+        writer.add_all(text.pieces(*span))
+        return child.add(writer.finish(), source)
+    finally:
+        writer.close()
 
 
 def _shown(fd: LlmFd, *more: tuple[str, str]) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from protocol import fdxml
 from supervisor.config_fds import FileDescriptorSection
 from supervisor.fds import handover
-from supervisor.options import parse_size
+from supervisor.options import parse_duration, parse_size
 from vfs.content import (
     TOOLS,
     Allowance,
@@ -29,6 +29,7 @@ from vfs.content import (
     ClientFiles,
     FdError,
     Process,
+    Retention,
     Settings,
     Shared,
     Store,
@@ -311,7 +312,13 @@ def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdS
             raw=section.escape == "raw",
         ),
         max_store=parse_size(section.max_store),
-        checkpoints=Checkpoints(checkpoints),
+        checkpoints=Checkpoints(
+            checkpoints,
+            retention=Retention(
+                section.keep_checkpoints,
+                parse_duration(section.keep_checkpoints_for or "0"),
+            ),
+        ),
     )
 
 

@@ -104,7 +104,7 @@ class ToolLoop:
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def begin(
+    async def begin(
         self,
         process: Process,
         program: str,
@@ -122,15 +122,15 @@ class ToolLoop:
         messages = process.messages
         if messages and messages[0].get("role") == "system":
             del messages[0]
-        self.say(process, {"role": "system", "content": system})
+        await self.say(process, {"role": "system", "content": system})
         messages.insert(0, messages.pop())
 
-    def say(self, process: Process, message: Message) -> None:
+    async def say(self, process: Process, message: Message) -> None:
         """Add a message to a conversation."""
         content = message.get("content")
         if process.shared.settings.conversation_fds and isinstance(content, str):
             try:
-                fd = process.add_text(content, f"message:{message['role']}")
+                fd = await process.keep_text(content, f"message:{message['role']}")
             except FdError:
                 pass  # there is no room, or no text: the message goes without
             else:
@@ -163,18 +163,18 @@ class ToolLoop:
     ) -> Reply:
         for call_id in unanswered(process.messages):
             # A checkpoint that was made by a tool is restored without its answer.
-            self._result(process, call_id, "The conversation goes on from here.")
+            await self._result(process, call_id, "The conversation goes on from here.")
         text = user_text(prompt, files)
         if has_tools:
             text = await _wrapped(process, prompt, files)
         if text:
-            self.say(process, {"role": "user", "content": text})
+            await self.say(process, {"role": "user", "content": text})
         for _ in range(MOST_ROUNDS):
             reply = await self._complete(process, has_tools=has_tools)
-            self.say(process, reply.message)
+            await self.say(process, reply.message)
             calls = reply.message.get("tool_calls")
             if not has_tools or not isinstance(calls, list) or not calls:
-                _keep_refs(process, reply.text)
+                await _keep_refs(process, reply.text)
                 return reply
             await self._answer_all(process, calls)
         raise ModelError(f"no answer after {MOST_ROUNDS} rounds of tool calls")
@@ -203,16 +203,16 @@ class ToolLoop:
             if process.messages is not messages:
                 # Restored: these calls never were; those that were open then are now.
                 for open_id in unanswered(process.messages):
-                    self._result(process, open_id, text)
+                    await self._result(process, open_id, text)
                 return
-            self._result(process, call_id, text)
+            await self._result(process, call_id, text)
 
-    def _result(self, process: Process, call_id: str, text: str) -> None:
+    async def _result(self, process: Process, call_id: str, text: str) -> None:
         if len(text) > MOST_RESULT_CHARS:
             why = f"The answer has {len(text)} characters; read it in parts"
             text = fdxml.failure("invalid_parameter", "", why).decode()
         message: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
-        self.say(process, message)
+        await self.say(process, message)
 
     async def _answer(self, process: Process, call: Json) -> tuple[str, str]:
         """Do one call; whatever the model wrote, there is an answer to it."""
@@ -322,11 +322,11 @@ def _as_sent(message: Message, *, marks: bool = True) -> Message:
     return sent
 
 
-def _keep_refs(process: Process, reply: str) -> None:
+async def _keep_refs(process: Process, reply: str) -> None:
     """Give the marked parts of a reply descriptors, under their ids as names."""
     for ref in extract(reply):
         try:
-            fd = process.add_text(ref.text, f"ref:{ref.id}")
+            fd = await process.keep_text(ref.text, f"ref:{ref.id}")
         except FdError:
             return  # no room: the reply itself is there all the same
         if is_name(ref.id):

@@ -25,11 +25,10 @@ import trio
 
 from supervisor import proctree
 from supervisor.launcher import LaunchpadLost
-from supervisor.options import parse_duration
-from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
+from supervisor.spawn_request import SpawnError, find_executable
 from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
-from supervisor.toolexec.kinds import KINDS
+from supervisor.toolexec.backend import Backend, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ OUTSIDE = 'true | { "$@" 0<>/proc/self/fd/0; }'
 FIND = 'PATH=${1:+$1:}$PATH; command -v "$2" >/dev/null'
 
 
-class CliSidecar:
+class CliSidecar(Backend):
     """A container; a ``routes.Target``.
 
     Args:
@@ -110,60 +109,25 @@ class CliSidecar:
 
     Attributes:
         container: the container's name.
-        is_running: it takes work.
-        generation: how often it was started.
-        section: what the configuration says of it.
-        process, is_moving: see ``supervision.Starter``.
-        workspace_fd: the workspace on this side, held.
     """
 
     def __init__(self, name: str, section: SidecarSection, launcher: Launcher) -> None:
-        kind = KINDS[section.kind]
-        allow = kind.allow if section.allow is None else frozenset(section.allow)
-        self.name = name
-        self.kind = kind.name
-        self.allow = allow
-        self.timeout_s = parse_duration(section.timeout)
-        self.tty = section.tty
-        self.fd3 = False
-        self.is_running = False
-        self.generation = 0
-        self.section = section
-        self.process: SpawnedProcess | None = None
-        self.is_moving = False
-        self.workspace_fd = -1
-        self.starts = True
+        super().__init__(name, section, starts=True)
         self.container = f"sandhost-{os.getpid()}-{name}"
         self._path = ":".join(section.path)
         self._launcher = launcher
-        self._workspace = section.workspace or ""
+        self._questions = 0
         self._image = section.image or ""
         self._command = tuple(section.start or ("sleep", "infinity"))
         self._env = {
-            key: value.format(state=STATE) for key, value in kind.env.items()
+            key: value.format(state=STATE) for key, value in self.kind_env.items()
         } | section.env
         self._cli = section.cli
         self._backend = section.backend
         self._tools = Availability(self._probe)
-        self._questions = 0
         self._cli_env = {n: os.environ[n] for n in PASSED if n in os.environ}
 
     # Its life
-
-    def open(self) -> None:
-        """Hold its workspace.
-
-        Raises:
-            OSError: the workspace cannot be reached; its path is in ``filename``.
-        """
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        self.workspace_fd = os.open(self._workspace, flags)
-
-    def close(self) -> None:
-        """Let go of its workspace."""
-        fd, self.workspace_fd = self.workspace_fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     async def start(self) -> SpawnedProcess:
         """Start the container; see ``supervision.Starter``."""
@@ -171,7 +135,7 @@ class CliSidecar:
         await self._ask("rm", "-f", self.container)
         label = f"{LABEL}={_identity(os.getpid())}"
         words = ["run", "-d", "--name", self.container, "--label", label]
-        words += ["-v", f"{self._workspace}:/workspace", "-w", "/workspace"]
+        words += ["-v", f"{self.workspace}:/workspace", "-w", "/workspace"]
         for key, value in self._env.items():
             words += ["-e", f"{key}={value}"]
         status, said = await self._ask(
@@ -183,10 +147,7 @@ class CliSidecar:
                 (line for line in lines if line.strip()), "it did not say why"
             )
             raise OSError(5, f"cannot start a container of {self._image!r}: {reason}")
-        with contextlib.ExitStack() as stack:
-            null = _opened(stack, os.devnull, os.O_RDWR)
-            fds = ((null, 0), (null, 1), (null, 2))
-            return await self._spawn(("wait", self.container), fds)
+        return await self._spawn(("wait", self.container))
 
     @property
     def is_asking(self) -> bool:
@@ -286,10 +247,7 @@ class CliSidecar:
         self._questions += 1
         try:
             try:
-                with contextlib.ExitStack() as stack:
-                    null = _opened(stack, os.devnull, os.O_RDWR)
-                    fds = ((null, 0), (writer, 1), (writer, 2))
-                    process = await self._spawn(words, fds)
+                process = await self._spawn(words, writer)
             finally:
                 os.close(writer)
             with trio.move_on_after(timeout_s):
@@ -300,18 +258,13 @@ class CliSidecar:
             os.close(reader)
 
     async def _spawn(
-        self, words: tuple[str, ...], fds: tuple[tuple[int, int], ...]
+        self, words: tuple[str, ...], output: int | None = None
     ) -> SpawnedProcess:
         executable = self._engine()
-        with contextlib.ExitStack() as stack:
-            cwd_fd = _opened(stack, "/", os.O_PATH | os.O_DIRECTORY)
-            request = SpawnRequest(
-                executable=executable,
-                argv=(os.path.basename(executable), *words),  # noqa: PTH119 - a str
-                env=self._cli_env,
-                cwd_fd=cwd_fd,
-                fds=fds,
-            )
+        argv = (os.path.basename(executable), *words)  # noqa: PTH119 - a str
+        with own_process(
+            executable, argv, self._cli_env, "/", output=output
+        ) as request:
             return await self._launcher.spawn(request)
 
 
@@ -345,9 +298,3 @@ def _identity(pid: int) -> str | None:
 def _is_alive(owner: str) -> bool:
     pid, _, _ = owner.partition(":")
     return pid.isascii() and pid.isdigit() and _identity(int(pid)) == owner
-
-
-def _opened(stack: contextlib.ExitStack, path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC)
-    stack.callback(os.close, fd)
-    return fd

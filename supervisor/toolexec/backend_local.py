@@ -10,6 +10,9 @@ Rules of this file.
 3. ``tsc`` is the project's own if it has one, Python is that of ``.venv``, if the
    working directory has one.
 4. Without a command to start, a local sidecar is always running.
+5. That command runs in walls of its own (``sandbox``, "auto"): as a user of its own, with
+   its workspace and its directory to write.  Children write into a shared workspace, so
+   what they leave there must not run as the host.
 """
 
 from __future__ import annotations
@@ -18,12 +21,16 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+import trio
+
+from supervisor import walled
 from supervisor.config_sidecar import limit_texts
-from supervisor.options import parse_duration, parse_limits
-from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
+from supervisor.options import parse_limits
+from supervisor.sandbox import PROFILES, Wanted
+from supervisor.spawn_request import SpawnError, find_executable
 from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
-from supervisor.toolexec.kinds import KINDS
+from supervisor.toolexec.backend import Backend, opened, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
 from vfs.errors import UnavailableError
 from vfs.hostio import in_thread
@@ -31,7 +38,8 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.config_sidecar import SidecarSection
-    from supervisor.launcher import Launcher, SpawnedProcess
+    from supervisor.host import Host
+    from supervisor.launcher import SpawnedProcess
 
 _PRIVATE = 0o700
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,97 +50,76 @@ def system_path() -> str:
     return os.environ.get("PATH") or os.defpath.lstrip(":")
 
 
-class LocalSidecar:
+class LocalSidecar(Backend):
     """A toolchain of this host; a ``routes.Target``.
 
     Args:
         name: its name in the configuration.
         section: what the configuration says of it.
-        launcher: starts its long-lived process.
+        host: starts its long-lived process, and builds its walls.
         state_dir: where that process runs if there is no workspace.
-
-    Attributes:
-        is_running: it takes work.
-        generation: how often it was started; what is known of its tools belongs to one.
-        section: what the configuration says of it.
-        process, is_moving: see ``supervision.Starter``.
-        workspace_fd: its own workspace, held; -1: the calling child's root.
     """
 
     def __init__(
-        self, name: str, section: SidecarSection, launcher: Launcher, state_dir: str
+        self, name: str, section: SidecarSection, host: Host, state_dir: str
     ) -> None:
-        kind = KINDS[section.kind]
-        allow = kind.allow if section.allow is None else frozenset(section.allow)
-        self.name = name
-        self.kind = kind.name
-        self.allow = allow
-        self.timeout_s = parse_duration(section.timeout)
-        self.tty = section.tty
-        self.fd3 = section.fd3
-        self.is_running = section.start is None
-        self.generation = 0
-        self.section = section
-        self.process: SpawnedProcess | None = None
-        self.is_moving = False
-        self.workspace_fd = -1
+        super().__init__(name, section, starts=section.start is not None)
         self.rlimits = parse_limits(limit_texts(section)).rlimits()
-        self._programs = tuple(section.path)
         self.path = ":".join((*section.path, system_path()))
-        self.starts = section.start is not None
+        self._programs = tuple(section.path)
         self._command = tuple(section.start or ())
-        self._kind_env = kind.env
+        self._profile = PROFILES[section.sandbox]
         self._env = section.env
-        self._launcher = launcher
+        self._host = host
         self._state_dir = state_dir
-        self._workspace = section.workspace
         self._tools = Availability(self._probe)
 
     # Its life
 
-    def open(self) -> None:
-        """Hold its workspace.
-
-        Raises:
-            OSError: the workspace cannot be reached; its path is in ``filename``.
-        """
-        if self._workspace is not None:
-            flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-            self.workspace_fd = os.open(self._workspace, flags)
-
-    def close(self) -> None:
-        """Let go of its workspace."""
-        fd, self.workspace_fd = self.workspace_fd, -1
-        if fd >= 0:
-            os.close(fd)
-
     async def start(self) -> SpawnedProcess:
-        """Start its long-lived process; see ``supervision.Starter``."""
-        where = self._workspace or self._state_dir
-        env = self._environment(self._state_dir, tmp=self._state_dir)
+        """Start its long-lived process in walls; see ``supervision.Starter``."""
+        state = self._state_dir
+        where = state
+        if self.workspace_fd >= 0:
+            where = workspace.path_of(self.workspace_fd)
+        env = self._environment(state, tmp=state)
         executable = find_executable(self._command[0], env["PATH"], where)
-        with contextlib.ExitStack() as stack:
-            null = _opened(stack, os.devnull, os.O_RDWR)
-            cwd_fd = self.workspace_fd
-            if cwd_fd < 0:
-                cwd_fd = _opened(stack, where, os.O_PATH | os.O_DIRECTORY)
-            request = SpawnRequest(
-                executable=executable,
-                argv=self._command,
-                env=env,
-                cwd_fd=cwd_fd,
-                fds=((null, 0), (null, 1), (null, 2)),
-                rlimits=self.rlimits,
+        with own_process(
+            executable, self._command, env, where, rlimits=self.rlimits
+        ) as request:
+            host = self._host
+            wanted = self._wanted(where)
+            process, walls = await walled.spawn(
+                host.launcher, host.machine, request, wanted
             )
-            return await self._launcher.spawn(request)
+        if walls.missing:
+            lacking = ", ".join(sorted(walls.missing))
+            host.log.write("DEBUG", f"Sidecar '{self.name}' runs without {lacking}")
+        return process
 
-    @property
-    def is_asking(self) -> bool:
-        """Never: what is asked of this machine takes no process."""
-        return False
+    def _wanted(self, where: str) -> Wanted:
+        """Say what its long-lived process runs in: a user, walls, the host's network."""
+        wanted = Wanted(
+            self._profile,
+            "host",
+            where,
+            own=(self._state_dir,),
+            no_groups="a sidecar has none",
+            shared=() if self.workspace_fd < 0 else (where,),
+            programs=self._programs,
+        )
+        machine = self._host.machine
+        if "uid" in self._profile.layers and "uid" not in machine.lacking:
+            self.user = self.user or machine.take_user()
+            wanted.user = self.user
+        return wanted
 
     async def clean_up(self) -> None:
-        """Nothing: what its process left is ended as a tree."""
+        """Give its user back: what its process left has been ended as a tree."""
+        if self.user is not None:
+            self._host.machine.give_user_back(self.user)
+            self.user = None
+        await trio.lowlevel.checkpoint()
 
     # One request
 
@@ -206,7 +193,7 @@ class LocalSidecar:
             env["LANG"] = os.environ["LANG"]
         if self.tty:
             env["TERM"] = os.environ.get("TERM", "dumb")
-        for name, value in self._kind_env.items():
+        for name, value in self.kind_env.items():
             env[name] = value.format(state=state)
         env.update(self._env)
         return env
@@ -227,7 +214,7 @@ def state_of(child: Child, sidecar: str) -> str:
         raise FileNotFoundError(2, f"child {child.id} has no directory for sidecars")
     name = f"sidecar-{sidecar}"
     with contextlib.ExitStack() as stack:
-        run_fd = _opened(stack, run_dir, os.O_RDONLY | _DIRECTORY)
+        run_fd = opened(stack, run_dir, os.O_RDONLY | _DIRECTORY)
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, _PRIVATE, dir_fd=run_fd)
             owner = os.fstat(run_fd)
@@ -259,9 +246,3 @@ def _find(tool: str, path: str) -> str | None:
         return find_executable(tool, path, "/")
     except SpawnError:
         return None
-
-
-def _opened(stack: contextlib.ExitStack, path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC)
-    stack.callback(os.close, fd)
-    return fd

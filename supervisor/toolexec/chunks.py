@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.toolexec.outputlog import LIVE_PATIENCE_S, PIECE_BYTES
+from supervisor.toolexec.outputlog import PIECE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor.toolexec.outputlog import OutputLog
+    from supervisor.toolexec.splicing import Tap
 
 
 class ChunkedReader:
@@ -76,15 +79,38 @@ class ChunkedReader:
 
     async def take(self, piece: memoryview) -> bool:
         """Send the next piece; False if the client is too slow for that."""
+
+        def push() -> None:
+            nonlocal piece
+            piece = self._send(piece)
+
         self._begin(len(piece))
+        return await self._push(push)
+
+    def frame(self, size: int) -> tuple[bytes, bytes]:
+        """Begin a piece; see ``outputlog.Reader``."""
+        self._begin(size)
+        return self._head, self._tail
+
+    async def take_from(self, tap: Tap) -> bool:
+        """Send that piece from where it was put aside; see ``outputlog.Reader``."""
+
+        def push() -> None:
+            owed = len(self._head) + self._left + len(self._tail)
+            self._sent(tap.send(self._sock, owed))
+
+        return await self._push(push)
+
+    async def _push(self, push: Callable[[], None]) -> bool:
+        """Send the chunk that has begun; False if the client is too slow for that."""
         deadline_s = 0.0
         try:
             while self._is_open():
                 try:
-                    piece = self._send(piece)
+                    push()
                 except BlockingIOError:
                     now_s = time.monotonic()
-                    deadline_s = deadline_s or now_s + LIVE_PATIENCE_S
+                    deadline_s = deadline_s or now_s + self._log.patience_s
                     if not await self._is_writable(deadline_s - now_s):
                         break
         except (OSError, trio.ClosedResourceError) as why:
@@ -128,6 +154,7 @@ class ChunkedReader:
     async def _send_from_log(self) -> None:
         data = b""
         if self._left:
+            await self._log.wait_beyond(self.offset)  # a chunk that was begun early
             data = await self._log.read(self.offset, min(self._left, PIECE_BYTES))
             if not data:
                 raise OSError(errno.EIO, "the log has lost output")
@@ -152,13 +179,17 @@ class ChunkedReader:
         tail = self._tail if len(view) == self._left else b""
         parts: tuple[bytes | memoryview, ...] = (self._head, view, tail)
         sent = self._sock.sendmsg(parts, (), socket.MSG_NOSIGNAL)
-        of_head = min(sent, len(self._head))
+        return view[self._sent(sent) :]
+
+    def _sent(self, size: int) -> int:
+        """Take note of bytes that were sent; return how many of them were output."""
+        of_head = min(size, len(self._head))
         self._head = self._head[of_head:]
-        of_view = min(sent - of_head, len(view))
-        self.offset += of_view
-        self._left -= of_view
-        self._tail = self._tail[sent - of_head - of_view :]
-        return view[of_view:]
+        of_output = min(size - of_head, self._left)
+        self.offset += of_output
+        self._left -= of_output
+        self._tail = self._tail[size - of_head - of_output :]
+        return of_output
 
     async def _wait(self) -> None:
         """Wait for more, as the live reader if nobody else is."""

@@ -7,7 +7,9 @@ Rules of this file.
 1. The order of checks is that of the protocol: what ``check`` says, then allowlists,
    route, working directory, id, slot, spawn.
 2. From the request on, the end of the client's input means that it is gone: its
-   execution is ended unless it was to be detached.
+   execution is ended unless it was to be detached.  That is looked for before a tool is
+   started, and watched for once it runs; who goes while it is being started is found
+   gone when it has been, and the tool ends as any other does (spec E25).
 3. Whatever goes wrong here ends this connection and no other.
 """
 
@@ -16,11 +18,12 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 import trio
 
-from protocol import toolexec
+from protocol import toolexec, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
 from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnError
@@ -29,14 +32,20 @@ from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.logstores import HEAD_BYTES
 from supervisor.toolexec.moments import Kind, Moment, Task
-from supervisor.toolexec.outputlog import PIECE_BYTES
+from supervisor.toolexec.outputlog import PIECE_BYTES, Holder
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
-from supervisor.toolexec.wire import GoneError, RefusedAtOnceError, Wire
+from supervisor.toolexec.wire import (
+    GoneError,
+    RefusedAtOnceError,
+    Wire,
+    chunked_head,
+    trailer,
+)
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from protocol.toolexec import Head, Request
     from supervisor.toolexec.execution import Execution
@@ -67,11 +76,12 @@ class Connection:
     """
 
     def __init__(self, service: ToolExec, sock: socket.socket) -> None:
+        self._service = service
         self.wire = Wire(sock)
         self.task: Task | None = None
-        self._service = service
-        self._owner: ChildExecutions | None = None
         self._is_received = False
+        self._owner: ChildExecutions | None = None
+        self._rights = toolexec_token.ALL
 
     @property
     def moment(self) -> Moment:
@@ -125,8 +135,8 @@ class Connection:
         request = toolexec.check(head, body, self._is_authorized)
         if isinstance(request, Refusal):
             await self.wire.refuse(request)
-            return
-        await self._watched(self._answer(request))
+        else:
+            await self._reply(self._answer(request))
 
     def _received(self) -> None:
         self._is_received = True
@@ -136,22 +146,11 @@ class Connection:
         """Go on with a reply that another program has begun."""
         self._received()
         self.task = task
-        if task is None:
-            await self._watched(self._send_last(unsent))
-            return
-        self._owner = task.execution.owner
         if unsent:
             await self.wire.send(unsent)
-        await self._watched(self._carry_out(task))
-
-    async def _send_last(self, unsent: bytes) -> None:
-        await self.wire.send(unsent)
-
-    async def _watched(self, answering: Awaitable[Refusal | None]) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, nursery.cancel_scope)
-            await self._reply(answering)
-            nursery.cancel_scope.cancel()
+        if task is not None:
+            self._owner = task.execution.owner
+            await self._reply(self._carry_out(task))
 
     async def _reply(self, answering: Awaitable[Refusal | None]) -> None:
         try:
@@ -160,8 +159,8 @@ class Connection:
                 await self.wire.refuse(refusal)
         except OSError as why:
             self._lost(why)
-        except LaunchpadLost:
-            raise  # the host ends
+        except (LaunchpadLost, GoneError):
+            raise  # the host ends; nobody is there to be answered
         except Exception as why:  # noqa: BLE001 - rule 3; it is reported
             where = "".join(traceback.format_tb(why.__traceback__)[-1:]).split()
             self._service.log("ERROR", f"toolexec: fault: {why!r} at {' '.join(where)}")
@@ -177,8 +176,27 @@ class Connection:
         return None
 
     def _is_authorized(self, pieces: Sequence[bytes]) -> bool:
-        self._owner = self._service.tokens.find(pieces)
-        return self._owner is not None
+        found = self._service.tokens.find(pieces)
+        if found is None:
+            return False
+        self._owner, self._rights = found
+        return True
+
+    async def _watched(
+        self, serve: Callable[[], Awaitable[Refusal | None]]
+    ) -> Refusal | None:
+        """Serve for as long as the client is there."""
+        refusal = failure = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, nursery.cancel_scope)
+            try:
+                refusal = await serve()
+            except Exception as why:  # noqa: BLE001 - raised again, not in a group
+                failure = why
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return refusal
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         await self.wire.wait_gone()
@@ -206,55 +224,61 @@ class Connection:
         execution = await _started(self._start(owner, request))
         if isinstance(execution, Refusal):
             return execution
+        wants_handle = self._wants_handle(request)
         kind = Kind.STREAM
         if request.version == 1:
             kind = Kind.WHOLE
-        elif self._wants_handle(request):
+        elif wants_handle:
             kind = Kind.HANDLE
-        task = Task(execution, kind, request.detach, request.as_fd)
-        return await self._carry_out(task)
+        return await self._carry_out(
+            Task(execution, kind, request.detach, wants_handle)
+        )
 
     async def _carry_out(self, task: Task) -> Refusal | None:
         """Answer with an execution, from wherever its task is."""
         self.task = task
         try:
-            if task.moment is Moment.SENDING:
-                await self._send_rest(task)
-                return None
-            match task.kind:
-                case Kind.WHOLE:
-                    return await self._reply_whole(task)
-                case Kind.HANDLE:
-                    return await self._reply_as_handle(task)
-                case Kind.NOTIFY:
-                    return await self._reply_noticed(task)
-                case Kind.STREAM:
-                    await self._reply_stream(task)
-                case Kind.REPLAY:
-                    await self._stream(task, task.reader or self._reader(task))
-                case _:
-                    assert_never(task.kind)
+            if task.kind is Kind.STREAM:
+                return await self._reply_stream(task)
+            return await self._watched(partial(self._answer_with, task))
         finally:
             self.task = None
             if not task.detach:
                 task.execution.end()
-        return None
+
+    async def _answer_with(self, task: Task) -> Refusal | None:
+        if task.moment is Moment.SENDING:
+            return await self._send_rest(task)
+        match task.kind:
+            case Kind.WHOLE:
+                return await self._reply_whole(task)
+            case Kind.HANDLE:
+                return await self._reply_as_handle(task)
+            case Kind.NOTIFY:
+                return await self._reply_noticed(task)
+            case Kind.REPLAY | Kind.STREAM:
+                return await self._stream(task, task.reader or self._reader(task))
+            case _:
+                assert_never(task.kind)
 
     async def _start(self, owner: ChildExecutions, request: Exec) -> Execution:
         """Choose, admit, spawn; the execution runs when this returns, or has failed."""
         routes = self._service.routes
         child, tool = owner.child, request.tool
-        if not routes.is_permitted(child, tool):
+        if not routes.is_permitted(child, tool, self._rights):
             refusal = toolexec.not_permitted(tool)
             raise RefusedError(refusal.status, refusal.body)
-        target = await routes.route(child, tool, request.cwd)
+        target = await routes.route(child, tool, request.cwd, self._rights)
         cwd_fd = await target.open_cwd(request.cwd, child)
         try:
+            self.wire.check_there()
             keep_all = request.version == 1 or self._wants_handle(request)
-            execution = owner.admit(tool, request.exec_id, keep_all=keep_all)
+            scope = self._rights.scope
+            execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
             try:
-                plan = await target.command(child, tool, request.args, cwd_fd)
-                await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
+                with execution.starting():
+                    plan = await target.command(child, tool, request.args, cwd_fd)
+                    await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
             except SpawnError as why:
                 if why.stage != "exec" or why.errno not in _EXEC_ANSWERS:
                     await execution.abandon()
@@ -265,18 +289,18 @@ class Connection:
                 raise
             else:
                 timeout_s = self._service.timeout_of(target)
-                owner.begin(execution, timeout_s, target.name)
+                await owner.begin(execution, timeout_s, target.name)
         finally:
             os.close(cwd_fd)
-        self._service.tell(
-            f"exec {execution.id}: {tool} {toolexec.redacted(request.args)}"
-        )
+        if self._service.is_verbose:
+            words = toolexec.redacted(request.args)
+            self._service.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 
     async def _reply_whole(self, task: Task) -> Refusal | None:
         execution = task.execution
         log = execution.log
-        with log.attached(_Holder()):
+        with log.attached(Holder()):
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.timed_out:
@@ -293,14 +317,13 @@ class Connection:
             length = len(before) + log.end + len(after)
             head = self.wire.head(200, length, code, headers)
             task.before, task.after = head + before, after
-            await self._send_rest(task)
-        return None
+            return await self._send_rest(task)
 
-    async def _send_rest(self, task: Task) -> None:
+    async def _send_rest(self, task: Task) -> Refusal | None:
         """Send what is left of a whole output."""
         task.moment = Moment.SENDING
         log = task.execution.log
-        with log.attached(_Holder()):
+        with log.attached(Holder()):
             while task.offset < log.end:
                 data = await log.read(task.offset, PIECE_BYTES)
                 task.offset += len(data)
@@ -308,6 +331,7 @@ class Connection:
                 await self.wire.send(before, data)
             last, task.before, task.after = task.before + task.after, b"", b""
             await self.wire.send(last)
+        return None
 
     async def _framed(self, log: OutputLog) -> tuple[bytes, bytes]:
         """Return what a verbose server puts around a whole output."""
@@ -325,82 +349,82 @@ class Connection:
         """Stream the handle of an output, or the output, once it is whole."""
         execution = task.execution
         log = execution.log
-        with log.attached(_Holder()):
+        with log.attached(Holder()):
             if task.reader is not None:
-                await self._stream(task, task.reader)
-                return None
+                return await self._stream(task, task.reader)
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.fault is not None:
                 return toolexec.host_fault(execution.fault)
             handle = await self._as_handle(task)
             if handle is None:
-                await self._stream(task, self._reader(task))
-                return None
-            parts = [self.wire.chunked_head(execution.id), *_chunk(handle)]
+                return await self._stream(task, self._reader(task))
+            parts = [chunked_head(execution.id), *_chunk(handle)]
             end = execution.output_end
             if end < log.end:
                 parts += _chunk(await log.read(end, log.end - end))
             task.moment = Moment.LAST
-            await self.wire.send(*parts, self.wire.trailer(execution.code or 0))
+            await self.wire.send(*parts, trailer(execution.code or 0))
         return None
 
     def _reader(self, task: Task, offset: int = 0) -> ChunkedReader:
         execution = task.execution
-        head = self.wire.chunked_head(execution.id)
+        head = chunked_head(execution.id)
         return ChunkedReader(execution.log, self.wire.sock, offset, before=head)
 
-    async def _reply_stream(self, task: Task) -> None:
-        if task.reader is not None:
-            await self._stream(task, task.reader)
-            return
+    async def _reply_stream(self, task: Task) -> Refusal | None:
         execution = task.execution
         log = execution.log
-        head = self.wire.chunked_head(execution.id)
-        reader = ChunkedReader(log, self.wire.sock, before=head)
+        if task.reader is not None:
+            return await self._watched(partial(self._stream, task, task.reader))
+        reader = self._reader(task)
         with log.attached(reader):
             # Nothing is sent yet: it begins anew where the host is replaced now.
             with trio.move_on_after(HEAD_WAITS_S):
                 await log.wait_beyond(0)
             if execution.finished.is_set() and log.end <= HEAD_BYTES:
-                await self._reply_quickly(task, head)
-            else:
-                await self._stream(task, reader)
+                await self._reply_quickly(task)
+                return None
+            return await self._watched(partial(self._stream, task, reader))
 
-    async def _reply_quickly(self, task: Task, head: bytes) -> None:
+    async def _reply_quickly(self, task: Task) -> None:
         """Send all of a tool that has ended already: its client wakes up once."""
         execution = task.execution
         task.moment = Moment.BUSY
-        log, parts = execution.log, [head]
+        log, parts = execution.log, [chunked_head(execution.id)]
         for start, until in ((0, log.note_at), (max(0, log.note_at), log.end)):
             if start < until:
                 parts += _chunk(await log.read(start, until - start))
         task.moment = Moment.LAST
-        await self.wire.send(*parts, self.wire.trailer(execution.code or 0))
+        await self.wire.send(*parts, trailer(execution.code or 0))
 
-    async def _stream(self, task: Task, reader: ChunkedReader) -> None:
+    async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
         execution = task.execution
         task.reader, task.moment = reader, Moment.STREAMING
         with execution.log.attached(reader):
             await reader.run()
             await execution.finished.wait()
         task.moment = Moment.LAST
-        await self.wire.send(self.wire.trailer(execution.code or 0))
+        await self.wire.send(trailer(execution.code or 0))
+        return None
 
     def _wants_handle(self, request: Exec) -> bool:
-        return request.as_fd and self._service.large_output is not None
+        # Handles are the child's own connection's: not for a token that stands for less.
+        is_own = not self._rights.is_narrowed
+        return request.as_fd and is_own and self._service.large_output is not None
 
     async def _as_handle(self, task: Task) -> bytes | None:
         """Return the handle that stands for a large output, if one was asked for."""
         offer = self._service.large_output
-        if offer is None or not task.as_fd or self._owner is None:
+        if offer is None or not task.as_fd:
             return None
-        return await offer(self._owner.child, task.execution)
+        execution = task.execution
+        return await offer(execution.owner.child, execution)
 
     # The others
 
     async def _replay(self, owner: ChildExecutions, request: Replay) -> Refusal | None:
-        execution = owner.find(request.exec_id)
+        execution = owner.find(request.exec_id, self._rights.scope)
         if execution is None:
             return toolexec.NOT_FOUND
         if request.offset_bytes < execution.log.start:
@@ -410,7 +434,7 @@ class Connection:
         return await self._carry_out(task)
 
     async def _signal(self, owner: ChildExecutions, request: Signal) -> Refusal | None:
-        execution = owner.live.get(request.exec_id)
+        execution = owner.find_live(request.exec_id, self._rights.scope)
         if execution is None or execution.process is None:
             return toolexec.NOT_FOUND
         number = self._service.signals[request.signal]
@@ -430,7 +454,7 @@ class Connection:
     async def _reply_noticed(self, task: Task) -> Refusal | None:
         execution = task.execution
         log = execution.log
-        with log.attached(_Holder()):
+        with log.attached(Holder()):
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.fault is not None:
@@ -438,24 +462,11 @@ class Connection:
             if execution.timed_out:
                 return toolexec.NOTIFY_TIMEOUT
             task.before = self.wire.head(200, log.end, execution.code or 0, [])
-            await self._send_rest(task)
-        return None
+            return await self._send_rest(task)
 
 
 def _chunk(data: bytes) -> tuple[bytes, bytes, bytes]:
     return b"%x\r\n" % len(data), data, b"\r\n"
-
-
-class _Holder:
-    """Holds a log from its beginning; it is never live."""
-
-    offset = 0
-
-    async def take(self, piece: memoryview) -> bool:
-        return False
-
-    def wake(self) -> None:
-        return
 
 
 async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:

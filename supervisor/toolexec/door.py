@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.session import PROCESS_EXIT
+from supervisor.session_base import PROCESS_EXIT
 
 if TYPE_CHECKING:
     import socket
@@ -42,11 +42,13 @@ class Door:
         fds: (descriptor, number in the tool), for a ``SpawnRequest``.
     """
 
-    def __init__(self, client_id: str, theirs: socket.socket, stack: ExitStack) -> None:
+    def __init__(
+        self, client_id: str, theirs: socket.socket, dialect: int, stack: ExitStack
+    ) -> None:
         self.client_id = client_id
         self.env = {
             "FSPROXY_FD": str(NUMBER),
-            "FSPROXY_VERSION": "2",
+            "FSPROXY_VERSION": str(dialect),
             "FSPROXY_TOP_LEVEL": "false",
         }
         self.fds = ((theirs.fileno(), NUMBER),)
@@ -74,7 +76,7 @@ async def open_door(child: Child) -> AsyncIterator[Door]:
     try:
         with ExitStack() as stack:
             stack.enter_context(child.carrying(theirs))
-            yield Door(session.client.id, theirs, stack)
+            yield Door(session.client.id, theirs, session.dialect, stack)
     finally:
         await close(session)
 

@@ -61,7 +61,7 @@ class ChildExecutions:
         nursery: in which they run; the child's.
         token: stands for the child.
         listener: (descriptor, path) of its own socket; None if it has none.
-        live: those that run, by id.
+        live: those that run, by scope and id.
         kept: those that have finished and whose output is still there, oldest first.
     """
 
@@ -90,13 +90,19 @@ class ChildExecutions:
         )
 
     def admit(
-        self, tool: str, exec_id: str | None = None, *, keep_all: bool = False
+        self,
+        tool: str,
+        exec_id: str | None = None,
+        scope: str = "",
+        *,
+        keep_all: bool = False,
     ) -> Execution:
         """Reserve an id and a slot.
 
         Args:
             tool: its name.
             exec_id: wanted; None for a fresh one.
+            scope: of the token; ids are unique within one.
             keep_all: its output is wanted whole, at its end.
 
         Raises:
@@ -104,25 +110,32 @@ class ChildExecutions:
             BusyError: there is no slot.
         """
         exec_id = exec_id or secrets.token_hex(16)
-        if exec_id in self.live:
+        key = scope + exec_id
+        if key in self.live:
             raise InUseError(exec_id)
         if self.nursery is None:
             raise BusyError  # the child is ending
         self._slots.take(len(self.live))
-        earlier = self.kept.pop(exec_id, None)
+        earlier = self.kept.pop(key, None)
         if earlier is not None:
             earlier.log.discard()
         log = OutputLog(
             self._directory, self._log_limit_bytes, self._quota, keep_all=keep_all
         )
-        execution = self.live[exec_id] = Execution(self, exec_id, tool, log)
+        execution = self.live[key] = Execution(self, exec_id, tool, log)
+        execution.key = key
         return execution
 
-    def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
-        """Let a spawned execution run, whatever becomes of who asked for it."""
+    async def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
+        """Let a spawned execution run, whatever becomes of who asked for it.
+
+        Raises:
+            BusyError: the child is ending; nothing is left of the execution.
+        """
         process = execution.process
         if self.nursery is None or process is None:
-            raise RuntimeError("an execution without a process or a child cannot run")
+            await execution.abandon()
+            raise BusyError
         self.host.journal.write(
             "exec.started",
             child_id=self.child.id,
@@ -133,13 +146,13 @@ class ChildExecutions:
             sidecar=sidecar,
             pid=process.pid,
         )
-        self.nursery.start_soon(execution.run, timeout_s)
+        execution.begin(self.nursery, timeout_s)
 
     def finished(self, execution: Execution, *, keep: bool) -> None:
         """Free the id and the slot; keep the output if there is to be any."""
-        del self.live[execution.id]
+        del self.live[execution.key]
         self._slots.give()
-        if execution.process is not None:
+        if execution.has_begun:
             self.host.journal.write(
                 "exec.ended",
                 child_id=self.child.id,
@@ -151,13 +164,17 @@ class ChildExecutions:
         if not keep:
             execution.log.discard()
             return
-        self.kept[execution.id] = execution
+        self.kept[execution.key] = execution
         while len(self.kept) > KEPT_EXECUTIONS:
             self._give_one_up()
 
-    def find(self, exec_id: str) -> Execution | None:
+    def find(self, exec_id: str, scope: str) -> Execution | None:
         """Return an execution whose output is there, None if there is none."""
-        return self.live.get(exec_id) or self.kept.get(exec_id)
+        return self.find_live(exec_id, scope) or self.kept.get(scope + exec_id)
+
+    def find_live(self, exec_id: str, scope: str) -> Execution | None:
+        """Return an execution that has not finished, None if there is none."""
+        return self.live.get(scope + exec_id)
 
     def _give_one_up(self) -> bool:
         if not self.kept:

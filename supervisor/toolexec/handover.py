@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -35,12 +36,12 @@ from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.handover_stores import StoreState, store_from, store_state
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import OutputLog
+from supervisor.toolexec.outputpump import OutputPump
 from supervisor.toolexec.server import unix_listener_on
+from supervisor.toolexec.wire import chunked_head
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
     from supervisor.child import Child
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.server import Server
@@ -71,6 +72,7 @@ class ExecutionState(msgspec.Struct):
     """
 
     id: str
+    key: str
     tool: bytes
     where: str
     log: LogState
@@ -180,8 +182,8 @@ def _busy_child(executions: ChildExecutions) -> str | None:
     if executions.nursery is None:
         return f"the tools of {executions.child.id} are being ended"
     for execution in executions.live.values():
-        if execution._nursery is None:
-            return f"tool {execution.tool!r} is being started or ended"
+        if not execution.has_begun:
+            return f"tool {execution.tool!r} is being started"
     return None
 
 
@@ -247,6 +249,7 @@ class _Leaving:
         now = trio.current_time()
         state = ExecutionState(
             id=execution.id,
+            key=execution.key,
             tool=os.fsencode(execution.tool),
             where=where,
             log=self._log(execution.log),
@@ -258,7 +261,7 @@ class _Leaving:
         if execution.finished.is_set() or execution.process is None:
             return name
         state.process = process_state(execution.process)
-        state.pipe = execution._pipe
+        state.pipe = -1 if execution._pump is None else execution._pump.pipe
         state.door_client = execution.door_client
         if not execution.timed_out and execution.timeout_at < math.inf:
             state.timeout_s = max(0.001, execution.timeout_at - now)
@@ -341,23 +344,25 @@ async def enter(service: ToolExec, child: Child, stack: AsyncExitStack) -> None:
 def _enter_execution(executions: ChildExecutions, left: ExecutionState) -> Execution:
     tool, log = os.fsdecode(left.tool), _log_from(executions, left.log)
     execution = Execution(executions, left.id, tool, log)
+    execution.key = left.key
     execution.code, execution.fault = left.code, left.fault
     execution.timed_out = left.timed_out
     if left.process is None:
         execution.finished.set()
         if left.where == "kept":
-            executions.kept[left.id] = execution
+            executions.kept[left.key] = execution
         return execution
     host = executions.host
     execution.process = process_from(host.launcher, left.process)
-    execution._pipe = left.pipe
+    execution._pump = OutputPump(left.pipe, log)
     execution.door_client = left.door_client
     for session in executions.child.sessions():
         if left.door_client and session.client.id == left.door_client:
+            execution._door = AsyncExitStack()
             execution._door.push_async_callback(partial(door.close, session))
     now = trio.current_time()
     execution.climbs = [(LADDERS[name], now - ago_s) for name, ago_s in left.climbs]
-    executions.live[left.id] = execution
+    executions.live[left.key] = execution
     executions._slots.used += 1
     execution.timeout_at = now + left.timeout_s if left.timeout_s else math.inf
     return execution
@@ -400,7 +405,8 @@ def go_on(service: ToolExec) -> None:
         for execution in executions.live.values():
             if executions.nursery is not None:
                 left_s = execution.timeout_at - trio.current_time()
-                executions.nursery.start_soon(execution.run, max(0.001, left_s))
+                limit_s = 0.0 if left_s == math.inf else max(0.001, left_s)
+                execution.begin(executions.nursery, limit_s)
     service.entered.clear()
 
 
@@ -436,10 +442,9 @@ def _task_from(
     )
     log = execution.log
     if left.reader is not None:
-        wire.chunked_head(execution.id)  # it was begun by the program before
         task.reader = ChunkedReader.at(log, wire.sock, left.reader)
     elif task.kind is Kind.STREAM:
-        head = wire.chunked_head(execution.id)
+        head = chunked_head(execution.id)
         task.reader = ChunkedReader(log, wire.sock, before=head)
     if task.reader is not None:
         log.readers.add(task.reader)  # it is attached when its turn comes

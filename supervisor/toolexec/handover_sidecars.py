@@ -25,7 +25,8 @@ from supervisor.handover_parts import (
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
-    from supervisor.launcher import Launcher, SpawnedProcess
+    from supervisor.host import Host
+    from supervisor.launcher import SpawnedProcess
     from supervisor.scratch import Scratch
     from supervisor.toolexec.sidecars import Sidecar, Sidecars
 
@@ -36,6 +37,7 @@ class SidecarState(msgspec.Struct):
     section: Any
     generation: int
     process: ProcessState
+    user: int | None
 
 
 class SidecarsState(msgspec.Struct):
@@ -48,14 +50,17 @@ class SidecarsState(msgspec.Struct):
         """Return their directory."""
         return None if self.state is None else scratch_from(self.state)
 
-    def process_of(self, sidecar: Sidecar, launcher: Launcher) -> SpawnedProcess | None:
+    def process_of(self, sidecar: Sidecar, host: Host) -> SpawnedProcess | None:
         """Return the process of a sidecar that is what it was; None: start one."""
         left = self.running.get(sidecar.name)
         if left is None or left.section != msgspec.to_builtins(sidecar.section):
             return None
         del self.running[sidecar.name]
         sidecar.generation = left.generation
-        return process_from(launcher, left.process)
+        if left.user is not None:
+            host.machine.keep_user(left.user)
+            sidecar.user = left.user
+        return process_from(host.launcher, left.process)
 
     def close_untaken(self) -> None:
         """Let go of the others; the host ends what nobody has taken."""
@@ -98,7 +103,7 @@ def hand_over(sidecars: Sidecars) -> tuple[object, set[int]]:
             process = process_state(sidecar.process)
             section = msgspec.to_builtins(sidecar.section)
             left.running[sidecar.name] = SidecarState(
-                section, sidecar.generation, process
+                section, sidecar.generation, process, sidecar.user
             )
             fds.add(process.pidfd)
     return msgspec.to_builtins(left, builtin_types=(bytes,)), fds

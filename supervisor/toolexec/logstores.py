@@ -3,8 +3,8 @@
 Each store keeps everything from an offset of its own on, and says how much more it can
 take; the log (``outputlog``) decides which comes next.
 
-Bytes are copied to and from the file, never spliced: a page that waits in a socket must
-not change when the ring comes round.
+Bytes are copied into the file by the kernel and out of it by the host: a page that waits
+in a socket must not change when the ring comes round.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from supervisor.toolexec.logquota import LEAST_FILE_BYTES
 from vfs.hostio import in_thread, mount_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor.toolexec.logquota import Quota
 
 HEAD_BYTES = 65_536
@@ -135,6 +137,7 @@ class File:
     Attributes:
         fd: the descriptor, owned.
         ring_bytes: its size as a ring; 0 while it grows.
+        is_spliceable: its file system takes what waits in a pipe, as far as is known.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class File:
         self.start = start
         self.fd, self._charged = file
         self.ring_bytes = 0
+        self.is_spliceable = True
         self._limit_bytes = limit_bytes
         self._least_bytes = min(limit_bytes, LEAST_FILE_BYTES)
         self._length = 0
@@ -187,6 +191,37 @@ class File:
             mount.note(time.monotonic() - begun_s)
         else:
             written = await in_thread(os.pwrite, self.fd, data, at)
+        self._length = max(self._length, at + written)
+        return written
+
+    def fitting(self, offset: int, size: int) -> int:
+        """Return how much of ``size`` bytes can be kept at once, not to wait for it.
+
+        Nothing while the disk is slow: that is for threads.
+        """
+        if not self._mount.inline:
+            return 0
+        if self.ring_bytes:
+            size = min(size, self.ring_bytes - (offset - self.start) % self.ring_bytes)
+        return size
+
+    def keep(self, offset: int, size: int, move: Callable[[int, int, int], int]) -> int:
+        """Have bytes moved into the file; return how many.
+
+        Args:
+            offset: in the output.
+            size: no more than is ``fitting``.
+            move: takes (descriptor, size, offset in the file).
+
+        Raises:
+            OSError: the file refused, or nothing was there.
+        """
+        at = offset - self.start
+        if self.ring_bytes:
+            at %= self.ring_bytes
+        begun_s = time.monotonic()
+        written = move(self.fd, size, at)
+        self._mount.note(time.monotonic() - begun_s)
         self._length = max(self._length, at + written)
         return written
 

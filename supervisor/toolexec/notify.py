@@ -81,13 +81,14 @@ async def start(
     execution = owner.admit(request.command, keep_all=True)
     cwd_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        await execution.spawn(plan, cwd_fd)
+        with execution.starting():
+            await execution.spawn(plan, cwd_fd)
     except BaseException:
         await execution.abandon()
         raise
     finally:
         os.close(cwd_fd)
-    owner.begin(execution, timeout_s, "notify")
+    await owner.begin(execution, timeout_s, "notify")
     return execution
 
 

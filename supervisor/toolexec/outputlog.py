@@ -1,7 +1,7 @@
 r"""What an execution prints: kept by offset, up to a limit, for any number of readers.
 
     tool -> pipe -> pump -> log: head (memory) | file (disk) | window (memory)
-                              \-> the live reader, from the pump's own buffer
+                              \-> the live reader, from the pump's buffer or the pipe
 
 Rules of this file.
 
@@ -11,9 +11,11 @@ Rules of this file.
 2. The first ``HEAD_BYTES`` stay in memory, for most tools print less.  What follows goes
    to a file without a name, which becomes a ring when it may not grow: at the limit, at
    the child's quota, on a full disk.  Without a file there is a window in memory.
-3. One reader that has taken everything is *live*: the pump hands it each piece from its
-   own buffer, and waits ``LIVE_PATIENCE_S`` for it at most.  Measured: 1.5 GB/s so, 1.0
-   by way of the file (ADR 25).
+3. One reader that has taken everything is *live*: the pump hands it each piece, and
+   waits ``patience_s`` for it at most.  Measured: 1.5 GB/s so, 1.0 by way of the
+   file (ADR 25).
+4. Where there is a file, pieces go from the pipe to it and to the live reader without
+   being copied by the host (``splicing``, ADR 49).
 
 Cancellation of ``append`` and of readers loses nothing that was kept.
 """
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.toolexec.logquota import Quota
+    from supervisor.toolexec.splicing import Tap
 
 PIECE_BYTES = 131_072
 """Most that is read, written or sent at once."""
@@ -39,6 +42,13 @@ PIECE_BYTES = 131_072
 LIVE_PATIENCE_S = 0.005
 """How long the pump waits for the live reader: several times what a program on the
 other core takes for a piece, and too short to be felt by the tool's other readers."""
+
+ALONE_PATIENCE_S = 0.02
+"""Likewise where it is the only reader: some turns of others on a machine that is busy,
+after which it would have to read the whole of what it missed from the file."""
+
+_UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Answers of a file system that cannot be spliced to."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -63,9 +73,41 @@ class Reader(Protocol):
         """
         ...
 
+    def frame(self, size: int) -> tuple[bytes, bytes]:
+        """Begin the next piece of ``size`` bytes; return what goes before and after it.
+
+        Only called while it is live, with what begins at ``offset``.
+        """
+        ...
+
+    async def take_from(self, tap: Tap) -> bool:
+        """Take that piece from where it was put aside, or False as ``take``."""
+        ...
+
     def wake(self) -> None:
         """Look at the log: called while it is live and the log is finished."""
         ...
+
+
+class Holder:
+    """Holds a log from its beginning; it is never live."""
+
+    offset = 0
+
+    async def take(self, piece: memoryview) -> bool:
+        """See ``Reader``."""
+        return False
+
+    def frame(self, size: int) -> tuple[bytes, bytes]:
+        """See ``Reader``."""
+        return b"", b""
+
+    async def take_from(self, tap: Tap) -> bool:
+        """See ``Reader``."""
+        return False
+
+    def wake(self) -> None:
+        """See ``Reader``."""
 
 
 class OutputLog:
@@ -128,6 +170,81 @@ class OutputLog:
             self._pending = view
             self._took(store, written)
             await self._hand_on(piece)
+
+    async def append_from(self, tap: Tap, size: int) -> int | None:
+        """Keep what waits in a pipe, up to ``size`` bytes, without copying it here.
+
+        Returns:
+            How much it was; 0 at the end of the pipe; None if it has to be copied.
+
+        Raises:
+            BlockingIOError: nothing waits there.
+        """
+        store = self._stores[-1]
+        if not isinstance(store, File) or not store.is_spliceable:
+            return None
+        size = store.fitting(self.end, min(size, store.room(self._low(), self.end)))
+        if size <= 0:
+            return None
+        live = self.live
+        waits = 0 if live is None else min(size, tap.waiting())
+        try:
+            if live is not None and waits:
+                is_kept = await self._keep_and_hand_on(store, tap, waits, live)
+                return waits if is_kept else None
+            kept = self._keep(store, tap, size)
+        except BlockingIOError:
+            raise
+        except OSError as why:
+            self._cannot_splice(store, why)
+            return None
+        if kept and live is not None:  # it has come since
+            self._leave_behind(live)
+        return kept
+
+    def _keep(self, store: File, tap: Tap, size: int) -> int:
+        kept = store.keep(self.end, size, tap.keep)
+        self._took(store, kept)
+        if self._grown:
+            self._grown.unpark_all()
+        return kept
+
+    async def _keep_and_hand_on(
+        self, store: File, tap: Tap, size: int, live: Reader
+    ) -> bool:
+        """Keep a piece that waits in the pipe; the live reader has it from aside.
+
+        Returns:
+            False if it cannot be put aside; it is still in the pipe then.
+
+        Raises:
+            OSError: the file refused: what is not kept yet is still in the pipe.
+        """
+        has_taken = False
+        before, after = live.frame(size)
+        try:
+            if not tap.set_aside(size, before, after):
+                return False
+            while size:
+                size -= self._keep(store, tap, size)
+            has_taken = await live.take_from(tap)
+        finally:
+            if not has_taken:
+                tap.forget_aside()
+                self._leave_behind(live)
+        return True
+
+    def _leave_behind(self, live: Reader) -> None:
+        """Let a reader that was live go on by itself."""
+        live.wake()
+        if self.live is live:
+            self.live = None
+
+    def _cannot_splice(self, store: File, why: OSError) -> None:
+        if why.errno in _UNKNOWN:
+            store.is_spliceable = False
+        else:
+            self._give_way(store, why)
 
     async def append_pending(self) -> None:
         """Keep what the program before had read and not kept yet."""
@@ -200,6 +317,11 @@ class OutputLog:
         return min((self.end, *(reader.offset for reader in self.readers)))
 
     # The readers' side
+
+    @property
+    def patience_s(self) -> float:
+        """How long the live reader is waited for, seconds."""
+        return LIVE_PATIENCE_S if len(self.readers) > 1 else ALONE_PATIENCE_S
 
     @contextlib.contextmanager
     def attached(self, reader: Reader) -> Iterator[None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
+    from protocol.toolexec_token import Rights
     from supervisor.child import Child
 
 
@@ -102,12 +103,20 @@ class Target(Protocol):
 class Routes(Protocol):
     """All sidecars of a host."""
 
-    def is_permitted(self, child: Child, tool: str) -> bool:
-        """Whether any allowlist has the tool."""
+    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
+        """Whether any allowlist has the tool, and the token stands for it."""
         ...
 
-    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+    async def route(
+        self, child: Child, tool: str, cwd: bytes, rights: Rights
+    ) -> Target:
         """Choose the sidecar that runs a tool.
+
+        Args:
+            child: whose tool it is.
+            tool: its name.
+            cwd: where it is to work.
+            rights: of the token that it is asked for with.
 
         Raises:
             RefusedError: 403 or 409.

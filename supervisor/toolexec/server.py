@@ -123,7 +123,9 @@ async def unix_listener(
     """
     path = os.path.join(directory, SOCKET_NAME)  # noqa: PTH118 - a str is wanted
     if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
-        text = f"longer than {LONGEST_PATH_BYTES} bytes; use a shorter TMPDIR"
+        # Of a daemon's children it lies in the state directory, of a run's in TMPDIR.
+        advice = "use a shorter [host] state_dir for serve, a shorter TMPDIR for run"
+        text = f"longer than {LONGEST_PATH_BYTES} bytes; {advice}"
         raise OSError(errno.ENAMETOOLONG, text, path)
     async with listening(path) as listener:
         yield path, listener

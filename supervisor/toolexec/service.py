@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from contextlib import ExitStack
 
+    from protocol.toolexec_token import Rights
     from supervisor.child import Child
     from supervisor.host import Host
     from supervisor.toolexec.execution import Execution
@@ -327,11 +328,13 @@ class ToolExec:
 class NoSidecars:
     """The routes of a host without a sidecar: no tool is permitted."""
 
-    def is_permitted(self, child: Child, tool: str) -> bool:
+    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
         """No."""
         return False
 
-    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+    async def route(
+        self, child: Child, tool: str, cwd: bytes, rights: Rights
+    ) -> Target:
         """Never asked, for nothing is permitted."""
         raise NotImplementedError(tool)
 

@@ -1,7 +1,7 @@
 """All sidecars of a host: opened, watched, and asked who runs a tool.
 
     async with open_sidecars(host, config.sidecar) as sidecars:   # routes.Routes
-        target = await sidecars.route(child, "make", b".")
+        target = await sidecars.route(child, "make", b".", rights)
 
 What it is: the ``Routes`` that the ToolExec server asks.  What it is not: the rules of
 routing (``routing``), a backend (``backend_local``, ``backend_cli``), the running of a
@@ -21,6 +21,7 @@ from supervisor.scratch import Scratch
 from supervisor.toolexec import handover_sidecars
 from supervisor.toolexec.backend_local import LocalSidecar
 from supervisor.toolexec.kinds import ALL_TOOLS
+from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.routing import candidates, unavailable
 from supervisor.toolexec.supervision import supervise
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
     from contextlib import AsyncExitStack
 
+    from protocol.toolexec_token import Rights
     from supervisor.child import Child
     from supervisor.config_sidecar import SidecarSection
     from supervisor.host import Host
@@ -56,6 +58,7 @@ class Sidecar(Protocol):
     section: SidecarSection
     process: SpawnedProcess | None
     is_moving: bool
+    user: int | None
 
     @property
     def is_asking(self) -> bool:
@@ -113,18 +116,25 @@ class Sidecars:
         configured = (sidecar.allow for sidecar in sidecars)
         self.tools = ALL_TOOLS.union(*configured)
 
-    def is_permitted(self, child: Child, tool: str) -> bool:
+    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
         """See ``routes.Routes``; a child's own policy may hold less."""
         if tool not in self.tools:
             return False
         if child.session is None:
             return False
         granted = child.session.client.policy.tools
-        return granted is None or tool in granted
+        return all(some is None or tool in some for some in (granted, rights.tools))
 
-    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+    async def route(
+        self, child: Child, tool: str, cwd: bytes, rights: Rights
+    ) -> Target:
         """See ``routes.Routes``."""
-        for sidecar in candidates(tool, self.sidecars):
+        found = candidates(tool, self.sidecars)
+        allowed = [sidecar for sidecar in found if _may_use(child, rights, sidecar)]
+        if found and not allowed:
+            text = f"forbidden: tool '{tool}' is not permitted with narrowed rights\n"
+            raise RefusedError(403, text.encode())
+        for sidecar in allowed:
             # One after the other: a worse one is not asked while a better one answers.
             if await sidecar.has(child, tool, cwd) and sidecar.is_running:
                 return sidecar
@@ -150,6 +160,20 @@ class Sidecars:
             if sidecar.process is not None:
                 for fd in sidecar.process.descriptors():
                     yield fd, "pidfd"
+
+
+def _may_use(child: Child, rights: Rights, sidecar: Sidecar) -> bool:
+    """Tell whether a sidecar gives its tools no more than is left (spec A5, I8).
+
+    Where a sidecar has no workspace of its own, tools work in all of the child's root;
+    where tools have FD 3, they have all that the child's own connection has.
+    """
+    if sidecar.fd3 and rights.is_narrowed:
+        return False
+    if sidecar.workspace_fd >= 0:
+        return True
+    session = child.session
+    return rights.root and session is not None and session.client.policy.has_root
 
 
 @asynccontextmanager
@@ -200,7 +224,7 @@ async def _start(
         if sidecar.starts:
             tried = trio.Event()
             first_starts.append(tried)
-            running = before.process_of(sidecar, host.launcher)
+            running = before.process_of(sidecar, host)
             nursery.start_soon(
                 supervise, sidecar, host.log.write, tried, host.journal.write, running
             )
@@ -215,7 +239,7 @@ def _make(
 ) -> Sidecar:
     if section.backend == "local":
         where = "/" if state is None else _state_dir(state, name)
-        return LocalSidecar(name, section, host.launcher, where)
+        return LocalSidecar(name, section, host, where)
     # Most hosts have none.
     from supervisor.toolexec.backend_cli import CliSidecar  # noqa: PLC0415
 

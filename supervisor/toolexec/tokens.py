@@ -5,7 +5,8 @@ Rules of this file.
 1. A token is looked up by a keyed hash of it, and compared in constant time: how long a
    wrong one takes says nothing about a right one, and a thousand children cost no more
    than one.
-2. A token that was revoked is as unknown as one that never was.
+2. A token that was revoked is as unknown as one that never was, and so is what was
+   narrowed from it (``protocol/toolexec_token.py``).
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import hmac
 import secrets
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from protocol import toolexec_token
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from protocol.toolexec_token import Rights
 
 TOKEN_BYTES = 16
 """128 bits, which the child sees as 32 hexadecimal digits."""
@@ -30,6 +35,7 @@ class Tokens(Generic[Owner]):
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._owners: dict[bytes, tuple[bytes, Owner]] = {}
+        self._names: dict[str, str] = {}  # in narrowed tokens
 
     def issue(self, owner: Owner) -> str:
         """Make a token that stands for an owner."""
@@ -40,19 +46,36 @@ class Tokens(Generic[Owner]):
     def adopt(self, token: str, owner: Owner) -> None:
         """Let a token stand for an owner, which the program before has issued."""
         self._owners[self._digest(token.encode())] = (token.encode(), owner)
+        self._names[toolexec_token.identity(token)] = token
 
     def revoke(self, token: str) -> None:
         """Forget a token; nothing if it is not known."""
         self._owners.pop(self._digest(token.encode()), None)
+        self._names.pop(toolexec_token.identity(token), None)
 
-    def find(self, pieces: Iterable[bytes]) -> Owner | None:
-        """Return whose token one of the pieces is, None if none is one."""
+    def find(self, pieces: Iterable[bytes]) -> tuple[Owner, Rights] | None:
+        """Return whose token one of the pieces is and what it stands for, or None."""
         found = None
         for piece in pieces:
             token, owner = self._owners.get(self._digest(piece), (b"", None))
             if hmac.compare_digest(token, piece) and owner is not None:
-                found = owner
+                found = owner, toolexec_token.ALL
+            elif b"~" in piece:
+                found = self._find_narrowed(piece) or found
         return found
+
+    def _find_narrowed(self, piece: bytes) -> tuple[Owner, Rights] | None:
+        taken = toolexec_token.taken_apart(piece)
+        if taken is None:
+            return None
+        name, caveats, given = taken
+        token = self._names.get(name, "")
+        _, owner = self._owners.get(self._digest(token.encode()), (b"", None))
+        expected = toolexec_token.mac(token, caveats)
+        rights = toolexec_token.Rights.of(caveats)
+        if owner is None or rights is None or not rights.is_narrowed:
+            return None
+        return (owner, rights) if hmac.compare_digest(expected, given) else None
 
     def _digest(self, piece: bytes) -> bytes:
         return hashlib.blake2b(piece, key=self._key, digest_size=32).digest()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import socket
 from contextlib import suppress
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import h11
@@ -206,6 +207,15 @@ class Wire:
         except BlockingIOError:
             return False
 
+    def check_there(self) -> None:
+        """Raise ``GoneError`` if the client is known to be gone."""
+        try:
+            is_there = bool(self.sock.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return
+        if not is_there:
+            raise GoneError
+
     async def wait_gone(self) -> None:
         """Wait until the client has closed its side, or is no longer there.
 
@@ -262,24 +272,6 @@ class Wire:
             ],
         )
 
-    def chunked_head(self, exec_id: str) -> bytes:
-        """Return the head of a reply in chunks; ``trailer`` ends it."""
-        return self._head(
-            200,
-            [
-                CONTENT_TYPE,
-                (b"X-Exec-Id", exec_id.encode()),
-                (b"Transfer-Encoding", b"chunked"),
-                (b"Trailer", b"X-Exit-Code"),
-                CLOSE,
-            ],
-        )
-
-    def trailer(self, exit_code: int) -> bytes:
-        """Return the last chunk with the exit code behind it."""
-        trailers = [(b"X-Exit-Code", b"%d" % exit_code)]
-        return self._http.send(h11.EndOfMessage(headers=trailers)) or b""
-
     def _head(self, status: int, headers: Headers) -> bytes:
         reason = toolexec.REASONS[status]
         event = h11.Response(status_code=status, headers=headers, reason=reason)
@@ -295,3 +287,46 @@ class Wire:
         """Close the connection; what was sent is delivered."""
         trio.lowlevel.notify_closing(self.sock)
         self.sock.close()
+
+
+# Of what is the same in every reply h11 makes the bytes once.
+
+
+def chunked_head(exec_id: str) -> bytes:
+    """Return the head of a reply in chunks; ``trailer`` ends it."""
+    before, after = _chunked_head()
+    return before + exec_id.encode() + after
+
+
+@cache
+def _chunked_head() -> tuple[bytes, bytes]:
+    """Return what stands before and after the execution's id."""
+    mark = b"----"
+    headers = [
+        CONTENT_TYPE,
+        (b"X-Exec-Id", mark),
+        (b"Transfer-Encoding", b"chunked"),
+        (b"Trailer", b"X-Exit-Code"),
+        CLOSE,
+    ]
+    before, _, after = _written(headers)[0].partition(mark)
+    return before, after
+
+
+@lru_cache(maxsize=256)  # as many as there are exit codes
+def trailer(exit_code: int) -> bytes:
+    """Return the last chunk with the exit code behind it."""
+    headers = [CONTENT_TYPE, (b"Transfer-Encoding", b"chunked"), CLOSE]
+    return _written(headers, [(b"X-Exit-Code", b"%d" % exit_code)])[1]
+
+
+def _written(headers: Headers, trailers: Headers | None = None) -> tuple[bytes, bytes]:
+    """Return what h11 sends for a streamed reply: its head, and its end."""
+    http = h11.Connection(h11.SERVER)
+    http.receive_data(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    http.next_event()
+    response = h11.Response(
+        status_code=200, headers=headers, reason=toolexec.REASONS[200]
+    )
+    head = http.send(response) or b""
+    return head, http.send(h11.EndOfMessage(headers=trailers or [])) or b""

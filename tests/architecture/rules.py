@@ -25,7 +25,7 @@ SPEC = (
     *(f"L{n}" for n in range(1, 16)),
 )
 # docs/toolexec.md.
-TOOLEXEC = tuple(f"E{n}" for n in range(1, 37))
+TOOLEXEC = tuple(f"E{n}" for n in range(1, 38))
 # docs/invariants.md.
 INVARIANTS = tuple(f"I{n}" for n in range(1, 11))
 INVARIANTS_IN_FORCE = INVARIANTS

@@ -14,6 +14,7 @@ from supervisor import proctree
 from supervisor.child import Child
 from supervisor.host import Settings
 from tests.helpers.hosts import Stage, eventually, opened
+from tests.helpers.stock import only_stock_beneath
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -102,7 +103,7 @@ async def test_daemons_of_a_child_that_exits_are_ended(stage: Stage) -> None:
     child = await stage.puppet()
     await child.do("daemon()")
     assert await child.leave() == 0
-    assert not proctree.children_of(stage.launchpad)
+    assert only_stock_beneath(stage.launchpad)
 
 
 PIPELINED_BYTES = 2 * 1024 * 1024

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.hosts import Puppet, Stage
+from tests.helpers.hosts import Puppet, Stage, eventually
+from vfs.policy import SIZE_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -155,6 +156,45 @@ async def test_who_fills_its_share_alone_is_told(stage: Stage) -> None:
     assert await child.write(second, b"x" * 2_000) == b"OK 2000"
     fileno = await other.open(b"e", b"w")
     assert await other.write(fileno, b"x" * 20_000) == b"OK 20000"
+
+
+# attack 20, attack 21: what a WRITE may add is reserved with its header, so that of many
+# that begin at once one goes through; whatever ends it gives it back.
+@pytest.mark.parametrize("end", ["it comes whole", "its client goes", "the child dies"])
+async def test_what_a_header_declares_is_reserved(stage: Stage, end: str) -> None:
+    child = await stage.puppet(max_bytes=100_000)
+    first, second = await child.open(b"a", b"w"), await child.open(b"b", b"w")
+    far = await child.do("attached()")
+    near = await child.do(f"opened(b'c', b'w', b'false', {far})")
+    await child.do(f"send(b'WRITE {near} 90000\\n' + b'x' * 70000, {far})")
+    ledger = child.child.session.client.ledger  # type: ignore[union-attr]
+    await eventually(lambda: ledger.used[SIZE_BYTES] == 90_000)
+    full = b"ERROR failed to write: Disk quota exceeded"
+    assert await child.write(first, b"y" * 10_001) == full
+    assert await child.write(second, b"y" * 10_000) == b"OK 10000"
+    assert (stage.root / "c").stat().st_size == 0
+    if end == "it comes whole":
+        assert await child.do(f"ask(b'x' * 20000, {far})") == b"OK 90000"
+        assert await child.write(first, b"y") == full
+        assert ledger.used[SIZE_BYTES] == 100_000
+    elif end == "its client goes":
+        await child.do(f"os.close({far})")
+        await eventually(lambda: ledger.used[SIZE_BYTES] == 10_000)
+        assert await child.write(first, b"y" * 90_000) == b"OK 90000"
+    else:
+        await child.kill()
+        assert ledger.used[SIZE_BYTES] == 10_000
+        stage.assert_nothing_left()
+
+
+# attack 15: a length that is too much is drained and refused, and holds nothing.
+async def test_a_header_that_declares_too_much_reserves_nothing(stage: Stage) -> None:
+    child = await stage.puppet(max_bytes=100_000)
+    fileno = await child.open(b"a", b"w")
+    said = await child.write(fileno, b"x" * 100_001)
+    assert said == b"ERROR failed to write: Disk quota exceeded"
+    assert await child.ask(b"PING\n") == b"OK"
+    assert await child.write(fileno, b"x" * 100_000) == b"OK 100000"
 
 
 BWRAP = (

@@ -9,9 +9,11 @@ the byte, and the failure is told.
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -32,6 +34,9 @@ CALLS = (
 
 EXPECTED = {"openat", "write", "pwrite64", "fsync", "close"}
 """What must have killed at least once, or the test has missed it."""
+
+GOING = ("pwrite64", "fdatasync", "unlinkat")
+"""Where a deletion changes what is there; each of them kills at least once."""
 
 FALLIBLE = (
     *("openat", "openat2", "write", "pwrite64", "fsync", "fdatasync", "ftruncate"),
@@ -119,6 +124,9 @@ async def seen(where: Path) -> dict[str, str]:
         found[checkpoint_id] = label
     process.close()
     checkpoints.close()
+    with closing(sqlite3.connect(where / "checkpoints.sqlite")) as database:
+        held = {key for (key,) in database.execute("SELECT key FROM held")}
+    assert set(os.listdir(where / "blobs")) == held, "contents that nobody holds"
     return found
 
 
@@ -146,6 +154,30 @@ async def test_a_kill_at_any_call_leaves_whole_checkpoints(
             pytest.fail(f"more than {MOST_CALLS} calls of {call}")
     finally:
         keeper.close()
+
+
+@pytest.mark.parametrize("kind", ["forget", "rotate"])
+@pytest.mark.parametrize("call", GOING)
+async def test_a_kill_at_any_call_of_a_deletion_takes_one_or_none(
+    keeper: Keeper, call: str, kind: str
+) -> None:
+    known = list(await seen(keeper.where))
+    for number in range(1, MOST_CALLS):
+        while len(known) < 2:
+            known.append(keeper.run("mkdir:error=ENOSPC:when=99"))
+        told = keeper.run(f"{call}:signal=SIGKILL:when={number}", kind)
+        now = list(await seen(keeper.where))
+        if kind == "forget":
+            assert now in (known, known[1:])
+            assert not told or (told, now) == (known[0], known[1:])
+        else:
+            assert now == known or (now[:-1], len(now)) == (known[1:], len(known))
+            assert not told or now[-1] == told
+        known = now
+        if told:
+            assert number > 1
+            return
+    pytest.fail(f"more than {MOST_CALLS} calls of {call}")
 
 
 @pytest.fixture
@@ -183,6 +215,7 @@ async def test_a_full_disk_at_any_call_leaves_the_checkpoints_there_were(
             # A commit whose last flush failed may be there all the same, and whole.
             assert known <= now, told
             assert len(now - known) <= (call == "fdatasync")
+            assert now == known or "may be there all the same" in told
         else:
             assert now == known | {told}
         known = now
@@ -212,5 +245,6 @@ def test_a_full_disk_at_any_call_of_an_export_leaves_the_old_file(
             assert "No space left on device" in told, told
             # The flush of the directory comes after the file has its name.
             assert out.read_text() == (new if is_named(keeper) else old)
+            assert ("new content stands there, whole" in told) == is_named(keeper)
         out.write_text(old)
         assert os.listdir(root) == ["out"]

@@ -105,6 +105,10 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[sidecar.x]\nkind = 'cobol'\n", "sidecar.x.kind: 'cobol' is none of c-cpp"),
         ("[sandbox.x]\nlayers = ['moat']\n", "sandbox.x.layers: no layer 'moat'"),
         ("[sandbox.x]\nrequired = ['moat']\n", "sandbox.x.required: no layer 'moat'"),
+        (
+            "[sandbox.x]\nlayers = ['landlock']\nunix_sockets = false\n",
+            "sandbox.x.unix_sockets: false is kept by the layer 'seccomp'",
+        ),
         ("[sandbox.auto]\n", "sandbox.auto: 'auto' is a profile of its own"),
         (
             "[sandbox.x]\nlayers = ['uid']\nrequired = ['seccomp']\n",

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from supervisor import config_fds
 from tests.helpers.command import SANDHOST, Outcome, sandhost
+from vfs.content import checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +45,12 @@ def test_without_the_sections_there_are_none(tmp_path: Path) -> None:
         ("[file_descriptor]\ndefault_page_size = 0\n", "default_page_size: at least 1"),
         ("[file_descriptor]\nmax_memory = 'big'\n", "max_memory: not a size"),
         ("[file_descriptor]\nescape = 'no'\n", "escape: xml or raw"),
+        ("[file_descriptor]\nkeep_checkpoints = -1\n", "0 (all) to 1000"),
+        ("[file_descriptor]\nkeep_checkpoints = 1001\n", "0 (all) to 1000"),
+        (
+            "[file_descriptor]\nkeep_checkpoints_for = 'soon'\n",
+            "keep_checkpoints_for: not a time",
+        ),
         ("[file_descriptor]\npage_user_input = 1\n", "page_user_input"),
         ("[file_descriptor]\ntypo = 1\n", "typo"),
         ("[tools]\nenabled = 'read_fd'\n", "tools"),
@@ -102,7 +110,8 @@ CONFIG = """
     [tools]
     enabled = ["read_fd", "fd_to_file", "search_fd", "rename_fd", "mark_fd_section",
         "get_fd_section", "create_temp_file", "read_temp_file", "write_temp_file",
-        "checkpoint_process", "restore_process", "list_checkpoints"]
+        "checkpoint_process", "restore_process", "list_checkpoints",
+        "delete_checkpoint"]
     """
 
 
@@ -236,3 +245,25 @@ def test_a_checkpoint_outlives_the_host(tmp_path: Path) -> None:
     pipeline = ("pipeline", "--config", "config.toml", "--", "true", ":::")
     other = sandhost(*pipeline, SANDHOST, "fd", "checkpoints", cwd=tmp_path)
     assert other.out == b'<checkpoints count="0"/>\n'
+
+
+def test_checkpoints_go_when_they_are_told_to(tmp_path: Path) -> None:
+    text = CONFIG + "[file_descriptor]\nkeep_checkpoints = 2\n"
+    script = """
+        for n in 1 2 3; do $0 fd checkpoint $n >/dev/null; done
+        $0 fd checkpoints | grep -o 'label="."'
+        id=$($0 fd checkpoints | grep 'label="2"' | cut -d'"' -f2)
+        $0 fd forget $id | sed "s/$id/ID/"
+        $0 fd checkpoints | grep -o 'label="."'
+        $0 fd forget $id >/dev/null; echo status $?
+        """
+    outcome = run_with(tmp_path, text, script)
+    assert outcome.err == b""
+    assert outcome.out.decode().splitlines() == [
+        *('label="2"', 'label="3"', '<checkpoint_deleted id="ID"/>', 'label="3"'),
+        "status 1",
+    ]
+
+
+def test_the_configuration_knows_how_many_checkpoints_there_may_be() -> None:
+    assert config_fds.MOST_CHECKPOINTS == checkpoints.MOST_CHECKPOINTS

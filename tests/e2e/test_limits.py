@@ -1,5 +1,6 @@
 """`--limit` of `sandhost run`: each bound is kept, and said to the child alone."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -36,6 +37,15 @@ def test_open_files() -> None:
         "ERROR failed to open file 'd': Too many open files",
         "OK",
         "OK 1003",
+    ]
+
+
+# Nothing is what was asked for, not what is usual.
+def test_no_open_files_at_all() -> None:
+    outcome = limited("open_files=0", "ask 'OPEN a w false\\n'; ask 'PING\\n'")
+    assert outcome.out.decode().splitlines() == [
+        "ERROR failed to open file 'a': Too many open files",
+        "OK",
     ]
 
 
@@ -138,3 +148,39 @@ def test_a_limit_is_each_childs_own() -> None:
     words = ("--", "sh", "-c", script, ":::", "sh", "-c", f"cat; {script}")
     outcome = sandhost("pipeline", "--limit", "open_files=1", *words)
     assert outcome.out.splitlines() == [b"OK 1000", b"OK 1001"]
+
+
+# The processors' time of all its processes together: a group keeps it, or it is refused.
+def test_the_time_of_processors_is_kept_or_the_start_is_refused() -> None:
+    script = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    while True: pass\n"
+        "end = time.monotonic() + 1.5\n"
+        "while time.monotonic() < end: pass\n"
+        "os.kill(0, 9)\n"
+    )
+    words = ("run", "--limit", "cpus=0.2", "--journal", "/dev/stderr")
+    outcome = sandhost(*words, "--", sys.executable, "-I", "-S", "-c", script)
+    if outcome.status == 125:
+        assert outcome.said("nothing keeps the limit 'cpus'")
+        assert outcome.said("delegate that controller (systemd: Delegate=cpu)")
+        pytest.skip("no group here keeps the time of processors")
+    assert outcome.status == 128 + 9
+    events = [json.loads(line) for line in outcome.err.splitlines() if line[:1] == b"{"]
+    (exited,) = [event for event in events if event["event"] == "child.exited"]
+    # A fifth of 1.5 s, a period at each end, and what the start took; not twice 1.5 s.
+    assert exited["utime_s"] + exited["stime_s"] < 1.0
+
+
+def test_without_groups_nothing_keeps_the_time_of_processors() -> None:
+    outcome = sandhost("run", "--sandbox", "none", "--limit", "cpus=1", "--", "true")
+    assert outcome.status == 125
+    assert outcome.said("cannot start a child: nothing keeps the limit 'cpus'")
+
+
+@pytest.mark.parametrize("value", ["0", "0.001", "-1", "nan", "1e3", "", "0x1"])
+def test_a_number_of_processors_is_one(value: str) -> None:
+    outcome = sandhost("run", "--limit", f"cpus={value}", "--", "true")
+    assert outcome.status == 125
+    assert outcome.said("not a limit of cpus")

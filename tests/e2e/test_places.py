@@ -121,6 +121,23 @@ def test_dialect_one_names_a_context(places: Path) -> None:
     ]
 
 
+# The commands and the Python client inside are told, nested ones too.
+@pytest.mark.parametrize(
+    "script",
+    [
+        "$0 fs cat file",
+        "$0 relay -- $0 fs cat file",
+        "$0 relay --read file -- $0 relay -- $0 fs cat file",
+    ],
+    ids=["alone", "nested", "narrowed, two deep"],
+)
+def test_what_runs_in_a_child_of_dialect_one_speaks_it(
+    places: Path, script: str
+) -> None:
+    status, out, err = in_child(script, "--dialect", "1", "--root", places / "root")
+    assert (status, out, err) == (0, b"in root", b"")
+
+
 def test_dialect_two_names_a_flag(places: Path) -> None:
     script = RAW + "ask 'OPEN file r false\\n'; ask 'OPEN file r\\n'"
     status, out, _ = in_child(script, "--root", places / "root")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.toolexec_token import identity, taken_apart
 from tests.helpers.command import SANDHOST, sandhost
 
 pytestmark = pytest.mark.slow
@@ -117,11 +118,18 @@ def test_outside_a_child_it_says_so() -> None:
     assert b"not inside a child" in outcome.err
 
 
-def test_a_narrowed_nested_child_does_not_get_the_tools_token(root: Path) -> None:
-    # attack 38: the token stands for the rights that were just given up.
+def test_a_narrowed_nested_child_has_a_token_that_stands_for_less(root: Path) -> None:
+    # attack 38: this process's token stands for the rights that were just given up.
     script = (
         "export AIFO_TOOLEEXEC_TOKEN=mine;"
-        " $0 relay --read open -- sh -c 'echo ${AIFO_TOOLEEXEC_TOKEN-none}';"
-        " $0 relay -- sh -c 'echo ${AIFO_TOOLEEXEC_TOKEN-none}'"
+        " $0 relay --read open -- sh -c 'echo $AIFO_TOOLEEXEC_TOKEN';"
+        " $0 relay -- sh -c 'echo $AIFO_TOOLEEXEC_TOKEN'"
     )
-    assert run_child(root, script)[:2] == (0, b"none\nmine\n")
+    status, out, _ = run_child(root, script)
+    narrowed, own = out.decode().splitlines()
+    assert (status, own) == (0, "mine")
+    taken = taken_apart(narrowed.encode())
+    assert taken is not None
+    assert taken[0] == identity("mine")
+    assert taken[1][-1] == "noroot"
+    assert "mine" not in narrowed

@@ -40,10 +40,10 @@ def test_what_a_child_prints_passes_through() -> None:
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        ("no-such-command", 127, "cannot start 'no-such-command': No such file"),
-        ("./no-such-command", 127, "cannot start"),
+        ("no-such-command", 127, "directory of PATH; install it, or name it by its"),
+        ("./no-such-command", 127, "No such file or directory; check its path"),
         ("", 127, "cannot start ''"),
-        ("/etc/passwd", 126, "cannot start '/etc/passwd': Permission denied"),
+        ("/etc/passwd", 126, "Permission denied; make it executable (chmod +x)"),
         ("/", 126, "cannot start '/': Is a directory"),
         ("./no-program", 126, "Exec format error"),
         ("./no-interpreter", 127, "/nonexistent/interpreter is not"),

@@ -37,6 +37,7 @@ from supervisor.logs import Log
 from supervisor.sandbox import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
 from tests.helpers.leaks import Holdings, holdings, left_over
+from tests.helpers.stock import only_stock_beneath
 
 CHILDREN = Path(__file__).parent / "children"
 """The programs that children run."""
@@ -139,7 +140,7 @@ class Stage:
         assert not host.pump.sessions
         assert not host.pump._deadlines
         assert host.budget.used_bytes == 0
-        assert not proctree.children_of(self.launchpad)
+        assert only_stock_beneath(self.launchpad)
         left = left_over(self._before, self._held())
         assert not left, "left behind: " + "; ".join(left)
 

@@ -22,7 +22,8 @@ import pytest
 import trio
 
 from supervisor.pump import Pump
-from supervisor.session import PROCESS_EXIT, Session
+from supervisor.session import Session
+from supervisor.session_base import PROCESS_EXIT
 from vfs.filesystem import Client, Filesystem
 from vfs.payload import PayloadBudget
 from vfs.policy import Ledger, Place, Policy, close_places, open_place

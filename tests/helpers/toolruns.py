@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import trio
 
+from protocol.toolexec_token import ALL
 from supervisor.child import Child
 from supervisor.config_sidecar import SidecarSection, check_sidecars
 from supervisor.spawn_request import SpawnRequest
@@ -73,9 +74,9 @@ async def run_tool(
 ) -> Ran:
     """Run a tool as the server does; raises what the sidecars refuse."""
     cwd = more.get("cwd", b".")
-    if not sidecars.is_permitted(child, tool):
+    if not sidecars.is_permitted(child, tool, ALL):
         raise RefusedError(403, b"")
-    target = await sidecars.route(child, tool, cwd)
+    target = await sidecars.route(child, tool, cwd, ALL)
     cwd_fd = await target.open_cwd(cwd, child)
     reader, writer = os.pipe2(os.O_CLOEXEC)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

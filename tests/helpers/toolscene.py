@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor import proctree
+from protocol.toolexec_token import Rights
 from supervisor.child import Child
 from supervisor.toolexec.routes import RefusedError, SpawnPlan, Target
 from supervisor.toolexec.service import (
@@ -33,6 +33,7 @@ from supervisor.toolexec.service import (
     open_toolexec,
 )
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
+from tests.helpers.stock import strangers
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 ALLOWED = frozenset(
@@ -79,12 +80,14 @@ class DirectoryRoutes:
         self.env = {"PATH": PATH, "LANG": "C"}
         self.asked: list[str] = []
 
-    def is_permitted(self, child: Child, tool: str) -> bool:
+    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
         """Whether the one allowlist has it."""
         self.asked.append(f"permitted {tool}")
         return tool in ALLOWED
 
-    async def route(self, child: Child, tool: str, cwd: bytes) -> Target:
+    async def route(
+        self, child: Child, tool: str, cwd: bytes, rights: Rights
+    ) -> Target:
         """Choose the one sidecar."""
         self.asked.append(f"route {tool}")
         await trio.lowlevel.checkpoint()
@@ -370,7 +373,7 @@ async def opened_scene(where: Path, **settings: Any) -> AsyncIterator[Scene]:
             finally:
                 await stage.host.stop(grace_s=0.0)
                 # One that execve(2) refused is reaped a moment after it was told of.
-                await eventually(lambda: not proctree.children_of(stage.launchpad))
+                await eventually(lambda: not strangers(stage.launchpad))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import COMMANDS, describe, limits, reference
+from protocol import COMMANDS, limits, reference
 
 EMPTY = (
     "# Page\n\n<!-- generated: commands -->\n<!-- end of generated: commands -->\n"
@@ -19,7 +19,7 @@ def test_the_page_of_this_project_is_not_stale() -> None:
 
 
 def test_the_table_has_a_row_for_every_command() -> None:
-    rows = describe().splitlines()[2:]
+    rows = reference.describe_commands().splitlines()[2:]
     assert [row.split()[1].strip("`") for row in rows] == [
         word.decode() for word in COMMANDS
     ]

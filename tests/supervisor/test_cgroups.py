@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from supervisor.cgroups import PREFIX, Hierarchy, hierarchies, make, remove_stale
+from supervisor.cgroups import (
+    PREFIX,
+    Hierarchy,
+    Reserve,
+    hierarchies,
+    make,
+    remove_stale,
+)
 from supervisor.options import Limits
 
 
@@ -32,8 +39,7 @@ def test_a_delegated_group_has_its_bounds(
     real(top)
     groups = make(
         "c1",
-        Limits(memory=1 << 20, processes=7),
-        cpus=0.5,
+        Limits(memory=1 << 20, processes=7, cpus=0.5),
         among=(Hierarchy("v2", str(top)),),
     )
     (path,) = map(Path, groups.made)
@@ -42,6 +48,7 @@ def test_a_delegated_group_has_its_bounds(
     assert (path / "memory.max").read_text() == "1048576"
     assert (path / "pids.max").read_text() == "7"
     assert (path / "cpu.max").read_text() == "50000 100000"
+    assert groups.keeps_cpus
 
 
 def test_a_joining_thread_moves_itself_alone_where_that_is_faster(
@@ -99,3 +106,54 @@ def test_groups_of_hosts_that_are_gone_are_removed(tmp_path: Path) -> None:
     assert remove_stale(among) == 1
     assert sorted(os.listdir(tmp_path)) == sorted([names[1], "somebodys"])
     assert remove_stale(among) == 0
+
+
+def test_the_time_of_processors_has_a_group_of_its_own_only_if_it_is_limited(
+    tmp_path: Path,
+) -> None:
+    among = (Hierarchy("cpu", str(tmp_path)),)
+    assert make("c1", Limits(), among=among).made == []
+    groups = make("c1", Limits(cpus=1.5), among=among)
+    assert len(groups.made) == 1
+    assert not groups.keeps_cpus  # its files are not there: nothing was bounded
+
+
+def test_the_next_childs_groups_are_made_when_a_next_one_is_likely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    among = (Hierarchy("pids", str(tmp_path)),)
+    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
+    reserve = Reserve()
+    reserve.take("c1", Limits())
+    assert reserve.restock() is None  # `run` has one child
+    reserve.take("c2", Limits())
+    spare = reserve.restock()
+    assert spare is not None
+    assert reserve.restock() is None
+    (tmp_path / Path(spare.made[0]).name / "pids.max").touch()
+    limited = reserve.take("c4", Limits(cpus=0.5))  # takes no group without it
+    assert limited is not spare
+    assert reserve.take("c5", Limits(processes=9)) is spare
+    assert Path(spare.made[0], "pids.max").read_text() == "9"
+    again = reserve.restock()
+    assert again is not None
+    (path,) = again.made
+    assert path not in spare.made
+    reserve.close()
+    assert not Path(path).exists()
+
+
+def test_groups_that_are_gone_meanwhile_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    among = (Hierarchy("pids", str(tmp_path)),)
+    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
+    reserve = Reserve()
+    for name in ("c1", "c2"):
+        reserve.take(name, Limits())
+    spare = reserve.restock()
+    assert spare is not None
+    os.rmdir(spare.made[0])
+    taken = reserve.take("c3", Limits())
+    assert taken is not spare
+    assert Path(taken.made[0]).is_dir()

@@ -22,6 +22,7 @@ from supervisor.scratch import Scratch
 from tests.helpers.explained import clean, leaked, own, stage
 from tests.helpers.hosts import Stage, eventually
 from tests.helpers.spawning import ROOT, watching
+from tests.helpers.stock import stock_of
 from vfs.payload import PayloadBudget
 
 pytestmark = pytest.mark.slow
@@ -373,3 +374,13 @@ async def test_every_part_names_descriptors_that_are_open(stage: Stage) -> None:
     named = held(stage.host)
     assert all(os.fstat(fd) for fd in named)
     assert Counter(named.values())["open file"] == 1
+
+
+# Who waits for an order is the launchpad's, and no leftover.
+async def test_children_in_stock_are_no_leaks(stage: Stage) -> None:
+    for _ in range(3):
+        await (await stage.sh("exit 0")).wait_gone()
+    await eventually(lambda: stock_of(stage.launchpad))
+    (waiting,) = await stage.host.launcher.stock()
+    assert [waiting[0]] == stock_of(stage.launchpad)
+    await clean(stage)

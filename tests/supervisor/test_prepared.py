@@ -15,7 +15,7 @@ import pytest
 from supervisor.pump import Pump
 from supervisor.session import Session
 from vfs.filesystem import Filesystem
-from vfs.hostio import Mount
+from vfs.hostio import MOUNTS, Mount
 from vfs.payload import PayloadBudget
 from vfs.policy import Ledger, Policy, open_place
 
@@ -85,8 +85,13 @@ class Dialogue:
 
 @pytest.fixture(autouse=True)
 def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no write be slow: what a thread would do nobody does here."""
+    """Let no write be slow: what a thread would do nobody does here.
+
+    Nor a mount that an earlier test has found slow.
+    """
     monkeypatch.setattr(Mount, "note", lambda _self, _seconds: None)
+    for mount in MOUNTS.values():
+        monkeypatch.setattr(mount, "inline", mount.in_memory or mount._nowait)
 
 
 @pytest.fixture(params=["alone", "crowd"])

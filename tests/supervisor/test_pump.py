@@ -8,7 +8,8 @@ import trio
 
 from supervisor import pump as pump_module
 from supervisor.pump import SLICE_S, Pump
-from supervisor.session import EOF, POLLS
+from supervisor.session_base import EOF
+from supervisor.session_sent import POLLS
 from tests.helpers.sessions import Hall, Line, hall
 
 __all__ = ["hall"]

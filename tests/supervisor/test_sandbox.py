@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from supervisor import sandbox_paths
-from supervisor.sandbox import LAYERS, PROFILES, Machine, Plan, named
+from supervisor.sandbox import (
+    FIRST_USER,
+    LAYERS,
+    PROFILES,
+    USERS,
+    Machine,
+    Plan,
+    named,
+)
 from supervisor.sandbox_paths import Rule, View, view_of
 from supervisor.spawn_request import SpawnError
 
@@ -170,7 +178,23 @@ def test_users_are_given_to_one_child_at_a_time(machine: Machine) -> None:
     assert first != second
     machine.give_user_back(first)
     assert machine.take_user() == first
-    assert 0x40000000 <= first < 0x80000000
+
+
+# Whatever pid a host may have (2**22 of them), its range is its own and has numbers.
+def test_no_two_hosts_share_a_user(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = []
+    for pid in (1, 2, 1_048_577, 4_194_302, 4_194_303):
+        monkeypatch.setattr("supervisor.sandbox.os.getpid", lambda pid=pid: pid)
+        host = Machine()
+        users = [host.take_user() for _ in range(USERS)]
+        assert min(users) > FIRST_USER
+        assert max(users) < 2**32 - 1
+        ranges.append(set(users))
+        with pytest.raises(SpawnError, match="all 767 users of this host have one"):
+            host.take_user()
+    assert len(set.union(*ranges)) == USERS * len(ranges)
 
 
 def test_the_common_part_is_found_once() -> None:

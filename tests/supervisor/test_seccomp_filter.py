@@ -84,6 +84,16 @@ def test_arguments_decide_where_a_call_has_good_uses(machine: str) -> None:
         assert verdict(code, socket, arch, 10) == expected
 
 
+# attack 31
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_profile_without_unix_sockets_has_none(machine: str) -> None:
+    socket, socketpair = {"x86_64": (41, 53), "aarch64": (198, 199)}[machine]
+    code, arch = build(machine, network=True, unix=False), MACHINES[machine]
+    assert verdict(code, socket, arch, 1) == errno.EAFNOSUPPORT
+    assert verdict(code, socketpair, arch, 1) is None
+    assert verdict(code, socket, arch, 2) is None
+
+
 def test_a_machine_without_a_list_is_said() -> None:
     with pytest.raises(UnknownMachineError, match="riscv64"):
         build("riscv64", network=True)

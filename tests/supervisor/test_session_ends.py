@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.session import EOF, FAULT, PROCESS_EXIT
+from supervisor.session_base import EOF, FAULT, PROCESS_EXIT
 from tests.helpers.sessions import Hall, Line, hall
 from vfs.filesystem import OpenFile
 from vfs.ledger import Ledger

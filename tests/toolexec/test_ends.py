@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from protocol.toolexec_token import narrowed
+from supervisor.launcher import Launcher
 from supervisor.toolexec import ending
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
@@ -92,6 +95,82 @@ async def test_the_first_step_is_int(scene: Scene) -> None:
         await receive_until(sock, b"on\n")
     await eventually(lambda: told.exists() and told.read_text() == "int\n")
     await eventually(lambda: not scene.tool._slots.used)
+
+
+class SlowBirth:
+    """Holds each start back when the program runs already."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = trio.Event()
+        real = Launcher._birth
+
+        async def birth(launcher: Launcher, request: Any, record: Any) -> Any:
+            born = await real(launcher, request, record)
+            await self.release.wait()
+            return born
+
+        monkeypatch.setattr(Launcher, "_birth", birth)
+
+
+# Who goes while the tool is being started is found gone when it has been: the tool gets
+# INT first, like any other.
+# spec E25
+@pytest.mark.parametrize("proto", ["1", "2"])
+async def test_who_goes_during_the_start_ends_the_tool_gently(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, proto: str
+) -> None:
+    up, told = scene.workspace / "up", scene.workspace / "told"
+    script = f"trap 'echo int >{told}; exit' INT; echo >{up}; "
+    script += "while :; do sleep 0.01; done"
+    slow = SlowBirth(monkeypatch)
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell(script), proto=proto))
+        await eventually(up.exists)
+    slow.release.set()
+    await eventually(lambda: told.exists() and told.read_text() == "int\n")
+    await eventually(lambda: not scene.tool._slots.used)
+
+
+# spec E5
+async def test_a_child_that_ends_during_a_start_leaves_no_tool(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await scene.tenant()
+    assert scene.tool.shared_url is not None
+    other.url = scene.tool.shared_url  # its connection is not the child's
+    up = scene.workspace / "up"
+    SlowBirth(monkeypatch)
+    with await scene.connect(other) as sock:
+        script = f"trap '' INT TERM; echo $$ >{up}; sleep 1000 & wait; sleep 1000"
+        await send(sock, scene.request(shell(script), token=other.token))
+        await eventually(lambda: up.exists() and up.read_text().endswith("\n"))
+        await other.puppet.kill()
+        assert parse(await receive_all(sock)).status == 503
+    await eventually(partial(is_dead, int(up.read_text())))
+    assert not scene.tool._slots.used
+    assert not scene.stage.events("exec.ended")  # nobody was told of its start
+
+
+async def test_a_client_that_is_gone_already_has_nothing_started(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = trio.Event()
+    gone = trio.Event()
+    real = scene.routes.route
+
+    async def route(*args: Any) -> Any:
+        asked.set()
+        await gone.wait()
+        return await real(*args)
+
+    monkeypatch.setattr(scene.routes, "route", route)
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell("touch ran")))
+        await asked.wait()
+    gone.set()
+    monkeypatch.undo()
+    assert (await scene.run("tool=true")).code == 0
+    assert len(scene.stage.events("exec.started")) == 1
 
 
 # spec E25
@@ -192,6 +271,29 @@ async def test_another_childs_execution_is_unknown(scene: Scene) -> None:
             409,
             b"exec id 'mine' is in use\n",
         )
+
+
+# spec A5: a narrowed token of the same child sees its own executions only.
+# spec E37
+async def test_a_narrowed_token_sees_its_own_executions_only(scene: Scene) -> None:
+    less = narrowed(scene.child.token, "less")
+    with await scene.connect() as sock:
+        data = scene.request(shell("echo on; exec sleep 1000"), "X-Aifo-Exec-Id: mine")
+        await send(sock, data)
+        await receive_until(sock, b"on\n")
+        for line, body in (
+            ("POST /signal HTTP/1.1", b"exec_id=mine&signal=KILL"),
+            ("GET /exec/mine HTTP/1.1", b""),
+        ):
+            reply = await scene.say(scene.request(body, line=line, token=less))
+            assert reply.status == 404
+        same = scene.request(b"tool=true", "X-Aifo-Exec-Id: mine", token=less)
+        assert (await scene.say(same)).code == 0
+        head = scene.head(0, line="GET /exec/mine HTTP/1.1", token=less)
+        again = await scene.say(head)
+        assert (again.status, again.body, again.code) == (200, b"", 0)
+    bad = scene.request(b"tool=true", token=less[:-1] + "x")
+    assert (await scene.say(bad)).status == 401
 
 
 # spec E26

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.toolexec import logstores
+from supervisor.toolexec import logstores, splicing
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
     Reply,
@@ -192,12 +192,24 @@ class FullDisk:
     def __init__(self, room: int) -> None:
         self.room = room
         self.pwrite = os.pwrite
+        self.real_splice = os.splice
 
     def __call__(self, fd: int, data: memoryview, offset: int) -> int:
         """Write what fits; what is there already may be written again."""
         if offset >= self.room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self.pwrite(fd, data[: self.room - offset], offset)
+
+    def splice(
+        self, src: int, dst: int, count: int, offset_dst: int | None = None
+    ) -> int:
+        """Splice; into a file what fits."""
+        if offset_dst is None:
+            return self.real_splice(src, dst, count)
+        if offset_dst >= self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = min(count, self.room - offset_dst)
+        return self.real_splice(src, dst, count, offset_dst=offset_dst)
 
 
 # spec: a full disk for the log. The log goes round in what it has, or in memory.
@@ -206,7 +218,9 @@ class FullDisk:
 async def test_on_a_full_disk_nothing_is_lost(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr(os, "pwrite", FullDisk(room))
+    disk = FullDisk(room)
+    monkeypatch.setattr(os, "pwrite", disk)
+    monkeypatch.setattr(os, "splice", disk.splice)
     reply = await scene.say(scene.request(numbers(900_000)))
     assert (reply.body, reply.code) == (printed(900_000), 0)
     whole = await scene.say(scene.request(numbers(900_000), proto="1"))
@@ -228,6 +242,54 @@ async def test_a_file_system_without_o_tmpfile_does(
     reply = await scene.say(scene.request(numbers(100_000)))
     assert reply.body == printed(100_000)
     assert set(os.listdir(scene.stage.where)) == before
+
+
+# Where nothing can be spliced or put aside, output is copied, and none of it is lost.
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOBUFS])
+async def test_what_cannot_be_spliced_is_copied(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    asked: list[int] = []
+
+    def refuse(*_args: object, **_more: object) -> int:
+        asked.append(number)
+        raise OSError(number, os.strerror(number))
+
+    if number == errno.EINVAL:
+        monkeypatch.setattr(os, "splice", refuse)
+    else:
+        real = splicing.Tap.set_aside
+
+        def half(tap: splicing.Tap, size: int, before: bytes, after: bytes) -> bool:
+            asked.append(real(tap, size // 2, before, after))
+            return False
+
+        monkeypatch.setattr(splicing.Tap, "set_aside", half)
+    for proto in ("2", "1"):
+        reply = await scene.say(scene.request(numbers(900_000), proto=proto))
+        assert (reply.body, reply.code) == (printed(900_000), 0)
+    assert asked
+
+
+# A reader that is fast, then slow, then fast again: from the pipe, from the log.
+async def test_a_reader_may_change_its_pace(scene: Scene) -> None:
+    size = 24 * MIB
+    form = b"tool=seq&arg=1000000&arg=%d" % (1_000_000 + size // 8 - 1)
+    with await scene.connect() as sock:
+        await send(sock, scene.request(form, "X-Aifo-Exec-Id: p"))
+        data = b""
+        (owner,) = scene.tool.children.values()
+        for pause_at in (3 * MIB, 9 * MIB, 15 * MIB):
+            while len(data) < pause_at:
+                data += await receive(sock, MIB)
+            log = owner.live["p"].log if "p" in owner.live else owner.kept["p"].log
+            end = log.end  # it goes on into the file without its reader
+            await eventually(lambda: log.end > end or log.is_finished)  # noqa: B023
+        reply = parse(data + await receive_all(sock))
+    assert reply.code == 0
+    assert hashlib.sha256(reply.body).digest() == (
+        hashlib.sha256(printed(size // 8)).digest()
+    )
 
 
 async def test_a_slow_disk_is_written_in_threads(

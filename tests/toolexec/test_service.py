@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio.testing
 
+from protocol.toolexec_token import ALL
 from supervisor.config_toolexec import (
     NotifySection,
     ToolexecSection,
@@ -54,7 +55,9 @@ async def test_a_stale_socket_is_replaced_a_living_one_is_not(tmp_path: Path) ->
                 pass
         await listener.aclose()
     assert "toolexec.sock" not in os.listdir(tmp_path)
-    with pytest.raises(OSError, match="shorter TMPDIR"):
+    with pytest.raises(
+        OSError, match=r"shorter \[host\] state_dir for serve, a shorter TMPDIR"
+    ):
         async with unix_listener(str(tmp_path / ("x" * 120))):
             pass
 
@@ -104,8 +107,8 @@ async def test_what_it_holds_is_known_to_the_host(scene: Scene) -> None:
 def test_tokens_are_found_by_value_and_forgotten() -> None:
     tokens: Tokens[str] = Tokens()
     mine, other = tokens.issue("mine"), tokens.issue("other")
-    assert tokens.find([b"", b"x", mine.encode()]) == "mine"
-    assert tokens.find([other.encode()]) == "other"
+    assert tokens.find([b"", b"x", mine.encode()]) == ("mine", ALL)
+    assert tokens.find([other.encode()]) == ("other", ALL)
     assert tokens.find([]) is None
     assert tokens.find([mine.encode()[:-1], b"x" * 32]) is None
     tokens.revoke(mine)

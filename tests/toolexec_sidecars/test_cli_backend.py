@@ -24,6 +24,7 @@ from supervisor.toolexec import backend_cli
 from supervisor.toolexec.backend_cli import INSIDE
 from supervisor.toolexec.routes import RefusedError
 from tests.helpers.hosts import CHILDREN, Stage, eventually, stage
+from tests.helpers.stock import strangers
 from tests.helpers.toolruns import program, run_tool, sidecars_of, waiting_child
 
 __all__ = ["stage"]
@@ -215,7 +216,7 @@ async def test_an_engine_that_does_not_answer_delays_nobody_for_ever(
         (sidecar,) = sidecars.sidecars
         assert not sidecar.is_running
     # A start that was given up while it was under way is reaped a moment later.
-    await eventually(lambda: not proctree.children_of(stage.launchpad))
+    await eventually(lambda: not strangers(stage.launchpad))
 
 
 # Inside the container: the shell that runs a tool, and ends it when the line ends.

@@ -25,6 +25,7 @@ def faults(name: str = "x", **section: Any) -> list[tuple[str, str]]:
         {"allow": []},
         {"allow": ["jq", "g++", "a.b-c_d+"]},
         {"start": ["server", ""], "timeout": "90s", "tty": True, "fd3": True},
+        {"start": ["server"], "sandbox": "required"},
         {"limits": {"memory": "1G", "cpu": 60, "processes": 64}},
         CONTAINER,
         {**CONTAINER, "backend": "podman", "cli": "/usr/bin/podman"},
@@ -60,6 +61,8 @@ def test_what_a_section_may_say(section: dict[str, Any]) -> None:
         ("workspace", {**CONTAINER, "workspace": None}),
         ("workspace", {**CONTAINER, "workspace": "/a:b"}),
         ("fd3", {**CONTAINER, "fd3": True}),
+        ("sandbox", {"sandbox": "some"}),
+        ("sandbox", {**CONTAINER, "sandbox": "none"}),
         ("limits", {**CONTAINER, "limits": {"cpu": 1}}),
     ],
 )

@@ -129,3 +129,58 @@ def test_a_tool_has_the_door_only_if_its_sidecar_says_so(place: Path) -> None:
     assert lines[:2] == ["3", "open"]
     assert lines[2].startswith("OK ")
     assert opened.status == 0
+
+
+# attack 38; spec A5, I8: what a nested child was not left, no tool does for it.
+# spec E37
+def test_the_tools_of_a_narrowed_child_do_not_reach_its_parents_files(
+    place: Path,
+) -> None:
+    program(place / "bin", "go", "cat note shared 2>/dev/null")
+    (place / "root" / "note").write_text("secret\n")
+    (place / "root" / "open").mkdir()
+    (place / "shared").mkdir()
+    (place / "shared" / "shared").write_text("everybody's\n")
+    code = (
+        "from vfs.toolclient import ToolClient, ToolError\n"
+        "try:\n"
+        "    print(ToolClient().run('go', cwd='/workspace').output)\n"
+        "except ToolError as why:\n"
+        "    print(why.status)\n"
+    )
+    nested = ("--", sys.executable, "-c", code)
+    assert run(place, "sandhost", "relay", *nested).out == b"b'secret\\n'\n"
+    less = ("sandhost", "relay", "--read", "open", *nested)
+    assert run(place, *less).out == b"403\n"
+    shared = f"workspace = '{place}/shared'\n"
+    assert run(place, *less, go=shared).out == b'b"everybody\'s\\n"\n'
+
+
+# spec A5: what a child gives up of its own connection its tools have not either.
+# spec E37
+def test_a_child_that_gives_its_root_up_has_no_tools_in_it(place: Path) -> None:
+    code = (
+        "from vfs.client import Client\n"
+        "from vfs.toolclient import ToolClient, ToolError\n"
+        "tools = ToolClient()\n"
+        "less = ToolClient(token=tools.narrowed_token(tools=['go']))\n"
+        "print(less.run('go', 'a', cwd='/workspace').output)\n"
+        "def tell(client, tool):\n"
+        "    try:\n"
+        "        print(client.run(tool, cwd='/workspace').exit_code)\n"
+        "    except ToolError as why:\n"
+        "        print(why.status, str(why).strip())\n"
+        "tell(less, 'cargo')\n"
+        "client = Client()\n"
+        "client.narrow({'read': ['.'], 'write': ['.']})\n"
+        "tell(tools, 'go')\n"
+        "client.narrow({'read': ['.']})\n"
+        "tell(tools, 'go')\n"
+    )
+    outcome = run(place, sys.executable, "-c", code)
+    lines = outcome.out.decode().splitlines()
+    assert lines[0] == "b'a|'", outcome
+    assert lines[1].startswith("403 ")
+    assert lines[2] == "7"
+    assert lines[3].startswith("403 ")
+    assert "narrowed rights" in lines[3]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from protocol.toolexec_token import ALL
 from supervisor.toolexec.backend_local import tightest
 from supervisor.toolexec.routes import RefusedError
 from tests.helpers.hosts import Stage, eventually, stage
@@ -124,7 +125,7 @@ async def test_routing_asks_who_has_the_tool(stage: Stage) -> None:
         (stage.where / "zz-tool").chmod(0o755)
         # Known for this generation of c; a restart would ask again.
         assert (await run_tool(stage, sidecars, child, "zz-tool")).sidecar == "n"
-        assert not sidecars.is_permitted(child, "zz-none")
+        assert not sidecars.is_permitted(child, "zz-none", ALL)
 
 
 async def test_a_tool_that_nobody_has_is_409(
@@ -201,13 +202,13 @@ async def test_a_child_has_no_more_tools_than_its_policy(stage: Stage) -> None:
     async with sidecars_of(stage, c={"kind": "c-cpp"}) as sidecars:
         free = await waiting_child(stage, "free")
         bound = await waiting_child(stage, "bound", tools=frozenset({"make", "cc"}))
-        assert sidecars.is_permitted(free, "gcc")
-        assert sidecars.is_permitted(bound, "make")
-        assert not sidecars.is_permitted(bound, "gcc")
+        assert sidecars.is_permitted(free, "gcc", ALL)
+        assert sidecars.is_permitted(bound, "make", ALL)
+        assert not sidecars.is_permitted(bound, "gcc", ALL)
         assert bound.session is not None
         bound.session.narrow(b'{"tools": ["make"]}')
-        assert sidecars.is_permitted(bound, "make")
-        assert not sidecars.is_permitted(bound, "cc")
+        assert sidecars.is_permitted(bound, "make", ALL)
+        assert not sidecars.is_permitted(bound, "cc", ALL)
 
 
 def test_limits_are_the_tighter_of_both() -> None:
@@ -224,7 +225,7 @@ async def test_a_started_sidecar_is_watched(stage: Stage) -> None:
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     try:
         start = ["/bin/sh", "-c", f"echo $$ >{fifo}; exec sleep 1000"]
-        options = {"kind": "go", "path": [bin_dir], "start": start}
+        options = {"kind": "go", "path": [bin_dir], "start": start, "sandbox": "none"}
         async with sidecars_of(stage, g=options) as sidecars:
             (sidecar,) = sidecars.sidecars
             child = await waiting_child(stage)
@@ -251,6 +252,57 @@ async def test_a_started_sidecar_is_watched(stage: Stage) -> None:
         assert (restarting["sidecar"], restarting["reason"]) == ("g", ended[0])
     finally:
         os.close(reader)
+
+
+# ToolExec 6: "a supervised sandboxed process tree"; attack 24. Children write into its
+# workspace, so what it finds there must not run as the host.
+async def test_a_sidecars_own_process_has_walls(stage: Stage) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a user of its own takes root")
+    shared = stage.where / "shared"
+    shared.mkdir()
+    (stage.where / "secret").write_text("of the host")
+    (stage.where / "secret").chmod(0o644)
+    script = (
+        f"(id -u; cat {stage.where}/secret; echo kept >$HOME/own && cat $HOME/own;"
+        " kill -0 1 && echo signalled; grep -c . /proc/net/dev;"
+        " grep NoNewPrivs /proc/self/status) >said 2>/dev/null; mv said told;"
+        " exec sleep 1000"
+    )
+    options = {
+        "kind": "go",
+        "workspace": str(shared),
+        "start": ["/bin/sh", "-c", script],
+    }
+    async with sidecars_of(stage, g=options) as sidecars:
+        await eventually((shared / "told").exists)
+        lines = (shared / "told").read_text().splitlines()
+        assert int(lines[0]) != 0
+        assert "of the host" not in lines
+        assert "signalled" not in lines
+        assert lines[1] == "kept"
+        assert int(lines[2]) == interfaces()
+        assert lines[3] == "NoNewPrivs:\t1"
+        assert (shared / "told").stat().st_uid == 0  # the host's, as all files there
+        assert len(stage.host.machine._users) == 1
+        del sidecars
+    assert not stage.host.machine._users
+
+
+def interfaces() -> int:
+    """Return how many lines tell of the host's network."""
+    return len(Path("/proc/net/dev").read_text().splitlines())
+
+
+async def test_a_sidecar_whose_walls_cannot_be_had_does_not_start(
+    stage: Stage,
+) -> None:
+    stage.host.machine.lacking["landlock"] = "this test"
+    start = {"kind": "go", "start": ["/bin/sleep", "1000"], "sandbox": "required"}
+    async with sidecars_of(stage, g=start) as sidecars:
+        assert not sidecars.sidecars[0].is_running
+    (failed,) = stage.events("sidecar.restarting")
+    assert "'landlock' is required and missing: this test" in failed["reason"]
 
 
 async def test_a_sidecar_that_does_not_start_runs_nothing(stage: Stage) -> None:

@@ -5,18 +5,14 @@ link that leads out, a file with such a link, a directory with one outside. Noth
 is opened, made or removed meanwhile may lie outside. `SWAPPER_OPENS` makes it longer.
 """
 
-import ctypes
 import os
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.sessions import Hall, hall
+from tests.helpers.swapping import can_exchange, swapped
 from vfs.backends import MODES, HostDirectory
 from vfs.errors import AccessDeniedError
 from vfs.paths import DENIED, open_beneath_kernel, open_beneath_walk
@@ -26,30 +22,6 @@ __all__ = ["hall"]
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 OPENS = int(os.environ.get("SWAPPER_OPENS", "20000"))
-RENAME_EXCHANGE = 2
-AT_FDCWD = -100
-
-SWAP = """
-    import ctypes, os, sys
-    renameat2 = ctypes.CDLL(None).renameat2
-    one, other = map(os.fsencode, sys.argv[1:])
-    os.write(1, b"+")
-    while renameat2(-100, one, -100, other, 2) == 0:
-        pass
-"""
-
-
-@contextmanager
-def swapped(one: Path, other: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Exchange two entries again and again, in a process of its own."""
-    program = [sys.executable, "-I", "-S", "-c", textwrap.dedent(SWAP)]
-    command = [*program, str(one), str(other)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.read(1) == b"+"
-        yield process
-        assert process.poll() is None, "the swapper ended early"
-        process.kill()
 
 
 @pytest.fixture
@@ -59,14 +31,8 @@ def scene(tmp_path: Path) -> Path:
         (tmp_path / where / "dir" / "deep").mkdir(parents=True)
         for name in ("file", "dir/file", "dir/deep/file"):
             (tmp_path / where / name).write_text(where)
-    try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        pytest.skip("this C library has no renameat2")
-    one, other = (os.fsencode(tmp_path / where) for where in ("root", "outside"))
-    for _ in range(2):
-        if call(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE) != 0:
-            pytest.skip(f"no exchange here: {os.strerror(ctypes.get_errno())}")
+    if why := can_exchange(tmp_path / "root", tmp_path / "outside"):
+        pytest.skip(why)
     return tmp_path
 
 

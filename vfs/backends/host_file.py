@@ -25,6 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vfs.backends.base import Removed
+from vfs.errors import UnflushedError
 from vfs.hostio import MOUNTS, mount_of
 from vfs.paths import OPEN_FLAGS
 
@@ -178,7 +179,10 @@ class StagedHandle(HostHandle):
         )
         self._temporary = b""
         if durable:
-            _sync_directory(self._dir_fd)
+            try:
+                _sync_directory(self._dir_fd)
+            except OSError as why:
+                raise UnflushedError(why, replaced) from why
         return replaced
 
     def _give_name(self) -> None:

@@ -14,7 +14,7 @@ open file: another type, another table, another word.  Read on in ``docs/llm-fds
 
 from vfs.content.arguments import Json, Param, Tool, chat_schema, parameters_schema
 from vfs.content.blob import Content
-from vfs.content.checkpoints import Checkpoints
+from vfs.content.checkpoints import Checkpoints, Retention
 from vfs.content.errors import FdError
 from vfs.content.files import ClientFiles, Files
 from vfs.content.process import (
@@ -44,6 +44,7 @@ __all__ = [
     "LlmFd",
     "Param",
     "Process",
+    "Retention",
     "Settings",
     "Shared",
     "Store",

@@ -7,31 +7,87 @@ import mmap
 from typing import TYPE_CHECKING
 
 from vfs.content.pages import PageTable, paginate
+from vfs.content.spool import Mapped, Slot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfs.content.index import Buffer, TextIndex
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""One step of a copy, about a millisecond."""
 
 
 class Blob:
     """Bytes that are kept once.
 
+    Invariant: the bytes never change, wherever they lie.  Who has taken ``data`` once may
+    go on with it while the blob moves to the disk.
+
     Attributes:
         key: their BLAKE3.
         size: bytes.
-        data: the bytes, or a mapping of the file that has them.
         refs: who holds it.
+        was_used: somebody has asked for it since it was last considered for the disk.
     """
 
-    __slots__ = ("_index", "_tables", "data", "is_mapped", "key", "refs", "size")
+    __slots__ = (
+        "_buffer",
+        "_index",
+        "_slot",
+        "_tables",
+        "key",
+        "refs",
+        "size",
+        "was_used",
+    )
 
-    def __init__(self, key: bytes, data: Buffer, index: TextIndex | None) -> None:
+    def __init__(self, key: bytes, place: Buffer | Slot) -> None:
         self.key = key
-        self.size = len(data)
-        self.data = data
-        self.is_mapped = isinstance(data, mmap.mmap)
         self.refs = 1
-        self._index = index
+        self.was_used = False
+        self._index: TextIndex | None = None
         self._tables: dict[int, PageTable] = {}
+        self._buffer: Buffer | None = None
+        self._slot: Slot | None = None
+        if isinstance(place, Slot):
+            self._slot = place
+            self.size = place.size
+        else:
+            self._buffer = place
+            self.size = len(place)
+
+    @property
+    def data(self) -> Buffer:
+        """Return the bytes, or a mapping of the file that has them.
+
+        Raises:
+            FdError: ``file_operation``: they lie in a slot and the disk refused.
+        """
+        buffer = self._buffer
+        if buffer is not None:
+            return buffer
+        if self._slot is None:
+            raise RuntimeError("the bytes of a blob are asked for after its end")
+        return self._slot.read()
+
+    @property
+    def in_memory(self) -> bytes | None:
+        """Return the bytes if they are in memory, None if they are on the disk."""
+        return self._buffer if isinstance(self._buffer, bytes) else None
+
+    @property
+    def mapping(self) -> Mapped | None:
+        """Return the mapping of its file, if it has one."""
+        return self._buffer if isinstance(self._buffer, Mapped) else None
+
+    def move(self, place: Buffer | Slot) -> None:
+        """Let the bytes lie elsewhere from now on."""
+        if isinstance(place, Slot):
+            self._slot = place  # first: whoever asks in between finds the old place
+            self._buffer = None
+        else:
+            self._buffer = place
 
     @property
     def index(self) -> TextIndex:
@@ -60,12 +116,23 @@ class Blob:
             self._tables[page_size] = table
         return table
 
+    def pieces(
+        self, start: int = 0, end: int | None = None, step: int = PIECE_BYTES
+    ) -> Iterator[bytes]:
+        """Yield a part of the bytes, at most ``step`` at once."""
+        data = self.data
+        end = self.size if end is None else end
+        for offset in range(start, end, step):
+            yield data[offset : min(offset + step, end)]
+
     def close(self) -> None:
-        """Unmap it; nobody holds it any more."""
-        if isinstance(self.data, mmap.mmap):
+        """Give its place back; nobody holds it any more."""
+        if self._slot is not None:
+            self._slot.free()
+        elif isinstance(self._buffer, mmap.mmap):
             # A search of a client that is gone may still read: then it ends with that.
             with contextlib.suppress(BufferError):
-                self.data.close()
+                self._buffer.close()
 
 
 class Content:
@@ -96,3 +163,9 @@ class Content:
     def stored_bytes(self) -> int:
         """Return what it takes, if nobody else holds the same."""
         return sum(blob.size for blob in self.blobs)
+
+    def touch(self) -> None:
+        """Note that somebody asks for it: others move to the disk before it."""
+        self.text.was_used = True
+        if self.raw is not None:
+            self.raw.was_used = True

@@ -11,7 +11,10 @@ Rules of this file.
 2. What is read is checked against its hash.  What is damaged is ``corrupt``, never a
    text that nobody wrote.
 3. A checkpoint belongs to an owner, who sees no other's.
-4. Everything here waits for a disk: call it in a worker thread.  One lock; a host has
+4. It goes in the other order: one transaction says that it is gone, then the contents
+   are removed that no checkpoint of any owner holds.  A host that is killed in between
+   leaves contents that the next one removes.
+5. Everything here waits for a disk: call it in a worker thread.  One lock; a host has
    one writer.
 """
 
@@ -26,29 +29,43 @@ import sqlite3
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from vfs.content.checkpoint_blobs import BlobFiles
+from vfs.content.checkpoint_state import state_of, table_of
 from vfs.content.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
-from vfs.content.store import PIECE_BYTES, descriptors_of
-from vfs.content.table import FdNumber, FdTable, LlmFd
+from vfs.content.spool import descriptors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from vfs.content.arguments import Json
     from vfs.content.blob import Blob, Content
     from vfs.content.process import Process
-    from vfs.content.store import Store, Writer
-
-    _Reader = Callable[[Store, str, str], Content]
+    from vfs.content.store import Store
 
 MOST_CHECKPOINTS = 1000
 """Checkpoints of one owner."""
 
 DEFAULT_MOST_BYTES = 16 * 1024**3
 """Contents of one owner's checkpoints; what several hold counts once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long checkpoints stay that nobody deletes.
+
+    Attributes:
+        count: of each owner the newest so many stay; 0 keeps all, and refuses the one
+            that is too many (``MOST_CHECKPOINTS``).
+        age_s: what is older goes, whoever's it is; 0 for never.
+    """
+
+    count: int = 0
+    age_s: float = 0.0
+
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS checkpoint (
@@ -59,6 +76,8 @@ CREATE TABLE IF NOT EXISTS held (
     checkpoint TEXT NOT NULL, owner TEXT NOT NULL, key TEXT NOT NULL,
     size INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS held_by_owner ON held (owner, key);
+CREATE INDEX IF NOT EXISTS held_by_key ON held (key);
+CREATE INDEX IF NOT EXISTS held_by_checkpoint ON held (checkpoint);
 """
 
 
@@ -89,23 +108,30 @@ class Checkpoints:
     Args:
         directory: made if it is missing, 0700.
         most_bytes: contents of one owner.
+        retention: how long they stay; None: until they are deleted.
 
     Raises:
         OSError: the directory cannot be used, or another host uses it.
     """
 
-    def __init__(self, directory: str, most_bytes: int = DEFAULT_MOST_BYTES) -> None:
+    def __init__(
+        self,
+        directory: str,
+        most_bytes: int = DEFAULT_MOST_BYTES,
+        retention: Retention | None = None,
+    ) -> None:
         self._most_bytes = most_bytes
+        self._retention = retention or Retention()
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
         self._path = os.path.join(directory, "checkpoints.sqlite")
         os.makedirs(os.path.join(directory, "blobs"), mode=0o700, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._fd = os.open(directory, flags)
-        self._blobs_fd = -1
+        self._blobs = BlobFiles(-1)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._blobs_fd = os.open("blobs", flags, dir_fd=self._fd)
+            self._blobs = BlobFiles(os.open("blobs", flags, dir_fd=self._fd))
         except BaseException:
             self.close()
             raise
@@ -118,7 +144,7 @@ class Checkpoints:
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(self._path + suffix)
                     own.add((status.st_dev, status.st_ino))
-        for fd in (self._fd, self._blobs_fd, *descriptors_of(own).values()):
+        for fd in (self._fd, self._blobs.fd, *descriptors_of(own).values()):
             if fd >= 0:
                 yield fd, "checkpoints"
 
@@ -127,10 +153,10 @@ class Checkpoints:
         database, self._database = self._database, None
         if database is not None:
             database.close()
-        for fd in (self._blobs_fd, self._fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._blobs_fd = -1
+        self._blobs.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     # The calls
 
@@ -145,11 +171,10 @@ class Checkpoints:
             fds = list(process.table.fds.values())
             originals = [fd.content.original for fd in fds]
             blobs = {blob.key.hex(): blob for blob in originals}
-            self._check_room(database, owner, blobs)
-            for name, blob in blobs.items():
-                self._write_blob(name, blob)
-            os.fsync(self._blobs_fd)
-            state = json.dumps(_state(process)).encode()
+            doomed = self._outlived(database, owner)
+            self._check_room(database, owner, blobs, doomed)
+            self._blobs.write(blobs)
+            state = json.dumps(state_of(process)).encode()
             made = Summary(
                 f"ckpt:{secrets.token_hex(8)}",
                 time.time(),
@@ -159,7 +184,7 @@ class Checkpoints:
                 len(process.messages),
             )
             digest = _digest(owner, made, state)
-            with database:
+            with _together(database):
                 database.execute(
                     "INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
@@ -171,22 +196,70 @@ class Checkpoints:
                     "INSERT INTO held VALUES (?, ?, ?, ?)",
                     [(made.id, owner, key, blob.size) for key, blob in blobs.items()],
                 )
+                keys = _delete_rows(database, doomed)
+            self._blobs.remove(_not_held(database, keys))
             return made
 
+    def _outlived(self, database: sqlite3.Connection, owner: str) -> list[str]:
+        """Return the ids of what is to go when this owner makes another one."""
+        doomed = self._aged(database)
+        count = self._retention.count
+        if count:
+            rows = database.execute(
+                "SELECT id FROM checkpoint WHERE owner = ?"
+                " ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?",
+                (owner, count - 1),
+            )
+            doomed += [row[0] for row in rows.fetchall() if row[0] not in doomed]
+        return doomed
+
+    def _aged(self, database: sqlite3.Connection) -> list[str]:
+        if not self._retention.age_s:
+            return []
+        rows = database.execute(
+            "SELECT id FROM checkpoint WHERE created < ?",
+            (time.time() - self._retention.age_s,),
+        )
+        return [row[0] for row in rows.fetchall()]
+
+    def delete(self, owner: str, checkpoint: str) -> None:
+        """Delete a checkpoint, and the contents that no other one holds.
+
+        Raises:
+            FdError: ``not_found``, ``file_operation``, ``corrupt``.
+        """
+        with self._lock, _told():
+            database = self._open()
+            row = database.execute(
+                "SELECT 1 FROM checkpoint WHERE owner = ? AND id = ?",
+                (owner, checkpoint),
+            ).fetchone()
+            if row is None:
+                raise _not_found(checkpoint)
+            self._delete(database, [checkpoint])
+
+    def _delete(self, database: sqlite3.Connection, doomed: list[str]) -> None:
+        with database:
+            keys = _delete_rows(database, doomed)
+        self._blobs.remove(_not_held(database, keys))
+
     def _check_room(
-        self, database: sqlite3.Connection, owner: str, blobs: dict[str, Blob]
+        self,
+        database: sqlite3.Connection,
+        owner: str,
+        blobs: dict[str, Blob],
+        doomed: list[str],
     ) -> None:
         rows = database.execute(
-            "SELECT DISTINCT key, size FROM held WHERE owner = ?", (owner,)
+            "SELECT checkpoint, key, size FROM held WHERE owner = ?", (owner,)
         )
-        sizes = dict(rows.fetchall())
+        sizes = {key: size for name, key, size in rows.fetchall() if name not in doomed}
         sizes.update({key: blob.size for key, blob in blobs.items()})
-        (count,) = database.execute(
-            "SELECT count(*) FROM checkpoint WHERE owner = ?", (owner,)
-        ).fetchone()
+        names = database.execute("SELECT id FROM checkpoint WHERE owner = ?", (owner,))
+        count = sum(name not in doomed for (name,) in names.fetchall())
         if count >= MOST_CHECKPOINTS or sum(sizes.values()) > self._most_bytes:
             text = "Cannot keep a checkpoint: Disk quota exceeded"
-            raise FdError(FILE_OPERATION, text)
+            raise FdError(FILE_OPERATION, text, "delete_checkpoint makes room")
 
     def all_of(self, owner: str) -> list[Summary]:
         """Return an owner's checkpoints, oldest first.
@@ -219,12 +292,14 @@ class Checkpoints:
                 .fetchone()
             )
             if row is None:
-                raise FdError(NOT_FOUND, f"Checkpoint {checkpoint} not found")
+                raise _not_found(checkpoint)
             was, state, digest = Summary(*row[:6]), row[6], row[7]
             if not isinstance(state, bytes) or _digest(owner, was, state) != digest:
                 raise _damaged(checkpoint)
             document = json.loads(state)
-            table = self._table(process.shared.store, document, checkpoint)
+            store = process.shared.store
+            read = partial(self._content, store, checkpoint=checkpoint)
+            table = table_of(store, document, read)
         try:
             process.table.take_over(table)
         finally:
@@ -233,45 +308,20 @@ class Checkpoints:
         process.program = document["program"]
         return was
 
-    def _table(self, store: Store, document: dict[str, Json], name: str) -> FdTable:
-        """Return the descriptors of a checkpoint, their contents held."""
-        table = FdTable(store)
-        contents: dict[str, Content] = {}
-        try:
-            for row in document["fds"]:  # type: ignore[union-attr]
-                _enter(table, store, row, contents, self._content, name)  # type: ignore[arg-type]
-        except BaseException:
-            table.close()
-            raise
-        finally:
-            for content in contents.values():
-                store.drop(content)
-        table.next_number = document["next"]  # type: ignore[assignment]
-        return table
-
     def _content(self, store: Store, key: str, checkpoint: str) -> Content:
         """Read a content back, the text of a binary one made anew."""
         writer = store.writer()
         try:
-            self._copy(key, writer, checkpoint)
+            self._blobs.read(key, writer)
             if writer.digest().hex() != key:
                 raise _damaged(checkpoint)
             return writer.finish()
+        except FileNotFoundError:
+            raise _damaged(checkpoint) from None
         finally:
             writer.close()
 
-    def _copy(self, key: str, writer: Writer, checkpoint: str) -> None:
-        try:
-            fd = os.open(key, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._blobs_fd)
-        except FileNotFoundError:
-            raise _damaged(checkpoint) from None
-        try:
-            while piece := os.read(fd, PIECE_BYTES):
-                writer.add(piece)
-        finally:
-            os.close(fd)
-
-    # The files
+    # The database
 
     def _open(self) -> sqlite3.Connection:
         if self._database is not None:
@@ -284,102 +334,14 @@ class Checkpoints:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             database.executescript(_SCHEMA)
-            self._remove_strays(database)
+            self._delete(database, self._aged(database))
+            rows = database.execute("SELECT DISTINCT key FROM held")
+            self._blobs.remove_all_but({key for (key,) in rows.fetchall()})
         except BaseException:
             database.close()
             raise
         self._database = database
         return database
-
-    def _remove_strays(self, database: sqlite3.Connection) -> None:
-        """Remove contents that no checkpoint came to hold: a host was killed."""
-        rows = database.execute("SELECT DISTINCT key FROM held")
-        held = {key for (key,) in rows.fetchall()}
-        with os.scandir(self._blobs_fd) as entries:
-            strays = [entry.name for entry in entries if entry.name not in held]
-        for name in strays:
-            os.unlink(name, dir_fd=self._blobs_fd)
-
-    def _write_blob(self, name: str, blob: Blob) -> None:
-        if self._is_whole(name, blob):
-            return
-        partial = f"{name}.part"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        fd = os.open(partial, flags, 0o600, dir_fd=self._blobs_fd)
-        try:
-            for start in range(0, blob.size, PIECE_BYTES):
-                piece = memoryview(blob.data[start : start + PIECE_BYTES])
-                while piece:
-                    piece = piece[os.write(fd, piece) :]
-            os.fsync(fd)
-        except BaseException:
-            os.unlink(partial, dir_fd=self._blobs_fd)
-            raise
-        finally:
-            os.close(fd)
-        os.rename(partial, name, src_dir_fd=self._blobs_fd, dst_dir_fd=self._blobs_fd)
-
-    def _is_whole(self, name: str, blob: Blob) -> bool:
-        """Tell whether an earlier checkpoint has left this content, undamaged."""
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._blobs_fd)
-        except FileNotFoundError:
-            return False
-        digest = blake3()
-        try:
-            while piece := os.read(fd, PIECE_BYTES):
-                digest.update(piece)
-        finally:
-            os.close(fd)
-        return digest.digest() == blob.key
-
-
-def _enter(
-    table: FdTable,
-    store: Store,
-    row: dict[str, Json],
-    contents: dict[str, Content],
-    read: _Reader,
-    checkpoint: str,
-) -> None:
-    key = str(row["key"])
-    content = contents.get(key)
-    if content is None:
-        content = contents[key] = read(store, key, checkpoint)
-    page_size = int(str(row["page_size"]))
-    content.text.pages(page_size)
-    sections: dict[str, list[int]] = row["sections"]  # type: ignore[assignment]
-    table.enter(
-        LlmFd(
-            FdNumber(int(str(row["number"]))),
-            store.hold(content),
-            page_size,
-            str(row["source"]),
-            float(str(row["created"])),
-            str(row["name"]),
-            {ref: (first, last) for ref, (first, last) in sections.items()},
-        )
-    )
-
-
-def _state(process: Process) -> dict[str, object]:
-    return {
-        "next": process.table.next_number,
-        "messages": process.messages,
-        "program": process.program,
-        "fds": [
-            {
-                "number": fd.number,
-                "key": fd.content.original.key.hex(),
-                "page_size": fd.page_size,
-                "source": fd.source,
-                "created": fd.created,
-                "name": fd.name,
-                "sections": fd.sections,
-            }
-            for fd in process.table.fds.values()
-        ],
-    }
 
 
 def _digest(owner: str, made: Summary, state: bytes) -> bytes:
@@ -387,9 +349,52 @@ def _digest(owner: str, made: Summary, state: bytes) -> bytes:
     return blake3(repr((owner, made)).encode() + state).digest()
 
 
+def _delete_rows(database: sqlite3.Connection, doomed: list[str]) -> set[str]:
+    """Delete checkpoints in the transaction that is open; return what they held."""
+    keys: set[str] = set()
+    for checkpoint in doomed:
+        rows = database.execute(
+            "DELETE FROM held WHERE checkpoint = ? RETURNING key", (checkpoint,)
+        )
+        keys.update(key for (key,) in rows.fetchall())
+        database.execute("DELETE FROM checkpoint WHERE id = ?", (checkpoint,))
+    return keys
+
+
+def _not_held(database: sqlite3.Connection, keys: set[str]) -> list[str]:
+    """Return those of the contents that no checkpoint of anybody holds now."""
+    look = "SELECT 1 FROM held WHERE key = ? LIMIT 1"
+    return [key for key in keys if database.execute(look, (key,)).fetchone() is None]
+
+
+def _not_found(checkpoint: str) -> FdError:
+    return FdError(NOT_FOUND, f"Checkpoint {checkpoint} not found")
+
+
 def _damaged(checkpoint: str) -> FdError:
     text = f"Checkpoint {checkpoint} is damaged and cannot be restored"
     return FdError(CORRUPT, text)
+
+
+@contextlib.contextmanager
+def _together(database: sqlite3.Connection) -> Iterator[None]:
+    """Make one transaction of what is done; say precisely what a failed commit means."""
+    try:
+        yield
+    except BaseException:
+        database.rollback()
+        raise
+    try:
+        database.commit()
+    except sqlite3.OperationalError as why:
+        database.rollback()
+        # All of it may have reached the disk before the last flush failed.
+        text = f"Cannot keep a checkpoint: {why}"
+        details = (
+            "When the host is started again it may be there all the same, whole:"
+            " list_checkpoints tells"
+        )
+        raise FdError(FILE_OPERATION, text, details) from None
 
 
 @contextlib.contextmanager

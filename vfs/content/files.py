@@ -17,20 +17,15 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from vfs.backends import MODES
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
-from vfs.ledger import OPEN_FILES
-from vfs.openfile import OpenFile
-from vfs.opening import open_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfs.backends import Handle
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
-    from vfs.places import Place
+    from vfs.openfile import OpenFile
 
 PIECE_BYTES = 1024 * 1024
 """One read or write of a copy."""
@@ -133,13 +128,14 @@ class ClientFiles:
     ) -> None:
         """See ``Files``."""
         try:
-            file = self._open_replacing(os.fsencode(path))
+            name = os.fsencode(path)
+            file = self._fs.open_replacing(self._client, name, claim=self._claim)
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
         try:
             await self._in_thread(write, partial(_put, file))
         except BaseException:
-            self._abandon(file)
+            self._fs.abandon(file)
             raise
         await self._fs.close_waiting(file)
 
@@ -170,58 +166,6 @@ class ClientFiles:
 
     async def _in_thread(self, call: Callable[..., None], *args: object) -> None:
         await in_thread(partial(call, *args), share=self._client.ledger.threads)
-
-    def _open_replacing(self, name: bytes) -> OpenFile:
-        """Open a file that appears under its name, whole and on the disk, at close."""
-        client = self._client
-        policy, ledger, tables = client.policy, client.ledger, self._fs.tables
-        if not self._claim:
-            policy.check_available()
-        if not ledger.charge(OPEN_FILES, 1):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        try:
-            handle, place = self._staged_handle(name)
-        except BaseException:
-            ledger.charge(OPEN_FILES, -1)
-            raise
-        file = OpenFile(
-            next(tables.filenos),
-            name,
-            MODES[b"w"],
-            client,
-            handle,
-            self._claim,
-            place,
-            ledger if ledger.bounds_size else None,
-            staged=True,
-        )
-        file.durability = "close"
-        tables.files[file.fileno] = client.files[file.fileno] = file
-        if ledger.bounds_size:
-            ledger.open.add(file)
-        return file
-
-    def _staged_handle(self, name: bytes) -> tuple[Handle, Place | None]:
-        policy, ledger = self._client.policy, self._client.ledger
-        mode = MODES[b"w"]
-        if self._claim:
-            return open_in(policy.host, name, mode, ledger, staged=True), None
-        for place, rest in policy.candidates(name, read=False, write=True):
-            try:
-                return open_in(place.backend, rest, mode, ledger, staged=True), place
-            except AccessDeniedError:
-                continue  # it leads out of this place; another one may hold it
-        raise AccessDeniedError
-
-    def _abandon(self, file: OpenFile) -> None:
-        fs, client = self._fs, self._client
-        del fs.tables.files[file.fileno]
-        del client.files[file.fileno]
-        client.ledger.charge(OPEN_FILES, -1)
-        file.give_back(file.staged_growth)
-        if file.ledger is not None:
-            file.ledger.open.discard(file)
-        file.abandon()
 
 
 def _denied(path: str) -> PermissionError:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vfs.content.blob import Blob, Content
+from vfs.content.blob import PIECE_BYTES, Blob, Content
 from vfs.content.index import TextIndex
 from vfs.content.pages import PageTable
 from vfs.content.process import Process, Shared
-from vfs.content.store import PIECE_BYTES, Mapped, mapped
+from vfs.content.spool import Slot, mapped
 from vfs.content.table import FdNumber, FdTable, LlmFd
 from vfs.content.tempfiles import TempFile
 from vfs.errors import HandoverError
@@ -33,7 +33,8 @@ from vfs.errors import HandoverError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfs.content.store import Store, Writer
+    from vfs.content.store import Store
+    from vfs.content.writer import Writer
 
 Piece = tuple[int, int]
 """(offset, size) in the file in memory."""
@@ -43,7 +44,9 @@ class BlobState(msgspec.Struct):
     """See ``Blob``.
 
     Attributes:
-        data: where it is in the file in memory; None: in the file ``fd``.
+        data: where it is in the file in memory, if it is there.
+        fd: the file that is it; -1 for none.
+        slot: (slot size, number), if it lies in one.
         newlines, starts, ends_line: see ``TextIndex``; None for what is no text.
         tables: (page size, where the starts of its pages are).
     """
@@ -52,6 +55,7 @@ class BlobState(msgspec.Struct):
     size: int
     data: Piece | None
     fd: int
+    slot: tuple[int, int] | None
     newlines: Piece | None
     starts: Piece | None
     ends_line: bool
@@ -104,10 +108,20 @@ class SharedState(msgspec.Struct):
     files: list[tuple[str, int, list[str]]]
 
 
+class SlotsState(msgspec.Struct):
+    """See ``SlotFile``."""
+
+    slot_bytes: int
+    fd: int
+    count: int
+    free: list[int]
+
+
 class StoreState(msgspec.Struct):
     """Contents, and where they are."""
 
     memory_fd: int
+    slots: list[SlotsState]
     blobs: list[BlobState]
 
 
@@ -137,18 +151,26 @@ class Leaving:
     def contents(self) -> StoreState:
         """Take every content down."""
         files = self._store.files()
+        slots = [
+            SlotsState(size, file.fd, file._count, list(file._free))
+            for size, file in self._store.spool._slots.items()
+            if file.fd >= 0
+        ]
+        self.fds.update(one.fd for one in slots)
         blobs = [self._blob(blob, files) for blob in self._store.blobs.values()]
-        return StoreState(self.memory_fd, blobs)
+        return StoreState(self.memory_fd, slots, blobs)
 
     def _blob(self, blob: Blob, files: dict[tuple[int, int], int]) -> BlobState:
-        fd, data = -1, None
-        if isinstance(blob.data, Mapped):
-            fd = files.get(blob.data.identity, -1)
+        fd, data, slot = -1, None, None
+        if blob.mapping is not None:
+            fd = files.get(blob.mapping.identity, -1)
             if fd < 0:
                 raise HandoverError("the file of a content is not to be found")
             self.fds.add(fd)
-        else:
-            data = self._put(memoryview(blob.data))
+        elif blob.in_memory is not None:
+            data = self._put(memoryview(blob.in_memory))
+        elif blob._slot is not None:
+            slot = blob._slot._file._slot_bytes, blob._slot._number
         index = blob._index
         newlines = starts = None
         ends_line = False
@@ -162,7 +184,15 @@ class Leaving:
             for size, table in blob._tables.items()
         ]
         return BlobState(
-            blob.key.hex(), blob.size, data, fd, newlines, starts, ends_line, tables
+            blob.key.hex(),
+            blob.size,
+            data,
+            fd,
+            slot,
+            newlines,
+            starts,
+            ends_line,
+            tables,
         )
 
     def _put(self, data: memoryview) -> Piece:
@@ -247,6 +277,10 @@ class Entering:
     ) -> None:
         self._store = store
         self._memory_fd = state.memory_fd
+        for one in state.slots:
+            file = store.spool._slots[one.slot_bytes]
+            file.fd, file._count, file._free = one.fd, one.count, one.free
+            store.spool._open.add(one.fd)
         self._blobs = {one.key: self._blob(one) for one in state.blobs}
         self._shared = [self._enter_shared(one, make_shared) for one in shared]
 
@@ -258,14 +292,20 @@ class Entering:
         os.close(self._memory_fd)
 
     def _blob(self, left: BlobState) -> Blob:
-        if left.data is None:
+        key = bytes.fromhex(left.key)
+        if left.slot is not None:
+            slot_bytes, number = left.slot
+            file = self._store.spool._slots[slot_bytes]
+            blob = Blob(key, Slot(file, number, left.size))
+        elif left.data is None:
             try:
-                blob = Blob(bytes.fromhex(left.key), mapped(left.fd, left.size), None)
+                blob = Blob(key, mapped(left.fd, left.size))
             finally:
                 os.close(left.fd)
         else:
-            blob = Blob(bytes.fromhex(left.key), self._read(left.data), None)
+            blob = Blob(key, self._read(left.data))
             self._store.memory_bytes += left.size
+            self._store._movable[key] = blob
         if left.newlines is not None:
             starts = None if left.starts is None else self._array(left.starts)
             newlines = self._array(left.newlines)

@@ -42,6 +42,14 @@ async def restore_process(process: Process, *, checkpoint_id: str) -> bytes:
     )
 
 
+async def delete_checkpoint(process: Process, *, checkpoint_id: str) -> bytes:
+    """Forget a checkpoint, and free what only it held."""
+    checkpoints = _kept(process)
+    owner = process.shared.owner
+    await in_thread(checkpoints.delete, owner, checkpoint_id, share=process.threads)
+    return fdxml.empty("checkpoint_deleted", (("id", checkpoint_id),))
+
+
 async def list_checkpoints(process: Process) -> bytes:
     """Tell what checkpoints there are."""
     checkpoints = _kept(process)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from protocol import fdxml
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
-from vfs.content.index import BLOCK_BYTES
 from vfs.content.selecting import Selector, select
+from vfs.errors import UnflushedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +93,11 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
 def _refused(why: OSError, mode: str, path: str, fd: str) -> FdError:
     reason = os.strerror(why.errno) if why.errno else str(why)
     details = f"Operation: {mode}, Path: {path}"
+    if isinstance(why, UnflushedError):
+        details += (
+            ". The new content stands there, whole, but the directory could not be put"
+            " on the disk: after a crash of the machine the old one may be there again"
+        )
     return FdError(FILE_OPERATION, f"Cannot write to file: {reason}", details, fd)
 
 
@@ -135,13 +140,12 @@ class _Part:
 
     def write(self, put: Callable[[bytes], None]) -> None:
         """Hand it over, piece by piece."""
-        for start in range(self._start, self._end, STEP_BYTES):
-            put(self._blob.data[start : min(start + STEP_BYTES, self._end)])
+        for piece in self._blob.pieces(self._start, self._end, STEP_BYTES):
+            put(piece)
 
 
 def _count_newlines(blob: Blob, start: int, end: int) -> int:
-    steps = range(start, end, BLOCK_BYTES)
-    return sum(blob.data[s : min(s + BLOCK_BYTES, end)].count(b"\n") for s in steps)
+    return sum(piece.count(b"\n") for piece in blob.pieces(start, end, STEP_BYTES))
 
 
 def _part(fd: LlmFd, wanted: Selector) -> _Part:

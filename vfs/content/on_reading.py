@@ -113,9 +113,7 @@ def _extract(process: Process, fd: LlmFd, selection: Selection, mode: str) -> by
     text = fd.content.text
     writer = process.shared.store.writer()
     try:
-        for start in range(selection.span.start, selection.span.end, _STEP_BYTES):
-            end = min(start + _STEP_BYTES, selection.span.end)
-            writer.add(text.data[start:end])
+        writer.add_all(text.pieces(*selection.span))
         content = writer.finish()
     finally:
         writer.close()
@@ -129,9 +127,6 @@ def _extract(process: Process, fd: LlmFd, selection: Selection, mode: str) -> by
             ("content_size", content.text.index.chars),
         ),
     )
-
-
-_STEP_BYTES = 4 * 1024 * 1024
 
 
 def search_fd(  # noqa: PLR0913 - the parameters of the call

@@ -33,11 +33,15 @@ if TYPE_CHECKING:
     from vfs.content.blob import Content
     from vfs.content.checkpoints import Checkpoints
     from vfs.content.files import Files
-    from vfs.content.store import Store, Writer
+    from vfs.content.store import Store
     from vfs.content.table import LlmFd
+    from vfs.content.writer import Writer
 
 INLINE_BYTES = 256 * 1024
 """Longest content that is worked on in the Trio thread: a fifth of a millisecond."""
+
+INLINE_CHARS_BYTES = 4 * INLINE_BYTES
+"""What as many characters take at most."""
 
 SUMMARY_S = 10.0
 """Longest wait for a summary: a model answers within seconds, or the result goes
@@ -216,6 +220,11 @@ class Process:
             raise UnknownCallError(f"not enabled: {name}")
         return tool
 
+    @property
+    def _is_tight(self) -> bool:
+        """Whether to store as much as is short may have to wait for the disk."""
+        return self.shared.store.is_tight(INLINE_CHARS_BYTES)
+
     def _is_long(self, values: Mapping[str, object]) -> bool:
         fd = values.get("fd")
         name = None if "unit" in values else values.get("name")
@@ -227,10 +236,21 @@ class Process:
                 )
             except FdError:
                 return False
-            return found.content.text.size > INLINE_BYTES
-        return any(
+            if found.content.text.size > INLINE_BYTES:
+                return not self._is_a_page(found, values)
+            return bool(values.get("extract_to_new_fd")) and self._is_tight
+        return self._is_tight or any(
             not isinstance(value, str) or len(value) > INLINE_BYTES
             for value in values.values()
+        )
+
+    @staticmethod
+    def _is_a_page(fd: LlmFd, values: Mapping[str, object]) -> bool:
+        """Whether only a page of what is in memory is read: as quick at any length."""
+        return (
+            values.keys() <= {"fd", "name", "page"}
+            and fd.page_size <= INLINE_BYTES
+            and fd.content.text.in_memory is not None
         )
 
     # Contents
@@ -248,6 +268,13 @@ class Process:
             FdError: ``invalid_parameter``: it holds a lone surrogate.
         """
         return self.add(self.put_text(text), source, name=name)
+
+    async def keep_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
+        """Do as ``add_text``, in a worker thread where it takes long."""
+        work = partial(self.add_text, text, source, name=name)
+        if len(text) > INLINE_BYTES or self._is_tight:
+            return await in_thread(work, share=self.threads)
+        return work()
 
     def put_text(self, text: str) -> Content:
         """Keep a text; the caller holds it."""

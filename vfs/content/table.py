@@ -175,12 +175,15 @@ class FdTable:
             if found is None:
                 shown = fd if number is None else f"fd:{number}"
                 raise FdError(NOT_FOUND, f"File descriptor {shown} not found", fd=shown)
+            found.content.touch()
             return found
         if name is None:
             raise FdError(INVALID_PARAMETER, "Missing parameter: fd or name")
         if name not in self._names:
             raise FdError(NOT_FOUND, f"File descriptor {name} not found", fd=name)
-        return self.fds[self._names[name]]
+        named = self.fds[self._names[name]]
+        named.content.touch()
+        return named
 
     def rename(self, fd: LlmFd, name: str) -> None:
         """Give a descriptor another name.

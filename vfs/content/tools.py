@@ -174,6 +174,13 @@ _ROWS = (
         is_async=True,
     ),
     Tool(
+        "delete_checkpoint",
+        "Delete a checkpoint; the process stays as it is.",
+        (Param("checkpoint_id", STRING, "As checkpoint_process told", required=True),),
+        on_checkpoints.delete_checkpoint,
+        is_async=True,
+    ),
+    Tool(
         "fd_info",
         "Tell source, type and size of a file descriptor.",
         (_FD, _NAME),

@@ -18,6 +18,7 @@ from vfs.content import (
     ClientFiles,
     FdError,
     Process,
+    Retention,
     Shared,
     Store,
 )
@@ -30,9 +31,9 @@ EXPORTED = "".join(f"line {number}\n" for number in range(300_000))
 """More than a step of an export."""
 
 
-def keep(directory: str, label: str) -> str:
+def keep(directory: str, label: str, count: int = 0) -> str:
     """Keep a checkpoint of three contents, one of them binary; return its id."""
-    checkpoints = Checkpoints(directory)
+    checkpoints = Checkpoints(directory, retention=Retention(count))
     process = Process(Shared(Store(), TOOLS))
     for text in (f"{label}\n" * 1000, "the same in all\n" * 1000):
         process.add_text(text, "test")
@@ -41,6 +42,15 @@ def keep(directory: str, label: str) -> str:
     made = checkpoints.save(process, "owner", label)
     checkpoints.close()
     return made.id
+
+
+def forget(directory: str) -> str:
+    """Delete the oldest checkpoint; return its id."""
+    checkpoints = Checkpoints(directory)
+    oldest = checkpoints.all_of("owner")[0].id
+    checkpoints.delete("owner", oldest)
+    checkpoints.close()
+    return oldest
 
 
 async def export(directory: str, mode: str) -> str:
@@ -69,8 +79,10 @@ async def export(directory: str, mode: str) -> str:
 
 def work(kind: str, directory: str, number: int) -> str:
     """Do what a line says."""
-    if kind == "keep":
-        return keep(directory, str(number))
+    if kind in {"keep", "rotate"}:
+        return keep(directory, str(number), 2 * (kind == "rotate"))
+    if kind == "forget":
+        return forget(directory)
     return trio.run(partial(export, directory, kind))
 
 
@@ -88,7 +100,7 @@ def main() -> None:
             try:
                 told = work(kind, directory, number)
             except FdError as why:
-                told = f"failed: {why.message}"
+                told = f"failed: {why.message}; {why.details}"
             except OSError as why:  # of the opening: a host does not start then
                 told = f"failed: {why.strerror}"
             os.writev(1, [told.encode() + b"\n"])

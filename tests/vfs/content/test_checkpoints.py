@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.contents import asking, failed, text_of
-from vfs.content import TOOLS, Allowance, Checkpoints, Process, Shared, Store
+from vfs.content import (
+    TOOLS,
+    Allowance,
+    Checkpoints,
+    Process,
+    Retention,
+    Shared,
+    Store,
+)
 
 BINARY = bytes(range(256)) * 20
 
@@ -212,3 +220,118 @@ async def test_where_none_are_kept_that_is_told() -> None:
         assert failed(await asking(made, name, **arguments))[0] == "file_operation"
     long = await asking(made, "checkpoint_process", label="x" * 201)
     assert failed(long)[0] == "invalid_parameter"
+
+
+# Their end
+
+
+def files_of(where: Path) -> set[int]:
+    """Return the sizes of the contents on the disk."""
+    return {path.stat().st_size for path in (where / "blobs").iterdir()}
+
+
+async def test_what_is_deleted_is_gone_with_what_only_it_held(
+    first: Process, tmp_path: Path
+) -> None:
+    one = await asking(first, "checkpoint_process")
+    first.shared.owner = "child-2"
+    await asking(first, "keep_fds", fds=["fd:2"])
+    other = await asking(first, "checkpoint_process")
+    for name, owner in ((one.get("id"), "child-2"), ("ckpt:1", "child-1")):
+        first.shared.owner = owner
+        answer = await asking(first, "delete_checkpoint", name)
+        assert failed(answer)[::2] == ("not_found", f"Checkpoint {name} not found")
+    answer = await asking(first, "delete_checkpoint", one.get("id"))
+    assert (answer.tag, answer.attrib) == ("checkpoint_deleted", {"id": one.get("id")})
+    assert (await asking(first, "list_checkpoints")).get("count") == "0"
+    assert (
+        failed(await asking(first, "restore_process", one.get("id")))[0] == "not_found"
+    )
+    assert files_of(tmp_path) == {len(BINARY)}, "what another holds stays"
+    first.shared.owner = "child-2"
+    answer = await asking(first, "restore_process", other.get("id"))
+    assert answer.tag == "restore"
+    await asking(first, "delete_checkpoint", other.get("id"))
+    assert files_of(tmp_path) == set()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+async def test_a_damaged_checkpoint_can_be_deleted(
+    first: Process, tmp_path: Path, damage: str
+) -> None:
+    kept = await asking(first, "checkpoint_process")
+    for path in (tmp_path / "blobs").iterdir():
+        _flip(path) if damage == "flipped" else path.unlink()
+    answer = await asking(first, "delete_checkpoint", kept.get("id"))
+    assert answer.tag == "checkpoint_deleted"
+    assert files_of(tmp_path) == set()
+
+
+def keeping(where: Path, retention: Retention, owner: str = "child-1") -> Process:
+    """Return a process of a host that keeps checkpoints so."""
+    checkpoints = Checkpoints(str(where), retention=retention)
+    return Process(Shared(Store(), TOOLS, checkpoints=checkpoints, owner=owner))
+
+
+async def test_of_each_owner_the_newest_stay(tmp_path: Path, no_leaks: None) -> None:
+    del no_leaks
+    made = keeping(tmp_path, Retention(count=2))
+    for size in (1, 2, 3, 4):
+        made.add_text("x" * size, "test")
+        made.table.keep_only({size})
+        for owner in ("child-1", "child-2")[: 2 if size < 3 else 1]:
+            made.shared.owner = owner
+            assert (await asking(made, "checkpoint_process", str(size))).get("id")
+    for owner, labels in (("child-1", ["3", "4"]), ("child-2", ["1", "2"])):
+        made.shared.owner = owner
+        listed = await asking(made, "list_checkpoints")
+        assert [row.get("label") for row in listed] == labels
+    assert files_of(tmp_path) == {1, 2, 3, 4}
+    closed(made)
+
+
+async def test_what_goes_makes_room_for_what_comes(
+    tmp_path: Path, no_leaks: None
+) -> None:
+    del no_leaks
+    made = keeping(tmp_path, Retention(count=1))
+    assert made.shared.checkpoints is not None
+    made.shared.checkpoints._most_bytes = 10
+    for number in (1, 2, 3):
+        made.add_text(str(number) * 8, "test")
+        made.table.keep_only({number})
+        assert (await asking(made, "checkpoint_process")).tag == "checkpoint"
+    made.add_text("4" * 11, "test")
+    made.table.keep_only({4})
+    refused = await asking(made, "checkpoint_process")
+    assert refused.findtext("details") == "delete_checkpoint makes room"
+    assert (await asking(made, "list_checkpoints")).get("count") == "1"
+    closed(made)
+
+
+async def test_what_is_old_goes_when_a_host_starts_and_when_one_is_made(
+    tmp_path: Path, no_leaks: None
+) -> None:
+    del no_leaks
+    first = keeping(tmp_path, Retention())
+    for size in (1, 2):
+        first.add_text("x" * size, "test")
+        first.table.keep_only({size})
+        await asking(first, "checkpoint_process", str(size))
+    closed(first)
+    with sqlite3.connect(tmp_path / "checkpoints.sqlite") as database:
+        database.execute("UPDATE checkpoint SET created = created - 60")
+    database.close()
+    second = keeping(tmp_path, Retention(age_s=30), "child-9")
+    assert (await asking(second, "list_checkpoints")).get("count") == "0"
+    assert files_of(tmp_path) == set(), "whoever's they were"
+    second.add_text("xxx", "test")
+    kept = await asking(second, "checkpoint_process")
+    with sqlite3.connect(tmp_path / "checkpoints.sqlite") as database:
+        database.execute("UPDATE checkpoint SET created = created - 60")
+    database.close()
+    again = await asking(second, "checkpoint_process")
+    listed = await asking(second, "list_checkpoints")
+    assert [row.get("id") for row in listed] == [again.get("id")] != [kept.get("id")]
+    assert files_of(tmp_path) == {3}, "held by the one that was made"
+    closed(second)

@@ -10,6 +10,7 @@ from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
 from vfs.backends import host_file
 from vfs.content import Process, Store
+from vfs.ledger import SIZE_BYTES
 from vfs.policy import Ledger
 
 __all__ = ["hall"]
@@ -222,3 +223,39 @@ async def test_what_is_written_counts_against_the_child(hall: Hall) -> None:
     assert failed(answer)[2] == "Cannot write to file: Disk quota exceeded"
     assert ledger.used[:3] == used[:3]
     assert os.listdir(hall.root) == ["a"]
+
+
+@pytest.mark.parametrize("mode", ["write", "insert"])
+async def test_a_directory_that_is_not_flushed_is_told_precisely(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    ledger = Ledger(size_bytes=100_000, files=3)
+    process = at(hall, ledger=ledger)
+    more = {"insert_at_line": 1} if mode == "insert" else {}
+    (hall.root / "a").write_text("old\n")
+    before = ledger.used[SIZE_BYTES]
+    monkeypatch.setattr(host_file, "_sync_directory", _full)
+    answer = await asking(
+        process, "fd_to_file", fd="fd:1", file_path="a", mode=mode, **more
+    )
+    monkeypatch.undo()
+    assert failed(answer)[2] == "Cannot write to file: No space left on device"
+    assert answer.findtext("details") == (
+        f"Operation: {mode}, Path: a. The new content stands there, whole, but the"
+        " directory could not be put on the disk: after a crash of the machine the old"
+        " one may be there again"
+    )
+    new = TEXT + ("old\n" if mode == "insert" else "")
+    assert (hall.root / "a").read_text() == new
+    assert os.listdir(hall.root) == ["a"]
+    assert ledger.used[SIZE_BYTES] - before == len(new) - len("old\n"), "it is there"
+
+
+async def test_an_export_counts_among_the_files_that_a_host_has_open(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = at(hall)
+    monkeypatch.setattr(hall.fs, "_max_host_files", 0)
+    answer = await asking(process, "fd_to_file", fd="fd:1", file_path="a")
+    assert failed(answer)[2] == "Cannot write to file: Too many open files"
+    assert os.listdir(hall.root) == []

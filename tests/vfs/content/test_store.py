@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.contents import ask, failed, process, text_of
 from vfs.content import TOOLS, FdError, Process, Shared, Store
-from vfs.content import store as store_module
+from vfs.content import writer as writer_module
 
 
 def test_the_same_content_is_kept_once() -> None:
@@ -29,7 +29,7 @@ def test_what_memory_has_no_room_for_lies_in_a_file(
     del no_leaks
     store = Store(max_memory=100, directory=str(tmp_path))
     content = store.put(data)
-    assert content.text.is_mapped
+    assert content.text.in_memory is None
     assert store.memory_bytes == 0
     assert store.disk_bytes >= 1000
     assert not os.listdir(tmp_path), "a file without a name leaves nothing behind"
@@ -48,13 +48,13 @@ def test_content_in_pieces_goes_to_a_file_when_it_grows(
     monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(store_module, "MOST_IN_MEMORY_BYTES", 100)
+    monkeypatch.setattr(writer_module, "MOST_IN_MEMORY_BYTES", 100)
     store = Store()
     writer = store.writer()
     for _ in range(50):
         writer.add(b"0123456789\n")
     content = writer.finish()
-    assert content.text.is_mapped
+    assert content.text.in_memory is None
     assert content.text.data[:] == b"0123456789\n" * 50
     assert content.text.index.lines == 50
     again = store.put(b"0123456789\n" * 50)
@@ -75,8 +75,9 @@ def test_a_writer_that_is_given_up_leaves_nothing(no_leaks: None) -> None:
     assert (store.blobs, store.memory_bytes) == ({}, 0)
 
 
+@pytest.mark.parametrize("size", [9000, 400_000])  # in a slot, in a file of its own
 def test_a_full_disk_is_an_error_and_no_content(
-    monkeypatch: pytest.MonkeyPatch, no_leaks: None
+    monkeypatch: pytest.MonkeyPatch, no_leaks: None, size: int
 ) -> None:
     del no_leaks
 
@@ -85,7 +86,8 @@ def test_a_full_disk_is_an_error_and_no_content(
 
     made = Process(Shared(Store(max_memory=100), TOOLS))
     monkeypatch.setattr(os, "write", full)
-    answer = ask(made, "wrap_output", text="x" * 9000)
+    monkeypatch.setattr(os, "pwrite", full)
+    answer = ask(made, "wrap_output", text="x" * size)
     monkeypatch.undo()
     assert failed(answer)[::2] == (
         "file_operation",

@@ -1,0 +1,91 @@
+"""What is mounted in the root, and names swapped while they are resolved: by a child.
+
+The rules are proved where paths are resolved (`tests/vfs`); here a child in each kind of
+walls tries through its door, for the host resolves for it whatever its walls are.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import ENVIRONMENT, sandhost
+from tests.helpers.hosts import Stage
+from tests.helpers.swapping import can_exchange, swapped
+
+pytestmark = [pytest.mark.slow, pytest.mark.attack]
+
+OPENS = int(os.environ.get("SWAPPER_OPENS", "1000"))
+
+# A mount namespace of the test's own: nothing is mounted on this machine.
+MOUNTS = 'mount --bind "$0/outside" "$0/root/dir" && mount -t proc proc "$0/root/proc"'
+MOUNTED = ("unshare", "-m", "sh", "-c", f'{MOUNTS} && exec "$@"')
+
+SCRIPT = """
+for name in dir/secret dir/../file dir/../../outside/secret dir/../../beside \
+  proc/self/root/etc/passwd proc/self/cwd/beside proc/self/fd/0 proc/1/root/etc/passwd
+do sandhost fs cat "$name" 2>&1; done
+"""
+
+
+@pytest.fixture(scope="module")
+def why_no_mounts() -> str:
+    """Why nothing can be mounted; empty if it can be."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return "only root mounts, in a namespace that unshare(1) makes"
+    tried = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    return tried.stderr.decode().strip()
+
+
+# attack 10: what is mounted in the root belongs to it; it leads nowhere else.
+@pytest.mark.parametrize("sandbox", ["none", "auto"])
+def test_a_mount_in_the_root_is_no_way_out(
+    tmp_path: Path, why_no_mounts: str, sandbox: str
+) -> None:
+    if why_no_mounts:
+        pytest.skip(why_no_mounts)
+    for name in ("root/dir", "root/proc", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "root" / "file").write_text("of the root\n")
+    (tmp_path / "outside" / "secret").write_text("mounted\n")
+    (tmp_path / "beside").write_text("secret\n")
+    outcome = sandhost(
+        "run", "--sandbox", sandbox, "--root", tmp_path / "root",
+        "--", "sh", "-c", SCRIPT,
+        wrapper=(*MOUNTED, str(tmp_path)), cwd="/", env=ENVIRONMENT,
+    )  # fmt: skip
+    said = outcome.out.decode().splitlines()
+    assert said[:2] == ["mounted", "of the root"]
+    assert len(said) == 8, outcome
+    assert [line for line in said[2:] if "denied" not in line] == []
+
+
+# attack 4, spec A4: 0 escapes, whatever the child's own walls are.
+@pytest.mark.timeout(300)
+async def test_a_child_never_reads_what_a_link_led_out_to(stage: Stage) -> None:
+    outside = stage.where / "outside"
+    for where, text in ((outside, "outside"), (stage.root / "dir", "root")):
+        where.mkdir()
+        (where / "file").write_text(text)
+    (stage.root / "link").symlink_to("../outside")
+    if why := can_exchange(stage.root / "dir", stage.root / "link"):
+        pytest.skip(why)
+    child = await stage.puppet()
+    tried = (
+        "{(lambda n: n if isinstance(n, bytes) else"
+        " (read(n, 99), ask(b'CLOSE %d\\n' % n))[0])"
+        f"(opened(b'dir/file')) for _ in range({OPENS})}}"
+    )
+    made = (
+        "{ask(b'OPEN dir/new w false\\n')[:2], ask(b'REMOVE false dir/new\\n')[:2],"
+        " ask(b'MKDIR false dir/made\\n')[:2]}"
+    )
+    with swapped(stage.root / "dir", stage.root / "link"):
+        found = await child.do(tried)
+        for _ in range(50):
+            await child.do(made)
+    assert found == {b"root", b"ERROR VFS access denied: 'dir/file'"}
+    assert os.listdir(outside) == ["file"]
+    assert (outside / "file").read_text() == "outside"

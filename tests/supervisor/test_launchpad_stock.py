@@ -1,0 +1,244 @@
+"""Children in stock: who waits for what, what they hold, and that nobody is told."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import proctree
+from supervisor.launchpad_order import Order
+from supervisor.launchpad_stock import SHAPES, Stock
+from supervisor.sandbox import PROFILES, named
+from tests.helpers.hosts import Stage, eventually, opened
+from tests.helpers.stock import names_beneath, only_stock_beneath, stock_of
+
+pytestmark = pytest.mark.slow
+
+NAMESPACES = ["mountns", "pidns", "netns", "ipcns", "utsns", "userns"]
+KINDS = {
+    "none": PROFILES["none"],
+    "landlock": named("landlock", ["landlock", "seccomp"]),
+    "namespaces": named("namespaces", NAMESPACES),
+    "auto": PROFILES["auto"],
+}
+
+
+@pytest.fixture
+def readable(tmp_path: Path) -> Path:
+    """A directory that others than its owner may enter."""
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+async def stage(readable: Path) -> AsyncIterator[Stage]:
+    """A host."""
+    async with opened(readable) as open_stage:
+        yield open_stage
+
+
+async def waiting(stage: Stage) -> int:
+    """Ask for a kind of child until one waits for the next order; its pid."""
+    for _ in range(3):
+        await (await stage.sh("exit 0")).wait_gone()
+    await eventually(lambda: len(stock_of(stage.launchpad)) == 1)
+    (pid,) = stock_of(stage.launchpad)
+    await eventually(lambda: names_beneath(stage.launchpad)[pid] == "sandhost-stock")
+    return pid
+
+
+def held_by(pid: int) -> list[str]:
+    """Return what the descriptors of a process refer to."""
+    places = Path(f"/proc/{pid}/fd").iterdir()
+    return sorted(str(place.readlink()) for place in places)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_waited_becomes_the_next_child(stage: Stage, kind: str) -> None:
+    stage.sandbox = KINDS[kind]
+    pid = await waiting(stage)
+    child = await stage.sh("read nothing; exit 7", stdio=(stage.null,) * 3)
+    assert child.process is not None
+    assert child.process.pid == pid
+    assert await child.wait_gone() == 7
+    # As much as one that is forked for its order is in.
+    assert not child.walls.missing
+    layers = set(child.walls.row()["layers"])  # type: ignore[call-overload]
+    assert layers >= stage.sandbox.layers - {"userns", "uid", "landlock", "cgroup"}
+
+
+async def test_a_host_of_one_child_has_no_stock(stage: Stage) -> None:
+    child = await stage.sh("exit 0")
+    await child.wait_gone()
+    assert await stage.host.launcher.stock() == ()
+    assert proctree.children_of(stage.launchpad) == []
+
+
+# spec T2, attack 6: it holds nothing of the launchpad, and nothing of another child.
+async def test_who_waits_holds_nothing_of_anybody(stage: Stage) -> None:
+    stage.sandbox = PROFILES["auto"]
+    puppet = await stage.puppet()  # a live child, whose ends the launchpad forgot
+    pid = await waiting(stage)
+    held = held_by(pid)
+    kinds = sorted(target.partition(":")[0] for target in held)
+    # 0, 1 and 2; its line, its pipe of reports, rules of Landlock made beforehand.
+    assert kinds[:2] == ["/dev/null", "/dev/null"]
+    assert kinds.count("socket") == 1
+    assert sum(target.startswith("pipe:") for target in held) == 1 + (
+        os.readlink(f"/proc/{stage.launchpad}/fd/2").startswith("pipe:")
+    )
+    assert len(held) <= 6
+    ours = set(held_by(stage.launchpad))
+    shared = {target for target in ours & set(held) if target.startswith("socket:")}
+    assert not shared
+    assert (await puppet.ask(b"PING\n")) == b"OK"
+    await puppet.leave()
+
+
+async def test_a_death_in_stock_is_nobodys(stage: Stage) -> None:
+    pid = await waiting(stage)
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: pid not in proctree.children_of(stage.launchpad))
+    child = await stage.sh("exit 3")
+    assert await child.wait_gone() == 3
+    assert {row["child_id"] for row in stage.events("child.exited")} == {
+        f"child-{number}" for number in range(1, 5)
+    }
+    stage.assert_nothing_left()
+
+
+async def test_an_order_for_one_who_is_stopped_can_be_taken_back(stage: Stage) -> None:
+    import trio  # noqa: PLC0415 - of this test alone
+
+    pid = await waiting(stage)
+    os.kill(pid, signal.SIGSTOP)
+    with trio.move_on_after(0.2) as scope:
+        await stage.sh("exit 0")
+    assert scope.cancelled_caught
+    await eventually(lambda: pid not in proctree.children_of(stage.launchpad))
+    assert await (await stage.sh("exit 4")).wait_gone() == 4
+    stage.assert_nothing_left()
+
+
+async def test_the_last_kinds_displace_those_before(stage: Stage) -> None:
+    pids = set()
+    for profile in KINDS.values():
+        stage.sandbox = profile
+        for _ in range(3):
+            await (await stage.sh("exit 0")).wait_gone()
+        await eventually(lambda: 1 <= len(stock_of(stage.launchpad)) <= SHAPES)
+        pids |= set(stock_of(stage.launchpad))
+    await eventually(lambda: len(stock_of(stage.launchpad)) <= SHAPES)
+    assert len(pids) > SHAPES
+    assert only_stock_beneath(stage.launchpad)
+
+
+# What is gone or replaced since: the rules made beforehand are not what is wanted.
+async def test_rules_made_beforehand_are_for_what_is_there_now(stage: Stage) -> None:
+    stage.sandbox = KINDS["landlock"]
+    tools = stage.where / "tools"
+    tools.mkdir()
+    cwd = str(tools)
+    (tools / "note").write_text("before")
+    out = stage.where / "out"
+    for _ in range(3):
+        await (await stage.sh("cat note", cwd=cwd)).wait_gone()
+    await eventually(lambda: stock_of(stage.launchpad))
+    (tools / "note").unlink()
+    tools.rename(stage.where / "old")
+    (stage.where / "old" / "secret").write_text("secret")
+    tools.mkdir()
+    (tools / "note").write_text("after")
+    with out.open("wb") as file:
+        script = f"cat note; cat {stage.where}/old/secret"
+        stdio = (stage.null, file.fileno(), stage.null)
+        child = await stage.sh(script, cwd=cwd, stdio=stdio)
+        assert await child.wait_gone() == 1
+    assert out.read_bytes() == b"after"
+
+
+async def test_fresh_children_are_as_well_off_when_the_stock_is_empty(
+    stage: Stage,
+) -> None:
+    import trio  # noqa: PLC0415
+
+    stage.sandbox = PROFILES["auto"]
+    await waiting(stage)
+    statuses: list[int] = []
+
+    async def one(number: int) -> None:
+        statuses.append(await (await stage.sh(f"exit {number}")).wait_gone())
+
+    async with trio.open_nursery() as nursery:
+        for number in range(12):
+            nursery.start_soon(one, number)
+    assert sorted(statuses) == list(range(12))
+    stage.assert_nothing_left()
+
+
+# ---------------------------------------------------------------- purely
+
+
+class _Waiting:
+    """Stands for a child where only its identity counts."""
+
+
+def put(stock: Stock) -> Any:
+    """Have one more made, if one is wanted."""
+    kind = stock.wanted()
+    assert kind is not None
+    order = stock.order_for(kind)
+    assert isinstance(order, Order)
+    kind.child = _Waiting()  # type: ignore[assignment]
+    return kind.child
+
+
+GROUP = ((b"/sys/fs/cgroup/next-1", b"cgroup.procs"),)
+OTHER = ((b"/sys/fs/cgroup/child-9", b"cgroup.procs"),)
+
+
+def test_one_who_waits_in_groups_gets_an_order_for_these_only() -> None:
+    stock = Stock()
+    for _ in range(2):
+        assert stock.take({"cgroup": OTHER}) is None
+    assert stock.wanted() is None  # nobody has told of groups
+    stock.spare(GROUP)
+    child = put(stock)
+    assert stock.take({"cgroup": OTHER}) is None
+    assert stock.take({"cgroup": GROUP}) is child
+    assert stock.surplus() == []
+
+
+def test_groups_that_another_kind_gets_are_left_by_who_waits_there() -> None:
+    stock = Stock()
+    for _ in range(2):
+        stock.take({"cgroup": OTHER})
+    stock.spare(GROUP)
+    child = put(stock)
+    assert stock.take({"cgroup": GROUP, "netns": None}) is None
+    assert stock.surplus() == [child]
+
+
+def test_rules_are_those_that_all_orders_had() -> None:
+    stock = Stock()
+    usr, one, two = (b"/usr", "execute"), (b"/a", "write"), (b"/b", "write")
+    stock.take({"landlock": ((usr, one, (b"/proc", "read")), True)})
+    stock.take({"landlock": ((usr, two, (b"/proc", "read")), True)})
+    kind = stock.wanted()
+    assert kind is not None
+    assert stock.order_for(kind).common == ((usr,), True)
+
+
+def test_a_kind_that_failed_in_stock_has_to_be_asked_for_again() -> None:
+    stock = Stock()
+    stock.take({})
+    stock.take({})
+    stock.discard(put(stock))
+    assert stock.wanted() is None
+    stock.take({})
+    assert stock.wanted() is None
+    stock.take({})
+    assert stock.wanted() is not None

@@ -1,0 +1,248 @@
+"""A full memory: what came first and nobody asked for moves to the disk."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trio import CapacityLimiter
+
+from tests.helpers.contents import ask, asking, text_of
+from vfs.content import TOOLS, Content, FdError, Process, Shared, Store
+from vfs.content.spool import MOST_IN_SLOT_BYTES, SLOT_SIZES, Slot, Spool
+from vfs.hostio import in_thread
+
+
+def made_of(number: int, size: int) -> bytes:
+    """Return a text of its own of some size."""
+    return (b"%d\n" % number * size)[:size]
+
+
+def places(contents: list[Content]) -> str:
+    """Tell of each content where it lies: m for memory, d for the disk."""
+    return "".join("d" if c.text.in_memory is None else "m" for c in contents)
+
+
+@pytest.mark.parametrize("size", [100, MOST_IN_SLOT_BYTES + 1])
+def test_what_came_first_moves_when_later_contents_need_the_room(
+    size: int, no_leaks: None
+) -> None:
+    del no_leaks
+    store = Store(max_memory=3 * size)
+    contents = [store.put(made_of(n, size)) for n in range(5)]
+    assert places(contents) == "ddmmm"
+    assert (store.memory_bytes, store.disk_bytes) == (3 * size, 2 * size)
+    for number, content in enumerate(contents):
+        assert content.text.data[:] == made_of(number, size)
+        assert content.text.index.lines == made_of(number, size).count(b"\n") + (
+            not made_of(number, size).endswith(b"\n")
+        )
+    for content in contents:
+        store.drop(content)
+    assert (store.blobs, store.memory_bytes, store.disk_bytes) == ({}, 0, 0)
+    assert list(store.descriptors()) == []
+
+
+def test_what_is_asked_for_stays() -> None:
+    store = Store(max_memory=300)
+    process = Process(Shared(store, TOOLS))
+    for number in range(3):
+        process.add(store.put(made_of(number, 100)), "test")
+    ask(process, "read_fd", fd="fd:1")
+    ask(process, "rename_fd", fd="fd:2", name="second")
+    ask(process, "read_fd", name="second")
+    process.add(store.put(made_of(3, 100)), "test")
+    contents = [fd.content for fd in process.table.fds.values()]
+    assert places(contents) == "mmdm"
+    # Once considered it has to be asked for again.
+    for number in (4, 5):
+        process.add(store.put(made_of(number, 100)), "test")
+    contents = [fd.content for fd in process.table.fds.values()]
+    assert places(contents) == "dddmmm"
+    assert store.memory_bytes == 300
+    process.close()
+
+
+def test_what_alone_is_too_long_goes_to_the_disk_and_moves_nobody() -> None:
+    store = Store(max_memory=100)
+    short, long = store.put(b"x" * 100), store.put(b"y" * 101)
+    assert places([short, long]) == "md"
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.integers(0, 9), st.integers(0, 5000)),
+            st.tuples(st.just("drop"), st.integers(0, 99), st.just(0)),
+            st.tuples(st.just("use"), st.integers(0, 99), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_moves_every_content_is_what_was_put_in(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    store = Store(max_memory=9000)
+    held: list[tuple[Content, bytes]] = []
+    for step, number, size in steps:
+        if step == "put":
+            data = made_of(number, size)
+            held.append((store.put(data), data))
+        elif held and step == "drop":
+            store.drop(held.pop(number % len(held))[0])
+        elif held:
+            held[number % len(held)][0].touch()
+        assert store.memory_bytes <= 9000
+        in_memory = {
+            id(c.text): c.text for c, _ in held if c.text.in_memory is not None
+        }
+        assert store.memory_bytes == sum(blob.size for blob in in_memory.values())
+        for content, data in held:
+            assert content.text.data[:] == data
+    for content, _ in held:
+        store.drop(content)
+    assert (store.blobs, store.memory_bytes) == ({}, 0)
+    assert list(store.descriptors()) == []
+
+
+def test_many_short_contents_take_few_descriptors(no_leaks: None) -> None:
+    # A host has fewer descriptors than its children may have contents (spec S5).
+    del no_leaks
+    store = Store(max_memory=1000)
+    before = len(os.listdir("/proc/self/fd"))
+    contents = [store.put(made_of(n, 100 + 7 * n)) for n in range(1500)]
+    assert len(os.listdir("/proc/self/fd")) - before <= len(SLOT_SIZES)
+    assert len(list(store.descriptors())) <= len(SLOT_SIZES)
+    for number in (0, 700, 1499):
+        assert contents[number].text.data[:] == made_of(number, 100 + 7 * number)
+    for content in contents:
+        store.drop(content)
+
+
+def kept(spool: Spool, data: bytes) -> Slot:
+    """Put a short content on the disk."""
+    slot = spool.keep(data)
+    assert isinstance(slot, Slot)
+    return slot
+
+
+def test_a_slot_is_used_again_and_its_old_content_never_read(no_leaks: None) -> None:
+    del no_leaks
+    spool = Spool()
+    first, second = kept(spool, b"first"), kept(spool, b"second")
+    size = {fd: os.fstat(fd).st_size for fd, _ in spool.descriptors()}
+    assert first.read() == b"first"
+    first.free()
+    first.free()
+    third = kept(spool, b"third")
+    assert {fd: os.fstat(fd).st_size for fd, _ in spool.descriptors()} == size
+    with pytest.raises(FdError, match="gone"):
+        first.read()
+    assert third.read() == b"third"
+    for slot in (second, third):
+        slot.free()
+    assert list(spool.descriptors()) == []
+
+
+@pytest.mark.parametrize("size", [200, MOST_IN_SLOT_BYTES + 1])
+def test_a_full_disk_moves_nobody_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, size: int, no_leaks: None
+) -> None:
+    del no_leaks
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = Store(max_memory=size)
+    first = store.put(made_of(1, size))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(FdError, match="No space left on device"):
+            store.put(made_of(2, size))
+    assert places([first]) == "m"
+    assert first.text.data[:] == made_of(1, size)
+    second = store.put(made_of(2, size))  # there is room again
+    assert places([first, second]) == "dm"
+    for content in (first, second):
+        store.drop(content)
+    assert (store.blobs, store.memory_bytes) == ({}, 0)
+
+
+def test_contents_are_read_while_they_move(no_leaks: None) -> None:
+    del no_leaks
+    store = Store(max_memory=50_000)
+    contents = [store.put(made_of(n, 10_000)) for n in range(5)]
+    wrong: list[int] = []
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            found = [content.text.data[:] for content in contents]
+            wrong.extend(n for n in range(5) if found[n] != made_of(n, 10_000))
+
+    def put(first: int) -> None:
+        for number in range(first, first + 200):
+            store.drop(store.put(made_of(number, 10_000)))
+        over.set()
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    threads += [threading.Thread(target=put, args=(1000 * n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    for content in contents:
+        store.drop(content)
+    assert (store.blobs, store.memory_bytes) == ({}, 0)
+    assert list(store.descriptors()) == []
+
+
+async def test_in_a_tight_memory_what_is_stored_is_stored_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hops: list[object] = []
+
+    async def noted(call: Callable[[], bytes], **more: CapacityLimiter) -> bytes:
+        hops.append(call)
+        return await in_thread(call, **more)
+
+    monkeypatch.setattr("vfs.content.process.in_thread", noted)
+    for max_memory, expected in ((10_000_000, 0), (20_000, 3)):
+        process = Process(Shared(Store(max_memory), TOOLS))
+        for letter in "xyz":
+            await asking(process, "wrap_output", text=letter * 9000)
+        page = await asking(process, "read_fd", fd="fd:1")
+        assert text_of(page) == "x" * 4000
+        # To read short contents nobody needs a thread, wherever they lie.
+        assert len(hops) == expected
+        process.close()
+
+
+async def test_a_page_in_memory_is_read_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hops: list[object] = []
+
+    async def noted(call: Callable[[], bytes], **more: CapacityLimiter) -> bytes:
+        hops.append(call)
+        return await in_thread(call, **more)
+
+    monkeypatch.setattr("vfs.content.process.in_thread", noted)
+    data = made_of(1, 600_000)
+    for max_memory, selector, expected in (
+        (1_000_000, {}, 0),
+        (1_000_000, {"page": 100}, 0),
+        (1_000_000, {"end_line": 3}, 1),
+        (1000, {"page": 1}, 1),  # on the disk: the kernel may have to wait for it
+    ):
+        hops.clear()
+        process = Process(Shared(Store(max_memory), TOOLS))
+        process.add(process.shared.store.put(data), "test")
+        await asking(process, "read_fd", fd="fd:1", **selector)
+        assert len(hops) == expected
+        process.close()

@@ -1,0 +1,99 @@
+"""What is done to names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
+
+A part of the facade (``filesystem``), which has the rules; it holds nothing itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vfs.errors import AccessDeniedError
+from vfs.hostio import in_thread
+from vfs.ledger import FILES, SIZE_BYTES
+
+if TYPE_CHECKING:
+    from vfs.backends import Backend, FileStatus, Removed
+    from vfs.clients import Client
+    from vfs.ledger import Ledger
+
+
+class Names:
+    """What a client may do to names."""
+
+    def stat(self, client: Client, name: bytes, *, claim: bool) -> FileStatus:
+        """Tell size, time and kind of a name (spec X1)."""
+        backend, rest = self._locate(client, name, claim=claim, read=True)
+        return backend.stat(rest)
+
+    async def list_waiting(
+        self, client: Client, name: bytes, *, claim: bool, limit: int
+    ) -> list[tuple[bytes, str]]:
+        """List a directory, in a worker thread: it may be a long one (spec X1).
+
+        Raises:
+            OSError: ``EOVERFLOW``: it has more than ``limit`` entries, or as for OPEN.
+        """
+        backend, rest = self._locate(client, name, claim=claim, read=True)
+        return await in_thread(backend.list, rest, limit, share=client.ledger.threads)
+
+    def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
+        """Make a directory; it counts as a file that was made (spec X1)."""
+        backend, rest = self._locate(client, name, claim=claim, write=True)
+        if not client.ledger.charge(FILES, 1):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        try:
+            backend.make_directory(rest)
+        except BaseException:
+            client.ledger.charge(FILES, -1)
+            raise
+
+    async def remove_waiting(self, client: Client, name: bytes, *, claim: bool) -> None:
+        """Remove a file or an empty directory, in a worker thread (spec X1).
+
+        The bytes of a file that this child has open are given back when it is closed.
+        """
+        backend, rest = self._locate(client, name, claim=claim, write=True)
+        ledger = client.ledger
+        removed = await in_thread(backend.remove, rest, share=ledger.threads)
+        self._credit(ledger, removed)
+        if ledger.used[FILES] > 0:
+            ledger.charge(FILES, -1)
+
+    async def rename_waiting(
+        self, client: Client, old: bytes, new: bytes, *, claim: bool
+    ) -> None:
+        """Rename within what the client may write, in a worker thread (spec X1)."""
+        source, old_rest = self._locate(client, old, claim=claim, read=True, write=True)
+        target, new_rest = self._locate(client, new, claim=claim, write=True)
+        ledger = client.ledger
+        rename = partial(source.rename, old_rest, target, new_rest)
+        self._credit(ledger, await in_thread(rename, share=ledger.threads))
+
+    @staticmethod
+    def _credit(ledger: Ledger | None, removed: Removed | None) -> None:
+        """Give back the size of what is gone, unless its last close will."""
+        if ledger is None or not ledger.bounds_size or removed is None:
+            return
+        if not any(f.handle.identity() == removed.identity for f in ledger.open):
+            ledger.charge(SIZE_BYTES, -removed.size)
+
+    def _locate(
+        self,
+        client: Client,
+        name: bytes,
+        *,
+        claim: bool,
+        read: bool = False,
+        write: bool = False,
+    ) -> tuple[Backend, bytes]:
+        policy = client.policy
+        if claim:
+            if not policy.top_level:
+                raise AccessDeniedError
+            return policy.host, name
+        policy.check_available()
+        place, rest = policy.candidates(name, read=read, write=write)[0]
+        return place.backend, rest
