@@ -31,6 +31,9 @@ FD_TOOLS = (
 )
 """Tools that ``[tools] enabled`` may list."""
 
+NEED_MODEL = (*PROCESS_TOOLS, "summarize_fd")
+"""Tools that ask a model."""
+
 MOST_CHECKPOINTS = 1000
 """As in ``vfs.content.checkpoints``, which is loaded only where LLM fds are on."""
 
@@ -113,13 +116,10 @@ def check_tools(
 
 
 def warnings(
-    tools: ToolsSection, section: FileDescriptorSection | None
+    tools: ToolsSection, section: FileDescriptorSection | None, *, has_model: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what can be used and looks like a mistake."""
-    known = {*FD_TOOLS, *PROCESS_TOOLS, *NEED_NO_LISTING}
-    for name in tools.enabled:
-        if name not in known:
-            yield "tools.enabled", f"{name!r} is no tool of this host"
+    yield from _odd_tools(tools, has_model=has_model)
     if section is None:
         return
     if not _lists_any(tools):
@@ -133,3 +133,13 @@ def warnings(
     if section.max_direct_output_chars < section.default_page_size:
         text = "less than default_page_size: one page would hold what is stored"
         yield "file_descriptor.max_direct_output_chars", text
+
+
+def _odd_tools(tools: ToolsSection, *, has_model: bool) -> Iterator[tuple[str, str]]:
+    known = {*FD_TOOLS, *PROCESS_TOOLS, *NEED_NO_LISTING}
+    for name in tools.enabled:
+        if name not in known:
+            yield "tools.enabled", f"{name!r} is no tool of this host"
+        elif name in NEED_MODEL and not has_model:
+            text = f"{name!r} needs a model, and there is no [llm] section"
+            yield "tools.enabled", text

@@ -23,13 +23,14 @@ import msgspec
 
 from supervisor import launchpad_wire
 from supervisor.cgroups import Groups
-from supervisor.child import Child, Ends
+from supervisor.child import Child
+from supervisor.child_ends import Ends
 from supervisor.handover_session import take_up
 from supervisor.handover_state import bytes_as_text
-from supervisor.launcher import ExitStatus, SpawnedProcess, new_record
 from supervisor.lifecycle import State
 from supervisor.sandbox import Walls, Wanted
 from supervisor.services import Portable
+from supervisor.spawned import ExitStatus, SpawnedProcess, new_record
 from supervisor.spec import ChildSpec
 from vfs.errors import HandoverError
 from vfs.handover import (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import trio
 
-from supervisor.child import ATTACHING
+from supervisor.child_clients import ATTACHING
 from supervisor.handover_session import note_work
 from supervisor.handover_state import (
     ChildState,
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.host import Host
-    from supervisor.launcher import SpawnedProcess
     from supervisor.session import Session
+    from supervisor.spawned import SpawnedProcess
     from vfs.policy import Place, Policy
 
 NO_POLICY = -1

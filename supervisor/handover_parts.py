@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.launcher import ExitStatus, SpawnedProcess, new_record
 from supervisor.scratch import Scratch
+from supervisor.spawned import ExitStatus, SpawnedProcess, new_record
 
 if TYPE_CHECKING:
     from supervisor.launcher import Launcher

@@ -36,7 +36,7 @@ from supervisor.cgroups import Reserve
 from supervisor.child import Child
 from supervisor.holdings import Baseline
 from supervisor.journal import FileEvents, Journal
-from supervisor.launcher import Launcher, LaunchpadLost
+from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.options import parse_duration, parse_size
 from supervisor.pump import Pump
@@ -44,6 +44,7 @@ from supervisor.sandbox import Machine
 from supervisor.services import Services
 from supervisor.session import Session
 from supervisor.session_base import FAULT, SLOW
+from supervisor.spawned import LaunchpadLost
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 

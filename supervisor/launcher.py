@@ -23,22 +23,20 @@ import contextlib
 import errno
 import os
 import signal as signals
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
-from supervisor import launchpad_wire, proctree
+from supervisor import launchpad_wire
+from supervisor.descendants import collect, end_descendants
+from supervisor.spawned import Born, ExitStatus, LaunchpadLost, Record, SpawnedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from supervisor import proctree
     from supervisor.launchpad_start import LaunchpadProcess
     from supervisor.spawn_request import SpawnRequest
-
-# The report of an exit leaves the launchpad microseconds after the pidfd wakes us; a
-# machine that needs longer is in such trouble that no status is worth waiting for.
-EXIT_REPORT_TIMEOUT_S = 1.0
 
 # The launchpad ends 50 processes in 20 ms and exits. What takes longer (a dead network
 # file system, a fork bomb) is left to it, and it is left alive for that.
@@ -49,150 +47,6 @@ STOCK_TIMEOUT_S = 0.5
 
 # The launchpad forks one at a time; more requests under way only hold descriptors.
 SPAWNS_UNDER_WAY = 16
-
-
-class LaunchpadLost(Exception):  # noqa: N818 - a state of the host, fatal to it
-    """The launchpad ended although nobody asked it to: the host must end too."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExitStatus:
-    """How a process ended: exactly one of code and signal, or neither if unknown.
-
-    Attributes:
-        code: What it exited with.
-        signal: What killed it.
-        utime_s: User time of it and of the children it waited for.
-        stime_s: Likewise, in the kernel.
-        maxrss_kib: Largest resident set; includes that of the launchpad it was forked
-            from, so never below some 10,000.
-    """
-
-    code: int | None = None
-    signal: int | None = None
-    utime_s: float = 0.0
-    stime_s: float = 0.0
-    maxrss_kib: int = 0
-
-
-Born = tuple[int, int, tuple[tuple[str, str], ...], int, int]
-
-
-@dataclass(slots=True, eq=False)
-class _Record:
-    """What the launchpad has said of one child. All events are set when it is lost.
-
-    Attributes:
-        started: Set when `born` or `failure` is there.
-        exited: Set when `status` is there.
-        swept: Set when nothing it left behind is alive.
-        abandoned: Nobody waits for `born` any more.
-        born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
-        failure: (errno, stage, detail).
-        stock: what a question, which has a record as well, was answered.
-    """
-
-    started: trio.Event = field(default_factory=trio.Event)
-    exited: trio.Event = field(default_factory=trio.Event)
-    swept: trio.Event = field(default_factory=trio.Event)
-    abandoned: bool = False
-    born: Born | None = None
-    failure: tuple[int, str, bytes] | None = None
-    status: ExitStatus | None = None
-    stock: tuple[proctree.ProcessIdentity, ...] = ()
-
-
-def new_record() -> _Record:
-    """Return the record of a child of which nothing has been said (``handover``)."""
-    return _Record()
-
-
-class SpawnedProcess:
-    """One child that became its program. Owned, and waited for, by one task (I2).
-
-    Attributes:
-        pid: Names the process only together with `create_time`.
-        create_time: Clock ticks since boot, field 22 of ``/proc/PID/stat``.
-        applied: (layer, detail) of its sandbox, as it said itself before its exec.
-        init: The pid of its pid namespace's init, which ends after it; -1 for none.
-    """
-
-    def __init__(
-        self,
-        launcher: Launcher,
-        ident: int,
-        record: _Record,
-        born: Born,
-    ) -> None:
-        self.pid, self.create_time, self.applied, self.init, self._pidfd = born
-        self._launcher = launcher
-        self._ident = ident
-        self._record = record
-
-    async def wait_exit(self) -> ExitStatus:
-        """Wait until the process has ended (not what it started: `wait_swept`).
-
-        Returns:
-            Its status; neither code nor signal if the launchpad did not tell in time.
-
-        Raises:
-            LaunchpadLost: It has ended; how, nobody knows any more.
-
-        Cancellation: nothing is lost, wait again.
-        """
-        await trio.lowlevel.wait_readable(self._pidfd)
-        with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
-            await self._record.exited.wait()
-        if self._record.status is None:
-            self._launcher.check()
-            return ExitStatus()
-        return self._record.status
-
-    async def wait_swept(self) -> None:
-        """Wait until nothing that this ended process left behind is alive.
-
-        Raises:
-            LaunchpadLost: The host itself ends what is left.
-        """
-        await self._record.swept.wait()
-        self._launcher.check()
-
-    def send_signal(self, signal: int) -> None:
-        """Signal this process alone; nothing if it has ended already."""
-        if self._pidfd < 0:  # closed, so ended
-            return
-        try:
-            signals.pidfd_send_signal(self._pidfd, signal)
-        except ProcessLookupError:
-            return
-
-    async def signal_tree(self, signal: int) -> None:
-        """Signal this process and all beneath it; returns when that is asked for."""
-        message = (launchpad_wire.SIGNAL, self._ident, int(signal))
-        await self._launcher.send(message)
-
-    async def end_tree(self) -> None:
-        """SIGKILL this process and all beneath it; returns when that is asked for.
-
-        What escapes this by forking is ended after the process's death.
-        """
-        await self.signal_tree(signals.SIGKILL)
-
-    @property
-    def has_exited(self) -> bool:
-        """Whether the launchpad has said so."""
-        return self._record.exited.is_set()
-
-    def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the host's descriptors: the pidfd, until `close`."""
-        return (self._pidfd,) if self._pidfd >= 0 else ()
-
-    def close(self) -> None:
-        """Give the pidfd back. Does not end the process. A second call does nothing."""
-        pidfd, self._pidfd = self._pidfd, -1
-        if pidfd >= 0:
-            trio.lowlevel.notify_closing(pidfd)
-            os.close(pidfd)
 
 
 class Launcher:
@@ -215,8 +69,8 @@ class Launcher:
         self._launchpad = launchpad
         self._own_children = own_children
         self._control = launchpad.control
-        self._records: dict[int, _Record] = {}
-        self.handed_over: dict[int, _Record] = {}  # of children that are not here yet
+        self._records: dict[int, Record] = {}
+        self.handed_over: dict[int, Record] = {}  # of children that are not here yet
         self._last_ident = 0
         self._sending = trio.Lock()  # one writer waits for room, the others for it
         self._room = trio.CapacityLimiter(SPAWNS_UNDER_WAY)
@@ -258,7 +112,7 @@ class Launcher:
         ident = self._last_ident
         message = request.message(ident)
         async with self._room:
-            record = self._records[ident] = _Record()
+            record = self._records[ident] = Record()
             try:
                 await self.send(message, request.sources)
             except BaseException:
@@ -290,7 +144,7 @@ class Launcher:
         """
         self._last_ident += 1
         ident = self._last_ident
-        record = self._records[ident] = _Record()
+        record = self._records[ident] = Record()
         try:
             with trio.move_on_after(STOCK_TIMEOUT_S):
                 await self.send((launchpad_wire.LIST, ident))
@@ -392,7 +246,7 @@ class Launcher:
         elif kind == launchpad_wire.SPAWNED:
             self._take_born(self._records[ident], rest, fds)
 
-    def _take_born(self, record: _Record, born: list[Any], fds: list[int]) -> None:
+    def _take_born(self, record: Record, born: list[Any], fds: list[int]) -> None:
         if not fds:  # this process may open no more: nothing names the child
             record.failure = (errno.EMFILE, "pidfd", b"")
         elif record.abandoned:
@@ -401,7 +255,7 @@ class Launcher:
             record.born = (*born, *fds)
         record.started.set()
 
-    async def _birth(self, request: SpawnRequest, record: _Record) -> Born:
+    async def _birth(self, request: SpawnRequest, record: Record) -> Born:
         """Wait for what the launchpad says to a request."""
         await record.started.wait()
         if record.failure is not None:
@@ -410,7 +264,7 @@ class Launcher:
             raise LaunchpadLost(self._lost)
         return record.born
 
-    async def _abandon(self, ident: int, record: _Record) -> None:
+    async def _abandon(self, ident: int, record: Record) -> None:
         """End a child that `spawn` does not give to anybody, born yet or not."""
         record.abandoned = True
         if record.born is not None:  # between a cancellation and this line
@@ -441,45 +295,8 @@ class Launcher:
         try:
             signals.pidfd_send_signal(pidfd, signals.SIGCONT)  # should it be stopped
             await trio.lowlevel.wait_readable(pidfd)
-            went_well = _collect(pidfd)
+            went_well = collect(pidfd)
         finally:
             os.close(pidfd)
         if not went_well:
             await end_descendants(self._own_children)
-
-
-async def end_descendants(spare: Collection[int] = ()) -> None:
-    """Kill and reap every process beneath this one: what a lost launchpad leaves.
-
-    The host is a subreaper, so orphans come to it; each death may bring more.
-
-    Args:
-        spare: Pids of direct children that are left alone, with all beneath them.
-
-    Cancellation: between two deaths; unbounded, for a process stuck in the kernel dies
-    when that lets go of it. Give it a time-out.
-    """
-    own = os.getpid()
-    while found := [pid for pid in proctree.children_of(own) if pid not in spare]:
-        proctree.kill_children(found)
-        # Side by side: the init of a pid namespace does not end before all others of
-        # the namespace have been reaped, and the child in it is this process's to reap.
-        async with trio.open_nursery() as nursery:
-            for pid in found:
-                nursery.start_soon(_reap, pid)
-
-
-async def _reap(pid: int) -> None:
-    """Wait for a dying child of this process; nobody else does, so its pid is its."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        await trio.lowlevel.wait_readable(pidfd)
-        _collect(pidfd)
-    finally:
-        os.close(pidfd)
-
-
-def _collect(pidfd: int) -> bool:
-    """Take the status of a child that has ended; tells whether it exited with 0."""
-    ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-    return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)

@@ -35,7 +35,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _socket
 import errno
-import fcntl
 import gc
 import os
 import select
@@ -47,6 +46,7 @@ from supervisor import (
     launchpad_kernel,
     launchpad_order,
     launchpad_owners,
+    launchpad_setup,
     launchpad_wire,
     proctree,
 )
@@ -59,26 +59,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import resource
     from collections.abc import Sequence
-    from types import FrameType
     from typing import Any
 
     from supervisor.launchpad_stock import Kind
 
 _NAME = b"sandhost-pad"
-
-_CAUGHT_SIGNALS = frozenset(
-    {
-        _signal.SIGCHLD,
-        _signal.SIGHUP,
-        _signal.SIGINT,
-        _signal.SIGQUIT,
-        _signal.SIGTERM,
-        _signal.SIGPIPE,
-        _signal.SIGALRM,
-        _signal.SIGUSR1,
-        _signal.SIGUSR2,
-    }
-)
 
 # A wake-up is one byte a signal; more than fit mean no more than one.
 _WAKE_BYTES = 4096
@@ -101,7 +86,7 @@ class _Launchpad:
         self._is_blocked = False  # the host does not take replies at the moment
         self._host_is_there = True
         self._namespaces = launchpad_fork.PidNamespaces()
-        self._wake = _wake_at_signals()
+        self._wake = launchpad_setup.wake_at_signals()
         self._epoll = select.epoll()
         self._epoll.register(control.fileno(), select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -398,52 +383,10 @@ def main() -> None:
     launchpad_kernel.prctl(launchpad_kernel.PR_SET_DUMPABLE, 0)
     # What a dead child leaves comes here (rule 2).
     launchpad_kernel.prctl(launchpad_kernel.PR_SET_CHILD_SUBREAPER, 1)
-    control = _take_control_socket()
-    _set_signals()
+    control = launchpad_setup.take_control_socket()
+    launchpad_setup.set_signals()
     os.chdir("/")
     # Objects of the start are never freed: untouched pages need no copy after a fork.
     gc.disable()
     gc.freeze()
     _Launchpad(control).run()
-
-
-def _take_control_socket() -> _socket.socket:
-    """Move the control socket away from descriptor 0, keep stderr, close the rest."""
-    control = _socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd > 2 and fd != control.fileno():
-            os.closerange(fd, fd + 1)  # the one that listed is gone: no error
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(null, 0, inheritable=False)
-    os.dup2(null, 1, inheritable=False)
-    os.close(null)
-    os.set_inheritable(2, False)
-    return control
-
-
-def _set_signals() -> None:
-    """Survive what is sent to a whole service or session; ignore nothing.
-
-    What is ignored stays ignored over exec, so children would need it put back; what
-    is caught, they have as the default.
-    """
-    for number in _signal.valid_signals():
-        if number in _CAUGHT_SIGNALS:
-            _signal.signal(number, _do_nothing)
-        elif number not in {_signal.SIGKILL, _signal.SIGSTOP}:
-            _signal.signal(number, _signal.SIG_DFL)
-    launchpad_kernel.default_reserved_signals()
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-
-
-def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Be woken up by a signal; the loop finds out why."""
-
-
-def _wake_at_signals() -> int:
-    """A descriptor that becomes readable when a caught signal, SIGCHLD most, came."""
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(theirs, False)
-    _signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
-    return ours

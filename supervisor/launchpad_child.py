@@ -131,6 +131,9 @@ def _prepare_rules(order: Order, _launchpad: int) -> None:
 
 def _await_order(order: Order, _launchpad: int) -> None:
     """Take in the order, if it is not here; move descriptors out of its way."""
+    if order.group >= 0:  # it has been forked into that, or never will be
+        os.close(order.group)
+        order.group = -1
     if order.line is not None:
         received = launchpad_wire.wait_for_message(order.line)
         if received is None:  # not wanted any more, or the launchpad is gone
@@ -148,8 +151,6 @@ def _await_order(order: Order, _launchpad: int) -> None:
     order.cwd_fd = move(order.cwd_fd)
     order.sources = [move(fd) for fd in order.sources]
     order.report = move(order.report)
-    if order.group >= 0:
-        order.group = move(order.group)
     if order.owners >= 0:
         order.owners = move(order.owners)
     if order.ruleset is not None:

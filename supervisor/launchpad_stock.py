@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     Shape = tuple[tuple[str, Any], ...]
     Groups = tuple[tuple[bytes, bytes], ...]
 
-# `run` needs none, a daemon's children and their tools are of two kinds mostly.
-SHAPES = 2
+# `run` needs none; a daemon's policies and the tools of their children are few kinds.
+SHAPES = 4
 # Asked for as often, it will be asked for again.
 _ENOUGH = 2
 # Paths that are others after the fresh root has been made, or may be.

@@ -70,7 +70,7 @@ def _parse(document: bytes) -> tuple[str, dict[str, object]]:
         ValueError: it is none; the text says why.
     """
     try:
-        call = json.loads(document)
+        call = _decoded(document)
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except RecursionError:
@@ -83,6 +83,14 @@ def _parse(document: bytes) -> tuple[str, dict[str, object]]:
             if isinstance(arguments, dict):
                 return name, arguments
     raise ValueError('write {"name": TEXT, "arguments": OBJECT}')
+
+
+def _decoded(document: bytes) -> object:
+    if len(document) <= INLINE_BYTES:
+        return json.loads(document)
+    from supervisor.fds.documents import decoded  # noqa: PLC0415 - see _call
+
+    return decoded(document)
 
 
 def do_fd_put(session: Session, request: m.FdPut) -> bytes | None:

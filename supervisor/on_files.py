@@ -36,14 +36,13 @@ SMALL_READ_BYTES = 65_536
 def do_open(session: Session, request: m.Open) -> bytes | None:
     """OPEN (spec O1-O9)."""
     name = request.name
+    if session.client.policy.is_distant and request.flag is not True:
+        session.start(partial(_open_distant, session, request))
+        return None
     try:
         file = session.fs.open(session.client, name, request.mode, request.flag)
-    except AccessDeniedError:
-        return denied(session, "OPEN", name)
-    except UnavailableError:
-        return UNAVAILABLE
-    except OSError as why:
-        return error(b"failed to open file '" + echo(name) + b"': " + reason(why))
+    except (AccessDeniedError, UnavailableError, OSError) as why:
+        return _not_opened(session, name, why)
     if file.must_empty:
         session.start(partial(_open_waiting, session, file))
         return None
@@ -57,6 +56,27 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
         else:
             session.last_request = request
     return b"OK %d\n" % fileno
+
+
+def _not_opened(session: Session, name: bytes, why: Exception) -> bytes:
+    if isinstance(why, AccessDeniedError):
+        return denied(session, "OPEN", name)
+    if isinstance(why, OSError):
+        return error(b"failed to open file '" + echo(name) + b"': " + reason(why))
+    return UNAVAILABLE
+
+
+async def _open_distant(session: Session, request: m.Open) -> bytes:
+    """Open where a file system may wait for another machine (``Filesystem.knock``)."""
+    name = request.name
+    await session.fs.knock(session.client, name)
+    try:
+        file = session.fs.open(session.client, name, request.mode, request.flag)
+    except (AccessDeniedError, UnavailableError, OSError) as why:
+        return _not_opened(session, name, why)
+    if file.must_empty:
+        return await _open_waiting(session, file)
+    return b"OK %d\n" % file.fileno
 
 
 def _open_again(
@@ -166,6 +186,10 @@ async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
 def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
     """Answer a READ of more than ``SMALL_READ_BYTES``."""
     handle = file.handle
+    if handle.mount.is_distant:
+        size = min(size, limits.MAX_READ_BYTES)
+        session.start(partial(_read_waiting, session, file, size))
+        return None
     try:
         size = min(size, limits.MAX_READ_BYTES, handle.size() - file.offset)
         if size <= SMALL_READ_BYTES:

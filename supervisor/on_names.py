@@ -78,9 +78,29 @@ def body(document: object) -> bytes:
     return b"OK %d\n%b" % (len(data), data)
 
 
+def named_by_place(now: Handler, waiting: Handler) -> Handler:
+    """Make the handler of a command that is a job where a place is distant only."""
+
+    def handler(session: Session, request: m.NameRequest) -> bytes | None:
+        is_distant = session.client.policy.is_distant
+        return (waiting if is_distant else now)(session, request)
+
+    return handler
+
+
 def _stat(session: Session, request: m.NameRequest) -> bytes:
     status = session.fs.stat(session.client, request.name, claim=request.flag)
-    return body({"size": status.size, "mtime_ns": status.mtime_ns, "kind": status.kind})
+    return _status(status.size, status.mtime_ns, status.kind)
+
+
+async def _stat_waiting(session: Session, request: m.NameRequest) -> bytes:
+    fs = session.fs
+    status = await fs.stat_waiting(session.client, request.name, claim=request.flag)
+    return _status(status.size, status.mtime_ns, status.kind)
+
+
+def _status(size: int, mtime_ns: int, kind: str) -> bytes:
+    return body({"size": size, "mtime_ns": mtime_ns, "kind": kind})
 
 
 async def _list(session: Session, request: m.NameRequest) -> bytes:
@@ -104,6 +124,13 @@ def _name_field(name: bytes) -> dict[str, str]:
 
 def _make(session: Session, request: m.NameRequest) -> bytes:
     session.fs.make_directory(session.client, request.name, claim=request.flag)
+    return OK
+
+
+async def _make_waiting(session: Session, request: m.NameRequest) -> bytes:
+    await session.fs.make_directory_waiting(
+        session.client, request.name, claim=request.flag
+    )
     return OK
 
 
@@ -143,7 +170,11 @@ async def _rename_waiting(
     return OK
 
 
-do_stat = named("STAT", "stat", _stat)
+do_stat = named_by_place(
+    named("STAT", "stat", _stat), named_waiting("STAT", "stat", _stat_waiting)
+)
 do_list = named_waiting("LIST", "list", _list)
-do_make = named("MKDIR", "make", _make)
+do_make = named_by_place(
+    named("MKDIR", "make", _make), named_waiting("MKDIR", "make", _make_waiting)
+)
 do_remove = named_waiting("REMOVE", "remove", _remove)

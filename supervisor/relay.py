@@ -16,7 +16,7 @@ import trio
 
 from protocol.toolexec_token import narrowed
 from supervisor import walled
-from supervisor.launcher import Launcher, SpawnedProcess
+from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.run import (
     HOST_FAILED,
@@ -31,6 +31,7 @@ from vfs.relay import RelayError, open_relay
 
 if TYPE_CHECKING:
     from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.spawned import SpawnedProcess
 
 _OWN_ACCOUNT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET")
 """This process's own account at the host's model: not the nested child's."""

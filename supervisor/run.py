@@ -20,12 +20,12 @@ import trio
 
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
-from supervisor.launcher import LaunchpadLost
 from supervisor.logs import Log
 from supervisor.metrics import open_metrics
 from supervisor.offers import offered
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
+from supervisor.spawned import LaunchpadLost
 from supervisor.specs import ChildOptions, make_spec
 from vfs.errors import HandoverError
 

@@ -289,6 +289,9 @@ class Session(Preparing):
                     await self._settle()
                 for nested in tuple(self.nested):
                     await nested.finish(self.why_closed or EOF)
+                self.closed_files = await self.fs.end_distant(
+                    self.client, self.why_closed or EOF
+                )
             self._clean_up()
 
     async def _run_job(self, job: Job) -> None:
@@ -397,4 +400,4 @@ class Session(Preparing):
 
     def _disconnect(self) -> None:
         self.client.ledger.charge(OPEN_FILES, -len(self.narrowed_places))
-        self.closed_files = self.fs.disconnect(self.client, self.why_closed or EOF)
+        self.closed_files += self.fs.disconnect(self.client, self.why_closed or EOF)

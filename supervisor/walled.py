@@ -17,9 +17,10 @@ from supervisor.sandbox import Plan, Walls, Wanted, layers_on_the_wire
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
-    from supervisor.launcher import Launcher, SpawnedProcess
+    from supervisor.launcher import Launcher
     from supervisor.sandbox import Machine
     from supervisor.spawn_request import SpawnRequest
+    from supervisor.spawned import SpawnedProcess
 
 
 async def spawn(

@@ -16,6 +16,10 @@ from __future__ import annotations
 from vfs.childcmd import FAILED, OK, UsageError, pieces, run, shown, write
 from vfs.client import Client
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "read": ("read_fd", ("fd", "page"), "show a page (or --all, --start-line N ...)"),
     "write-to-file": ("fd_to_file", ("fd", "file_path"), "write it to a file"),
@@ -56,6 +60,9 @@ TAKES_INPUT = {
     "write_temp_file": "content",
 }
 """Calls that take standard input, and under which name."""
+
+WRAPS = ("wrap_output", "wrap_input")
+"""Calls that answer the text itself if it is short."""
 
 _NUMBERS = frozenset(
     {
@@ -99,11 +106,13 @@ def _run(argv: list[str]) -> int:
         token = _put_stdin(client)
         under = TAKES_INPUT[name]
         arguments[under] = token if under == "token" else {"token": token}
-    return _answer(client.fd_call(name, **arguments))
+    return _answer(client.fd_call(name, **arguments), is_text=name in WRAPS)
 
 
-def _answer(answer: str) -> int:
-    _print(answer if answer.endswith("\n") else answer + "\n")
+def _answer(answer: str, *, is_text: bool = False) -> int:
+    """Print an answer: XML as lines, a text that was handed back as it came."""
+    is_xml = not is_text or answer.startswith(("<fd_result ", "<fd_error "))
+    _print(answer + "\n" if is_xml and not answer.endswith("\n") else answer)
     return FAILED if answer.startswith("<fd_error ") else OK
 
 
@@ -130,9 +139,12 @@ def _put(words: list[str]) -> int:
 
 
 def _put_stdin(client: Client, token: str | None = None) -> str:
+    is_used = False
     for piece in pieces():
         token = client.fd_put(piece, token)
-    return client.fd_put(b"", token) if token is None else token
+        is_used = True
+    # Without a piece the host has not seen the token: it may not know it.
+    return token if is_used and token is not None else client.fd_put(b"", token)
 
 
 def _read(
@@ -157,7 +169,7 @@ def _read(
                 found[name.removeprefix("no_")] = not name.startswith("no_")
                 continue
             if not equals:
-                value = next(rest, "")
+                value = _value(item, rest)
             _enter(found, name, value)
         else:
             name = next(free, "")
@@ -167,9 +179,17 @@ def _read(
     return found
 
 
+def _value(option: str, rest: Iterator[str]) -> str:
+    for value in rest:
+        return value
+    raise UsageError(f"{option} needs a value")
+
+
 def _enter(found: dict[str, object], name: str, value: str) -> None:
     if name == "lines":
         first, _, last = value.partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            raise UsageError("--lines takes FIRST-LAST")
         _enter(found, "start_line", first)
         _enter(found, "end_line", last or first)
     elif name in _NUMBERS:
@@ -177,6 +197,8 @@ def _enter(found: dict[str, object], name: str, value: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} takes a number")
         found[name] = int(value[:100])
     elif name in _SWITCHES:
+        if value not in ("true", "false"):
+            raise UsageError(f"--{name.replace('_', '-')} takes true or false")
         found[name] = value == "true"
     else:
         found[name] = value

@@ -131,6 +131,33 @@ class Filesystem(Names):
             client.parent.nested.remove(client)
         return closed
 
+    async def end_distant(self, client: Client, why: str) -> list[int]:
+        """Close what a client that has ended had open in distant places.
+
+        Each in a worker thread, before ``disconnect`` closes the others.
+
+        Returns:
+            The filenos that were closed for it.
+
+        Cancellation: not while it closes (I1).
+        """
+        distant = [f for f in client.files.values() if f.handle.mount.is_distant]
+        for file in distant:
+            self._forget(file)
+            file.give_back(file.staged_growth)
+            self._closing[file] = file.handle.descriptors()
+            reason = why
+            try:
+                with trio.CancelScope(shield=True):
+                    await in_thread(file.abandon, share=client.ledger.threads)
+            except OSError as failure:
+                reason = f"{why}; close failed: {failure.strerror}"
+            finally:
+                del self._closing[file]
+            if self.observer is not None:
+                self.observer.file_closed(file, why=reason)
+        return [file.fileno for file in distant]
+
     # Files
 
     def open(

@@ -53,6 +53,17 @@ _NOWAIT_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs"
 """Where RWF_NOWAIT tells data in memory from data on the disk; elsewhere (network and
 user-space file systems) every read goes to a thread."""
 
+_LOCAL_FILE_SYSTEMS = frozenset(
+    {
+        *_MEMORY_FILE_SYSTEMS,
+        *_NOWAIT_FILE_SYSTEMS,
+        *("overlay", "aufs", "squashfs", "erofs", "iso9660", "udf", "vfat", "exfat"),
+        *("ntfs3", "zfs", "bcachefs", "jfs", "nilfs2", "reiserfs", "proc", "sysfs"),
+    }
+)
+"""What answers by itself.  Any other may wait for a machine or a process that is gone:
+there even an OPEN or a CLOSE is no business of the Trio thread."""
+
 SWITCH_INTERVAL_S = 0.0005
 """How long a worker thread may keep the interpreter from the Trio thread.
 
@@ -159,6 +170,14 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
     return wait
 
 
+def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:
+    """Run a call that takes long and whose end nobody needs to know, in a thread.
+
+    For what is given back to the kernel.  A program that ends waits for it.
+    """
+    threading.Thread(target=_in_worker, args=(call, *args), name="afterwards").start()
+
+
 def _pread_nowait(fd: int, size: int, offset: int) -> bytes:
     buffer = bytearray(size)
     got = 0
@@ -196,6 +215,7 @@ class Mount:
     Attributes:
         in_memory: nothing on it ever waits for a disk.
         inline: small writes may run in the Trio thread now.
+        is_distant: any call may wait for another machine or process.
         read: ``pread(fd, size, offset)`` that never waits: it raises
             ``BlockingIOError`` where the data is not in memory, may answer less than
             there is, and answers nothing only at the end of the file.
@@ -209,6 +229,7 @@ class Mount:
         "_slow_until",
         "in_memory",
         "inline",
+        "is_distant",
         "read",
         "write_page",
     )
@@ -217,6 +238,7 @@ class Mount:
         self._nowait = kind in _NOWAIT_FILE_SYSTEMS
         self.in_memory = kind in _MEMORY_FILE_SYSTEMS
         self.inline = self.in_memory or self._nowait
+        self.is_distant = kind not in _LOCAL_FILE_SYSTEMS
         self._slow_until = 0.0
         self.read: Callable[[int, int, int], bytes]
         if self.in_memory:
@@ -243,22 +265,41 @@ MOUNTS: dict[int, Mount] = {}
 """Mounts by device number (``st_dev``), as ``mount_of`` found them."""
 
 
-def mount_of(device: int) -> Mount:
-    """Return the mount of a device number, looked up once."""
+def mount_of(device: int, fd: int = -1) -> Mount:
+    """Return the mount of a device number, looked up once.
+
+    Args:
+        device: ``st_dev``.
+        fd: something on it: some file systems (overlay, the subvolumes of btrfs) give
+            their files devices that the table of mounts does not name.
+    """
     mount = MOUNTS.get(device)
     if mount is None:
-        mount = MOUNTS[device] = Mount(_file_system_of(device))
+        mount = MOUNTS[device] = Mount(_file_system_of(device, fd))
     return mount
 
 
-def _file_system_of(device: int) -> str:
+def _file_system_of(device: int, fd: int) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
+        mount_id = _mount_id_of(fd) if fd >= 0 else ""
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
-            for line in table:
-                fields = line.split()
-                if len(fields) > 6 and fields[2] == wanted:
-                    return fields[fields.index("-") + 1]
+            rows = [fields for line in table if len(fields := line.split()) > 6]
+    except OSError:
+        return "unknown"
+    for column, value in ((2, wanted), (0, mount_id)):
+        for fields in rows:
+            if fields[column] == value:
+                return fields[fields.index("-") + 1]
+    return "unknown"
+
+
+def _mount_id_of(fd: int) -> str:
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("mnt_id:"):
+                    return line.split()[1]
     except OSError:
         pass
-    return "unknown"
+    return ""

@@ -1,16 +1,20 @@
 """What is done to names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
 
 A part of the facade (``filesystem``), which has the rules; it holds nothing itself.
+
+Where a place is distant (``hostio``) a worker thread does all that looks at it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfs.errors import AccessDeniedError
+from vfs.backends import MODES
+from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
 from vfs.ledger import FILES, SIZE_BYTES
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from vfs.backends import Backend, FileStatus, Removed
     from vfs.clients import Client
     from vfs.ledger import Ledger
+    from vfs.policy import Policy
 
 
 class Names:
@@ -28,6 +33,22 @@ class Names:
         backend, rest = self._locate(client, name, claim=claim, read=True)
         return backend.stat(rest)
 
+    async def stat_waiting(
+        self, client: Client, name: bytes, *, claim: bool
+    ) -> FileStatus:
+        """Tell it like ``stat``, in a worker thread."""
+        stat = partial(self.stat, client, name, claim=claim)
+        return await in_thread(stat, share=client.ledger.threads)
+
+    @staticmethod
+    async def knock(client: Client, name: bytes) -> None:
+        """Wait, in a worker thread, until an OPEN in a distant place need not wait.
+
+        The file is opened and closed, nothing more: what the OPEN does then finds a
+        server that has just answered.  What is wrong the OPEN will say.
+        """
+        await in_thread(_knock, client.policy, name, share=client.ledger.threads)
+
     async def list_waiting(
         self, client: Client, name: bytes, *, claim: bool, limit: int
     ) -> list[tuple[bytes, str]]:
@@ -36,7 +57,7 @@ class Names:
         Raises:
             OSError: ``EOVERFLOW``: it has more than ``limit`` entries, or as for OPEN.
         """
-        backend, rest = self._locate(client, name, claim=claim, read=True)
+        backend, rest = await self._located(client, name, claim=claim, read=True)
         return await in_thread(backend.list, rest, limit, share=client.ledger.threads)
 
     def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
@@ -50,12 +71,26 @@ class Names:
             client.ledger.charge(FILES, -1)
             raise
 
+    async def make_directory_waiting(
+        self, client: Client, name: bytes, *, claim: bool
+    ) -> None:
+        """Make it like ``make_directory``, in a worker thread."""
+        backend, rest = await self._located(client, name, claim=claim, write=True)
+        ledger = client.ledger
+        if not ledger.charge(FILES, 1):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        try:
+            await in_thread(backend.make_directory, rest, share=ledger.threads)
+        except BaseException:
+            ledger.charge(FILES, -1)
+            raise
+
     async def remove_waiting(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Remove a file or an empty directory, in a worker thread (spec X1).
 
         The bytes of a file that this child has open are given back when it is closed.
         """
-        backend, rest = self._locate(client, name, claim=claim, write=True)
+        backend, rest = await self._located(client, name, claim=claim, write=True)
         ledger = client.ledger
         removed = await in_thread(backend.remove, rest, share=ledger.threads)
         self._credit(ledger, removed)
@@ -66,8 +101,10 @@ class Names:
         self, client: Client, old: bytes, new: bytes, *, claim: bool
     ) -> None:
         """Rename within what the client may write, in a worker thread (spec X1)."""
-        source, old_rest = self._locate(client, old, claim=claim, read=True, write=True)
-        target, new_rest = self._locate(client, new, claim=claim, write=True)
+        source, old_rest = await self._located(
+            client, old, claim=claim, read=True, write=True
+        )
+        target, new_rest = await self._located(client, new, claim=claim, write=True)
         ledger = client.ledger
         rename = partial(source.rename, old_rest, target, new_rest)
         self._credit(ledger, await in_thread(rename, share=ledger.threads))
@@ -79,6 +116,23 @@ class Names:
             return
         if not any(f.handle.identity() == removed.identity for f in ledger.open):
             ledger.charge(SIZE_BYTES, -removed.size)
+
+    async def _located(
+        self,
+        client: Client,
+        name: bytes,
+        *,
+        claim: bool,
+        read: bool = False,
+        write: bool = False,
+    ) -> tuple[Backend, bytes]:
+        """Locate a name, in a worker thread where a look at the root may wait."""
+        locate = partial(
+            self._locate, client, name, claim=claim, read=read, write=write
+        )
+        if not client.policy.is_distant:
+            return locate()
+        return await in_thread(locate, share=client.ledger.threads)
 
     def _locate(
         self,
@@ -97,3 +151,13 @@ class Names:
         policy.check_available()
         place, rest = policy.candidates(name, read=read, write=write)[0]
         return place.backend, rest
+
+
+def _knock(policy: Policy, name: bytes) -> None:
+    with contextlib.suppress(AccessDeniedError, UnavailableError):
+        policy.check_available()
+        for place, rest in policy.candidates(name, read=False, write=False):
+            with contextlib.suppress(AccessDeniedError, OSError):
+                place.backend.open(
+                    rest, MODES[b"r"], create=False, exclusive=False, staged=False
+                ).close()

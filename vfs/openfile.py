@@ -77,7 +77,13 @@ class OpenFile:
         self.staged = staged
         durability = "none" if place is None else place.durability
         self.durability = durability
-        self.is_plain = not (staged or mode.appends or ledger or durability != "none")
+        self.is_plain = not (
+            staged
+            or mode.appends
+            or ledger
+            or durability != "none"
+            or handle.mount.is_distant
+        )
 
     def read(self, size: int) -> bytes:
         """Read at the offset and move it; fewer bytes only at the end (spec R1).
@@ -207,7 +213,9 @@ class OpenFile:
     @property
     def closes_inline(self) -> bool:
         """Whether ``close`` waits for nothing."""
-        return not self.staged and (self.durability == "none" or not self.mode.writes)
+        if self.staged or self.handle.mount.is_distant:
+            return False
+        return self.durability == "none" or not self.mode.writes
 
 
 def _check_file_size(ledger: Ledger, size: int) -> None:

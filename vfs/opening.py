@@ -113,11 +113,14 @@ def emptied_at_once(handle: Handle, ledger: Ledger) -> bool:
     """Truncate a file that was opened with ``w`` and found to be one (O7).
 
     Returns:
-        False if there is so much to free that a thread should do it: nothing is done.
+        False if a thread should do it, for there is much to free or the file system is
+        distant: nothing is done.
 
     Raises:
         OSError: it could not be done; the handle is closed.
     """
+    if handle.mount.is_distant:
+        return False
     try:
         size = handle.size()
         if size > INLINE_TRUNCATE_BYTES:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from vfs.backends import HostDirectory
 from vfs.errors import AccessDeniedError
+from vfs.hostio import mount_of
 from vfs.paths import check_name, open_beneath
 
 if TYPE_CHECKING:
@@ -49,12 +50,14 @@ class Place:
 
     Attributes:
         identity: what tells the held directory from any other.
+        is_distant: its file system may wait for another machine or process.
     """
 
     __slots__ = (
         "backend",
         "durability",
         "identity",
+        "is_distant",
         "only",
         "prefixes",
         "publish",
@@ -84,6 +87,9 @@ class Place:
         self.publish = publish
         self.durability = durability
         self.identity = backend.identity()
+        self.is_distant = any(
+            mount_of(self.identity[0], fd).is_distant for fd in backend.descriptors()
+        )
 
     def beneath(self, name: bytes) -> bytes | None:
         """Return what of ``name`` lies beneath this place by its text, else None."""

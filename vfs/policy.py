@@ -62,9 +62,21 @@ class Policy:
         tools: the tools that may be run for it; None for those of every sidecar.
         model: the model that the client's own right gives it; None for the host's.
         quota: weighted tokens that the last narrowing left; None if it said nothing.
+
+    Attributes:
+        is_distant: one of the places may wait for another machine or process.
     """
 
-    __slots__ = ("host", "model", "places", "quota", "root", "tools", "top_level")
+    __slots__ = (
+        "host",
+        "is_distant",
+        "model",
+        "places",
+        "quota",
+        "root",
+        "tools",
+        "top_level",
+    )
 
     def __init__(  # noqa: PLR0913 - everything that a client may do
         self,
@@ -84,6 +96,7 @@ class Policy:
         self.model = model
         self.quota = quota
         self.root = root if root is not None else places[0] if places else None
+        self.is_distant = any(place.is_distant for place in places)
         _share_rights(places)
 
     @property

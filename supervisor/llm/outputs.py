@@ -67,7 +67,10 @@ class Outputs:
         Raises:
             OutputsError: one cannot be.
         """
+        session = self._session
         for name in names:
+            if session.client.policy.is_distant and not self._claim:
+                await session.fs.knock(session.client, name)
             self._files.append(self._open(name))
             await trio.lowlevel.checkpoint()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from supervisor.config_sidecar import SidecarSection
-    from supervisor.launcher import SpawnedProcess
+    from supervisor.spawned import SpawnedProcess
 
 
 class Backend:

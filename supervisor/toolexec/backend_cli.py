@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor import proctree
-from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnError, find_executable
+from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
 from supervisor.toolexec.backend import Backend, own_process
@@ -34,7 +34,8 @@ from supervisor.toolexec.routes import RefusedError, SpawnPlan
 if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.config_sidecar import SidecarSection
-    from supervisor.launcher import Launcher, SpawnedProcess
+    from supervisor.launcher import Launcher
+    from supervisor.spawned import SpawnedProcess
 
 LABEL = "sandhost.host"
 """Says which host a container belongs to."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.config_sidecar import SidecarSection
     from supervisor.host import Host
-    from supervisor.launcher import SpawnedProcess
+    from supervisor.spawned import SpawnedProcess
 
 _PRIVATE = 0o700
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -25,8 +25,8 @@ import trio
 
 from protocol import toolexec, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
-from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnError
+from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.launcher import LaunchpadLost
+from supervisor.spawned import LaunchpadLost
 
 if TYPE_CHECKING:
-    from supervisor.launcher import SpawnedProcess
+    from supervisor.spawned import SpawnedProcess
 
 Ladder = tuple[tuple[float, int], ...]
 

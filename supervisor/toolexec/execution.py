@@ -24,8 +24,8 @@ import trio
 
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
 from supervisor import walled
-from supervisor.launcher import LaunchpadLost
 from supervisor.spawn_request import SpawnRequest
+from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
 from supervisor.toolexec.outputlog import LogFullError
@@ -35,7 +35,7 @@ from supervisor.toolexec.slots import BusyError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from supervisor.launcher import ExitStatus, SpawnedProcess
+    from supervisor.spawned import ExitStatus, SpawnedProcess
     from supervisor.toolexec.ending import Ladder
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.outputlog import OutputLog
@@ -217,11 +217,12 @@ class Execution:
                     await pump.eof.wait()
                 pump.stop_at_what_is_there()
         finally:
-            # If this is cancelled, so is the pump; its call in a thread ends (I1).
-            with trio.CancelScope(shield=True):
-                if not pump.eof.is_set():
+            if not pump.eof.is_set():
+                # If this is cancelled, so is the pump; its call in a thread ends (I1).
+                with trio.CancelScope(shield=True):
                     await pump.eof.wait()
-                self._finish(status)
+            self._finish(status)
+            if self._door is not None:
                 await self._close_door()
 
     def _do_aside(self, work: Callable[..., Awaitable[None]], *args: object) -> None:

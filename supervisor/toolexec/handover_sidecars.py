@@ -26,8 +26,8 @@ from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from supervisor.host import Host
-    from supervisor.launcher import SpawnedProcess
     from supervisor.scratch import Scratch
+    from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.sidecars import Sidecar, Sidecars
 
 

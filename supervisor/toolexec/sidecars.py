@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.config_sidecar import SidecarSection
     from supervisor.host import Host
-    from supervisor.launcher import SpawnedProcess
+    from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.handover_sidecars import SidecarsState
     from supervisor.toolexec.routes import SpawnPlan, Target
 

@@ -13,6 +13,13 @@ from tests.helpers.hosts import Stage, descriptors, eventually, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
+
+@pytest.fixture
+def stage(stage_or_bwrap: Stage) -> Stage:
+    """A host; its children in each kind of walls, and in bubblewrap."""
+    return stage_or_bwrap
+
+
 CHILDREN_THAT_LIE = 200
 GROWTH_BYTES = 8 * 1024 * 1024
 

@@ -17,6 +17,13 @@ from tests.helpers.swapping import can_exchange, swapped
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
+
+@pytest.fixture
+def stage(stage_or_bwrap: Stage) -> Stage:
+    """A host; its children in each kind of walls, and in bubblewrap."""
+    return stage_or_bwrap
+
+
 OPENS = int(os.environ.get("SWAPPER_OPENS", "1000"))
 
 # A mount namespace of the test's own: nothing is mounted on this machine.

@@ -5,13 +5,12 @@ walls tries, so that walls neither open a way nor stand in the door's.
 """
 
 import os
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.attacks.conftest import BWRAP
 from tests.helpers.hosts import Puppet, Stage, eventually
 from vfs.policy import SIZE_BYTES
 
@@ -21,6 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 def denied(name: bytes) -> bytes:
     """Return the refusal of a name."""
     return b"ERROR VFS access denied: '%b'" % name
+
+
+@pytest.fixture
+def stage(stage_or_bwrap: Stage) -> Stage:
+    """A host; its children in each kind of walls, and in bubblewrap."""
+    return stage_or_bwrap
 
 
 @pytest.fixture
@@ -197,28 +202,12 @@ async def test_a_header_that_declares_too_much_reserves_nothing(stage: Stage) ->
     assert await child.write(fileno, b"x" * 100_000) == b"OK 100000"
 
 
-BWRAP = (
-    "bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
-    "--",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def why_no_bubblewrap() -> str:
-    """Why it cannot be tried; empty if it can. Asked outside of any host, which reaps."""
-    if shutil.which("bwrap") is None:
-        return "bubblewrap (bwrap) is not installed"
-    tried = subprocess.run([*BWRAP, "true"], capture_output=True, check=False)
-    said = tried.stderr.decode().strip()
-    return f"bwrap cannot make namespaces here: {said}" if tried.returncode else ""
-
-
 @pytest.fixture
 async def wrapped(why_no_bubblewrap: str, stage: Stage) -> Puppet:
     """A child whose COMMAND is bubblewrap around a program."""
     if why_no_bubblewrap:
         pytest.skip(why_no_bubblewrap)
-    if stage.sandbox.layers:
+    if stage.sandbox.layers or stage.wrapper:
         pytest.skip("in walls there are no namespaces to be made: bwrap is for 'none'")
     return await stage.puppet(wrapper=BWRAP)
 

@@ -24,6 +24,13 @@ from tests.helpers.hosts import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
+
+@pytest.fixture
+def stage(stage_or_bwrap: Stage) -> Stage:
+    """A host; its children in each kind of walls, and in bubblewrap."""
+    return stage_or_bwrap
+
+
 DEADLINE_S = 0.4
 READS = 2000
 FLOOD_S = 8.0

@@ -88,7 +88,7 @@ def passed_by_nobody(where: Path, *options: str) -> int:
 
 
 # What is left out measures how long things take, or needs root to do so.
-QUICK = ("door", "ends", "lengths", "nesting", "roots", "walls")
+QUICK = ("door", "ends", "lengths", "mounts", "names", "nesting", "roots", "walls")
 
 
 @pytest.mark.slow

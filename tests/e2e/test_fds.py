@@ -75,6 +75,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -
             "less than default_page_size",
         ),
         ("[tools]\nenabled = ['web_search']\n", "'web_search' is no tool"),
+        ("[tools]\nenabled = ['read_fd', 'fork']\n", "'fork' needs a model"),
     ],
 )
 def test_what_looks_like_a_mistake_is_a_warning(
@@ -185,6 +186,9 @@ units="1">
         ("frobnicate", "unknown command 'frobnicate'"),
         ("read fd:1 x", "--page takes a number"),
         ("list more", "list takes no argument"),
+        ("wrap --source", "--source needs a value"),
+        ("read fd:1 --lines 3-x", "--lines takes FIRST-LAST"),
+        ("search fd:1 a --regex=yes", "--regex takes true or false"),
         ("call read_fd [", "not JSON"),
         ("call", "call takes a name"),
     ],
@@ -193,6 +197,27 @@ def test_a_wrong_command_line_is_told(tmp_path: Path, words: str, said: str) -> 
     outcome = run_with(tmp_path, CONFIG, f"$0 fd {words}")
     assert (outcome.status, outcome.out) == (2, b"")
     assert outcome.said(said)
+
+
+def test_what_is_handed_back_is_what_came_and_a_token_must_be_known(
+    tmp_path: Path,
+) -> None:
+    script = """
+        printf short | $0 fd wrap; echo .
+        $0 fd wrap </dev/null; echo .
+        for input in /dev/null /etc/hostname; do $0 fd put t9 <$input; echo $?; done
+        $0 fd call summarize_fd; $0 fd call fork
+        """
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert outcome.out == b"short.\n.\n1\n1\n"
+    said = outcome.err.decode().splitlines()
+    assert said == [
+        *["sandhost fd: invalid token: t9"] * 2,
+        *(
+            f"sandhost fd: invalid fd call: {name} needs a model, and this host has none"
+            for name in ("summarize_fd", "fork")
+        ),
+    ]
 
 
 def test_outside_a_child_the_command_says_so(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ class Stage:
         launchpad: the pid of its launchpad.
         journal: the path of its journal.
         sandbox: what children run in for which nothing else is said.
+        wrapper: the words before a puppet's own for which nothing else is said.
     """
 
     def __init__(self, host: Host, where: Path, launchpad: int) -> None:
@@ -68,6 +69,7 @@ class Stage:
         self.journal = where / "journal"
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self.sandbox = PROFILES["none"]
+        self.wrapper: tuple[str, ...] = ()
         self._pipes: list[int] = []
         self._before = self._held()
 
@@ -105,7 +107,7 @@ class Stage:
         self, *, wrapper: tuple[str, ...] = (), **changes: Any
     ) -> "Puppet":
         """Start a child that does what it is told, as a wrapper's program if one is given."""
-        command = (*wrapper, *PYTHON, self.script("puppet.py"))
+        command = (*(wrapper or self.wrapper), *PYTHON, self.script("puppet.py"))
         stdin, ours = os.pipe2(os.O_CLOEXEC)
         theirs, stdout = os.pipe2(os.O_CLOEXEC)
         try:

@@ -18,10 +18,11 @@ from typing import Any
 import trio
 
 from supervisor import proctree
-from supervisor.launcher import ExitStatus, Launcher, SpawnedProcess
+from supervisor.launcher import Launcher
 from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.launchpad_start import start_launchpad
 from supervisor.spawn_request import SpawnRequest
+from supervisor.spawned import ExitStatus, SpawnedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 

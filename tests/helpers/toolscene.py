@@ -110,6 +110,8 @@ class DirectoryRoutes:
     async def open_cwd(self, cwd: bytes, child: Child) -> int:
         """Open a directory of the workspace."""
         self.asked.append("open_cwd")
+        if cwd == os.fsencode(self.workspace):  # what a shim sends
+            cwd = b"."
         text = cwd.removeprefix(b"/workspace").lstrip(b"/") if cwd != b"." else b"."
         try:
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC

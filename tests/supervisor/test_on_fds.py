@@ -1,10 +1,12 @@
 """FD_CALL and FD_PUT on the wire: what a child sends, what it is answered."""
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from supervisor import on_fds
 from supervisor.fds.service import FdService
 from tests.helpers.sessions import Hall, Line, hall
 from vfs.content import Store
@@ -89,7 +91,7 @@ async def test_a_token_belongs_to_its_client(hall: Hall, service: FdService) -> 
         (b"", b"not JSON"),
         (b"{", b"not JSON"),
         (b"\xff", b"not UTF-8"),
-        (b"[" * 100_000, b"nested too deep"),
+        (b"[" * 60_000, b"nested too deep"),
         (b"[]", b"write {"),
         (b'{"name":1}', b"write {"),
         (b'{"name":"read_fd","arguments":[1]}', b"write {"),
@@ -180,3 +182,40 @@ async def test_what_one_child_keeps_is_bounded(hall: Hall) -> None:
     assert allowance.used == 15_000
     service.close()
     assert allowance.used == 0
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"name": "list_fds", "arguments": {"a": [' + b"[]," * 1_000_000 + b"[]]}}",
+        b'{"name": "list_fds", "arguments": {"a": [' + b'"",' * 1_000_000 + b'""]}}',
+        b'"' * 3_000_000,
+    ],
+)
+def test_a_call_of_countless_values_is_refused_unread(document: bytes) -> None:
+    # spec S5: a decoder would keep every client waiting for seconds.
+    begin = time.process_time()
+    with pytest.raises(ValueError, match="more than 50000 values; put long content"):
+        on_fds._parse(document)
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 300_000, '[{"\\,' * 50_000, "\ud800" * 70_000, "é😀\n" * 50_000]
+)
+@pytest.mark.parametrize("shape", ["text", "blocks"])
+def test_a_long_text_in_a_call_is_what_it_is(text: str, shape: str) -> None:
+    value = text if shape == "text" else [{"type": "text", "text": text}] * 2
+    document = json.dumps({"name": "wrap_output", "arguments": {shape: value}}).encode()
+    assert on_fds._parse(document) == ("wrap_output", {shape: value})
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"), [(b"", "not JSON: "), (b"}} {", "not JSON: Extra data")]
+)
+def test_a_long_document_that_is_none_is_told_as_a_short_one(
+    tail: bytes, said: str
+) -> None:
+    document = b'{"name": "wrap_output", "arguments": {"text": "%b"' % (b"x" * 100_000)
+    with pytest.raises(ValueError, match=said):
+        on_fds._parse(document + tail)

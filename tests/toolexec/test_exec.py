@@ -268,9 +268,9 @@ async def test_requests_at_once_are_served_at_once(scene: Scene) -> None:
         replies.append(reply.body)
 
     async with trio.open_nursery() as nursery:
-        for number in range(40):
+        for number in range(64):
             nursery.start_soon(one, number)
-    assert sorted(map(int, replies)) == list(range(40))
+    assert sorted(map(int, replies)) == list(range(64))
 
 
 async def test_the_journal_tells_of_executions(scene: Scene) -> None:

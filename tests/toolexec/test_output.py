@@ -56,6 +56,17 @@ async def test_output_of_any_size_arrives_whole(
     assert reply.body == printed(count)
 
 
+async def test_much_output_arrives_whole_over_tcp(scene: Scene) -> None:
+    assert scene.tool.shared_url is not None
+    scene.child.url = scene.tool.shared_url
+    reply = await scene.say(scene.request(numbers(900_000)))
+    assert (reply.body, reply.code) == (printed(900_000), 0)
+    with await scene.connect() as sock:  # and a client that leaves in the middle
+        await send(sock, scene.request(b"tool=yes"))
+        await receive_until(sock, b"y\n" * 50_000)
+    await eventually(lambda: not scene.tool._slots.used)
+
+
 async def test_what_was_printed_can_be_asked_for_again(scene: Scene) -> None:
     data = scene.request(numbers(30_000), "X-Aifo-Exec-Id: n")
     assert (await scene.say(data)).body == printed(30_000)

@@ -64,3 +64,19 @@ def test_a_signal_ends_a_walled_tool(tmp_path: Path) -> None:
 def test_python_is_found_behind_the_walls(tmp_path: Path) -> None:
     script = f"exec {sys.executable} -c 'import json; print(json.dumps([1]))'"
     assert run(tmp_path, script).out == b"[1]\n"
+
+
+# ToolExec 5: under the child's limits.
+# spec E19
+def test_a_tool_has_the_childs_limits(tmp_path: Path) -> None:
+    script = (
+        f"exec {sys.executable} -c"
+        " 'import resource as r\n"
+        "print(r.getrlimit(r.RLIMIT_CPU)[0])\n"
+        'try:\n    bytes(1 << 30)\nexcept MemoryError:\n    print("refused")\''
+    )
+    words = ("--limit", "memory=256M,cpu=17")
+    outcome = run(tmp_path, script, *words, more="limits = { cpu = 40 }\n")
+    lines = outcome.out.splitlines()
+    assert lines[0] == b"17", outcome
+    assert lines[1:] == [b"refused"] or outcome.status == 137  # or by its cgroup

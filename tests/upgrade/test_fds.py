@@ -178,3 +178,18 @@ def test_contents_end_with_their_clients() -> None:
         assert files() == 3
         scene.running.client.kill("a", "KILL")
         scene.running.wait(lambda: files() == 0, "its end")
+
+
+# What is so long that its file stays open beside the mapping changes hands once.
+def test_a_long_content_goes_as_its_file() -> None:
+    with opened() as scene:
+        scene.do("globals().update(t=put(b'0123456789abcde\\n' * 600_000))")
+        scene.do("put(b'0123456789ABCDE\\n' * 600_000, t)")
+        assert "<fd_result " in scene.do("call('wrap_output', token=t)")
+        look = "call('read_fd', fd='fd:1', start_line=600_000, end_line=600_001)"
+        before = scene.do(look)
+        assert "0123456789abcde\n0123456789ABCDE" in before
+        for _ in range(2):
+            replace_daemon(scene.running)
+            assert scene.do(look) == before
+            assert_clean(scene.running)

@@ -46,7 +46,7 @@ class HostHandle:
 
     def __init__(self, fd: int, device: int) -> None:
         self.fd = fd
-        self.mount = mount = MOUNTS.get(device) or mount_of(device)
+        self.mount = mount = MOUNTS.get(device) or mount_of(device, fd)
         self.pread: Callable[[int, int], bytes] = partial(mount.read, fd)
 
     def pread_wait(self, size: int, offset: int) -> bytes:

@@ -58,6 +58,7 @@ class Tool:
         run: does it, given the process and the parameters; at once, or awaited.
         is_async: ``run`` is to be awaited.
         is_slow: with a large content it belongs in a worker thread.
+        lists: it goes through all descriptors or sections, which may be many.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Tool:
     run: Callable[..., bytes | Awaitable[bytes]]
     is_async: bool = False
     is_slow: bool = False
+    lists: bool = False
 
 
 def bind(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from typing import TYPE_CHECKING
 
 from vfs.content.pages import PageTable, paginate
-from vfs.content.spool import Mapped, Slot
+from vfs.content.spool import FileMap, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,9 +75,9 @@ class Blob:
         return self._buffer if isinstance(self._buffer, bytes) else None
 
     @property
-    def mapping(self) -> Mapped | None:
+    def mapping(self) -> FileMap | None:
         """Return the mapping of its file, if it has one."""
-        return self._buffer if isinstance(self._buffer, Mapped) else None
+        return self._buffer if isinstance(self._buffer, FileMap) else None
 
     def move(self, place: Buffer | Slot) -> None:
         """Let the bytes lie elsewhere from now on."""
@@ -129,10 +127,8 @@ class Blob:
         """Give its place back; nobody holds it any more."""
         if self._slot is not None:
             self._slot.free()
-        elif isinstance(self._buffer, mmap.mmap):
-            # A search of a client that is gone may still read: then it ends with that.
-            with contextlib.suppress(BufferError):
-                self._buffer.close()
+        elif isinstance(self._buffer, FileMap):
+            self._buffer.free()
 
 
 class Content:

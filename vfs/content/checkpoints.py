@@ -144,7 +144,7 @@ class Checkpoints:
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(self._path + suffix)
                     own.add((status.st_dev, status.st_ino))
-        for fd in (self._fd, self._blobs.fd, *descriptors_of(own).values()):
+        for fd in (self._fd, self._blobs.fd, *(fd for _, fd in descriptors_of(own))):
             if fd >= 0:
                 yield fd, "checkpoints"
 

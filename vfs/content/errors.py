@@ -32,5 +32,26 @@ class FdError(Exception):
         self.fd = fd
 
 
+MOST_ANSWER_BYTES = 8 * 1024 * 1024
+"""Longest text of one answer, beyond any model's context.  Escaped it may be five times as
+long, and is copied three times on its way, each time with the interpreter held."""
+
+
+def check_length(size: int, instead: str, fd: str = "") -> None:
+    """Refuse what is too long for one answer.
+
+    Args:
+        size: bytes of text.
+        instead: what to do.
+        fd: as answers print it; empty if it is about none.
+
+    Raises:
+        FdError: ``invalid_parameter``.
+    """
+    if size > MOST_ANSWER_BYTES:
+        text = f"{size} bytes are too long for one answer: {instead}"
+        raise FdError(INVALID_PARAMETER, text, fd=fd)
+
+
 class NotTextError(Exception):
     """Content is no text that XML 1.0 can hold: it is served as base64."""

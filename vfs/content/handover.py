@@ -25,7 +25,7 @@ from vfs.content.blob import PIECE_BYTES, Blob, Content
 from vfs.content.index import TextIndex
 from vfs.content.pages import PageTable
 from vfs.content.process import Process, Shared
-from vfs.content.spool import Slot, mapped
+from vfs.content.spool import Slot
 from vfs.content.table import FdNumber, FdTable, LlmFd
 from vfs.content.tempfiles import TempFile
 from vfs.errors import HandoverError
@@ -150,7 +150,7 @@ class Leaving:
 
     def contents(self) -> StoreState:
         """Take every content down."""
-        files = self._store.files()
+        files = dict(self._store.files())
         slots = [
             SlotsState(size, file.fd, file._count, list(file._free))
             for size, file in self._store.spool._slots.items()
@@ -163,7 +163,9 @@ class Leaving:
     def _blob(self, blob: Blob, files: dict[tuple[int, int], int]) -> BlobState:
         fd, data, slot = -1, None, None
         if blob.mapping is not None:
-            fd = files.get(blob.mapping.identity, -1)
+            fd = blob.mapping.fd
+            if fd < 0:
+                fd = files.get(blob.mapping.identity, -1)
             if fd < 0:
                 raise HandoverError("the file of a content is not to be found")
             self.fds.add(fd)
@@ -280,7 +282,7 @@ class Entering:
         for one in state.slots:
             file = store.spool._slots[one.slot_bytes]
             file.fd, file._count, file._free = one.fd, one.count, one.free
-            store.spool._open.add(one.fd)
+            store.spool.take_over(one.fd)
         self._blobs = {one.key: self._blob(one) for one in state.blobs}
         self._shared = [self._enter_shared(one, make_shared) for one in shared]
 
@@ -298,10 +300,9 @@ class Entering:
             file = self._store.spool._slots[slot_bytes]
             blob = Blob(key, Slot(file, number, left.size))
         elif left.data is None:
-            try:
-                blob = Blob(key, mapped(left.fd, left.size))
-            finally:
-                os.close(left.fd)
+            spool = self._store.spool
+            spool.take_over(left.fd)
+            blob = Blob(key, spool.map(left.fd, left.size))
         else:
             blob = Blob(key, self._read(left.data))
             self._store.memory_bytes += left.size

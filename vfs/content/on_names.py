@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol import fdxml
-from vfs.content.errors import INVALID_PARAMETER, NOT_FOUND, FdError
+from vfs.content.errors import INVALID_PARAMETER, NOT_FOUND, FdError, check_length
 from vfs.content.on_reading import content_xml
 from vfs.content.selecting import Selection, line_span
 from vfs.content.table import MOST_NAME_CHARS, MOST_SECTIONS
@@ -48,7 +48,7 @@ def mark_fd_section(
     if not replaced and process.table.sections >= MOST_SECTIONS:
         text = f"{MOST_SECTIONS} sections are marked already"
         raise FdError(INVALID_PARAMETER, text, fd=found.id)
-    found.sections[ref_id] = (first, last)
+    process.table.owned(found).sections[ref_id] = (first, last)
     return fdxml.empty(
         "fd_section",
         (
@@ -93,7 +93,7 @@ def delete_fd_section(process: Process, *, fd: str, ref_id: str) -> bytes:
     found = process.table.find(fd)
     if ref_id not in found.sections:
         raise FdError(NOT_FOUND, f"Section {ref_id} not found", fd=found.id)
-    del found.sections[ref_id]
+    del process.table.owned(found).sections[ref_id]
     return fdxml.empty("fd_section_deleted", (("fd", found.id), ("ref_id", ref_id)))
 
 
@@ -122,6 +122,7 @@ def read_temp_file(process: Process, *, temp_file_id: str) -> bytes:
     if file.content.raw is not None:
         attributes.append(("encoding", "base64"))
     text = file.content.text
+    check_length(text.size, "spawn can preload it")
     raw = process.shared.settings.raw
     return fdxml.verbatim("temp_content", attributes, text.data[:], raw=raw)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from protocol import fdxml
 from vfs.content.arguments import chat_schema
 from vfs.content.code import guess
-from vfs.content.errors import INVALID_PARAMETER, INVALID_RANGE, FdError
+from vfs.content.errors import INVALID_PARAMETER, INVALID_RANGE, FdError, check_length
 from vfs.content.searching import compile_query, search
 from vfs.content.selecting import (
     Selection,
@@ -29,10 +29,6 @@ DEFAULT_MAX_RESULTS = 20
 MOST_RESULTS = 10_000
 DEFAULT_CONTEXT = 2
 MOST_CONTEXT = 1000
-
-MOST_ANSWER_BYTES = 64 * 1024 * 1024
-"""Longest text of one answer: escaped it may take five times as much memory, and a
-client takes 256 MiB."""
 
 
 def read_fd(  # noqa: PLR0913 - the parameters of the call
@@ -88,16 +84,14 @@ def content_xml(
     """Return a part of a content as ``fd_content``."""
     text = fd.content.text
     span = selection.span
-    if span.end - span.start > MOST_ANSWER_BYTES:
-        message = "That is too long for one answer: read pages, or use fd_to_file"
-        raise FdError(INVALID_PARAMETER, message, fd=fd.id)
+    check_length(span.end - span.start, "read pages, or use fd_to_file", fd.id)
     attributes: list[tuple[str, str | int | bool]] = [
         ("fd", fd.id),
         ("page", selection.page),
         ("pages", len(text.pages(fd.page_size))),
         ("continued", is_continued(fd, span)),
         ("truncated", is_truncated(fd, span)),
-        ("lines", lines_of(fd, span)),
+        ("lines", selection.lines or lines_of(fd, span)),
         ("total_lines", text.index.lines),
     ]
     if fd.is_binary:
@@ -160,12 +154,16 @@ def search_fd(  # noqa: PLR0913 - the parameters of the call
         raise FdError(INVALID_RANGE, message, fd=found.id)
     try:
         pattern = compile_query(query, regex=regex, case_sensitive=case_sensitive)
+        result = search(
+            blob,
+            pattern,
+            context=context,
+            max_results=max_results,
+            start_line=start_line,
+        )
     except FdError as why:
         why.fd = found.id
         raise
-    result = search(
-        blob, pattern, context=context, max_results=max_results, start_line=start_line
-    )
     attributes: list[tuple[str, str | int | bool]] = [
         ("fd", found.id),
         ("query", query),

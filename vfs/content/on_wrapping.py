@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from protocol import fdxml
-from vfs.content.errors import INVALID_PARAMETER, FdError
+from vfs.content.errors import INVALID_PARAMETER, FdError, check_length
 from vfs.content.on_names import given_text
 from vfs.content.selecting import is_truncated, lines_of
 
@@ -96,6 +96,7 @@ def wrap(
     text = content.text
     if limit < 0 or text.index.chars <= limit:
         try:
+            check_length(text.size, "hand it on as output, to be stored")
             return text.data[:]
         finally:
             process.shared.store.drop(content)

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 INLINE_BYTES = 256 * 1024
 """Longest content that is worked on in the Trio thread: a fifth of a millisecond."""
 
+INLINE_ROWS = 20
+"""Longest list that is made in the Trio thread: 0.3 ms, or 8 ms where the languages of
+contents have to be guessed first."""
+
 INLINE_CHARS_BYTES = 4 * INLINE_BYTES
 """What as many characters take at most."""
 
@@ -166,7 +170,7 @@ class Process:
             try:
                 values = bind(tool, args, kwargs)
                 work = partial(tool.run, self, **values)
-                if tool.is_slow and self._is_long(values):
+                if self._is_long(tool, values):
                     answer = await in_thread(work, share=self.threads)
                 else:
                     answer = work()
@@ -213,9 +217,11 @@ class Process:
         """
         shared = self.shared
         tool = shared.tools.get(name)
-        if tool is None:
-            raise UnknownCallError(f"unknown name: {name}")
         enabled = shared.enabled
+        if tool is None:
+            if name in NEED_MODEL:
+                raise UnknownCallError(f"{name} needs a model, and this host has none")
+            raise UnknownCallError(f"unknown name: {name}")
         if enabled is not None and name not in enabled | ALWAYS:
             raise UnknownCallError(f"not enabled: {name}")
         return tool
@@ -225,24 +231,33 @@ class Process:
         """Whether to store as much as is short may have to wait for the disk."""
         return self.shared.store.is_tight(INLINE_CHARS_BYTES)
 
-    def _is_long(self, values: Mapping[str, object]) -> bool:
-        fd = values.get("fd")
-        name = None if "unit" in values else values.get("name")
-        if isinstance(fd, str) or isinstance(name, str):
-            try:
-                found = self.table.find(
-                    fd if isinstance(fd, str) else None,
-                    name if isinstance(name, str) else None,
-                )
-            except FdError:
-                return False
-            if found.content.text.size > INLINE_BYTES:
-                return not self._is_a_page(found, values)
-            return bool(values.get("extract_to_new_fd")) and self._is_tight
-        return self._is_tight or any(
-            not isinstance(value, str) or len(value) > INLINE_BYTES
-            for value in values.values()
-        )
+    def _is_long(self, tool: Tool, values: Mapping[str, object]) -> bool:
+        """Whether a call is one for a worker thread."""
+        if tool.lists:
+            return max(len(self.table.fds), self.table.sections) > INLINE_ROWS
+        if not tool.is_slow:
+            return False
+        if "unit" in values:
+            return True  # to count units takes long in a short text too
+        if not values.keys() & {"fd", "name"}:
+            return self._is_tight or any(
+                not isinstance(value, str) or len(value) > INLINE_BYTES
+                for value in values.values()
+            )
+        return self._reads_long(values)
+
+    def _reads_long(self, values: Mapping[str, object]) -> bool:
+        fd, name = values.get("fd"), values.get("name")
+        try:
+            found = self.table.find(
+                fd if isinstance(fd, str) else None,
+                name if isinstance(name, str) else None,
+            )
+        except FdError:
+            return False
+        if found.content.text.size > INLINE_BYTES:
+            return not self._is_a_page(found, values)
+        return bool(values.get("extract_to_new_fd")) and self._is_tight
 
     @staticmethod
     def _is_a_page(fd: LlmFd, values: Mapping[str, object]) -> bool:
@@ -393,6 +408,9 @@ class Process:
 
 FOR_PROGRAMS = frozenset({"wrap_output", "wrap_input", "keep_fds", "tool_schemas"})
 """Calls for the program around a model; the model itself is not offered them."""
+
+NEED_MODEL = frozenset({"fork", "spawn", "summarize_fd"})
+"""Calls that are there only where a host has a model."""
 
 ALWAYS = FOR_PROGRAMS | {"fd_info", "list_fds"}
 """Calls that need no listing: they give nothing that the caller does not have."""

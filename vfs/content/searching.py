@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MOST_PATTERN_CHARS = 10_000
 """Longest query: what it compiles to is bounded too, by RE2's 8 MiB."""
 
+MOST_SHOWN_BYTES = 4 * 1024 * 1024
+"""Text of one answer; what does not fit is where the search goes on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -115,6 +118,9 @@ def search(
         context: lines to show before and after each.
         max_results: most matching lines to show.
         start_line: where to begin.
+
+    Raises:
+        FdError: ``invalid_parameter``: the first match alone is too long to be shown.
     """
     begin = blob.index.line_start(blob.data, start_line)
     matches = 0
@@ -126,7 +132,20 @@ def search(
             shown.append((_line_at(blob, line_start), line_start, position))
         elif next_line is None:
             next_line = _line_at(blob, line_start)
-    return Found(matches, tuple(_merged(blob, shown, context)), next_line)
+    hits = []
+    left = MOST_SHOWN_BYTES
+    for hit in _merged(blob, shown, context):
+        left -= hit.span.end - hit.span.start
+        if left < 0:
+            next_line = hit.line
+            break
+        hits.append(hit)
+    if matches and not hits:
+        text = (
+            f"Line {next_line} is too long for one answer: use read_fd with mode=char"
+        )
+        raise FdError(INVALID_PARAMETER, text)
+    return Found(matches, tuple(hits), next_line)
 
 
 def _line_at(blob: Blob, offset: int) -> int:
@@ -176,5 +195,6 @@ def _hit(blob: Blob, group: list[tuple[int, int, int]], context: int) -> Hit:
     first = max(1, line - context)
     last = min(index.lines, group[-1][0] + context)
     span = Span(index.line_start(data, first), index.line_start(data, last + 1))
-    column = len(data[line_start:position].decode("utf-8", "replace")) + 1
+    before = index.chars_before(data, line_start)
+    column = index.chars_before(data, position) - before + 1
     return Hit(line, column, first, last, span)

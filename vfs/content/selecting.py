@@ -17,6 +17,7 @@ from vfs.content.errors import (
     NOT_FOUND,
     FdError,
 )
+from vfs.content.index import BLOCK_BYTES
 from vfs.content.pages import Span
 from vfs.content.units import find_units
 
@@ -33,11 +34,13 @@ class Selection:
         span: in bytes of the text.
         page: the attribute of that name: a number, or what kind of part it is.
         extras: more attributes, in order.
+        lines: as ``lines_of`` would say; empty if that is not known yet.
     """
 
     span: Span
     page: str | int
     extras: tuple[tuple[str, str | int], ...] = ()
+    lines: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,7 @@ def select(fd: LlmFd, wanted: Selector) -> Selection:
         case ["read_all"]:
             return Selection(Span(0, fd.content.text.size), "all")
         case ["start_line and end_line"]:
-            span = line_span(fd, wanted.start_line, wanted.end_line)
-            return Selection(span, "lines")
+            return _lines(fd, wanted.start_line, wanted.end_line)
         case ["mode"]:
             return _by_mode(fd, wanted)
         case ["unit"]:
@@ -105,6 +107,14 @@ def _pages(fd: LlmFd, first: int, count: int) -> Selection:
     last = min(last, len(table))
     span = Span(table.span(first).start, table.span(last).end)
     return Selection(span, first if first == last else f"{first}-{last}")
+
+
+def _lines(fd: LlmFd, start: int | None, end: int | None) -> Selection:
+    span = line_span(fd, start, end)
+    total = fd.content.text.index.lines
+    first = 1 if start is None else start
+    last = total if end is None else min(end, total)
+    return Selection(span, "lines", lines=f"{first}-{last}")
 
 
 def line_span(fd: LlmFd, start: int | None, end: int | None) -> Span:
@@ -125,9 +135,9 @@ def line_span(fd: LlmFd, start: int | None, end: int | None) -> Span:
         raise FdError(INVALID_RANGE, words, fd=fd.id)
     last = min(last, total)
     index = text.index
-    return Span(
-        index.line_start(text.data, first), index.line_start(text.data, last + 1)
-    )
+    data = text.data
+    begin = index.line_start(data, first)
+    return Span(begin, index.lines_end(data, begin, first, last - first + 1))
 
 
 def _by_mode(fd: LlmFd, wanted: Selector) -> Selection:
@@ -139,7 +149,7 @@ def _by_mode(fd: LlmFd, wanted: Selector) -> Selection:
         return _pages(fd, 1 if wanted.start is None else wanted.start, count)
     if wanted.mode == "line":
         first = 1 if wanted.start is None else wanted.start
-        return Selection(line_span(fd, first, first + count - 1), "lines")
+        return _lines(fd, first, first + count - 1)
     return _characters(fd, wanted.start or 0, wanted.count)
 
 
@@ -217,9 +227,13 @@ def lines_of(fd: LlmFd, span: Span) -> str:
     text = fd.content.text
     if not text.size:
         return "0-0"
-    before = text.index.newlines_before(text.data, span.start)
-    after = text.index.newlines_before(text.data, span.end)
-    ends_line = text.data[span.end - 1 : span.end] == b"\n" and span.end > span.start
+    data = text.data
+    before = text.index.newlines_before(data, span.start)
+    if span.end - span.start <= BLOCK_BYTES:
+        after = before + data[span.start : span.end].count(b"\n")
+    else:
+        after = text.index.newlines_before(data, span.end)
+    ends_line = data[span.end - 1 : span.end] == b"\n" and span.end > span.start
     return f"{before + 1}-{after + (0 if ends_line else 1)}"
 
 

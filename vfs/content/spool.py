@@ -25,6 +25,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import FILE_OPERATION, FdError
+from vfs.hostio import afterwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,47 @@ its size."""
 
 MOST_IN_SLOT_BYTES = SLOT_SIZES[-1]
 """To read as much out of a slot takes 20 us; longer contents are mapped."""
+
+
+SLOW_TO_FREE_BYTES = 16 * 1024 * 1024
+"""A longer file is freed in a thread: to give a GiB back takes the kernel 70 to 200 ms."""
+
+UNMAP_BYTES = 16 * 1024 * 1024
+"""What is unmapped at once, with the interpreter held: a millisecond."""
+
+
+class FileMap(mmap.mmap):
+    """A long content on the disk.
+
+    Attributes:
+        fd: its file, if that is still open: to give the pages back is then up to
+            close(2), which lets go of the interpreter; -1 if it is not.
+        identity: what tells the file from others.
+    """
+
+    fd: int = -1
+    identity: tuple[int, int]
+    spool: Spool
+
+    def free(self) -> None:
+        """Give the file back, now or in a thread; safe to call twice."""
+        fd, self.fd = self.fd, -1
+        if fd < 0:
+            self._unmap()
+        else:
+            afterwards(self._free_slowly, fd)
+
+    def _free_slowly(self, fd: int) -> None:
+        size = len(self)
+        for start in range(0, size, UNMAP_BYTES):
+            self.madvise(mmap.MADV_DONTNEED, start, min(UNMAP_BYTES, size - start))
+        self._unmap()
+        self.spool.close_file(fd)
+
+    def _unmap(self) -> None:
+        # A search of a client that is gone may still read: then it ends with that.
+        with contextlib.suppress(BufferError):
+            self.close()
 
 
 class Slot:
@@ -138,7 +180,7 @@ class Spool:
         self._open: set[int] = set()
         self._slots = {size: SlotFile(self, size) for size in SLOT_SIZES}
 
-    def keep(self, data: bytes) -> mmap.mmap | Slot:
+    def keep(self, data: bytes) -> FileMap | Slot:
         """Put a content on the disk; return what stands for it there.
 
         Raises:
@@ -151,11 +193,32 @@ class Spool:
             fd = self.open_file()
             try:
                 write_all(fd, data)
-                return mapped(fd, len(data))
-            finally:
+            except BaseException:
                 self.close_file(fd)
+                raise
+            return self.map(fd, len(data))
         except OSError as why:
             raise no_room(why) from None
+
+    def map(self, fd: int, size: int) -> FileMap:
+        """Return the content of a file from ``open_file``, which belongs to it now.
+
+        Raises:
+            OSError: it cannot be mapped; the file is closed.
+        """
+        try:
+            made = FileMap(fd, size, prot=mmap.PROT_READ)
+            status = os.fstat(fd)
+            made.identity = status.st_dev, status.st_ino
+        except BaseException:
+            self.close_file(fd)
+            raise
+        made.spool = self
+        if size > SLOW_TO_FREE_BYTES:
+            made.fd = fd
+        else:
+            self.close_file(fd)
+        return made
 
     def open_file(self) -> int:
         """Open a new file without a name; ``close_file`` closes it.
@@ -176,6 +239,10 @@ class Spool:
         self._open.add(fd)
         return fd
 
+    def take_over(self, fd: int) -> None:
+        """Own a file that another program of this host has opened."""
+        self._open.add(fd)
+
     def close_file(self, fd: int) -> None:
         """Close a file; what is mapped of it stays."""
         self._open.discard(fd)
@@ -187,33 +254,15 @@ class Spool:
             yield fd, "content"
 
 
-class Mapped(mmap.mmap):
-    """A mapped file.
-
-    Attributes:
-        identity: what tells the file from others.
-    """
-
-    identity: tuple[int, int]
-
-
-def mapped(fd: int, size: int) -> Mapped:
-    """Return a file's content where it lies; the descriptor is the caller's still."""
-    made = Mapped(fd, size, prot=mmap.PROT_READ)
-    status = os.fstat(fd)
-    made.identity = status.st_dev, status.st_ino
-    return made
-
-
-def descriptors_of(files: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Return which descriptor of this process each of some files has, if any."""
-    found: dict[tuple[int, int], int] = {}
+def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
+    """Return (file, descriptor) of each that this process has of some files."""
+    found = []
     for name in os.listdir("/proc/self/fd") if files else ():
         fd = int(name)
         with contextlib.suppress(OSError):  # the listing's own is closed by now
             status = os.fstat(fd)
             if (status.st_dev, status.st_ino) in files:
-                found[status.st_dev, status.st_ino] = fd
+                found.append(((status.st_dev, status.st_ino), fd))
     return found
 
 

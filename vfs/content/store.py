@@ -242,16 +242,30 @@ class Store:
         for blob in content.blobs:
             self.release(blob)
 
+    def drop_all(self, contents: list[Content]) -> None:
+        """Count one holder of each less."""
+        with self._lock:
+            blobs = [blob for content in contents for blob in content.blobs]
+            freed = [blob for blob in blobs if self._is_last(blob)]
+        for blob in freed:
+            self._forget(blob)
+
     def release(self, blob: Blob) -> None:
         """Count one holder of a blob less; the last one frees it."""
         with self._lock:
-            blob.refs -= 1
-            if blob.refs:
+            if not self._is_last(blob):
                 return
-            if self.blobs.get(blob.key) is blob:
-                del self.blobs[blob.key]
-                self._movable.pop(blob.key, None)
         self._forget(blob)
+
+    def _is_last(self, blob: Blob) -> bool:
+        """Take a holder away; tell whether it was the last (the lock is held)."""
+        blob.refs -= 1
+        if blob.refs:
+            return False
+        if self.blobs.get(blob.key) is blob:
+            del self.blobs[blob.key]
+            self._movable.pop(blob.key, None)
+        return True
 
     def _forget(self, blob: Blob) -> None:
         if blob.in_memory is not None:
@@ -270,11 +284,11 @@ class Store:
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, with a word for each."""
         yield from self.spool.descriptors()
-        for fd in self.files().values():
+        for _, fd in self.files():
             yield fd, "content"
 
-    def files(self) -> dict[tuple[int, int], int]:
-        """Return the descriptors of mapped files, by what tells these from others.
+    def files(self) -> list[tuple[tuple[int, int], int]]:
+        """Return (what tells a mapped file from others, descriptor) of each.
 
         Python keeps them to itself (mmap has a copy of its own); /proc has them.
         """

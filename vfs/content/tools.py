@@ -115,6 +115,7 @@ _ROWS = (
         "List the marked lines of a file descriptor.",
         (_FD, _NAME),
         on_names.list_fd_sections,
+        lists=True,
     ),
     Tool(
         "delete_fd_section",
@@ -186,12 +187,13 @@ _ROWS = (
         (_FD, _NAME),
         on_reading.fd_info,
     ),
-    Tool("list_fds", "List the file descriptors.", (), on_reading.list_fds),
+    Tool("list_fds", "List the file descriptors.", (), on_reading.list_fds, lists=True),
     Tool(
         "keep_fds",
         "Give up every file descriptor but these.",
         (Param("fds", FDS, "Those to keep", required=True),),
         on_names.keep_fds,
+        lists=True,
     ),
     Tool(
         "tool_schemas",

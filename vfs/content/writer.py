@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from vfs.content.index import Reader
-from vfs.content.spool import mapped, no_room, write_all
+from vfs.content.spool import no_room, write_all
 from vfs.hostio import beside
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ is read as quickly, and the kernel may drop it when it needs the room."""
 
 BESIDE_BYTES = 1024 * 1024
 """From here on a piece is hashed, and written, beside the look at what is in it."""
+
+JOINED_BYTES = 16 * 1024
+"""Shorter pieces are joined: each byte by itself would take forty times its memory."""
 
 
 class Writer:
@@ -87,6 +90,8 @@ class Writer:
         self._hash.update(piece)
         if self._fd >= 0:
             self._write(piece)
+        elif self._pieces and len(self._pieces[-1]) < JOINED_BYTES:
+            self._pieces[-1] += piece
         else:
             self._pieces.append(piece)
 
@@ -130,12 +135,11 @@ class Writer:
             pieces, self._pieces, self._reserved = self._pieces, [], 0
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         else:
+            fd, self._fd = self._fd, -1
             try:
-                data = mapped(self._fd, self.size)
+                data = store.spool.map(fd, self.size)
             except OSError as why:
                 raise no_room(why) from None
-            finally:
-                self.close()
         return store.as_content(store.enter(self.digest(), data), self._reader.finish())
 
     def close(self) -> None:

@@ -1,0 +1,224 @@
+"""What a child has, and with whom it talks: the part of it that has no life of its own.
+
+What it is: the attributes of a child, the conversations that it and what it nests ask
+for, and what is to be seen of it. What it is not: its start and its end (``child``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.child_ends import send_fds
+from supervisor.lifecycle import State
+from supervisor.sandbox import Walls
+from supervisor.traffic import Traffic
+from vfs.filesystem import timestamp
+from vfs.policy import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.child_ends import Ends
+    from supervisor.host import Host
+    from supervisor.sandbox import Wanted
+    from supervisor.session import Session
+    from supervisor.spawn_request import SpawnError
+    from supervisor.spawned import ExitStatus, SpawnedProcess
+    from supervisor.spec import ChildSpec
+    from vfs.policy import Place, Policy
+
+ATTACHING = "attaching"
+"""What a descriptor is held for on its way to a client."""
+
+
+class ChildClients:
+    """A child of a host, and its conversations.
+
+    Args:
+        host: whose child it is.
+        child_id: unique in the host.
+        spec: what it is to be.
+
+    Attributes:
+        state: where in its life it is.
+        exit: how its process ended; None before.
+        failure: why it could not be started; None if it was.
+        timed_out: its time limit ended it.
+        gone: set when nothing of it is left.
+        places: its root and grants.
+        wanted: what it, and whatever is run for it, is to run in.
+        walls: what it runs in, once it does.
+    """
+
+    def __init__(self, host: Host, child_id: str, spec: ChildSpec) -> None:
+        self.id = child_id
+        self.spec = spec
+        self.state = State.STARTING
+        self.exit: ExitStatus | None = None
+        self.failure: SpawnError | None = None
+        self.timed_out = False
+        self.gone = trio.Event()
+        self.started = trio.Event()
+        self.process: SpawnedProcess | None = None
+        self.session: Session | None = None
+        self._host = host
+        self._stopped = trio.Event()
+        self._side: socket.socket | None = None
+        self._ends: Ends | None = None
+        self.places: tuple[Place, ...] = ()
+        self.walls = Walls(spec.sandbox.name)
+        self.wanted: Wanted | None = None
+        self._held: dict[int, str] = {}
+        self._past = Traffic()  # of nested clients that are gone
+        self._nursery: trio.Nursery | None = None
+        self._grace_s = host.settings.grace_s
+        self._killed_at = math.inf
+        self._timeout_at = math.inf
+
+    # More conversations
+
+    async def _attach(self, session: Session) -> bytes | None:
+        """Make one more conversation for whoever asks on ``session`` (spec N4)."""
+        try:
+            nested, theirs = self.open_nested(
+                session.client.policy, "attached", session
+            )
+        except OSError as why:
+            reason = os.strerror(why.errno or 0).encode()
+            return b"ERROR failed to attach: " + reason + b"\n"
+        with self.carrying(theirs):
+            await self._send_descriptor(
+                session, b"OK %b\n" % nested.client.id.encode(), theirs
+            )
+        return None
+
+    def open_nested(
+        self, policy: Policy, label: str, session: Session | None = None
+    ) -> tuple[Session, socket.socket]:
+        """Make one more conversation beneath another one.
+
+        Args:
+            policy: what it may do; at most what that one may.
+            label: says what it is for, in the table of clients.
+            session: the one above it; None for the child's own.
+
+        Returns:
+            The conversation, and its other end, which is the caller's to close.
+
+        Raises:
+            OSError: no descriptor, or no more clients, for this child (spec S7).
+        """
+        host = self._host
+        session = session or self.session
+        if session is None or self._nursery is None:
+            raise RuntimeError("a child without a nursery has no clients")
+        parent = session.client
+        ours, theirs = socket.socketpair()
+        try:
+            ledger = Ledger(parent.ledger)
+            client = host.fs.connect(policy, ledger, f"{self.id}:{label}", parent)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        if host.services.fds is not None:
+            host.services.fds.client_attached(client)
+        ours.setblocking(False)
+        fd = ours.detach()
+        nested = host.open_session(client, fd, fd, session.dialect)
+        nested.on_attach = self._attach
+        session.nested.append(nested)
+        nested.parent = session
+        self._nursery.start_soon(nested.run)
+        host.pump.add(nested)
+        host.journal.write(
+            "client.connected",
+            child_id=self.id,
+            client_id=client.id,
+            parent_id=parent.id,
+        )
+        return nested, theirs
+
+    async def _send_descriptor(
+        self, session: Session, reply: bytes, carried: socket.socket
+    ) -> None:
+        """Send a reply with a descriptor on its first byte (over pipes: beside it)."""
+        fds = [carried.fileno()]
+        session.carried = (carried.fileno(), reply)
+        try:
+            if session is self.session and self._side is not None:
+                with session.patience():
+                    await send_fds(self._side, b"+", fds)
+                sent = 0
+            else:
+                line = socket.socket(fileno=os.dup(session.write_fd))
+                with self.carrying(line), session.patience():
+                    sent = await send_fds(line, reply, fds)
+        finally:
+            session.carried = None
+        if sent < len(reply):
+            await session.send(reply[sent:])
+
+    @contextlib.contextmanager
+    def carrying(self, carried: socket.socket) -> Iterator[None]:
+        """Hold a socket while it, or something through it, is handed on; close it."""
+        fd = carried.fileno()
+        self._held[fd] = ATTACHING
+        try:
+            yield
+        finally:
+            del self._held[fd]
+            carried.close()
+
+    # Looking at it
+
+    def sessions(self) -> Iterator[Session]:
+        """Yield its conversations, each before those nested in it."""
+        ahead = [] if self.session is None else [self.session]
+        for session in ahead:  # grows while it is walked
+            yield session
+            ahead.extend(session.nested)
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what it holds of the host's descriptors, with a word for each."""
+        yield from self._held.items()
+        for place in self.places:
+            for fd in place.backend.descriptors():
+                yield fd, "root or grant"
+        if self.process is not None:
+            for fd in self.process.descriptors():
+                yield fd, "pidfd"
+        if self._ends is not None:
+            for fd in self._ends.descriptors():
+                yield fd, "connection"
+        for session in self.sessions():
+            yield from session.descriptors()
+
+    def traffic(self) -> Traffic:
+        """Return what it and its nested clients asked for, from its start to now."""
+        return sum(map(Traffic.of, self.sessions()), self._past)
+
+    def row(self) -> dict[str, object]:
+        """Return the child as one row of ``ps``."""
+        process = self.process
+        session = self.session
+        return {
+            "id": self.id,
+            "name": self.spec.name,
+            "pid": process.pid if process is not None else None,
+            "create_time": process.create_time if process is not None else None,
+            "state": self.state.value,
+            "command": [
+                os.fsencode(a).decode(errors="replace") for a in self.spec.command
+            ],
+            "client_id": session.client.id if session is not None else None,
+            "started_at": timestamp(session.client.connected_at) if session else None,
+            "isolation": self.walls.row(),
+            "traffic": self.traffic().row(),
+        }

@@ -1,0 +1,169 @@
+"""A child that was started, as the host holds it: by its pidfd, and what was said of it.
+
+What it is: what the launchpad has said of one child, the handle of its process, and the
+error of a host that has lost its launchpad. What it is not: speaking with the launchpad
+(``launcher``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor import launchpad_wire
+
+if TYPE_CHECKING:
+    from supervisor import proctree
+    from supervisor.launcher import Launcher
+
+# The report of an exit leaves the launchpad microseconds after the pidfd wakes us; a
+# machine that needs longer is in such trouble that no status is worth waiting for.
+EXIT_REPORT_TIMEOUT_S = 1.0
+
+
+class LaunchpadLost(Exception):  # noqa: N818 - a state of the host, fatal to it
+    """The launchpad ended although nobody asked it to: the host must end too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended: exactly one of code and signal, or neither if unknown.
+
+    Attributes:
+        code: What it exited with.
+        signal: What killed it.
+        utime_s: User time of it and of the children it waited for.
+        stime_s: Likewise, in the kernel.
+        maxrss_kib: Largest resident set; includes that of the launchpad it was forked
+            from, so never below some 10,000.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    utime_s: float = 0.0
+    stime_s: float = 0.0
+    maxrss_kib: int = 0
+
+
+Born = tuple[int, int, tuple[tuple[str, str], ...], int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """What the launchpad has said of one child. All events are set when it is lost.
+
+    Attributes:
+        started: Set when `born` or `failure` is there.
+        exited: Set when `status` is there.
+        swept: Set when nothing it left behind is alive.
+        abandoned: Nobody waits for `born` any more.
+        born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
+        failure: (errno, stage, detail).
+        stock: what a question, which has a record as well, was answered.
+    """
+
+    started: trio.Event = field(default_factory=trio.Event)
+    exited: trio.Event = field(default_factory=trio.Event)
+    swept: trio.Event = field(default_factory=trio.Event)
+    abandoned: bool = False
+    born: Born | None = None
+    failure: tuple[int, str, bytes] | None = None
+    status: ExitStatus | None = None
+    stock: tuple[proctree.ProcessIdentity, ...] = ()
+
+
+def new_record() -> Record:
+    """Return the record of a child of which nothing has been said (``handover``)."""
+    return Record()
+
+
+class SpawnedProcess:
+    """One child that became its program. Owned, and waited for, by one task (I2).
+
+    Attributes:
+        pid: Names the process only together with `create_time`.
+        create_time: Clock ticks since boot, field 22 of ``/proc/PID/stat``.
+        applied: (layer, detail) of its sandbox, as it said itself before its exec.
+        init: The pid of its pid namespace's init, which ends after it; -1 for none.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        ident: int,
+        record: Record,
+        born: Born,
+    ) -> None:
+        self.pid, self.create_time, self.applied, self.init, self._pidfd = born
+        self._launcher = launcher
+        self._ident = ident
+        self._record = record
+
+    async def wait_exit(self) -> ExitStatus:
+        """Wait until the process has ended (not what it started: `wait_swept`).
+
+        Returns:
+            Its status; neither code nor signal if the launchpad did not tell in time.
+
+        Raises:
+            LaunchpadLost: It has ended; how, nobody knows any more.
+
+        Cancellation: nothing is lost, wait again.
+        """
+        await trio.lowlevel.wait_readable(self._pidfd)
+        with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
+            await self._record.exited.wait()
+        if self._record.status is None:
+            self._launcher.check()
+            return ExitStatus()
+        return self._record.status
+
+    async def wait_swept(self) -> None:
+        """Wait until nothing that this ended process left behind is alive.
+
+        Raises:
+            LaunchpadLost: The host itself ends what is left.
+        """
+        await self._record.swept.wait()
+        self._launcher.check()
+
+    def send_signal(self, signal: int) -> None:
+        """Signal this process alone; nothing if it has ended already."""
+        if self._pidfd < 0:  # closed, so ended
+            return
+        try:
+            signals.pidfd_send_signal(self._pidfd, signal)
+        except ProcessLookupError:
+            return
+
+    async def signal_tree(self, signal: int) -> None:
+        """Signal this process and all beneath it; returns when that is asked for."""
+        message = (launchpad_wire.SIGNAL, self._ident, int(signal))
+        await self._launcher.send(message)
+
+    async def end_tree(self) -> None:
+        """SIGKILL this process and all beneath it; returns when that is asked for.
+
+        What escapes this by forking is ended after the process's death.
+        """
+        await self.signal_tree(signals.SIGKILL)
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the launchpad has said so."""
+        return self._record.exited.is_set()
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what this holds of the host's descriptors: the pidfd, until `close`."""
+        return (self._pidfd,) if self._pidfd >= 0 else ()
+
+    def close(self) -> None:
+        """Give the pidfd back. Does not end the process. A second call does nothing."""
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            trio.lowlevel.notify_closing(pidfd)
+            os.close(pidfd)

@@ -1,0 +1,95 @@
+"""Shims against the real server: ours, and one as strangers write it, in three shells."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import trio
+
+from supervisor.shim import install
+from tests.helpers.toolscene import Scene
+
+pytestmark = pytest.mark.slow
+
+SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
+
+# The original's client as its description has it, and no line of ours.
+FOREIGN = r"""#!/bin/sh
+tool=$(basename "$0")
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+case $AIFO_TOOLEEXEC_URL in
+  unix://*) sock="--unix-socket ${AIFO_TOOLEEXEC_URL#unix://}"
+            target=http://localhost/exec ;;
+  *) sock=; target=$AIFO_TOOLEEXEC_URL ;;
+esac
+first=$#
+for a in "$@"; do set -- "$@" --data-urlencode "arg=$a"; done
+while [ "$first" -gt 0 ]; do shift; first=$((first - 1)); done
+curl -sS --no-buffer $sock -D "$tmp/h" \
+  -H "Authorization: Bearer $AIFO_TOOLEEXEC_TOKEN" \
+  -H "X-Aifo-Proto: 2" -H "TE: trailers" \
+  --data-urlencode "tool=$tool" --data-urlencode "cwd=." "$@" "$target"
+code=$(sed -n 's/^[Xx]-[Ee]xit-[Cc]ode: *\([0-9]*\).*/\1/p' "$tmp/h" | tail -1)
+exit "${code:-1}"
+"""
+
+
+@pytest.fixture(params=SHELLS, ids=lambda words: words[0])
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    """A shell to run shims with."""
+    words: tuple[str, ...] = request.param
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    return list(words)
+
+
+def make_shims(scene: Scene, where: Path, *, foreign: bool) -> Path:
+    """Put shims of `sh` and `printf` into a directory."""
+    if not foreign:
+        install(str(where), ["sh", "printf"])
+        return where
+    where.mkdir()
+    for name in ("sh", "printf"):
+        (where / name).write_text(FOREIGN)
+    return where
+
+
+def environment(scene: Scene, url: str, place: Path) -> dict[str, str]:
+    """Say what a shim finds."""
+    return {
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(place),
+        "AIFO_TOOLEEXEC_URL": url,
+        "AIFO_TOOLEEXEC_TOKEN": scene.child.token,
+    }
+
+
+# spec toolexec 7: foreign shims that speak the seed's protocol work unchanged.
+@pytest.mark.parametrize("foreign", [False, True], ids=["own", "foreign"])
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+async def test_shims_run_tools_of_the_host(
+    scene: Scene, tmp_path: Path, shell: list[str], foreign: bool, transport: str
+) -> None:
+    shims = make_shims(scene, tmp_path / "shims", foreign=foreign)
+    url = scene.child.url if transport == "unix" else scene.tool.shared_url
+    assert url is not None
+    env = environment(scene, url, tmp_path)
+    for name, args, said, code in (
+        ("printf", ("%s|", "a b", "", "é", "$(id)", "x\ny"), "a b||é|$(id)|x\ny|", 0),
+        ("sh", ("-c", "echo out; echo err >&2; exit 7"), "out\nerr\n", 7),
+        ("sh", ("-c", "kill -TERM $$"), "", 128 + signal.SIGTERM),
+    ):
+        # Not by trio.run_process: it starts processes in a thread, and those of a host
+        # block all signals, SIGCHLD too, for which a shell waits.
+        with subprocess.Popen(  # noqa: ASYNC220
+            [*shell, str(shims / name), *args],
+            env=env,
+            cwd=scene.workspace,
+            stdout=subprocess.PIPE,
+        ) as process:
+            out, _ = await trio.to_thread.run_sync(process.communicate)
+        assert (out.decode(), process.returncode) == (said, code)

@@ -1,0 +1,256 @@
+"""Nothing that a call does takes long in the Trio thread, nor more memory than it says."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from trio import CapacityLimiter
+
+from tests.helpers.contents import ask, asking, failed, holding, process, text_of
+from vfs.content import TOOLS, Process, Shared, Store, errors, searching
+from vfs.content import spool as spool_module
+from vfs.content.process import INLINE_ROWS
+from vfs.hostio import in_thread
+
+
+@pytest.fixture
+def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return what was done in worker threads."""
+    noted: list[object] = []
+
+    async def note(call: Callable[[], bytes], **more: CapacityLimiter) -> bytes:
+        noted.append(call)
+        return await in_thread(call, **more)
+
+    monkeypatch.setattr("vfs.content.process.in_thread", note)
+    return noted
+
+
+@pytest.mark.parametrize("number", [INLINE_ROWS, INLINE_ROWS + 1])
+async def test_long_lists_are_made_in_a_thread(hops: list[object], number: int) -> None:
+    many = process()
+    for one in range(number):
+        many.add_text(f"text {one}", "test")
+    marked = holding("text")
+    for one in range(number):
+        marked.call_now("mark_fd_section", "fd:1", 1, 1, f"s{one}")
+    await asking(many, "list_fds")
+    await asking(many, "keep_fds", fds=[f"fd:{one + 1}" for one in range(number)])
+    await asking(marked, "list_fd_sections", fd="fd:1")
+    assert len(hops) == (3 if number > INLINE_ROWS else 0)
+
+
+async def test_units_are_counted_in_a_thread(hops: list[object]) -> None:
+    await asking(holding("a\n\nb"), "read_fd", fd="fd:1", unit="paragraph", index=2)
+    assert len(hops) == 1
+
+
+def test_a_fork_of_many_descriptors_shares_them_until_one_changes() -> None:
+    parent = process()
+    for number in range(1000):
+        parent.add_text(f"text {number}", "test", name=f"n{number}")
+    child = parent.fork()
+    assert child.table.fds[5] is parent.table.fds[5]
+    for one, other in ((parent, child), (child, parent)):
+        before = [ask(other, "fd_info", fd="fd:5").attrib]
+        before.append({"n": ask(other, "list_fd_sections", fd="fd:5").get("count", "")})
+        word = "parent" if one is parent else "child"
+        ask(one, "rename_fd", fd="fd:5", name=word)
+        ask(one, "mark_fd_section", "fd:5", 1, 1, word)
+        after = [ask(other, "fd_info", fd="fd:5").attrib]
+        after.append({"n": ask(other, "list_fd_sections", fd="fd:5").get("count", "")})
+        assert after == before
+    ask(child, "delete_fd_section", fd="fd:5", ref_id="child")
+    grandchild = child.fork()
+    ask(child, "mark_fd_section", "fd:5", 1, 1, "later")
+    assert ask(grandchild, "list_fd_sections", fd="fd:5").get("count") == "0"
+    assert ask(parent, "list_fd_sections", fd="fd:5").get("count") == "1"
+    assert ask(parent, "fd_info", name="parent").get("fd") == "fd:5"
+    assert failed(ask(child, "fd_info", name="parent"))[0] == "not_found"
+    for one in (parent, child, grandchild):
+        one.close()
+    assert not parent.shared.store.blobs
+
+
+def test_matches_that_are_too_long_together_are_where_the_search_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(searching, "MOST_SHOWN_BYTES", 250)
+    made = holding("".join(f"{n} {'x' * 97}\n" for n in range(8)))
+    lines: list[str | None] = []
+    start: str | None = "1"
+    while start is not None:
+        answer = ask(
+            made, "search_fd", "fd:1", query="x", context=0, start_line=int(start)
+        )
+        lines += [match.get("line") for match in answer]
+        assert len(answer) == int(answer.get("returned", "")) <= 2
+        start = answer.get("next_line")
+        assert answer.get("truncated") == ("false" if start is None else "true")
+    assert lines == [str(n) for n in range(1, 9)]
+    long = holding("short x\n" + "x" * 300)
+    assert ask(long, "search_fd", "fd:1", query="x", context=0).get("next_line") == "2"
+    answer = ask(long, "search_fd", "fd:1", query="x", context=0, start_line=2)
+    assert failed(answer) == (
+        *("invalid_parameter", "fd:1"),
+        "Line 2 is too long for one answer: use read_fd with mode=char",
+    )
+
+
+def test_a_column_far_into_a_line_is_counted_in_characters() -> None:
+    made = holding("é" * 100_000 + "needle")
+    answer = ask(made, "search_fd", "fd:1", query="needle", context=0)
+    assert answer[0].get("col") == "100001"
+
+
+def test_no_answer_is_longer_than_a_client_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "MOST_ANSWER_BYTES", 100)
+    made = process()
+    for name, arguments in (
+        ("wrap_output", {"text": "x" * 101, "is_error": True}),
+        ("read_fd", {"fd": "fd:1", "read_all": True}),
+        ("read_temp_file", {"temp_file_id": "temp:1"}),
+    ):
+        made.add_text("x" * 101, "test")
+        ask(made, "create_temp_file", content="x" * 101)
+        kind, _, message = failed(ask(made, name, **arguments))
+        assert kind == "invalid_parameter"
+        assert message.startswith("101 bytes are too long for one answer: ")
+    short = made.call_now("wrap_output", text="x" * 100, is_error=True)
+    assert short == b"x" * 100
+
+
+def test_a_long_file_is_freed_beside_the_caller(
+    monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    del no_leaks
+    monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 1000)
+    later: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+    monkeypatch.setattr(
+        spool_module, "afterwards", lambda call, *args: later.append((call, args))
+    )
+    made = Process(Shared(Store(max_memory=1), TOOLS))
+    made.add(made.shared.store.put(b"x" * 300_000), "test")
+    assert len(text_of(ask(made, "read_fd", fd="fd:1"))) == 4000
+    made.close()
+    assert (made.shared.store.blobs, made.shared.store.disk_bytes) == ({}, 0)
+    assert len(list(made.shared.store.descriptors())) == 1, "until the pages are back"
+    for call, args in later:
+        call(*args)
+    assert list(made.shared.store.descriptors()) == []
+
+
+def test_to_give_back_a_long_content_does_not_wait_for_the_kernel() -> None:
+    store = Store(max_memory=1)
+    content = store.put(b"x\n" * 100_000_000)
+    begin = time.thread_time()
+    store.drop(content)
+    # 25 ms of this thread's own time before; half a millisecond, and a margin.
+    assert time.thread_time() - begin < 0.01
+
+
+def anonymous_bytes() -> int:
+    """Return the memory of this process that is no file's (RssAnon)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("RssAnon:")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("line", [b"a line of a log, and not a short one\n", b"x"])
+def test_a_long_content_takes_no_memory(line: bytes) -> None:
+    # The promise is 64 MiB for 1 GiB (`benchmarks fds` has that); the second content is
+    # one line.
+    piece = line * (4 * 1024 * 1024 // len(line))
+    made = process()
+    before = anonymous_bytes()
+    writer = made.shared.store.writer()
+    writer.add_all(piece for _ in range(64))
+    writer.add(b" needle")
+    made.add(writer.finish(), "test")
+    found = ask(made, "search_fd", "fd:1", query="needle", max_results=1, context=0)
+    size = len(piece) * 64
+    if line == b"x":
+        assert failed(found)[2].startswith("Line 1 is too long for one answer")
+    else:
+        assert (found[0].get("col"), found.get("matches")) == ("2", "1")
+    pages = int(ask(made, "fd_info", fd="fd:1").get("pages", ""))
+    for page in (1, pages // 2, pages):
+        assert text_of(ask(made, "read_fd", fd="fd:1", page=page))
+    ask(made, "read_fd", fd="fd:1", mode="char", start=size - 10, count=5)
+    ask(made, "read_fd", fd="fd:1", start_line=1, extract_to_new_fd=True)
+    assert anonymous_bytes() - before < 64 * 1024 * 1024
+    made.close()
+
+
+def test_content_that_comes_byte_by_byte_takes_no_more_memory_than_it_is() -> None:
+    store = Store()
+    writer = store.writer()
+    before = anonymous_bytes()
+    for number in range(100_000):
+        writer.add(b"%06d" % number)
+    assert anonymous_bytes() - before < 3 * 1024 * 1024  # 5.6 MiB in pieces
+    content = writer.finish()
+    assert content.text.data[:] == b"".join(b"%06d" % n for n in range(100_000))
+    store.drop(content)
+    assert store.memory_bytes == 0
+
+
+class Steps(trio.abc.Instrument):
+    """Measures the time that the Trio thread itself spends in each step of a task."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._begin: float | None = None
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """A task goes on."""
+        del task
+        self._begin = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """It waits again."""
+        del task
+        if self._begin is not None:
+            self.longest_s = max(self.longest_s, time.thread_time() - self._begin)
+
+
+LOG = "".join(f"{n} error: a timeout of é request\n" for n in range(200_000))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("wrap_output", {"text": LOG}),
+        ("wrap_output", {"text": LOG, "is_error": True}),
+        ("wrap_output", {"base64": "/w" + "A" * 8_000_002}),
+        ("wrap_output", {"blocks": [{"type": "text", "text": LOG}] * 2}),
+        ("wrap_input", {"text": LOG}),
+        ("read_fd", {"fd": "fd:1", "read_all": True}),
+        ("read_fd", {"fd": "fd:1", "start_line": 9, "end_line": 90_000}),
+        ("read_fd", {"fd": "fd:1", "start_line": 9, "extract_to_new_fd": True}),
+        ("read_fd", {"fd": "fd:1", "unit": "paragraph", "index": 1}),
+        ("search_fd", {"fd": "fd:1", "query": "(?i)ERROR.*out", "regex": True}),
+        ("create_temp_file", {"content": LOG}),
+        ("list_fds", {}),
+    ],
+)
+async def test_no_step_of_a_call_holds_the_trio_thread(
+    name: str, arguments: dict[str, object]
+) -> None:
+    # 10 ms: the time of this thread, so that what else runs here does not count.
+    made = process()
+    made.add_text(LOG, "test")
+    for number in range(100):
+        made.add_text(f"def f{number}(): pass\n" * 1000, "test")
+    steps = Steps()
+    await trio.lowlevel.checkpoint()
+    trio.lowlevel.add_instrument(steps)
+    await made.call(name, **arguments)
+    trio.lowlevel.remove_instrument(steps)
+    assert 0 < steps.longest_s < 0.01
+    made.close()
+    made.shared.temps.close()
