@@ -294,13 +294,17 @@ def check_config(
 ) -> int:
     """Tell every fault of a configuration with its key and the reason.
 
+    What can be used and looks like a mistake is a warning, and no fault.
+
     Exit status: 0 none, 2 some.
     """
+    from supervisor import config_fds  # noqa: PLC0415 - one's own
     from supervisor.config import ConfigError, load_config  # noqa: PLC0415 - one's own
 
     faults: list[dict[str, str]] = []
     try:
-        load_config(file)
+        for key, text in config_fds.warnings(load_config(file)):
+            _say("sandhost check-config", f"{file}: {key}: warning: {text}")
     except ConfigError as why:
         faults = [
             {"file": file, "key": fault.key, "reason": fault.reason}

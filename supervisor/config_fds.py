@@ -115,11 +115,10 @@ def check_tools(
         yield "file_descriptor.enabled", text
 
 
-def warnings(
-    tools: ToolsSection, section: FileDescriptorSection | None, *, has_model: bool
-) -> Iterator[tuple[str, str]]:
+def warnings(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what can be used and looks like a mistake."""
-    yield from _odd_tools(tools, has_model=has_model)
+    tools, section = config.tools, config.file_descriptor
+    yield from _odd_tools(tools, has_model=config.llm is not None)
     if section is None:
         return
     if not _lists_any(tools):

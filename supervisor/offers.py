@@ -106,7 +106,6 @@ async def _open_toolexec(
 
 def _has_fds(host: Host, config: Config) -> bool:
     """Tell whether there are LLM fds, and say what looks like a mistake."""
-    sections = (config.tools, config.file_descriptor)
-    for key, text in config_fds.warnings(*sections, has_model=config.llm is not None):
+    for key, text in config_fds.warnings(config):
         host.log.write("WARNING", f"{key}: {text}")
-    return config_fds.is_enabled(*sections)
+    return config_fds.is_enabled(config.tools, config.file_descriptor)

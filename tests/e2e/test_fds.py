@@ -84,6 +84,9 @@ def test_what_looks_like_a_mistake_is_a_warning(
     outcome = run_with(tmp_path, text, "echo ran")
     assert (outcome.status, outcome.out) == (0, b"ran\n")
     assert outcome.said(said)
+    checked = sandhost("check-config", "config.toml", cwd=tmp_path)
+    assert (checked.status, checked.out) == (0, b"config.toml: no faults\n")
+    assert checked.said(said)
 
 
 def test_pages_have_the_size_that_is_configured(tmp_path: Path) -> None:

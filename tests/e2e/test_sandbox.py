@@ -174,12 +174,18 @@ def test_the_network_is_what_was_asked_for(network: str, others: int) -> None:
     assert min(int(outcome.out), 1) == others
 
 
-# spec A5, N1: each level is in walls of its own, within those of the level above.
-def test_eight_levels_of_children_work(tmp_path: Path) -> None:
+# spec A5, N1: each level is in walls of its own, within those of the level above; also
+# where nobody may make a namespace.
+@pytest.mark.parametrize(
+    "wrapper", [(), without(UNSHARE, 1)], ids=["as it is", "no namespaces"]
+)
+def test_eight_levels_of_children_work(
+    tmp_path: Path, wrapper: tuple[str, ...]
+) -> None:
     (tmp_path / "note").write_text("through eight doors\n")
     levels = (SANDHOST, "relay", "--") * 8
     words = (*levels, SANDHOST, "fs", "cat", "note")
-    outcome = sandhost("run", "--root", tmp_path, "--", *words)
+    outcome = sandhost("run", "--root", tmp_path, "--", *words, wrapper=wrapper)
     assert (outcome.status, outcome.out) == (0, b"through eight doors\n")
 
 

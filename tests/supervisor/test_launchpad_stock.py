@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from supervisor import proctree
 from supervisor.launchpad_order import Order
@@ -115,6 +116,27 @@ async def test_who_waits_holds_nothing_of_anybody(stage: Stage) -> None:
     await puppet.leave()
 
 
+async def test_who_waits_sleeps_and_so_does_the_launchpad(stage: Stage) -> None:
+    pid = await waiting(stage)
+    both = (pid, stage.launchpad)
+    await eventually(lambda: all(state(p) == "S" for p in both))
+    before = [wake_ups(p) for p in both]
+    # Not to wait for something: this is the time in which nothing is to happen.
+    await trio.sleep(0.3)
+    assert all(wake_ups(p) - was <= 1 for p, was in zip(both, before, strict=True))
+
+
+def state(pid: int) -> str:
+    """Return the letter for what a process does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wake_ups(pid: int) -> int:
+    """Return how often a process went to sleep so far."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
 async def test_a_death_in_stock_is_nobodys(stage: Stage) -> None:
     pid = await waiting(stage)
     os.kill(pid, signal.SIGKILL)
@@ -128,8 +150,6 @@ async def test_a_death_in_stock_is_nobodys(stage: Stage) -> None:
 
 
 async def test_an_order_for_one_who_is_stopped_can_be_taken_back(stage: Stage) -> None:
-    import trio  # noqa: PLC0415 - of this test alone
-
     pid = await waiting(stage)
     os.kill(pid, signal.SIGSTOP)
     with trio.move_on_after(0.2) as scope:
@@ -181,8 +201,6 @@ async def test_rules_made_beforehand_are_for_what_is_there_now(stage: Stage) -> 
 async def test_fresh_children_are_as_well_off_when_the_stock_is_empty(
     stage: Stage,
 ) -> None:
-    import trio  # noqa: PLC0415
-
     stage.sandbox = PROFILES["auto"]
     await waiting(stage)
     statuses: list[int] = []

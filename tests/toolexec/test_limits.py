@@ -76,6 +76,26 @@ async def test_a_host_with_one_slot_runs_one(tmp_path: Path) -> None:
         await eventually(lambda: not scene.tool._slots.used, 15.0)
 
 
+# The last of the checks, each before the next: cwd 400, id 409, slot 503, spawn 500.
+# spec E13
+async def test_a_full_host_refuses_in_order(tmp_path: Path) -> None:
+    async with opened_scene(tmp_path, max_executions=1) as scene:
+        with ExitStack() as stack:
+            sock = stack.enter_context(await scene.connect())
+            form = b"tool=sleep&arg=1000"
+            await send(sock, scene.request(form, "X-Aifo-Exec-Id: mine"))
+            await eventually(lambda: scene.tool._slots.used == 1)
+            for status, asked, exec_id in (
+                (400, b"tool=faulty&cwd=/workspace/nowhere", "mine"),
+                (409, b"tool=faulty", "mine"),
+                (503, b"tool=faulty", "other"),
+            ):
+                data = scene.request(asked, f"X-Aifo-Exec-Id: {exec_id}")
+                assert (await scene.say(data)).status == status
+        await eventually(lambda: not scene.tool._slots.used, 15.0)
+        assert (await scene.run("tool=faulty")).status == 500
+
+
 # spec E32
 async def test_idle_connections_of_one_child_leave_others_alone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch

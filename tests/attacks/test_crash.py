@@ -1,0 +1,44 @@
+"""What a host that was killed leaves: nothing that runs, and nothing in the next one's way."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.conftest import BWRAP
+from tests.helpers.command import beneath, heard, running, sandhost, still_there
+
+pytestmark = [pytest.mark.slow, pytest.mark.attack]
+
+PATIENCE_S = 10.0
+"""The launchpad ends all in milliseconds; a machine may be busy."""
+
+# A daemon of its own, and somebody who ignores what is asked of it.
+FAMILY = "(setsid sleep 1000 &); trap '' TERM HUP INT; echo up; sleep 1000; sleep 1000"
+
+
+# attack 39, attack 28
+@pytest.mark.parametrize("walls", ["none", "auto", "bubblewrap"])
+def test_a_killed_host_leaves_nobody_and_the_next_one_starts(
+    tmp_path: Path, walls: str, why_no_bubblewrap: str
+) -> None:
+    if walls == "bubblewrap" and why_no_bubblewrap:
+        pytest.skip(why_no_bubblewrap)
+    wrapper = BWRAP if walls == "bubblewrap" else ()
+    sandbox = "none" if walls == "bubblewrap" else walls
+    (tmp_path / "root").mkdir()
+    words = ("run", "--sandbox", sandbox, "--root", tmp_path / "root")
+    words += ("--control", tmp_path / "control", "--", *wrapper)
+    with running(*words, "sh", "-c", FAMILY) as host:
+        heard(host, b"up\n")
+        family = beneath(host.pid)
+        assert len(family) >= 3  # the launchpad, the shell, its daemon
+        host.kill()
+        host.wait()
+        until = time.monotonic() + PATIENCE_S
+        while still_there(family) and time.monotonic() < until:
+            time.sleep(0.01)  # the launchpad's end of them is nobody's to wait for
+        assert still_there(family) == []
+    assert (tmp_path / "control").is_socket()  # stale: nobody answers
+    again = sandhost(*words, "sh", "-c", "echo again")
+    assert (again.status, again.out, again.err) == (0, b"again\n", b"")

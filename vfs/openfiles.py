@@ -1,0 +1,177 @@
+"""What is done to files that are open: WRITE, TRUNCATE, CLOSE, and their end.
+
+A part of the facade (``filesystem``), which has the rules and opens them; it holds what
+all parts share: the tables, who is told, and what a thread is closing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from vfs.clients import Tables
+from vfs.errors import UnflushedError
+from vfs.hostio import in_thread
+from vfs.ledger import OPEN_FILES
+from vfs.names import Names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfs.openfile import OpenFile
+
+
+class Observer(Protocol):
+    """Who wants to know; a host without one pays nothing for it."""
+
+    def file_opened(self, file: OpenFile) -> None:
+        """Called after an OPEN."""
+
+    def file_closed(self, file: OpenFile, *, why: str | None) -> None:
+        """Called after a CLOSE; ``why`` names what closed it for the client (S3)."""
+
+
+class OpenFiles(Names):
+    """Files that are open, and what becomes of them."""
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+        self.observer: Observer | None = None
+        self._closing: dict[OpenFile, tuple[int, ...]] = {}
+
+    @staticmethod
+    def write(file: OpenFile, data: bytes | memoryview) -> None:
+        """Write a whole payload (spec W1, W5, P1).
+
+        Raises:
+            OSError: nothing of it counts; the offset is as it was.
+        """
+        growth = file.charge_growth(len(data))
+        try:
+            file.write(data)
+        except BaseException:
+            file.give_back(growth)
+            raise
+
+    @staticmethod
+    async def write_waiting(file: OpenFile, data: bytes | memoryview) -> None:
+        """Write like ``write``, in a worker thread."""
+        growth = file.charge_growth(len(data))
+        try:
+            await in_thread(file.write, data, share=file.client.ledger.threads)
+        except BaseException:
+            file.give_back(growth)
+            raise
+        finally:
+            file.handle.mount.try_again()
+
+    @staticmethod
+    async def truncate_waiting(file: OpenFile, size: int) -> None:
+        """Set a file's size, in a worker thread: to free much takes long (spec X1).
+
+        Raises:
+            OSError: ``EDQUOT``, ``EFBIG``, ...
+        """
+        growth = file.charge_size(size)
+        try:
+            threads = file.client.ledger.threads
+            await in_thread(file.handle.truncate, size, share=threads)
+        except BaseException:
+            file.give_back(growth)
+            raise
+
+    async def empty_waiting(self, file: OpenFile) -> None:
+        """Finish an OPEN that has found a long file to truncate, in a worker thread.
+
+        Raises:
+            OSError: the file could not be truncated; it is not open any more.
+        """
+        try:
+            await self.truncate_waiting(file, 0)
+        except BaseException:
+            self._forget(file)
+            file.abandon()
+            raise
+        file.must_empty = False
+
+    def close(self, file: OpenFile) -> None:
+        """Close a file (spec C1); it is gone from the tables whatever happens.
+
+        Raises:
+            OSError: publication, fsync or close(2) failed.
+        """
+        if file.is_plain and self.observer is None:
+            # As _forget below, without what only other files need.
+            client, fileno = file.client, file.fileno
+            ledger = client.ledger
+            del self.tables.files[fileno]
+            del client.files[fileno]
+            if ledger.parent is None:
+                ledger.used[OPEN_FILES] -= 1
+            else:
+                ledger.charge(OPEN_FILES, -1)
+            file.handle.close()
+            return
+        self._forget(file)
+        growth = file.staged_growth
+        try:
+            self._credit(file.ledger, file.close())
+        except UnflushedError as why:
+            self._credit(file.ledger, why.replaced)  # it has the name all the same
+            raise
+        except BaseException:
+            file.give_back(growth)
+            raise
+        finally:
+            if self.observer is not None:
+                self.observer.file_closed(file, why=None)
+
+    async def close_waiting(self, file: OpenFile) -> None:
+        """Close like ``close``, in a worker thread.
+
+        Cancellation: not while it closes, which is bounded: it waits for the disk.
+        """
+        self._forget(file)
+        growth = file.staged_growth
+        self._closing[file] = file.handle.descriptors()
+        try:
+            # Cancelled before it had a thread, nobody would ever close it (I1, I5).
+            with trio.CancelScope(shield=True):
+                threads = file.client.ledger.threads
+                replaced = await in_thread(file.close, share=threads)
+            self._credit(file.ledger, replaced)
+        except UnflushedError as why:
+            self._credit(file.ledger, why.replaced)  # it has the name all the same
+            raise
+        except BaseException:
+            file.give_back(growth)
+            raise
+        finally:
+            del self._closing[file]
+            if self.observer is not None:
+                self.observer.file_closed(file, why=None)
+
+    def abandon(self, file: OpenFile) -> None:
+        """Close a file without publishing what is staged (spec A3b)."""
+        self._forget(file)
+        file.give_back(file.staged_growth)
+        file.abandon()
+        if self.observer is not None:
+            self.observer.file_closed(file, why=None)
+
+    def _forget(self, file: OpenFile) -> None:
+        client = file.client
+        del self.tables.files[file.fileno]
+        del client.files[file.fileno]
+        client.ledger.charge(OPEN_FILES, -1)
+        if file.ledger is not None:
+            file.ledger.open.discard(file)
+            file.give_back_unlinked()
+
+    def descriptors(self) -> Iterator[int]:
+        """Yield what open files hold, and those that a thread is closing."""
+        for file in self.tables.files.values():
+            yield from file.handle.descriptors()
+        for numbers in self._closing.values():
+            yield from numbers
