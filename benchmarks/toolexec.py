@@ -57,6 +57,14 @@ class AnyTool:
     async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
         """Nothing is to be made ready."""
 
+    def busy(self) -> str | None:
+        """Nothing is."""
+        return None
+
+    def hand_over(self) -> tuple[object, set[int]]:
+        """Have nothing to hand over."""
+        return None, set()
+
     async def open_cwd(self, cwd: bytes, child: Child) -> int:
         """Open the root directory."""
         return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

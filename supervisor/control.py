@@ -19,7 +19,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from supervisor.accepting import accepted, make_room
 from supervisor.control_answers import Answers
 from supervisor.control_client import QUESTIONS, VERSION
 from supervisor.control_socket import identity_of, listening, listening_on
@@ -52,12 +52,8 @@ MAX_CONNECTIONS = 16
 MAX_LONG = 64
 """Orders and streams at once."""
 
-ACCEPT_PAUSE_S = 0.1
-"""Between tries to accept while the process has no descriptor or memory to spare."""
-
 _ERROR_CHARS = 300
 _RECEIVE_BYTES = 4096
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
 _ENCODER = msgspec.json.Encoder()
 
@@ -194,13 +190,7 @@ class ControlServer:
         """Accept connections and serve them until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                try:
-                    stream = await self._listener.accept()
-                except OSError as why:
-                    if why.errno not in _OUT_OF_RESOURCES:
-                        raise
-                    await trio.sleep(ACCEPT_PAUSE_S)
-                    continue
+                stream = await accepted(self._listener)
                 why_not = self._refusal(stream)
                 if why_not is None:
                     connection = _Connection(stream)
@@ -214,13 +204,9 @@ class ControlServer:
         """Tell why a new connection is not served; makes room for one that is."""
         if not _may_ask(stream):
             return "it answers its own user and root only"
-        if len(self._connections) >= MAX_CONNECTIONS:
-            idle = [(c.idle_since, c) for c in self._connections if c.idle_since]
-            if not idle:
-                return f"it has {MAX_CONNECTIONS} questions to answer; try again"
-            _, longest = min(idle, key=lambda pair: pair[0])
-            longest.scope.cancel()
-            longest.idle_since = None  # it makes room once
+        is_full = len(self._connections) >= MAX_CONNECTIONS
+        if is_full and make_room(self._connections) is None:
+            return f"it has {MAX_CONNECTIONS} questions to answer; try again"
         return None
 
     async def _refuse(self, stream: trio.SocketStream, text: str) -> None:

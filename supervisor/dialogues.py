@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from supervisor.llm.gateway import Completion
     from vfs.clients import Client
 
@@ -109,6 +111,11 @@ class Kept(Generic[T]):
         """Return a conversation; None if there is none of this name."""
         entry = self._entries.get((client.id, name))
         return None if entry is None else entry.value
+
+    def all(self) -> Iterator[tuple[str, str, T, int]]:
+        """Yield (client's id, name, conversation, its characters) of each."""
+        for (client_id, name), one in self._entries.items():
+            yield client_id, name, one.value, one.size_chars
 
     def check_room(self, client: Client, name: str, more_chars: int) -> None:
         """Check that a conversation may have so much more text.

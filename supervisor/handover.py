@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import trio
@@ -65,8 +66,11 @@ REST_S = 5.0
 LOOK_S = 0.002
 """Between two looks: no event tells that nothing is under way."""
 
+SERVICES = ("llm", "toolexec", "fds")
+"""By their names among ``Services``."""
+
 _ANSWER_BYTES = 4096
-_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_KEPT_VARIABLES = ("CREDENTIALS_DIRECTORY", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 class Surroundings(Protocol):
@@ -117,13 +121,17 @@ async def _replace(
         if not isinstance(service, Portable):
             text = f"{type(service).__name__} has something that stays here"
             raise HandoverError(f"{text}; restart the host instead")
-        service.hand_over()  # refuses now rather than when everybody waits
+    portable = [one for one in host.services if isinstance(one, Portable)]
     host.pump.pause()
+    for service in portable:
+        service.rest()
     try:
         await _rest(host, around)
         _exchange(host, program, around)
     finally:
         host.pump.go_on()
+        for service in portable:
+            service.go_on()
 
 
 # The next program
@@ -212,6 +220,9 @@ def _interrupt(host: Host) -> None:
     for child in host.children.values():
         for session in child.sessions():
             session.interrupt()
+    for service in host.services:
+        if isinstance(service, Portable):
+            service.interrupt()
 
 
 def _first(reasons: Iterator[str]) -> str | None:
@@ -260,23 +271,28 @@ def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoRe
     state = leave(host)
     fds = set(state.fds)
     env = dict(os.environ)
-    _leave_services(host, state, fds)
-    if around is not None:
-        state.more, more_fds = around.hand_over()
-        fds.update(more_fds)
-        env.update(around.environment())
-    state.fds = sorted(fds)
-    data = encode(state)
-    host.journal.write("host.replacing", generation=state.generation)
-    become(program, data, state.fds, env)
+    with ExitStack() as stack:
+        _leave_services(host, state, fds, stack)
+        if around is not None:
+            state.more, more_fds = around.hand_over()
+            fds.update(more_fds)
+            env.update(around.environment())
+        state.fds = sorted(fds)
+        data = encode(state)
+        host.journal.write("host.replacing", generation=state.generation)
+        become(program, data, state.fds, env)
+    raise RuntimeError("exec(2) came back")
 
 
-def _leave_services(host: Host, state: HostState, fds: set[int]) -> None:
-    for name in ("llm", "toolexec", "fds"):
+def _leave_services(
+    host: Host, state: HostState, fds: set[int], stack: ExitStack
+) -> None:
+    for name in SERVICES:
         service = getattr(host.services, name)
         if isinstance(service, Portable):
-            state.services[name], more_fds = service.hand_over()
-            fds.update(more_fds)
+            state.services[name], its_fds = service.hand_over(stack)
+            state.service_fds[name] = sorted(its_fds)
+            fds.update(its_fds)
 
 
 def answer_check() -> int:

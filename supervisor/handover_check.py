@@ -7,9 +7,10 @@ it finds what that would find: its own modules, and the configuration.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import supervisor.serve  # noqa: F401 - what the next program imports has to be there
-from supervisor.config import ConfigError, load_config
+from supervisor.config import Config, ConfigError, load_config
 from supervisor.daemon_places import places_of
 from supervisor.handover import REFUSAL, answer_check
 
@@ -23,12 +24,44 @@ def check(argv: list[str]) -> int:
     path = _config_of(argv[1:])
     if path is not None:
         try:
-            places_of(load_config(path).host, None)
+            config = load_config(path)
+            places_of(config.host, None)
         except ConfigError as why:
-            text = f"{REFUSAL}its configuration has faults: {why}"
-            os.write(1, " ".join(text.split()).encode(errors="replace") + b"\n")
-            return 2
+            return _refuse(f"its configuration has faults: {why}")
+        lacking = _lacking(config)
+        if lacking is not None:
+            return _refuse(lacking)
     return answer_check()
+
+
+def _refuse(text: str) -> int:
+    line = " ".join(f"{REFUSAL}{text}".split())
+    os.write(1, line.encode(errors="replace") + b"\n")
+    return 2
+
+
+def _lacking(config: Config) -> str | None:
+    """Return what a service could not open: afterwards it would be too late.
+
+    When a next program cannot begin, the children of the one before die with it.
+    """
+    for name, sidecar in config.sidecar.items():
+        if sidecar.workspace is not None and not Path(sidecar.workspace).is_dir():
+            text = f"sidecar.{name}.workspace: {sidecar.workspace!r} is no directory"
+            return f"{text}; make it"
+    if config.llm is None:
+        return None
+    from supervisor.llm.keys import KeyFileError, read_key  # noqa: PLC0415 - if asked
+
+    models = config.llm.models.values()
+    files = (config.llm.api_key_file, *(model.api_key_file for model in models))
+    try:
+        for file in files:
+            if file is not None:
+                read_key(file)
+    except KeyFileError as why:
+        return str(why)
+    return None
 
 
 def _config_of(words: list[str]) -> str | None:

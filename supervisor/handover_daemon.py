@@ -14,16 +14,15 @@ Rules of this file.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
 from supervisor.config_child import ChildSection
+from supervisor.handover_parts import ScratchState, scratch_from, scratch_state
 from supervisor.handover_state import bytes_as_text, text_as_bytes
 from supervisor.kept import FINAL, Kept
 from supervisor.restarts import Phase
@@ -47,14 +46,6 @@ class RestartsState(msgspec.Struct):
     in_a_row: int
     age_s: float
     recent_ages_s: list[float]
-
-
-class ScratchState(msgspec.Struct):
-    """See ``Scratch``; paths as bytes: base, root, tmp, run."""
-
-    fd: int
-    keep: bool
-    paths: list[bytes]
 
 
 class KeptState(msgspec.Struct):
@@ -199,10 +190,7 @@ def _kept_state(kept: Kept) -> KeptState:
     state.child_id = kept.child.id
     for held in kept._held:
         if isinstance(held, Scratch):
-            paths = (held._base, held.root, held.tmp, held.run)
-            state.scratch = ScratchState(
-                held._fd, held._keep, [os.fsencode(path) for path in paths]
-            )
+            state.scratch = scratch_state(held)
         else:
             (state.output_fd,) = held.descriptors()
     return state
@@ -245,14 +233,6 @@ def _plan_of(state: KeptState) -> tuple[ChildSection, ChildOptions]:
         raise HandoverError(text) from None
 
 
-def _scratch_from(state: ScratchState) -> Scratch:
-    # Not by its class: that would make new ones.
-    scratch = Scratch.__new__(Scratch)
-    base, scratch.root, scratch.tmp, scratch.run = map(os.fsdecode, state.paths)
-    scratch._base, scratch._fd, scratch._keep = Path(base), state.fd, state.keep
-    return scratch
-
-
 class EnteredKept(Kept):
     """A kept child that the program before has kept.
 
@@ -286,7 +266,7 @@ class EnteredKept(Kept):
         # Known before its task begins: who asks it to end meanwhile finds it.
         self.child = child
         self._left: KeptState | None = left
-        self._scratch = None if left.scratch is None else _scratch_from(left.scratch)
+        self._scratch = None if left.scratch is None else scratch_from(left.scratch)
         restarts, now = self.restarts, self.restarts._clock()
         restarts.total = left.restarts.total
         restarts._in_a_row = left.restarts.in_a_row

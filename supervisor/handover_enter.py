@@ -14,12 +14,14 @@ Rules of this file.
 
 from __future__ import annotations
 
+import signal
 import socket
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from supervisor import launchpad_wire
 from supervisor.cgroups import Groups
 from supervisor.child import Child
 from supervisor.child_ends import Ends
@@ -96,7 +98,10 @@ async def enter(host: Host, state: HostState) -> list[Child]:
         host.children[child.id] = child
         children.append(child)
         await host.nursery.start(host._run_child, child)
-    host.launcher.handed_over.clear()
+    for service in host.services:
+        if isinstance(service, Portable):
+            await service.all_entered()
+    await _end_untaken(host.launcher)
     files = sorted(host.fs.tables.files.items())
     host.fs.tables.files.clear()
     host.fs.tables.files.update(files)
@@ -104,6 +109,14 @@ async def enter(host: Host, state: HostState) -> list[Child]:
         "host.replaced", generation=state.generation, children=len(state.children)
     )
     return children
+
+
+async def _end_untaken(launcher: Launcher) -> None:
+    """End the processes that nobody has taken: of a service that is not here any more."""
+    for ident, record in launcher.handed_over.items():
+        if not (record.abandoned or record.exited.is_set()):
+            await launcher.send((launchpad_wire.SIGNAL, ident, int(signal.SIGKILL)))
+    launcher.handed_over.clear()
 
 
 def spec_from(plain: dict[bytes, Any]) -> ChildSpec:
@@ -160,7 +173,7 @@ class EnteredChild(Child):
         for service in host.services:
             if isinstance(service, Portable):
                 await service.child_entered(self, stack)
-        record = host.launcher.handed_over[left.ident]
+        record = host.launcher.handed_over.pop(left.ident)
         self.process = SpawnedProcess(host.launcher, left.ident, record, born)
         stack.callback(self.process.close)
 

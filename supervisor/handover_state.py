@@ -30,7 +30,7 @@ from vfs.handover import (  # noqa: TC001 - msgspec looks at them
     PolicyState,
 )
 
-VERSION = 1
+VERSION = 2
 """Of the form below."""
 
 LAUNCHPAD = launchpad_wire.VERSION
@@ -159,6 +159,7 @@ class HostState(msgspec.Struct):
         generation: programs that this process was before the one that reads this.
         more: what surrounds the host: a daemon's own state, by its name.
         services: what each service handed over, by its name.
+        service_fds: the descriptors of each.
         fds: every descriptor that is handed over.
     """
 
@@ -175,6 +176,7 @@ class HostState(msgspec.Struct):
     children: list[ChildState]
     more: dict[str, Any] = {}
     services: dict[str, Any] = {}
+    service_fds: dict[str, list[int]] = {}
     fds: list[int] = []
 
 

@@ -132,6 +132,17 @@ class Baseline:
         )
 
 
+def pid_of(pidfd: int) -> int | None:
+    """Return the number that a pidfd's process has here; None if it has ended."""
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}") as lines:
+            found = [line.split() for line in lines if line.startswith("Pid:")]
+    except OSError:
+        return None
+    pid = int(found[0][1]) if found else -1
+    return pid if pid > 0 else None
+
+
 def identities(pids: Iterable[int]) -> list[proctree.ProcessIdentity]:
     """Return (pid, create_time) of what the numbers name now."""
     found = ((pid, proctree.read_parent_and_start(pid)) for pid in pids)

@@ -180,6 +180,11 @@ class Launcher:
             )
         )
 
+    def inits(self) -> dict[int, int]:
+        """Return the init of each process that has a pid namespace, by its pid."""
+        born = (record.born for record in self._records.values())
+        return {one[0]: one[3] for one in born if one is not None and one[3] >= 0}
+
     def statistics(self) -> dict[str, int]:
         """How many children are known, from their spawn until they are swept."""
         return {"children": len(self._records)}

@@ -30,6 +30,8 @@ from supervisor.lifecycle import State
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from supervisor.child import Child
     from supervisor.host import Host
 
@@ -83,6 +85,10 @@ async def check_host(host: Host) -> dict[str, object]:
         "explained": dict(explained),
         "staged_search_complete": is_complete,
     }
+
+
+PIDFD = "pidfd"
+"""The word for it among what is held."""
 
 
 def held(host: Host) -> dict[int, str]:
@@ -146,6 +152,7 @@ async def _processes(host: Host) -> dict[Key, Row]:
     launchpad = host.launcher.launchpad_pid
     known = {*host.baseline.children, *await host.launcher.stock()}
     found: dict[Key, Row] = {}
+    known.update(_of_services(host))
     for number, child in enumerate(tuple(host.children.values()), 1):
         process = child.process
         if process is not None:
@@ -168,6 +175,15 @@ async def _processes(host: Host) -> dict[Key, Row]:
                 found["zombies", *identity] = facts.row()
         await _let_others_run(number)
     return found
+
+
+def _of_services(host: Host) -> Iterator[tuple[int, int]]:
+    """Yield the processes of tools and sidecars: who has a pidfd owns what it names."""
+    inits = host.launcher.inits()
+    for holder in tuple(host.holders):
+        for fd, kind in holder():
+            if kind == PIDFD and (pid := holdings.pid_of(fd)) is not None:
+                yield from holdings.identities([pid, inits.get(pid, -1)])
 
 
 def _is_hollow(child: Child) -> bool:

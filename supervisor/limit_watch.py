@@ -85,6 +85,11 @@ def uses(spec: ChildSpec, charged: Sequence[int], sample: Sample | None) -> list
     return found
 
 
+def counts_processes(spec: ChildSpec) -> bool:
+    """Tell whether a child's limits ask how many processes it has."""
+    return any(number == resource.RLIMIT_NPROC for number, *_ in spec.rlimits)
+
+
 def _of_process(spec: ChildSpec, sample: Sample) -> Iterator[Use]:
     soft = {number: soft for number, soft, _ in spec.rlimits}
     memory = soft.get(resource.RLIMIT_AS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.limit_watch import LimitNews, uses
+from supervisor.limit_watch import LimitNews, counts_processes, uses
 from supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -113,7 +113,10 @@ class Conditions:
                 for child in self._host.children.values()
                 if child.process is not None
             }
-            samples = await self._watcher.sample(owners)
+            families = {
+                i for i, child in owners.items() if counts_processes(child.spec)
+            }
+            samples = await self._watcher.glance(owners, families)
             for identity, condition in self.news(samples).items():
                 child = owners[identity]
                 self._host.journal.write(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import h11
 import trio
 
+from supervisor.accepting import accepted, make_room
 from supervisor.config_metrics import parse_listen
 from supervisor.metric_families import families
 from supervisor.metrics import attach_metrics
@@ -52,12 +53,8 @@ REFRESH_S = 1.0
 SILENCE_S = 15.0
 """After so long without news a live page gets a comment: one that is gone is noticed."""
 
-ACCEPT_PAUSE_S = 0.1
-"""Between tries to accept while the process has no descriptor or memory to spare."""
-
 MAX_HEAD_BYTES = 8192
 _RECEIVE_BYTES = 4096
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _TEXT = "text/plain; charset=utf-8"
 
@@ -178,13 +175,7 @@ class _Server:
         """Accept connections and serve them until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                try:
-                    stream = await self._listener.accept()
-                except OSError as why:
-                    if why.errno not in _OUT_OF_RESOURCES:
-                        raise
-                    await trio.sleep(ACCEPT_PAUSE_S)
-                    continue
+                stream = await accepted(self._listener)
                 self._make_room()
                 connection = _Connection(stream)
                 self._connections.add(connection)
@@ -193,10 +184,10 @@ class _Server:
     def _make_room(self) -> None:
         if len(self._connections) < MAX_CONNECTIONS:
             return
-        # One that is being served is younger than any that idles.
-        now = trio.current_time()
-        longest = min(self._connections, key=lambda c: c.idle_since or now)
-        longest.scope.cancel()
+        longest = make_room(self._connections)
+        if longest is None:  # all are being served; one of them it has to be
+            longest = next(iter(self._connections))
+            longest.scope.cancel()
         self._connections.discard(longest)
 
     async def _serve(self, connection: _Connection) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor import config_fds
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from supervisor.config import Config
     from supervisor.host import Host
@@ -21,9 +22,16 @@ if TYPE_CHECKING:
     from supervisor.toolexec.service import ToolExec
 
 
+NOTHING: Mapping[str, object] = MappingProxyType({})
+"""Left by no program before."""
+
+
 @asynccontextmanager
 async def offered(
-    host: Host, config: Config | None, toolexec_sockets: Sequence[socket.socket] = ()
+    host: Host,
+    config: Config | None,
+    toolexec_sockets: Sequence[socket.socket] = (),
+    left: Mapping[str, object] = NOTHING,
 ) -> AsyncIterator[None]:
     """Offer the children of a host what a configuration asks for.
 
@@ -33,6 +41,7 @@ async def offered(
         host: open.
         config: checked; None for none.
         toolexec_sockets: opened by the service manager, for tools; owned.
+        left: what the program before has left of its services, by their names.
 
     Raises:
         OSError: a service cannot be had.
@@ -45,13 +54,15 @@ async def offered(
 
                 state_dir = config.host.state_dir
                 llm = await stack.enter_async_context(
-                    open_llm(host, config.llm, state_dir)
+                    open_llm(host, config.llm, state_dir, left.get("llm"))
                 )
-            toolexec = await _open_toolexec(host, config, stack, toolexec_sockets)
+            toolexec = await _open_toolexec(
+                host, config, stack, toolexec_sockets, left.get("toolexec")
+            )
             if _has_fds(host, config):
                 from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
 
-                fds = stack.enter_context(open_fds(host, config))
+                fds = stack.enter_context(open_fds(host, config, left.get("fds")))
                 if llm is not None:
                     from supervisor.fds.gateway import connect  # noqa: PLC0415
 
@@ -72,6 +83,7 @@ async def _open_toolexec(
     config: Config,
     stack: AsyncExitStack,
     activated: Sequence[socket.socket],
+    left: object,
 ) -> ToolExec | None:
     if config.toolexec is None:
         if config.sidecar:
@@ -83,9 +95,12 @@ async def _open_toolexec(
     from supervisor.toolexec.sidecars import open_sidecars  # noqa: PLC0415
 
     settings = toolexec_settings(config.toolexec, os.environ, config.host.state_dir)
-    routes = await stack.enter_async_context(open_sidecars(host, config.sidecar))
+    before = left.get("sidecars") if isinstance(left, dict) else None
+    routes = await stack.enter_async_context(
+        open_sidecars(host, config.sidecar, before)
+    )
     return await stack.enter_async_context(
-        open_toolexec(host, settings, routes, activated)
+        open_toolexec(host, settings, routes, activated, left)
     )
 
 

@@ -42,12 +42,17 @@ def read_parent_and_start(pid: int) -> tuple[int, int] | None:
         ``(parent pid, create_time in clock ticks since boot)``, None if there is no
         such process.
     """
+    fields = stat_fields(pid)
+    return None if fields is None else (int(fields[1]), int(fields[19]))
+
+
+def stat_fields(pid: int) -> list[bytes] | None:
+    """Return the fields of ``/proc/PID/stat`` from the third one on, None if it is gone."""
     stat = _read(f"/proc/{pid}/stat")
     if stat is None:
         return None
     # The name in field 2 may hold blanks and brackets: count from its last bracket.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return int(fields[1]), int(fields[19])
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def children_of(pid: int) -> list[int]:

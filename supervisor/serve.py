@@ -57,7 +57,7 @@ from supervisor.logs import Log
 from supervisor.loop_watch import Conditions, Lag, feed_watchdog
 from supervisor.metrics import open_metrics
 from supervisor.notify import Notifier, watchdog_interval_s
-from supervisor.offers import offered
+from supervisor.offers import NOTHING, offered
 from supervisor.run import guarded
 from supervisor.segments import Segments
 from supervisor.services import Portable
@@ -81,7 +81,7 @@ SETTLE_S = 10.0
 that the kernel does not let go of takes longer."""
 
 CONDITIONS_S = 10.0
-"""Between two looks at all children's states: 65 ms of work for a thousand of them."""
+"""Between two looks at all children's states: 15 ms of work for a thousand of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,9 @@ class Daemon:
             if config.toolexec is not None:
                 for_tools = self._activated.pop("toolexec", [])
             give_key_back(self._opened.host_state)
-            async with offered(host, config, for_tools):
+            state = self._opened.host_state
+            left_services = NOTHING if state is None else state.services
+            async with offered(host, config, for_tools, left_services):
                 await self._begin(host, children, nursery, control)
                 for kept in children:
                     await kept.begun.wait()
@@ -274,6 +276,8 @@ class Daemon:
                 await service.take_over(service_left)
             else:
                 host.log.write("WARNING", f"No section for {name} any more: it is gone")
+                for fd in state.service_fds[name]:
+                    os.close(fd)
         take_over(children, left.kept, await enter(host, state))
 
     def _close_untaken(self, host: Host) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
-    from contextlib import AsyncExitStack
+    from contextlib import AsyncExitStack, ExitStack
 
     from supervisor.child import Child
     from supervisor.fds.service import FdService
@@ -99,12 +99,31 @@ class Portable(Protocol):
     A host with a service that cannot is not replaced while it has one.
     """
 
+    def rest(self) -> None:
+        """Begin nothing more: whoever asks for something waits until ``go_on``."""
+        ...
+
+    def go_on(self) -> None:
+        """Go on: the host was not replaced."""
+        ...
+
     def busy(self) -> str | None:
         """Say what has to end before it can be handed over; None if nothing has."""
         ...
 
-    def hand_over(self) -> tuple[object, Collection[int]]:
-        """Return its state as plain values, and its descriptors; change nothing."""
+    def interrupt(self) -> None:
+        """Let end with an error what takes long; called until nothing is busy."""
+        ...
+
+    def hand_over(self, stack: ExitStack) -> tuple[object, Collection[int]]:
+        """Return its state as plain values, and its descriptors; change nothing.
+
+        Args:
+            stack: undoes what had to be made for that, if the host is not replaced.
+
+        Raises:
+            HandoverError: a part of it has no form.
+        """
         ...
 
     async def take_over(self, state: object) -> None:
@@ -113,6 +132,10 @@ class Portable(Protocol):
 
     async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
         """Take a child that runs already; ``stack`` as for ``child_starting``."""
+        ...
+
+    async def all_entered(self) -> None:
+        """Go on with what takes more than one child: all of them are there."""
         ...
 
 

@@ -11,13 +11,15 @@ Rules of this file.
 2. At most ``SLICE_PROCESSES`` processes or ``SLICE_S`` between two checkpoints: 1,000
    processes take 65 ms, and no client waits for them.
 3. Nothing is sampled unless somebody wants it: an idle host never wakes up.
-4. psutil is imported when the first sample is taken, in a worker thread: most hosts
-   never take one.
+4. What is looked at again and again is looked at cheaply (``glance``: 15 us a process);
+   psutil is for whoever asks.  It is imported when the first sample is
+   taken, in a worker thread: most hosts never take one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -29,7 +31,7 @@ from supervisor.holdings import is_same_process
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from types import ModuleType, TracebackType
 
     from psutil import Process
@@ -42,6 +44,21 @@ SLICE_S = 0.002
 
 MAX_DESCENDANTS = 10_000
 """Where counting ends: a fork bomb may grow faster than it can be counted."""
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+STATES = {
+    b"R": "running",
+    b"S": "sleeping",
+    b"D": "disk-sleep",
+    b"T": "stopped",
+    b"t": "tracing-stop",
+    b"Z": "zombie",
+    b"X": "dead",
+    b"I": "idle",
+}
+"""Letters of proc(5) and psutil's words for them."""
 
 ProcessIdentity = proctree.ProcessIdentity
 """(pid, clock ticks since boot at its start)."""
@@ -170,6 +187,34 @@ class Watcher:
             self._processes.pop(gone, None)
         return samples
 
+    async def glance(
+        self,
+        targets: Iterable[ProcessIdentity],
+        families: Collection[ProcessIdentity] = (),
+    ) -> Samples:
+        """Sample likewise, but only what one read tells: a tenth of the work.
+
+        Args:
+            targets: (pid, create_time) of each.
+            families: those of which the descendants are counted; of others there are 0.
+
+        Returns:
+            As ``sample``, without descriptors and percents.
+        """
+        samples: Samples = {}
+        slice_ = _Slice()
+        for identity in tuple(targets):
+            below = 0
+            if identity in families:
+                below = await _count_descendants(identity[0], slice_)
+            sample = _glance(identity, below)
+            if sample is not None:
+                samples[identity] = sample
+            await slice_.step()
+        slice_.close()
+        self.longest_slice_s = max(self.longest_slice_s, slice_.longest_s)
+        return samples
+
     def _sample_one(
         self, psutil: ModuleType, identity: ProcessIdentity, descendants: int
     ) -> Sample | None:
@@ -290,6 +335,24 @@ def _look(
             descriptors,
             process.num_threads(),
         )
+
+
+def _glance(identity: ProcessIdentity, descendants: int) -> Sample | None:
+    """Read a process's ``/proc/PID/stat``; None if it is not the one that is meant."""
+    fields = proctree.stat_fields(identity[0])
+    if fields is None or int(fields[19]) != identity[1]:
+        return None
+    return Sample(
+        *identity,
+        STATES.get(fields[0], "running"),
+        (int(fields[11]) + int(fields[12])) / TICKS_PER_S,
+        None,
+        int(fields[21]) * PAGE_BYTES,
+        None,
+        int(fields[17]),
+        descendants,
+        int(fields[20]),
+    )
 
 
 async def _count_descendants(pid: int, slice_: _Slice) -> int:

@@ -54,15 +54,20 @@ class Conversations:
     Args:
         service: the LLM fds.
         model: who is asked.
+
+    Attributes:
+        loop: asks it, and does what it calls for.
+        kept: conversations under names.
     """
 
     def __init__(self, service: FdService, model: Model) -> None:
         self.loop = ToolLoop(model)
         self._service = service
-        self._kept: Kept[Process] = Kept()
+        self.kept: Kept[Process] = Kept()
         for tool in self._tools():
             service.tools[tool.name] = tool
         service.summarizer = self.loop
+        service.conversations = self
         service.gone_hooks.append(self.client_gone)
 
     async def chat(
@@ -84,18 +89,18 @@ class Conversations:
         """
         client, name = turn.client, turn.name
         if name:
-            self._kept.check_room(client, name, turn.size_chars)
+            self.kept.check_room(client, name, turn.size_chars)
         process = self.conversation(client, name)
         process.claim = turn.claim
         self._service.give_files(process, client)
-        is_kept = self._kept.find(client, name) is process
+        is_kept = self.kept.find(client, name) is process
         try:
             await self.loop.begin(process, turn.program, has_tools=turn.has_tools)
             reply = await self.loop.ask(
                 process, turn.prompt, turn.files, has_tools=turn.has_tools
             )
             if name:
-                self._kept.keep(client, name, process, size_of(process.messages))
+                self.kept.keep(client, name, process, size_of(process.messages))
                 is_kept = True
             return reply
         finally:
@@ -107,7 +112,7 @@ class Conversations:
 
         A new one has the descriptors that the client has now.
         """
-        process = self._kept.find(client, name) if name else None
+        process = self.kept.find(client, name) if name else None
         if process is None:
             process = self._service.process_of(client).fork()
             process.depth = 0
@@ -116,7 +121,7 @@ class Conversations:
 
     def client_gone(self, client: Client) -> None:
         """Forget a client's conversations."""
-        for process in self._kept.drop(client):
+        for process in self.kept.drop(client):
             process.close()
 
     # The tools

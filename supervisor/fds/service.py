@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from protocol import fdxml
 from supervisor.config_fds import FileDescriptorSection
+from supervisor.fds import handover
 from supervisor.options import parse_duration, parse_size
 from vfs.content import (
     TOOLS,
@@ -37,12 +38,15 @@ from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
-    from contextlib import AsyncExitStack
+    from contextlib import AsyncExitStack, ExitStack
 
     from supervisor.child import Child
     from supervisor.config import Config
+    from supervisor.fds.conversations import Conversations
+    from supervisor.fds.handover import FdsState
     from supervisor.host import Host
     from vfs.content import Summarizer, Tool
+    from vfs.content.handover import Entering
     from vfs.filesystem import Client, Filesystem
 
 DEFAULT_MAX_STORE = 4 * 1024**3
@@ -65,6 +69,8 @@ class FdService:
             loop) adds them.
         processes: by client id.
         summarizer: makes short of long; None: no model is there.
+        conversations: with the model; None: no model is there.
+        temporary: the directory of checkpoints that end with the host; None: they stay.
         gone_hooks: called with each client that is gone, before it is forgotten.
     """
 
@@ -83,6 +89,10 @@ class FdService:
         self.store = store
         self.summarizer: Summarizer | None = None
         self.gone_hooks: list[Callable[[Client], None]] = []
+        self.conversations: Conversations | None = None
+        self.temporary: str | None = None
+        self._left: FdsState | None = None
+        self._entering: Entering | None = None
         self.enabled = enabled
         self.settings = settings or Settings()
         self._fs = fs
@@ -103,7 +113,7 @@ class FdService:
     def client_attached(self, client: Client) -> None:
         """Give a client that was just attached what its parent has now."""
         if client.parent is not None:
-            self._enter(client, self.process_of(client.parent).fork())
+            self.enter(client, self.process_of(client.parent).fork())
 
     def client_gone(self, client: Client) -> None:
         """Free what only this client held."""
@@ -125,25 +135,71 @@ class FdService:
         """
         process = self.processes.get(client.id)
         if process is None:
-            shared = Shared(
-                self.store,
-                self.tools,
-                self.enabled,
-                self.settings,
-                Allowance(self._max_store),
-                checkpoints=self._checkpoints,
-                owner=owner or client.pipe_id.partition(":")[0],
-                summarizer=self.summarizer,
-            )
-            process = self._enter(client, Process(shared))
+            shared = self.make_shared(owner or client.pipe_id.partition(":")[0])
+            process = self.enter(client, Process(shared))
         return process
 
-    def _enter(self, client: Client, process: Process) -> Process:
+    def make_shared(self, owner: str) -> Shared:
+        """Return what the processes of a child are to share."""
+        return Shared(
+            self.store,
+            self.tools,
+            self.enabled,
+            self.settings,
+            Allowance(self._max_store),
+            checkpoints=self._checkpoints,
+            owner=owner,
+            summarizer=self.summarizer,
+        )
+
+    def enter(self, client: Client, process: Process) -> Process:
+        """Let a process be that of a client."""
+        self.adopt(client, process)
+        self.processes[client.id] = process
+        return process
+
+    def adopt(self, client: Client, process: Process) -> None:
+        """Let a process work for a client, under its rights."""
         process.threads = client.ledger.threads
         process.caller = client
         self.give_files(process, client)
-        self.processes[client.id] = process
-        return process
+
+    # Handed over (see ``services.Portable``)
+
+    def rest(self) -> None:
+        """Nothing: who calls is a conversation, and those rest."""
+
+    def go_on(self) -> None:
+        """Likewise."""
+
+    def interrupt(self) -> None:
+        """Likewise: a call under way is a job of its conversation."""
+
+    def busy(self) -> str | None:
+        """Say what has to end first."""
+        return handover.busy(self)
+
+    def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
+        """Return contents, tables and conversations."""
+        return handover.hand_over(self, stack)
+
+    async def take_over(self, state: object) -> None:
+        """Hold the contents for the tables that are to come."""
+        self._left = handover.read(state)
+        if self._left is not None:
+            self._entering = handover.take_over(self, self._left)
+
+    async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
+        """Go on with the tables of a child; ``client_gone`` undoes it."""
+        del stack
+        if self._left is not None and self._entering is not None:
+            handover.enter(self, self._left, self._entering, child)
+
+    async def all_entered(self) -> None:
+        """Let go of contents that nobody holds."""
+        entering, self._left, self._entering = self._entering, None, None
+        if entering is not None:
+            entering.close()
 
     def give_files(self, process: Process, client: Client) -> None:
         """Let a process reach its client's files, in the view that it has."""
@@ -267,18 +323,28 @@ def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdS
 
 
 @contextmanager
-def open_fds(host: Host, config: Config) -> Iterator[FdService]:
+def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdService]:
     """Offer the LLM fds that a configuration asks for until the block ends.
 
+    Args:
+        host: whose.
+        config: checked.
+        left: what the program before has left of them; None if nothing.
+
     Raises:
+        HandoverError: what was left is another program's.
         OSError: the directory of the checkpoints cannot be used.
     """
     state_dir = config.host.state_dir
-    # Without a state directory checkpoints live as long as the host.
-    temporary = tempfile.mkdtemp(prefix="sandhost-fds-") if state_dir is None else None
+    before = handover.read(left)
+    temporary = None if before is None else before.temporary
+    if temporary is None and state_dir is None:
+        # Without a state directory checkpoints live as long as the host.
+        temporary = tempfile.mkdtemp(prefix="sandhost-fds-")
     directory = temporary or os.path.join(str(state_dir), "checkpoints")  # noqa: PTH118
     try:
         service = make_service(host.fs, config, directory)
+        service.temporary = temporary
         host.services.fds = service
         host.holders.add(service.descriptors)
         try:

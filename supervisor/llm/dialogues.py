@@ -22,19 +22,22 @@ class PlainDialogues:
 
     Args:
         service: makes the calls.
+
+    Attributes:
+        kept: conversations under names.
     """
 
     def __init__(self, service: LlmService) -> None:
         self._service = service
-        self._kept: Kept[tuple[Message, ...]] = Kept()
+        self.kept: Kept[tuple[Message, ...]] = Kept()
 
     async def answer(self, turn: Turn) -> Completion:
         """See ``Dialogues``."""
         if turn.has_tools:
             raise FailedCallError("the preset has tools, and this host has no LLM fds")
         client, service = turn.client, self._service
-        self._kept.check_room(client, turn.name, turn.size_chars)
-        said = self._kept.find(client, turn.name) or ()
+        self.kept.check_room(client, turn.name, turn.size_chars)
+        said = self.kept.find(client, turn.name) or ()
         text = user_text(turn.prompt, turn.files)
         if text:
             said = (*said, {"role": "user", "content": text})
@@ -43,9 +46,9 @@ class PlainDialogues:
         completion = await service.gateway.complete(call)
         said = (*said, {"role": "assistant", "content": completion.text})
         size = sum(len(message["content"]) for message in said)
-        self._kept.keep(client, turn.name, said, size)
+        self.kept.keep(client, turn.name, said, size)
         return completion
 
     def client_gone(self, client: Client) -> None:
         """See ``Dialogues``."""
-        self._kept.drop(client)
+        self.kept.drop(client)

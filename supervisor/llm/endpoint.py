@@ -14,7 +14,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import socket
@@ -23,14 +22,17 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.accepting import accepted
 from supervisor.llm.endpoint_chat import answer
 from supervisor.llm.endpoint_http import HttpConnection, RefusedRequestError
+from supervisor.llm.handover_endpoint import listener_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AsyncExitStack
 
     from supervisor.child import Child
+    from supervisor.llm.handover_endpoint import EndpointState
     from supervisor.llm.quota import Node
     from supervisor.llm.service import LlmService
     from vfs.filesystem import Client
@@ -47,8 +49,11 @@ STRANGER_S = 10.0
 SOCKET_NAME = "llm.sock"
 TOKEN_PREFIX = "sk-sandhost-"  # noqa: S105 - what it begins with is no secret
 
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-_ACCEPT_PAUSE_S = 0.1
+REPLACED = "the host was replaced by its next program; ask again"
+"""What a call under way ends with then."""
+
+INTERRUPT_S = 1.0
+"""How long a client may take to take that: it is short."""
 
 
 class Account:
@@ -58,20 +63,25 @@ class Account:
         client: whose rights count.
         node: pays.
         connections: those that have shown the token.
+        listener: the child's own; None if it has none.
+        path: where that is.
     """
 
     def __init__(self, client: Client, node: Node) -> None:
         self.client = client
         self.node = node
+        self.listener: trio.SocketListener | None = None
+        self.path = ""
         self.connections: set[_Connection] = set()
 
 
 class _Connection:
     """One connection, from whoever it is."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.http = HttpConnection(stream)
+    def __init__(self, stream: trio.SocketStream, ahead: bytes = b"") -> None:
+        self.http = HttpConnection(stream, ahead)
         self.scope = trio.CancelScope()
+        self.answering = trio.CancelScope()
         self.over = trio.Event()
 
 
@@ -83,6 +93,9 @@ class Endpoint:
     ) -> None:
         self._service = service
         self._nursery = nursery
+        self._listener = listener
+        self.left: EndpointState | None = None
+        self._resting: trio.Event | None = None
         self._listeners = {listener}
         self._accounts: dict[str, Account] = {}
         self._strangers: dict[_Connection, None] = {}
@@ -99,20 +112,78 @@ class Endpoint:
             OSError: its socket cannot be made.
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
-        account = Account(client, self._service.node_of(client))
-        self._accounts[token] = account
-        stack.push_async_callback(self._dismiss, token)
+        account = self.open_account(token, client, stack)
         env = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": token}
         if child.spec.run_dir is not None:
             listener = _unix_listener(child.spec.run_dir)
-            self._listeners.add(listener)
-            scope = trio.CancelScope()
             path = f"{child.spec.run_dir}/{SOCKET_NAME}"
-            stack.callback(_unlink, path)
-            stack.callback(scope.cancel)
-            self._nursery.start_soon(self._listen, listener, scope)
+            self.listen_for(account, listener, path, stack)
             env["SANDHOST_LLM_SOCKET"] = path
         return env
+
+    def open_account(
+        self, token: str, client: Client, stack: AsyncExitStack
+    ) -> Account:
+        """Let a token stand for a client; it is closed with the stack."""
+        account = Account(client, self._service.node_of(client))
+        self._accounts[token] = account
+        stack.push_async_callback(self._dismiss, token)
+        return account
+
+    def listen_for(
+        self,
+        account: Account,
+        listener: trio.SocketListener,
+        path: str,
+        stack: AsyncExitStack,
+    ) -> None:
+        """Serve a child's own socket until the stack is unwound."""
+        account.listener, account.path = listener, path
+        self._listeners.add(listener)
+        scope = trio.CancelScope()
+        stack.callback(_unlink, path)
+        stack.callback(scope.cancel)
+        self._nursery.start_soon(self._listen, listener, scope)
+
+    # Handed over
+
+    def rest(self) -> None:
+        """Answer no more requests; those that come wait."""
+        self._resting = trio.Event()
+
+    def go_on(self) -> None:
+        """Answer those that have waited."""
+        resting, self._resting = self._resting, None
+        if resting is not None:
+            resting.set()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is being answered."""
+        return any(one.http.received is None for one in self._connections)
+
+    def interrupt(self) -> None:
+        """Let what is being answered end with an error."""
+        for connection in self._connections:
+            if connection.http.received is None:
+                connection.answering.cancel()
+
+    def own(self, stream: trio.SocketStream, ahead: bytes, token: str) -> None:
+        """Serve a connection.
+
+        Args:
+            stream: it; owned.
+            ahead: what another program of this host has received by it.
+            token: that it has shown to that; empty for none.
+        """
+        connection = _Connection(stream, ahead)
+        self._connections.add(connection)
+        account = self._accounts.get(token)
+        if account is None:
+            self._strangers[connection] = None
+        else:
+            account.connections.add(connection)
+        self._nursery.start_soon(self._serve, connection, account is None)
 
     async def _dismiss(self, token: str) -> None:
         """Close an account; wait until what it had begun is charged."""
@@ -139,27 +210,19 @@ class Endpoint:
 
     async def _accept(self, listener: trio.SocketListener) -> None:
         while True:
-            try:
-                stream = await listener.accept()
-            except OSError as why:
-                if why.errno not in _OUT_OF_RESOURCES:
-                    raise
-                await trio.sleep(_ACCEPT_PAUSE_S)
-                continue
+            stream = await accepted(listener)
             if len(self._strangers) >= STRANGERS:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
                 oldest.scope.cancel()
-            connection = _Connection(stream)
-            self._strangers[connection] = None
-            self._connections.add(connection)
-            self._nursery.start_soon(self._serve, connection)
+            self.own(stream, b"", "")
 
-    async def _serve(self, connection: _Connection) -> None:
+    async def _serve(self, connection: _Connection, is_stranger: bool) -> None:
         http = connection.http
         try:
             with connection.scope:
-                connection.scope.deadline = trio.current_time() + STRANGER_S
+                if is_stranger:
+                    connection.scope.deadline = trio.current_time() + STRANGER_S
                 while await self._serve_one(connection) and http.next_cycle():
                     pass
         except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
@@ -180,8 +243,18 @@ class Endpoint:
             request = await http.request()
             if request is None:
                 return False
+            while self._resting is not None:
+                await self._resting.wait()
+            http.begin()
             account = self._account(connection, request.token)
-            await answer(self._service, account.client, account.node, http, request)
+            connection.answering = trio.CancelScope()
+            with connection.answering:
+                await answer(self._service, account.client, account.node, http, request)
+            if connection.answering.cancelled_caught:
+                with trio.move_on_after(INTERRUPT_S):
+                    why = RefusedRequestError(503, REPLACED, "interrupted")
+                    await http.interrupt(why)
+                return False
         except RefusedRequestError as why:
             await http.refuse(why)
             return why.status not in (400, 401, 413, 503)
@@ -235,11 +308,22 @@ def _unlink(path: str) -> None:
 
 
 @asynccontextmanager
-async def open_endpoint(service: LlmService) -> AsyncIterator[Endpoint]:
-    """Listen on loopback; everything ends with the block."""
+async def open_endpoint(
+    service: LlmService, left: EndpointState | None = None
+) -> AsyncIterator[Endpoint]:
+    """Listen on loopback; everything ends with the block.
+
+    Args:
+        service: makes the calls.
+        left: the endpoint of the program before; None if there was none.
+    """
     async with trio.open_nursery() as nursery:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        if left is None:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        else:
+            listener = listener_on(left.listener_fd)
         endpoint = Endpoint(service, listener, nursery)
+        endpoint.left = left
         nursery.start_soon(endpoint.run, listener)
         try:
             yield endpoint

@@ -73,12 +73,25 @@ class HttpConnection:
 
     Args:
         stream: it; closed by whoever made it.
+        ahead: what another program of this host has received of a request.
+
+    Attributes:
+        received: what has come of a request for which nothing is done; None while one
+            is answered.
+        is_sending: a piece of a reply is on its way.
     """
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, ahead: bytes = b"") -> None:
         self.stream = stream
+        self.received: bytearray | None = bytearray(ahead)
+        self.is_sending = False
         self._http = h11.Connection(h11.SERVER)
-        self._is_gone = False
+        if ahead:
+            self._http.receive_data(ahead)
+
+    def begin(self) -> None:
+        """Take note that the request is being answered from now on."""
+        self.received = None
 
     async def request(self) -> HttpRequest | None:
         """Return the next request; None at the end of the connection.
@@ -124,6 +137,8 @@ class HttpConnection:
     async def _receive(self) -> bool:
         data = await self.stream.receive_some(RECEIVE_BYTES)
         self._http.receive_data(data)
+        if self.received is not None:
+            self.received += data
         return bool(data)
 
     async def wait_gone(self) -> None:
@@ -173,15 +188,28 @@ class HttpConnection:
     async def _send(self, event: Any) -> None:
         data = self._http.send(event)
         if data:
+            self.is_sending = True
             with trio.fail_after(DEADLINE_S):
                 await self.stream.send_all(data)
+            self.is_sending = False
 
     def next_cycle(self) -> bool:
         """Make ready for another request; False if there can be none."""
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
+            self.received = bytearray(self._http.trailing_data[0])
             return True
         return False
+
+    async def interrupt(self, why: RefusedRequestError) -> None:
+        """End the reply under way with an error, where one can still be said."""
+        if self.is_sending:  # who knows how much of it
+            return
+        if self._http.our_state is h11.SEND_BODY:
+            await self.event(why.body())
+            await self.end_events()
+        else:
+            await self.refuse(why)
 
 
 def _request(head: h11.Request, body: bytes) -> HttpRequest:

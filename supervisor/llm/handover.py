@@ -7,8 +7,8 @@ Rules of this file.
 
 1. What is spent stays spent: the next program takes the larger of what it is told and
    what it finds in its own ledger.
-2. An endpoint has connections of its own, which stay here: a service with one is not
-   handed over.
+2. Conversations that are messages and nothing else go with their clients; those of a
+   host with LLM fds are theirs (``supervisor.fds.handover``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.handover_secrets import KEY
+from supervisor.llm import handover_endpoint
+from supervisor.llm.dialogues import PlainDialogues
+from supervisor.llm.handover_endpoint import EndpointState  # noqa: TC001 - msgspec
 from supervisor.llm.ledger import LedgerError
 from vfs.errors import HandoverError
 
@@ -36,6 +39,15 @@ class NodeState(msgspec.Struct):
     calls: int
 
 
+class KeptState(msgspec.Struct):
+    """A conversation that is kept for a client under a name."""
+
+    client: str
+    name: str
+    messages: list[dict[str, str]]
+    size_chars: int
+
+
 class AccountsState(msgspec.Struct):
     """All accounts, and the window that they are of.
 
@@ -44,12 +56,16 @@ class AccountsState(msgspec.Struct):
         root: the host's own.
         nodes: those of clients, by their ids.
         children: those that outlive their children, by name.
+        kept: conversations.
+        endpoint: see ``handover_endpoint``.
     """
 
     period: str
     root: NodeState
     nodes: dict[str, NodeState]
     children: dict[str, NodeState] = {}
+    kept: list[KeptState] = []
+    endpoint: EndpointState | None = None
 
 
 def busy(service: LlmService) -> str | None:
@@ -58,28 +74,31 @@ def busy(service: LlmService) -> str | None:
         return "a model is being called"
     if service.spending.is_writing:
         return "a charge is being written"
+    if service.endpoint is not None and service.endpoint.is_answering:
+        return "the endpoint of [llm] is answering"
     return None
 
 
-def hand_over(service: LlmService) -> tuple[object, tuple[int, ...]]:
-    """Return the accounts as plain values; no descriptor goes with them.
-
-    Raises:
-        HandoverError: it has an endpoint.
-    """
-    if service.endpoint is not None:
-        text = "the endpoint of [llm] stays here; restart the host instead"
-        raise HandoverError(text)
+def hand_over(service: LlmService) -> tuple[object, set[int]]:
+    """Return accounts, conversations and the endpoint, and its descriptors."""
     state = AccountsState(
         period=service.spending.period,
         root=_state(service.root),
         nodes={name: _state(node) for name, node in service.nodes().items()},
         children={name: _state(node) for name, node in service.spending.children()},
     )
-    plain = msgspec.to_builtins(state)
+    fds: set[int] = set()
+    if isinstance(service.dialogues, PlainDialogues):
+        state.kept = [
+            KeptState(client_id, name, list(messages), size)
+            for client_id, name, messages, size in service.dialogues.kept.all()
+        ]
+    if service.endpoint is not None:
+        state.endpoint, fds = handover_endpoint.state_of(service.endpoint)
+    plain = msgspec.to_builtins(state, builtin_types=(bytes,))
     if service.section.api_key_file is None and service.default.has_key:
         plain[KEY] = service.default.secrets[0]
-    return plain, ()
+    return plain, fds
 
 
 def read(left: object) -> AccountsState:
@@ -120,6 +139,12 @@ def enter(service: LlmService, left: AccountsState, child: Child) -> None:
             node.limit, node.max_calls = state.limit, state.max_calls
             if left.period == service.spending.period:
                 _go_on(node, state)
+        if isinstance(service.dialogues, PlainDialogues):
+            for one in left.kept:
+                if one.client == session.client.id:
+                    service.dialogues.kept.keep(
+                        session.client, one.name, tuple(one.messages), one.size_chars
+                    )
 
 
 def _go_on(node: Node, state: NodeState) -> None:

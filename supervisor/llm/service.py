@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config_llm import ModelSection
-from supervisor.llm import handover, keys, provider
+from supervisor.llm import handover, handover_endpoint, keys, provider
 from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.gateway import Call, Gateway, Model
 from supervisor.llm.guard import SecretFiles
@@ -36,6 +36,7 @@ from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from contextlib import ExitStack
 
     from supervisor.child import Child
     from supervisor.config_llm import LlmSection, WeightsSection
@@ -126,8 +127,24 @@ class LlmService:
         """Say what has to end first."""
         return handover.busy(self)
 
-    def hand_over(self) -> tuple[object, tuple[int, ...]]:
-        """Return the accounts."""
+    def rest(self) -> None:
+        """Begin no more calls at the endpoint."""
+        if self.endpoint is not None:
+            self.endpoint.rest()
+
+    def go_on(self) -> None:
+        """Begin calls again."""
+        if self.endpoint is not None:
+            self.endpoint.go_on()
+
+    def interrupt(self) -> None:
+        """Let the endpoint's calls end with an error."""
+        if self.endpoint is not None:
+            self.endpoint.interrupt()
+
+    def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
+        """Return the accounts, conversations, and the endpoint."""
+        del stack
         return handover.hand_over(self)
 
     async def take_over(self, state: object) -> None:
@@ -137,11 +154,18 @@ class LlmService:
 
     async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
         """Go on with the accounts of a child."""
-        del stack
         if child.session is not None:
             await self._open_account(child, child.session.client)
         if self._left is not None:
             handover.enter(self, self._left, child)
+        if self.endpoint is not None:
+            handover_endpoint.enter(self.endpoint, child, stack)
+
+    async def all_entered(self) -> None:
+        """Go on with the endpoint's connections."""
+        self._left = None
+        if self.endpoint is not None:
+            handover_endpoint.go_on(self.endpoint)
 
     def nodes(self) -> dict[str, Node]:
         """Return the accounts of clients by their ids."""
@@ -361,7 +385,10 @@ def _open_providers(
 
 @asynccontextmanager
 async def open_llm(
-    host: Host, section: LlmSection, state_dir: str | None = None
+    host: Host,
+    section: LlmSection,
+    state_dir: str | None = None,
+    left: object = None,
 ) -> AsyncIterator[LlmService]:
     """Offer the model to a host's children; it ends with the block.
 
@@ -369,8 +396,10 @@ async def open_llm(
         host: whose.
         section: the configuration.
         state_dir: where spending is kept; None for nowhere.
+        left: what the program before has left of it; None if nothing.
 
     Raises:
+        HandoverError: what was left is another program's.
         OSError: a key or the state directory cannot be used; ``strerror`` says why.
     """
     await in_thread(provider.load)
@@ -398,8 +427,13 @@ async def open_llm(
         stack.callback(setattr, host.services, "llm", None)
         pids = (os.getpid(), host.launcher.launchpad_pid)
         host.fs.is_secret = SecretFiles(key_files, pids)
+        before = None if left is None else handover.read(left).endpoint
+        if before is not None and not section.endpoint:
+            handover_endpoint.close(before)
         if section.endpoint:
             from supervisor.llm.endpoint import open_endpoint  # noqa: PLC0415
 
-            service.endpoint = await stack.enter_async_context(open_endpoint(service))
+            service.endpoint = await stack.enter_async_context(
+                open_endpoint(service, before)
+            )
         yield service

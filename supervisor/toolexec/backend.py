@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from supervisor.config_sidecar import SidecarSection
+    from supervisor.spawned import SpawnedProcess
 
 
 class Backend:
@@ -39,6 +40,10 @@ class Backend:
         generation: how often it was started; what is known of its tools belongs to one.
         workspace: its own, as configured; None for the calling child's root.
         workspace_fd: the same, held; -1 for none.
+        section: what the configuration says of it.
+        process, is_moving: see ``supervision.Starter``.
+        is_asking: whether it asks something of what it runs on.
+        user: whose its process is; None for the host's.
     """
 
     def __init__(self, name: str, section: SidecarSection, *, starts: bool) -> None:
@@ -52,9 +57,18 @@ class Backend:
         self.starts = starts
         self.is_running = not starts
         self.generation = 0
+        self.section = section
+        self.process: SpawnedProcess | None = None
+        self.is_moving = False
+        self.user: int | None = None
         self.workspace = section.workspace
         self.workspace_fd = -1
         self.kind_env = kind.env
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it asks something of what it runs on."""
+        return False
 
     def open(self) -> None:
         """Hold its workspace.

@@ -117,6 +117,7 @@ class CliSidecar(Backend):
         self.container = f"sandhost-{os.getpid()}-{name}"
         self._path = ":".join(section.path)
         self._launcher = launcher
+        self._questions = 0
         self._image = section.image or ""
         self._command = tuple(section.start or ("sleep", "infinity"))
         self._env = {
@@ -148,6 +149,11 @@ class CliSidecar(Backend):
             )
             raise OSError(5, f"cannot start a container of {self._image!r}: {reason}")
         return await self._spawn(("wait", self.container))
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a command of the engine is at work."""
+        return self._questions > 0
 
     async def clean_up(self) -> None:
         """Remove the container."""
@@ -239,6 +245,7 @@ class CliSidecar(Backend):
         """
         reader, writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reader, False)
+        self._questions += 1
         try:
             try:
                 process = await self._spawn(words, writer)
@@ -248,6 +255,7 @@ class CliSidecar(Backend):
                 return await _finish(process, reader)
             raise TimeoutError(110, f"'{self._backend} {words[0]}' does not answer")
         finally:
+            self._questions -= 1
             os.close(reader)
 
     async def _spawn(

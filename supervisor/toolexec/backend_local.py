@@ -69,7 +69,6 @@ class LocalSidecar(Backend):
         self._programs = tuple(section.path)
         self._command = tuple(section.start or ())
         self._profile = PROFILES[section.sandbox]
-        self._user: int | None = None
         self._env = section.env
         self._host = host
         self._state_dir = state_dir
@@ -111,15 +110,15 @@ class LocalSidecar(Backend):
         )
         machine = self._host.machine
         if "uid" in self._profile.layers and "uid" not in machine.lacking:
-            self._user = self._user or machine.take_user()
-            wanted.user = self._user
+            self.user = self.user or machine.take_user()
+            wanted.user = self.user
         return wanted
 
     async def clean_up(self) -> None:
         """Give its user back: what its process left has been ended as a tree."""
-        if self._user is not None:
-            self._host.machine.give_user_back(self._user)
-            self._user = None
+        if self.user is not None:
+            self._host.machine.give_user_back(self.user)
+            self.user = None
         await trio.lowlevel.checkpoint()
 
     # One request

@@ -62,7 +62,8 @@ class ChunkedReader:
         Cancellation: at once; what was sent was sent.
         """
         log = self._log
-        if self.offset < self._until():
+        # Else it goes on in the middle of a chunk, of another program of this host.
+        if not (self._left or self._tail) and self.offset < self._until():
             self._begin(min(self._until() - self.offset, PIECE_BYTES))
         while True:
             if self._is_open():
@@ -123,6 +124,20 @@ class ChunkedReader:
     def wake(self) -> None:
         """Look at the log again: it is finished, or will not hand over any more."""
         self._woken.set()
+
+    def held(self) -> tuple[int, bytes, int, bytes]:
+        """Return where it is: (offset, head, left, tail), as ``at`` takes it."""
+        return self.offset, self._head, self._left, self._tail
+
+    @classmethod
+    def at(
+        cls, log: OutputLog, sock: socket.socket, held: tuple[int, bytes, int, bytes]
+    ) -> ChunkedReader:
+        """Return a reader that goes on where another one was."""
+        offset, head, left, tail = held
+        reader = cls(log, sock, offset, before=head)
+        reader._left, reader._tail = left, tail
+        return reader
 
     def _until(self) -> int:
         """Return where the next chunk ends at the latest: the note has its own."""

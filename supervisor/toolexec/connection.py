@@ -19,7 +19,7 @@ import errno
 import os
 import traceback
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import trio
 
@@ -31,6 +31,7 @@ from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.logstores import HEAD_BYTES
+from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import PIECE_BYTES, Holder
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
@@ -68,18 +69,41 @@ class Connection:
     Args:
         service: what serves it.
         sock: non-blocking; owned.
+
+    Attributes:
+        wire: it, as bytes.
+        task: the execution that is answered with; None before and without one.
     """
 
     def __init__(self, service: ToolExec, sock: socket.socket) -> None:
         self._service = service
-        self._wire = Wire(sock)
+        self.wire = Wire(sock)
+        self.task: Task | None = None
+        self._is_received = False
         self._owner: ChildExecutions | None = None
         self._rights = toolexec_token.ALL
 
-    async def serve(self) -> None:
-        """Serve the one request, and close."""
+    @property
+    def moment(self) -> Moment:
+        """What it is in the middle of."""
+        if self.task is not None:
+            return self.task.moment
+        if not self._is_received:
+            return Moment.RECEIVING
+        return Moment.LAST if self.wire.unsent else Moment.BUSY
+
+    async def serve(self, task: Task | None = None, unsent: bytes = b"") -> None:
+        """Serve the one request, and close.
+
+        Args:
+            task: what another program of this host has begun to answer with.
+            unsent: bytes of its reply that are to be sent first.
+        """
         try:
-            await self._serve()
+            if task is None and not unsent:
+                await self._serve()
+            else:
+                await self._go_on(task, unsent)
         except RefusedAtOnceError as why:
             await self._refuse_at_once(why.refusal)
         except GoneError:
@@ -87,35 +111,52 @@ class Connection:
         except OSError as why:
             self._lost(why)
         finally:
-            self._wire.close()
+            self.wire.close()
 
     async def refuse_at_once(self, refusal: Refusal) -> None:
         """Refuse without looking at the request, and close."""
         try:
             await self._refuse_at_once(refusal)
         finally:
-            self._wire.close()
+            self.wire.close()
 
     async def _refuse_at_once(self, refusal: Refusal) -> None:
+        self._received()
         try:
-            await self._wire.refuse(refusal)
+            await self.wire.refuse(refusal)
         except OSError:
             return
-        await self._wire.drain()
+        await self.wire.drain()
 
     async def _serve(self) -> None:
-        head, body = await self._wire.receive(self._first_look)
+        head, body = await self.wire.receive(self._first_look)
+        await self._service.wait_open()
+        self._received()
         request = toolexec.check(head, body, self._is_authorized)
         if isinstance(request, Refusal):
-            await self._wire.refuse(request)
+            await self.wire.refuse(request)
         else:
-            await self._reply(request)
+            await self._reply(self._answer(request))
 
-    async def _reply(self, request: Request) -> None:
+    def _received(self) -> None:
+        self._is_received = True
+        self.wire.received.clear()
+
+    async def _go_on(self, task: Task | None, unsent: bytes) -> None:
+        """Go on with a reply that another program has begun."""
+        self._received()
+        self.task = task
+        if unsent:
+            await self.wire.send(unsent)
+        if task is not None:
+            self._owner = task.execution.owner
+            await self._reply(self._carry_out(task))
+
+    async def _reply(self, answering: Awaitable[Refusal | None]) -> None:
         try:
-            refusal = await self._answer(request)
+            refusal = await answering
             if refusal is not None:
-                await self._wire.refuse(refusal)
+                await self.wire.refuse(refusal)
         except OSError as why:
             self._lost(why)
         except (LaunchpadLost, GoneError):
@@ -158,23 +199,23 @@ class Connection:
         return refusal
 
     async def _watch(self, scope: trio.CancelScope) -> None:
-        await self._wire.wait_gone()
+        await self.wire.wait_gone()
         scope.cancel()
 
     async def _answer(self, request: Request) -> Refusal | None:
         owner = self._owner
         if isinstance(request, Health):
-            await self._wire.reply(200, b"ok\n", 0)
+            await self.wire.reply(200, b"ok\n", 0)
         elif owner is None:
             raise RuntimeError("a request without an owner is refused before")
         elif isinstance(request, Exec):
             return await self._exec(owner, request)
         elif isinstance(request, Replay):
-            return await self._watched(partial(self._replay, owner, request))
+            return await self._replay(owner, request)
         elif isinstance(request, Signal):
             return await self._signal(owner, request)
         else:
-            return await self._watched(partial(self._notify, owner, request))
+            return await self._notify(owner, request)
         return None
 
     # POST /exec
@@ -183,18 +224,42 @@ class Connection:
         execution = await _started(self._start(owner, request))
         if isinstance(execution, Refusal):
             return execution
+        wants_handle = self._wants_handle(request)
+        kind = Kind.STREAM
+        if request.version == 1:
+            kind = Kind.WHOLE
+        elif wants_handle:
+            kind = Kind.HANDLE
+        return await self._carry_out(
+            Task(execution, kind, request.detach, wants_handle)
+        )
+
+    async def _carry_out(self, task: Task) -> Refusal | None:
+        """Answer with an execution, from wherever its task is."""
+        self.task = task
         try:
-            if request.version == 1:
-                reply = partial(self._reply_whole, execution, request)
-            elif self._wants_handle(request):
-                reply = partial(self._reply_as_handle, execution, request)
-            else:
-                await self._reply_stream(execution)
-                return None
-            return await self._watched(reply)
+            if task.kind is Kind.STREAM:
+                return await self._reply_stream(task)
+            return await self._watched(partial(self._answer_with, task))
         finally:
-            if not request.detach:
-                execution.end()
+            self.task = None
+            if not task.detach:
+                task.execution.end()
+
+    async def _answer_with(self, task: Task) -> Refusal | None:
+        if task.moment is Moment.SENDING:
+            return await self._send_rest(task)
+        match task.kind:
+            case Kind.WHOLE:
+                return await self._reply_whole(task)
+            case Kind.HANDLE:
+                return await self._reply_as_handle(task)
+            case Kind.NOTIFY:
+                return await self._reply_noticed(task)
+            case Kind.REPLAY | Kind.STREAM:
+                return await self._stream(task, task.reader or self._reader(task))
+            case _:
+                assert_never(task.kind)
 
     async def _start(self, owner: ChildExecutions, request: Exec) -> Execution:
         """Choose, admit, spawn; the execution runs when this returns, or has failed."""
@@ -206,7 +271,7 @@ class Connection:
         target = await routes.route(child, tool, request.cwd, self._rights)
         cwd_fd = await target.open_cwd(request.cwd, child)
         try:
-            self._wire.check_there()
+            self.wire.check_there()
             keep_all = request.version == 1 or self._wants_handle(request)
             scope = self._rights.scope
             execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
@@ -232,34 +297,41 @@ class Connection:
             self._service.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 
-    async def _reply_whole(self, execution: Execution, request: Exec) -> Refusal | None:
+    async def _reply_whole(self, task: Task) -> Refusal | None:
+        execution = task.execution
         log = execution.log
         with log.attached(Holder()):
             await execution.finished.wait()
+            task.moment = Moment.BUSY
             if execution.timed_out:
                 return toolexec.TIMEOUT
             if execution.fault is not None:
                 return toolexec.host_fault(execution.fault)
             code = execution.code or 0
             headers = [(b"X-Exec-Id", execution.id.encode())]
-            handle = await self._as_handle(execution, request)
+            handle = await self._as_handle(task)
             if handle is not None:
-                await self._wire.reply(200, handle, code, headers)
+                await self.wire.reply(200, handle, code, headers)
                 return None
             before, after = await self._framed(log)
             length = len(before) + log.end + len(after)
-            head = self._wire.head(200, length, code, headers)
-            await self._send_log(log, head + before, after)
-        return None
+            head = self.wire.head(200, length, code, headers)
+            task.before, task.after = head + before, after
+            return await self._send_rest(task)
 
-    async def _send_log(self, log: OutputLog, before: bytes, after: bytes) -> None:
-        offset = 0
-        while offset < log.end:
-            data = await log.read(offset, PIECE_BYTES)
-            offset += len(data)
-            await self._wire.send(before, data)
-            before = b""
-        await self._wire.send(before, after)
+    async def _send_rest(self, task: Task) -> Refusal | None:
+        """Send what is left of a whole output."""
+        task.moment = Moment.SENDING
+        log = task.execution.log
+        with log.attached(Holder()):
+            while task.offset < log.end:
+                data = await log.read(task.offset, PIECE_BYTES)
+                task.offset += len(data)
+                before, task.before = task.before, b""
+                await self.wire.send(before, data)
+            last, task.before, task.after = task.before + task.after, b"", b""
+            await self.wire.send(last)
+        return None
 
     async def _framed(self, log: OutputLog) -> tuple[bytes, bytes]:
         """Return what a verbose server puts around a whole output."""
@@ -273,65 +345,81 @@ class Connection:
             b"" if last in b"\r\n" else b"\n",
         )
 
-    async def _reply_as_handle(
-        self, execution: Execution, request: Exec
-    ) -> Refusal | None:
+    async def _reply_as_handle(self, task: Task) -> Refusal | None:
         """Stream the handle of an output, or the output, once it is whole."""
+        execution = task.execution
         log = execution.log
         with log.attached(Holder()):
+            if task.reader is not None:
+                return await self._stream(task, task.reader)
             await execution.finished.wait()
+            task.moment = Moment.BUSY
             if execution.fault is not None:
                 return toolexec.host_fault(execution.fault)
-            handle = await self._as_handle(execution, request)
-            head = chunked_head(execution.id)
+            handle = await self._as_handle(task)
             if handle is None:
-                reader = ChunkedReader(log, self._wire.sock, before=head)
-                with log.attached(reader):
-                    await self._stream(execution, reader)
-                return None
-            parts = [head, *_chunk(handle)]
+                return await self._stream(task, self._reader(task))
+            parts = [chunked_head(execution.id), *_chunk(handle)]
             end = execution.output_end
             if end < log.end:
                 parts += _chunk(await log.read(end, log.end - end))
-            await self._wire.send(*parts, trailer(execution.code or 0))
+            task.moment = Moment.LAST
+            await self.wire.send(*parts, trailer(execution.code or 0))
         return None
 
-    async def _reply_stream(self, execution: Execution) -> None:
-        log = execution.log
+    def _reader(self, task: Task, offset: int = 0) -> ChunkedReader:
+        execution = task.execution
         head = chunked_head(execution.id)
-        reader = ChunkedReader(log, self._wire.sock, before=head)
+        return ChunkedReader(execution.log, self.wire.sock, offset, before=head)
+
+    async def _reply_stream(self, task: Task) -> Refusal | None:
+        execution = task.execution
+        log = execution.log
+        if task.reader is not None:
+            return await self._watched(partial(self._stream, task, task.reader))
+        reader = self._reader(task)
         with log.attached(reader):
+            # Nothing is sent yet: it begins anew where the host is replaced now.
             with trio.move_on_after(HEAD_WAITS_S):
                 await log.wait_beyond(0)
             if execution.finished.is_set() and log.end <= HEAD_BYTES:
-                await self._reply_quickly(execution, head)
-            else:
-                await self._watched(partial(self._stream, execution, reader))
+                await self._reply_quickly(task)
+                return None
+            return await self._watched(partial(self._stream, task, reader))
 
-    async def _reply_quickly(self, execution: Execution, head: bytes) -> None:
+    async def _reply_quickly(self, task: Task) -> None:
         """Send all of a tool that has ended already: its client wakes up once."""
-        log, parts = execution.log, [head]
+        execution = task.execution
+        task.moment = Moment.BUSY
+        log, parts = execution.log, [chunked_head(execution.id)]
         for start, until in ((0, log.note_at), (max(0, log.note_at), log.end)):
             if start < until:
                 parts += _chunk(await log.read(start, until - start))
-        await self._wire.send(*parts, trailer(execution.code or 0))
+        task.moment = Moment.LAST
+        await self.wire.send(*parts, trailer(execution.code or 0))
 
-    async def _stream(self, execution: Execution, reader: ChunkedReader) -> None:
-        await reader.run()
-        await execution.finished.wait()
-        await self._wire.send(trailer(execution.code or 0))
+    async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
+        execution = task.execution
+        task.reader, task.moment = reader, Moment.STREAMING
+        with execution.log.attached(reader):
+            await reader.run()
+            await execution.finished.wait()
+        task.moment = Moment.LAST
+        await self.wire.send(trailer(execution.code or 0))
+        return None
 
     def _wants_handle(self, request: Exec) -> bool:
         # Handles are the child's own connection's: not for a token that stands for less.
         is_own = not self._rights.is_narrowed
         return request.as_fd and is_own and self._service.large_output is not None
 
-    async def _as_handle(self, execution: Execution, request: Exec) -> bytes | None:
+    async def _as_handle(self, task: Task) -> bytes | None:
         """Return the handle that stands for a large output, if one was asked for."""
         offer = self._service.large_output
-        if offer is None or self._owner is None or not self._wants_handle(request):
+        if offer is None or not task.as_fd:
             return None
-        return await offer(self._owner.child, execution)
+        execution = task.execution
+        return await offer(execution.owner.child, execution)
 
     # The others
 
@@ -341,13 +429,9 @@ class Connection:
             return toolexec.NOT_FOUND
         if request.offset_bytes < execution.log.start:
             return toolexec.dropped(request.offset_bytes)
-        head = chunked_head(execution.id)
-        reader = ChunkedReader(
-            execution.log, self._wire.sock, request.offset_bytes, before=head
-        )
-        with execution.log.attached(reader):
-            await self._stream(execution, reader)
-        return None
+        task = Task(execution, Kind.REPLAY, detach=True)
+        task.reader = self._reader(task, request.offset_bytes)
+        return await self._carry_out(task)
 
     async def _signal(self, owner: ChildExecutions, request: Signal) -> Refusal | None:
         execution = owner.find_live(request.exec_id, self._rights.scope)
@@ -356,7 +440,7 @@ class Connection:
         number = self._service.signals[request.signal]
         if not await signal_group(execution.process, number):
             return toolexec.NOT_FOUND
-        await self._wire.reply_nothing()
+        await self.wire.reply_nothing()
         return None
 
     async def _notify(self, owner: ChildExecutions, request: Notify) -> Refusal | None:
@@ -365,19 +449,20 @@ class Connection:
         execution = await _started(notify.start(self._service.notify, owner, request))
         if isinstance(execution, Refusal):
             return execution
+        return await self._carry_out(Task(execution, Kind.NOTIFY))
+
+    async def _reply_noticed(self, task: Task) -> Refusal | None:
+        execution = task.execution
         log = execution.log
-        try:
-            with log.attached(Holder()):
-                await execution.finished.wait()
-                if execution.fault is not None:
-                    return toolexec.host_fault(execution.fault)
-                if execution.timed_out:
-                    return toolexec.NOTIFY_TIMEOUT
-                head = self._wire.head(200, log.end, execution.code or 0, [])
-                await self._send_log(log, head, b"")
-        finally:
-            execution.end()
-        return None
+        with log.attached(Holder()):
+            await execution.finished.wait()
+            task.moment = Moment.BUSY
+            if execution.fault is not None:
+                return toolexec.host_fault(execution.fault)
+            if execution.timed_out:
+                return toolexec.NOTIFY_TIMEOUT
+            task.before = self.wire.head(200, log.end, execution.code or 0, [])
+            return await self._send_rest(task)
 
 
 def _chunk(data: bytes) -> tuple[bytes, bytes, bytes]:

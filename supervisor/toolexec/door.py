@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from supervisor.child import Child
+    from supervisor.session import Session
 
 NUMBER = 3
 
@@ -36,11 +37,15 @@ class Door:
     """One tool's end of its connection.
 
     Attributes:
+        client_id: of the nested client that it is.
         env: what tells the tool of it.
         fds: (descriptor, number in the tool), for a ``SpawnRequest``.
     """
 
-    def __init__(self, theirs: socket.socket, dialect: int, stack: ExitStack) -> None:
+    def __init__(
+        self, client_id: str, theirs: socket.socket, dialect: int, stack: ExitStack
+    ) -> None:
+        self.client_id = client_id
         self.env = {
             "FSPROXY_FD": str(NUMBER),
             "FSPROXY_VERSION": str(dialect),
@@ -71,8 +76,13 @@ async def open_door(child: Child) -> AsyncIterator[Door]:
     try:
         with ExitStack() as stack:
             stack.enter_context(child.carrying(theirs))
-            yield Door(theirs, session.dialect, stack)
+            yield Door(session.client.id, theirs, session.dialect, stack)
     finally:
-        # Bounded: what a job may still do is a call into the kernel (I1).
-        with trio.CancelScope(shield=True):
-            await session.finish(PROCESS_EXIT)
+        await close(session)
+
+
+async def close(session: Session) -> None:
+    """Close a tool's conversation: the tool is over."""
+    # Bounded: what a job may still do is a call into the kernel (I1).
+    with trio.CancelScope(shield=True):
+        await session.finish(PROCESS_EXIT)

@@ -37,14 +37,27 @@ TIME_IS_UP: Ladder = (
 )
 """Somebody waits for what it has to say: it gets the time to say it."""
 
+LATE_S = 0.2
+"""A step that is no later than this is taken: a loop may have been held for a moment,
+and to be asked to end twice changes nothing."""
+
 _PIDFD_SIGNAL_PROCESS_GROUP = 4
 """Since Linux 6.9: pidfd_send_signal(2)."""
 
 
-async def climb(process: SpawnedProcess, ladder: Ladder) -> None:
-    """Send one signal after the other, each at its time; cancel it when it has ended."""
-    begun_s = trio.current_time()
+async def climb(process: SpawnedProcess, ladder: Ladder, begun_s: float) -> None:
+    """Send one signal after the other, each at its time; cancel it when it has ended.
+
+    Args:
+        process: is ended, with all beneath it.
+        ladder: see rule 1.
+        begun_s: when that was begun, by Trio's clock; a step whose time has passed long
+            ago was taken by the program before.
+    """
+    late_s = trio.current_time() - begun_s - LATE_S
     for after_s, number in ladder:
+        if after_s < late_s:
+            continue
         await trio.sleep_until(begun_s + after_s)
         with contextlib.suppress(LaunchpadLost):  # then everything is ended anyhow
             await process.signal_tree(number)

@@ -14,6 +14,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -63,6 +64,10 @@ class Execution:
         timed_out: its time limit ended it.
         fault: why its output is not whole; None if it is.
         finished: set when the code is there.
+        owner: the executions of its child.
+        door_client: the nested client that its tool is; empty for none.
+        climbs: (ladder, when it was begun) of each way in which it is being ended.
+        timeout_at: when its time is up.
     """
 
     def __init__(
@@ -76,7 +81,10 @@ class Execution:
         self.fault: str | None = None
         self.finished = trio.Event()
         self.process: SpawnedProcess | None = None
-        self._owner = owner
+        self.owner = owner
+        self.door_client = ""
+        self.climbs: list[tuple[Ladder, float]] = []
+        self.timeout_at = math.inf
         self._pump: OutputPump | None = None
         self._nursery: trio.Nursery | None = None
         self._start: trio.CancelScope | None = None
@@ -126,7 +134,7 @@ class Execution:
             if tty:
                 os.set_inheritable(ours, False)
             os.set_blocking(ours, False)
-            null = self._owner.null_fd
+            null = self.owner.null_fd
             fds = ((null, 0), (theirs, 1), (theirs, 2))
             if fd3:
                 await self._launch_with_door(plan, cwd_fd, fds)
@@ -140,16 +148,17 @@ class Execution:
         self, plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
     ) -> None:
         async with AsyncExitStack() as stack:
-            door = await stack.enter_async_context(open_door(self._owner.child))
+            door = await stack.enter_async_context(open_door(self.owner.child))
             plan = replace(plan, env={**plan.env, **door.env})
             request = spawn_request(plan, cwd_fd, (*fds, *door.fds))
             self.process = await self._launch(plan, request)
             door.handed_over()
+            self.door_client = door.client_id
             self._door = stack.pop_all()
 
     async def _launch(self, plan: SpawnPlan, request: SpawnRequest) -> SpawnedProcess:
         """Start it in all that its child runs in, or as the host runs."""
-        host, child = self._owner.host, self._owner.child
+        host, child = self.owner.host, self.owner.child
         wanted = child.wanted
         if not plan.is_walled or wanted is None:
             return await host.launcher.spawn(request)
@@ -183,12 +192,17 @@ class Execution:
         nursery.start_soon(self._live, process, pump)
         if timeout_s > 0:
             self._do_aside(self._enforce_timeout, timeout_s)
+        for ladder, begun_s in self.climbs:  # of the program before
+            self._do_aside(climb, process, ladder, begun_s)
 
     async def _pump_all(self, pump: OutputPump) -> None:
         """Log what the tool prints; a tool whose output cannot be kept is ended."""
         with pump.ending():
             try:
-                await pump.run()
+                if self.fault is None:  # else it was so in the program before
+                    await pump.run()
+                else:
+                    await pump.discard_rest()
             except LogFullError as why:
                 self.fault = str(why)
                 self.end()
@@ -227,7 +241,9 @@ class Execution:
     def end(self, ladder: Ladder = CLIENT_GONE) -> None:
         """Begin to end it: nobody wants it any more."""
         if self.process is not None and not self.finished.is_set():
-            self._do_aside(climb, self.process, ladder)
+            begun_s = trio.current_time()
+            self.climbs.append((ladder, begun_s))
+            self._do_aside(climb, self.process, ladder, begun_s)
 
     async def abandon(self, *, keep: bool = False) -> None:
         """Finish what has not begun; ``keep`` what is in its log."""
@@ -257,7 +273,8 @@ class Execution:
             await self._door.aclose()
 
     async def _enforce_timeout(self, timeout_s: float) -> None:
-        await trio.sleep(timeout_s)
+        self.timeout_at = trio.current_time() + timeout_s
+        await trio.sleep_until(self.timeout_at)
         self.timed_out = True
         self.end(TIME_IS_UP)
 
@@ -272,7 +289,7 @@ class Execution:
             self.code = TIMED_OUT if self.timed_out else _code(status)
         for scope in self._aside:
             scope.cancel()
-        self._owner.finished(self, keep=keep)
+        self.owner.finished(self, keep=keep)
         self.log.finish(TIMEOUT_NOTE if self.timed_out else b"")
         self.finished.set()
 

@@ -59,6 +59,8 @@ class ChildExecutions:
 
     Attributes:
         nursery: in which they run; the child's.
+        token: stands for the child.
+        listener: (descriptor, path) of its own socket; None if it has none.
         live: those that run, by scope and id.
         kept: those that have finished and whose output is still there, oldest first.
     """
@@ -76,6 +78,8 @@ class ChildExecutions:
         self.child = child
         self.null_fd = null_fd
         self.nursery: trio.Nursery | None = None
+        self.token = ""
+        self.listener: tuple[int, str] | None = None
         self.live: dict[str, Execution] = {}
         self.kept: OrderedDict[str, Execution] = OrderedDict()
         self._slots = slots

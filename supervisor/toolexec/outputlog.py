@@ -144,6 +144,7 @@ class OutputLog:
         self._space = trio.lowlevel.ParkingLot()
         self._users = 0
         self._is_discarded = False
+        self._pending = memoryview(b"")
 
     # The pump's side
 
@@ -153,7 +154,7 @@ class OutputLog:
         Raises:
             LogFullError: it must be kept whole, and cannot be.
         """
-        view = memoryview(data)
+        view = self._pending = memoryview(data)
         while view:
             store = self._stores[-1]
             room = store.room(self._low(), self.end)
@@ -166,6 +167,7 @@ class OutputLog:
                 self._give_way(store, why)
                 continue
             piece, view = view[:written], view[written:]
+            self._pending = view
             self._took(store, written)
             await self._hand_on(piece)
 
@@ -243,6 +245,11 @@ class OutputLog:
             store.is_spliceable = False
         else:
             self._give_way(store, why)
+
+    async def append_pending(self) -> None:
+        """Keep what the program before had read and not kept yet."""
+        if self._pending:
+            await self.append(self._pending)
 
     def finish(self, note: bytes = b"") -> None:
         """Say that nothing more will come; ``note`` is the host's own last word."""

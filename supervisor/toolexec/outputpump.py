@@ -66,6 +66,7 @@ class OutputPump:
         Raises:
             LogFullError: it must be kept whole, and cannot be.
         """
+        await self._log.append_pending()
         while data := await self._read(HEAD_BYTES):
             await self._log.append(data)
             if len(data) == HEAD_BYTES:  # it prints much
@@ -85,6 +86,11 @@ class OutputPump:
             self._last_bytes = waiting[0]
             if self._idle is not None:
                 self._idle.cancel()
+
+    @property
+    def pipe(self) -> int:
+        """The descriptor of the tool's output; -1 when it is closed."""
+        return self._pipe
 
     def close(self) -> None:
         """Close the pipe; a second call does nothing."""

@@ -126,3 +126,11 @@ class Routes(Protocol):
     async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
         """Make ready for a child; ``stack`` takes what is to be undone at its end."""
         ...
+
+    def busy(self) -> str | None:
+        """Say what has to end before they can be handed over; None if nothing has."""
+        ...
+
+    def hand_over(self) -> tuple[object, set[int]]:
+        """Return their state as plain values, and its descriptors; change nothing."""
+        ...

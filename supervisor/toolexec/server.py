@@ -14,18 +14,19 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol.toolexec import BUSY
-from supervisor.control_socket import listening
+from supervisor.control_socket import identity_of, listening, listening_on
 from supervisor.toolexec.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from supervisor.toolexec.moments import Task
     from supervisor.toolexec.service import ToolExec
 
 MAX_CONNECTIONS = 256
@@ -56,11 +57,22 @@ class Server:
     def __init__(self, service: ToolExec, listener: trio.SocketListener) -> None:
         self._service = service
         self._listener = listener
-        self._connections: set[int] = set()
+        self.connections: dict[int, Connection] = {}
+        self._nursery: trio.Nursery | None = None
 
-    async def run(self) -> None:
+    async def run(
+        self, task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Accept and serve until cancelled."""
-        await trio.serve_listeners(self._serve, [self._listener])
+        async with trio.open_nursery() as self._nursery:
+            task_status.started(self)
+            await trio.serve_listeners(self._serve, [self._listener])
+
+    def go_on(self, connection: Connection, task: Task | None, unsent: bytes) -> None:
+        """Go on with a connection of the program before; see ``Connection.serve``."""
+        if self._nursery is None:
+            raise RuntimeError("a server that does not run has no connections")
+        self._nursery.start_soon(self._own, connection, task, unsent)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         accepted = stream.socket
@@ -71,20 +83,30 @@ class Server:
         # A piece of output should fit, or the host waits in the middle of each; the
         # kernel takes as much of this as wmem_max allows.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-        number = sock.fileno()
         connection = Connection(self._service, sock)
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self.connections) >= MAX_CONNECTIONS:
             await connection.refuse_at_once(BUSY)
             return
-        self._connections.add(number)
+        await self._own(connection)
+
+    async def _own(
+        self, connection: Connection, task: Task | None = None, unsent: bytes = b""
+    ) -> None:
+        number = connection.wire.sock.fileno()
+        self.connections[number] = connection
         try:
-            await connection.serve()
+            await connection.serve(task, unsent)
         finally:
-            self._connections.discard(number)
+            del self.connections[number]
+
+    @property
+    def listener_fd(self) -> int:
+        """The descriptor that it listens on."""
+        return self._listener.socket.fileno()
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
-        return (self._listener.socket.fileno(), *self._connections)
+        return (self.listener_fd, *self.connections)
 
 
 @asynccontextmanager
@@ -94,7 +116,7 @@ async def unix_listener(
     """Listen in a directory; a stale socket is replaced, a living one is not.
 
     Returns:
-        The URL that a client is told, and the listener.
+        Its path, and the listener.
 
     Raises:
         OSError: it cannot be had; ``filename`` is its path.
@@ -106,7 +128,18 @@ async def unix_listener(
         text = f"longer than {LONGEST_PATH_BYTES} bytes; {advice}"
         raise OSError(errno.ENAMETOOLONG, text, path)
     async with listening(path) as listener:
-        yield f"unix://{path}", listener
+        yield path, listener
+
+
+@asynccontextmanager
+async def unix_listener_on(fd: int, path: str) -> AsyncIterator[trio.SocketListener]:
+    """Listen on a child's socket that the program before has made."""
+    sock = socket.socket(fileno=fd)
+    identity = None
+    with suppress(OSError):  # the child may have removed it: the directory is its own
+        identity = identity_of(path)
+    async with listening_on(sock, path, identity) as listener:
+        yield listener
 
 
 async def tcp_listener(host: str, port: int) -> tuple[str, trio.SocketListener]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import toolexec
+from supervisor.toolexec import handover
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.server import (
     Server,
@@ -33,13 +35,21 @@ from supervisor.toolexec.slots import Slots
 from supervisor.toolexec.tokens import Tokens
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
+    from contextlib import ExitStack
 
     from protocol.toolexec_token import Rights
     from supervisor.child import Child
     from supervisor.host import Host
     from supervisor.toolexec.execution import Execution
+    from supervisor.toolexec.handover import ToolExecState
     from supervisor.toolexec.notify import NotifyCommand
     from supervisor.toolexec.routes import Routes, Target
     from vfs.clients import Client
@@ -83,6 +93,10 @@ class ToolExec:
         tokens: whose request it is.
         signals: numbers by name.
         notify: the notification command.
+        shared_url: where a child without a socket of its own finds it.
+        shared: what listens where all children may come.
+        left: what the program before has left, until all of it is entered.
+        entered: the executions among that, by child, in the order of the state.
         large_output: makes a handle of a finished execution's output, or answers None
             to have it sent as it is; None where nobody can.
     """
@@ -103,9 +117,13 @@ class ToolExec:
         self._slots = Slots(settings.max_executions)
         self._null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._log_dir = settings.log_dir or tempfile.gettempdir()
-        self._shared_url: str | None = None
+        self.shared_url: str | None = None
+        self.shared: list[Server] = []
+        self.left: ToolExecState | None = None
+        self.entered: dict[str, list[Execution]] = {}
         self._servers: set[Server] = set()
-        self._children: set[ChildExecutions] = set()
+        self._children: dict[str, ChildExecutions] = {}
+        self._resting: trio.Event | None = None
 
     @property
     def is_verbose(self) -> bool:
@@ -119,6 +137,22 @@ class ToolExec:
     ) -> dict[str, str]:
         """Give a child its token and socket; see ``Service``."""
         await self.routes.child_starting(child, stack)
+        executions = await self.own(child, stack)
+        url = self.shared_url
+        if self._settings.unix and child.spec.run_dir is not None:
+            path, listener = await stack.enter_async_context(
+                unix_listener(child.spec.run_dir)
+            )
+            executions.listener = listener.socket.fileno(), path
+            await self.listen_for_child(listener, stack)
+            url = f"unix://{path}"
+        if url is None:
+            raise OSError(2, "a child of ToolExec needs a directory for its socket")
+        self.give_token(executions, self.tokens.issue(executions), stack)
+        return {URL: url, TOKEN: executions.token}
+
+    async def own(self, child: Child, stack: AsyncExitStack) -> ChildExecutions:
+        """Make what a child's executions are in; it ends with the child."""
         executions = ChildExecutions(
             self._host,
             child,
@@ -127,37 +161,100 @@ class ToolExec:
             self._log_dir,
             self._null_fd,
         )
-        self._children.add(executions)
-        stack.callback(self._children.discard, executions)
+        self._children[child.id] = executions
+        stack.callback(self._children.pop, child.id, None)
         nursery = await stack.enter_async_context(trio.open_nursery())
         executions.nursery = nursery
         stack.push_async_callback(executions.close)
-        url = self._shared_url
-        if self._settings.unix and child.spec.run_dir is not None:
-            url = await self._listen_for(child.spec.run_dir, stack)
-        if url is None:
-            raise OSError(2, "a child of ToolExec needs a directory for its socket")
-        token = self.tokens.issue(executions)
+        return executions
+
+    def give_token(
+        self, executions: ChildExecutions, token: str, stack: AsyncExitStack
+    ) -> None:
+        """Let a token stand for a child until it has ended."""
+        executions.token = token
         stack.callback(self.tokens.revoke, token)
-        return {URL: url, TOKEN: token}
 
     def client_gone(self, client: Client) -> None:
         """Nothing: executions belong to the child, not to a conversation of its."""
 
-    async def _listen_for(self, directory: str, stack: AsyncExitStack) -> str:
-        url, listener = await stack.enter_async_context(unix_listener(directory))
+    async def listen_for_child(
+        self, listener: trio.SocketListener, stack: AsyncExitStack
+    ) -> None:
+        """Serve a child's own socket until it has ended."""
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
-        nursery.start_soon(self._serve, listener)
-        return url
+        await nursery.start(self._serve, listener)
 
-    async def _serve(self, listener: trio.SocketListener) -> None:
+    async def _serve(
+        self, listener: trio.SocketListener, task_status: trio.TaskStatus[Server]
+    ) -> None:
         server = Server(self, listener)
         self._servers.add(server)
         try:
-            await server.run()
+            await server.run(task_status)
         finally:
             self._servers.discard(server)
+
+    # Handed over (see ``services.Portable``)
+
+    def rest(self) -> None:
+        """Answer no more requests; those that come wait."""
+        self._resting = trio.Event()
+
+    def go_on(self) -> None:
+        """Answer those that have waited."""
+        resting, self._resting = self._resting, None
+        if resting is not None:
+            resting.set()
+
+    async def wait_open(self) -> None:
+        """Wait while the host is about to be replaced."""
+        while self._resting is not None:
+            await self._resting.wait()
+
+    def busy(self) -> str | None:
+        """Say what has to end first."""
+        return handover.busy(self)
+
+    def interrupt(self) -> None:
+        """Nothing: what it does ends by itself or is handed over."""
+
+    def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
+        """Return listeners, tokens, executions, connections, sidecars."""
+        del stack
+        return handover.hand_over(self)
+
+    async def take_over(self, state: object) -> None:
+        """Nothing: its listeners had to be there before (``open_shared``)."""
+
+    async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
+        """Go on with a child's executions."""
+        await handover.enter(self, child, stack)
+
+    async def all_entered(self) -> None:
+        """Go on with the connections."""
+        handover.go_on(self)
+
+    @property
+    def servers(self) -> frozenset[Server]:
+        """All that listen."""
+        return frozenset(self._servers)
+
+    @property
+    def children(self) -> Mapping[str, ChildExecutions]:
+        """The executions of each child, by its id."""
+        return self._children
+
+    @property
+    def host(self) -> Host:
+        """Whose children they are."""
+        return self._host
+
+    @property
+    def slots(self) -> Slots:
+        """Those of the host."""
+        return self._slots
 
     # What connections ask
 
@@ -198,15 +295,21 @@ class ToolExec:
         Raises:
             OSError: it cannot be had.
         """
-        if activated:
+        if self.left is not None:
+            for sock in activated:  # taken by the program before, and handed over
+                sock.close()
+            opened = [
+                activated_listener(socket.socket(fileno=fd)) for fd in self.left.shared
+            ]
+        elif activated:
             opened = [activated_listener(sock) for sock in activated]
         elif self._settings.tcp is not None:
             opened = [await tcp_listener(*self._settings.tcp)]
         else:
             return
-        self._shared_url = opened[0][0]
-        for _, listener in opened:
-            nursery.start_soon(self._serve, listener)
+        for url, listener in opened:
+            self.shared_url = self.shared_url or url
+            self.shared.append(await nursery.start(self._serve, listener))
 
     def close(self) -> None:
         """Give back what belongs to no child."""
@@ -218,7 +321,7 @@ class ToolExec:
         for server in self._servers:
             for fd in server.descriptors():
                 yield fd, "toolexec connection"
-        for executions in self._children:
+        for executions in self._children.values():
             yield from executions.descriptors()
 
 
@@ -238,6 +341,14 @@ class NoSidecars:
     async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
         """Nothing is to be made ready."""
 
+    def busy(self) -> str | None:
+        """Nothing is."""
+        return None
+
+    def hand_over(self) -> tuple[object, set[int]]:
+        """Return nothing."""
+        return None, set()
+
 
 @asynccontextmanager
 async def open_toolexec(
@@ -245,6 +356,7 @@ async def open_toolexec(
     settings: ToolExecSettings,
     routes: Routes | None = None,
     activated: Sequence[socket.socket] = (),
+    left: object = None,
 ) -> AsyncIterator[ToolExec]:
     """Offer tools to the children of a host for the length of the block.
 
@@ -253,11 +365,14 @@ async def open_toolexec(
         settings: what is configured.
         routes: the sidecars; None for none.
         activated: sockets that the service manager opened; owned.
+        left: what the program before has left of it; None if nothing.
 
     Raises:
         OSError: a listener cannot be had.
+        HandoverError: what was left is another program's.
     """
     service = ToolExec(host, settings, routes or NoSidecars())
+    service.left = handover.read(left)
     try:
         async with trio.open_nursery() as nursery:
             await service.open_shared(nursery, activated)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from supervisor.scratch import Scratch
+from supervisor.toolexec import handover_sidecars
 from supervisor.toolexec.backend_local import LocalSidecar
 from supervisor.toolexec.kinds import ALL_TOOLS
 from supervisor.toolexec.routes import RefusedError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from supervisor.config_sidecar import SidecarSection
     from supervisor.host import Host
     from supervisor.spawned import SpawnedProcess
+    from supervisor.toolexec.handover_sidecars import SidecarsState
     from supervisor.toolexec.routes import SpawnPlan, Target
 
 FIRST_START_S = 10.0
@@ -53,6 +55,15 @@ class Sidecar(Protocol):
     generation: int
     starts: bool
     workspace_fd: int
+    section: SidecarSection
+    process: SpawnedProcess | None
+    is_moving: bool
+    user: int | None
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it asks something of what it runs on."""
+        ...
 
     def open(self) -> None:
         """Acquire what it holds.
@@ -94,10 +105,14 @@ class Sidecars:
 
     Args:
         sidecars: in the order of the configuration.
+        state: the directory of those that have a process; None if none has.
     """
 
-    def __init__(self, sidecars: tuple[Sidecar, ...]) -> None:
+    def __init__(
+        self, sidecars: tuple[Sidecar, ...], state: Scratch | None = None
+    ) -> None:
         self.sidecars = sidecars
+        self.state = state
         configured = (sidecar.allow for sidecar in sidecars)
         self.tools = ALL_TOOLS.union(*configured)
 
@@ -129,11 +144,22 @@ class Sidecars:
         """See ``routes.Routes``; ``backend_local.state_of`` makes it at first use."""
         del child, stack
 
+    def busy(self) -> str | None:
+        """See ``routes.Routes``."""
+        return handover_sidecars.busy(self)
+
+    def hand_over(self) -> tuple[object, set[int]]:
+        """See ``routes.Routes``."""
+        return handover_sidecars.hand_over(self)
+
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what they hold of the host's descriptors, with a word for each."""
         for sidecar in self.sidecars:
             if sidecar.workspace_fd >= 0:
                 yield sidecar.workspace_fd, "workspace"
+            if sidecar.process is not None:
+                for fd in sidecar.process.descriptors():
+                    yield fd, "pidfd"
 
 
 def _may_use(child: Child, rights: Rights, sidecar: Sidecar) -> bool:
@@ -152,27 +178,32 @@ def _may_use(child: Child, rights: Rights, sidecar: Sidecar) -> bool:
 
 @asynccontextmanager
 async def open_sidecars(
-    host: Host, sections: Mapping[str, SidecarSection]
+    host: Host, sections: Mapping[str, SidecarSection], left: object = None
 ) -> AsyncIterator[Sidecars]:
     """Start what the configuration has; it ends with the block.
 
     Args:
         host: whose launcher starts processes.
         sections: by name, as configured.
+        left: what the program before has left of them; None if nothing.
 
     Raises:
         OSError: a workspace cannot be reached; its path is in ``filename``.
+        HandoverError: what was left is another program's.
     """
+    before = handover_sidecars.read(left)
     async with contextlib.AsyncExitStack() as stack:
-        state = None
-        if any(section.start is not None for section in sections.values()):
+        state = before.scratch()
+        if state is None and any(s.start is not None for s in sections.values()):
             state = Scratch(None)
+        if state is not None:
             stack.push_async_callback(_remove, host, state)
             host.holders.add(state.descriptors)
         sidecars = Sidecars(
             tuple(
                 _make(host, name, section, state) for name, section in sections.items()
-            )
+            ),
+            state,
         )
         for sidecar in sidecars.sidecars:
             sidecar.open()
@@ -180,20 +211,24 @@ async def open_sidecars(
         host.holders.add(sidecars.descriptors)
         stack.callback(host.holders.discard, sidecars.descriptors)
         async with trio.open_nursery() as nursery:
-            await _start(host, sidecars, nursery)
+            await _start(host, sidecars, nursery, before)
             yield sidecars
             nursery.cancel_scope.cancel()
 
 
-async def _start(host: Host, sidecars: Sidecars, nursery: trio.Nursery) -> None:
+async def _start(
+    host: Host, sidecars: Sidecars, nursery: trio.Nursery, before: SidecarsState
+) -> None:
     first_starts = []
     for sidecar in sidecars.sidecars:
         if sidecar.starts:
             tried = trio.Event()
             first_starts.append(tried)
+            running = before.process_of(sidecar, host)
             nursery.start_soon(
-                supervise, sidecar, host.log.write, tried, host.journal.write
+                supervise, sidecar, host.log.write, tried, host.journal.write, running
             )
+    before.close_untaken()
     with trio.move_on_after(FIRST_START_S):
         for tried in first_starts:
             await tried.wait()
@@ -213,7 +248,8 @@ def _make(
 
 def _state_dir(state: Scratch, name: str) -> str:
     path = f"{state.run}/{name}"
-    os.mkdir(path, 0o700)  # noqa: PTH102 - a str, as everything beside it
+    with contextlib.suppress(FileExistsError):  # of the program before
+        os.mkdir(path, 0o700)  # noqa: PTH102 - a str, as everything beside it
     return path
 
 

@@ -42,12 +42,19 @@ END_TIMEOUT_S = 10.0
 
 
 class Starter(Protocol):
-    """What a backend knows of its long-lived process."""
+    """What a backend knows of its long-lived process.
+
+    Attributes:
+        process: it, while it runs.
+        is_moving: it is being started or ended.
+    """
 
     name: str
     kind: str
     is_running: bool
     generation: int
+    process: SpawnedProcess | None
+    is_moving: bool
 
     async def start(self) -> SpawnedProcess:
         """Start it; return the process that lives as long as it takes work.
@@ -76,6 +83,7 @@ async def supervise(
     log: Callable[[str, str], None],
     tried: trio.Event,
     tell: Tell,
+    running: SpawnedProcess | None = None,
 ) -> NoReturn:
     """Keep a sidecar running until cancelled.
 
@@ -84,6 +92,7 @@ async def supervise(
         log: takes a level and a line.
         tried: set when the first start has gone well or not.
         tell: takes events.
+        running: its process, which the program before has started; owned.
 
     Raises:
         LaunchpadLost: no process can be started or waited for any more.
@@ -94,7 +103,8 @@ async def supervise(
     while True:
         began = trio.current_time()
         try:
-            why = await _run_once(sidecar, tried, tell)
+            first, running = running, None
+            why = await _run_once(sidecar, tried, tell, first)
         except (SpawnError, OSError) as failure:
             why = str(failure)
         finally:
@@ -108,24 +118,32 @@ async def supervise(
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-async def _run_once(sidecar: Starter, tried: trio.Event, tell: Tell) -> str:
+async def _run_once(
+    sidecar: Starter, tried: trio.Event, tell: Tell, running: SpawnedProcess | None
+) -> str:
     """Start a sidecar and wait for its end; tell how it ended."""
     how = "ended by the host"
+    sidecar.is_moving = True
     try:
-        process = await sidecar.start()
+        process = running or await sidecar.start()
+        sidecar.process = process
         try:
-            sidecar.generation += 1
             sidecar.is_running = True
             tried.set()
-            tell(
-                "sidecar.started",
-                sidecar=sidecar.name,
-                kind=sidecar.kind,
-                generation=sidecar.generation,
-                pid=process.pid,
-            )
+            if running is None:
+                sidecar.generation += 1
+                tell(
+                    "sidecar.started",
+                    sidecar=sidecar.name,
+                    kind=sidecar.kind,
+                    generation=sidecar.generation,
+                    pid=process.pid,
+                )
+            sidecar.is_moving = False
             how = _how_ended(await process.wait_exit())
         finally:
+            sidecar.is_moving = True
+            sidecar.process = None
             sidecar.is_running = False
             await _end(process)
             tell(
@@ -137,6 +155,7 @@ async def _run_once(sidecar: Starter, tried: trio.Event, tell: Tell) -> str:
     finally:
         with trio.move_on_after(END_TIMEOUT_S, shield=True):
             await sidecar.clean_up()
+        sidecar.is_moving = False
     return how
 
 

@@ -40,9 +40,13 @@ class Tokens(Generic[Owner]):
     def issue(self, owner: Owner) -> str:
         """Make a token that stands for an owner."""
         token = secrets.token_hex(TOKEN_BYTES)
+        self.adopt(token, owner)
+        return token
+
+    def adopt(self, token: str, owner: Owner) -> None:
+        """Let a token stand for an owner, which the program before has issued."""
         self._owners[self._digest(token.encode())] = (token.encode(), owner)
         self._names[toolexec_token.identity(token)] = token
-        return token
 
     def revoke(self, token: str) -> None:
         """Forget a token; nothing if it is not known."""

@@ -73,6 +73,10 @@ class Wire:
 
     Args:
         sock: non-blocking; owned.
+
+    Attributes:
+        received: what has come of the request, while that is being received.
+        unsent: what the client has not taken of what is being sent.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -81,6 +85,9 @@ class Wire:
             h11.SERVER, max_incomplete_event_size=2 * MAX_HEAD_BYTES
         )
         self._got = b""
+        self._ahead = b""
+        self.received: list[bytes] = []
+        self.unsent = memoryview(b"")
 
     # The request
 
@@ -119,6 +126,17 @@ class Wire:
             raise RefusedAtOnceError(refusal)
         return head, bytes(body.body)
 
+    def hold(self, data: bytes) -> None:
+        """Receive first what was received before, by another program of this host."""
+        self._ahead = data
+
+    def pretend_received(self) -> None:
+        """Be as after a request, of which another program sends the reply's beginning."""
+        self._http.receive_data(
+            b"POST / HTTP/1.1\r\nHost: -\r\nContent-Length: 0\r\n\r\n"
+        )
+        self._http.next_event()
+
     async def _receive_head(self) -> Head:
         reader = HeadReader()
         has_begun = False
@@ -130,6 +148,7 @@ class Wire:
                 refusal = toolexec.bad_request("the head ended early")
                 raise RefusedAtOnceError(refusal)
             has_begun = True
+            self.received.append(data)
             try:
                 cut = reader.feed(data)
             except HeadTooLargeError:
@@ -168,10 +187,14 @@ class Wire:
             if not data:
                 refusal = toolexec.bad_request("the body ended early")
                 raise RefusedAtOnceError(refusal)
+            self.received.append(data)
             return data
         raise GoneError
 
     async def _receive(self) -> bytes:
+        if self._ahead:
+            ahead, self._ahead = self._ahead, b""
+            return ahead
         while True:
             try:
                 return self.sock.recv(RECEIVE_BYTES)
@@ -210,10 +233,11 @@ class Wire:
         Raises:
             OSError: the client is gone.
         """
-        view = memoryview(b"".join(parts))
+        view = self.unsent = memoryview(b"".join(parts))
         while view:
             try:
-                view = view[self.sock.send(view, socket.MSG_NOSIGNAL) :]
+                sent = self.sock.send(view, socket.MSG_NOSIGNAL)
+                view = self.unsent = view[sent:]
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self.sock)
 

@@ -39,6 +39,7 @@ VFS_DOORS = (
     "vfs.payload",
     "vfs.hostio",
     "vfs.content",
+    "vfs.content.handover",
     "vfs.handover",
 )
 PSUTIL_HOMES = ("supervisor.watcher", "supervisor.reaper")

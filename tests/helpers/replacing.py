@@ -17,6 +17,7 @@ from typing import Any
 
 from supervisor.control_client import call
 from tests.helpers.command import read_until
+from tests.helpers.daemon import Daemon
 from tests.helpers.hosts import CHILDREN, PYTHON
 
 SEQUENCE = (*PYTHON, str(CHILDREN / "sequence.py"))
@@ -185,3 +186,16 @@ def replaced(
             yield host
         finally:
             process.kill()
+
+
+def replace_daemon(running: Daemon) -> None:
+    """Have a daemon replaced as an operator does it."""
+    before = running.client.stats()["generation"]
+    assert running.client.replace() == before + 1
+    running.hear("READY=1")
+
+
+def assert_clean(running: Daemon) -> None:
+    """Check that a daemon explains all that it holds."""
+    found = call(running.client.path, "leaks")
+    assert found["clean"], {k: v for k, v in found.items() if v}

@@ -99,6 +99,14 @@ class DirectoryRoutes:
         """Take note of it."""
         self.asked.append("child_starting")
 
+    def busy(self) -> str | None:
+        """Nothing is."""
+        return None
+
+    def hand_over(self) -> tuple[object, set[int]]:
+        """Have nothing to hand over."""
+        return None, set()
+
     async def open_cwd(self, cwd: bytes, child: Child) -> int:
         """Open a directory of the workspace."""
         self.asked.append("open_cwd")

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -190,7 +191,7 @@ async def test_accounts_of_children_are_handed_over(
                 child.reserve(0, 1, Weights()).settle(Usage(10, 0))
             assert (child.spent, child.calls) == (10.0, 1)
             assert scene.service.root.spent == 10.0
-            state, fds = scene.service.hand_over()
+            state, fds = scene.service.hand_over(ExitStack())
             assert not fds
             assert isinstance(state, dict)
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor import control
+from supervisor import accepting, control
 from supervisor.control import LINE_BYTES, MAX_CONNECTIONS
 from supervisor.leaks import held
 from tests.helpers.control import Line, ask, connected, controlled, path
@@ -301,7 +301,7 @@ async def test_too_few_descriptors_only_pause_the_listener(
             raise OSError(refusals.pop(), "no descriptor")
         return await accept(listener)
 
-    monkeypatch.setattr(control, "ACCEPT_PAUSE_S", 0.01)
+    monkeypatch.setattr(accepting, "ACCEPT_PAUSE_S", 0.01)
     monkeypatch.setattr(trio.SocketListener, "accept", poor)
     async with controlled(stage) as path:
         assert await ask(path, "ps") == []

@@ -7,14 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import trio
 import trio.testing
 
 from supervisor import proctree, watcher
-from supervisor.watcher import SLICE_PROCESSES, Sample, Watcher
+from supervisor.watcher import SLICE_PROCESSES, STATES, Sample, Watcher
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.spawning import ROOT
 
@@ -109,6 +111,38 @@ async def test_a_stopped_process_is_said_to_be(stage: Stage) -> None:
     process.send_signal(signal.SIGSTOP)
     while (await sampled(puppet.pid)).state != "stopped":
         await trio.lowlevel.checkpoint()
+
+
+# A glance tells what a sample tells, of what it reads.
+async def test_a_glance_agrees_with_a_sample(stage: Stage) -> None:
+    puppet = await stage.puppet()
+    await puppet.do("[forked()[0] for _ in range(3)]")
+    process = puppet.child.process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    while (sample := await sampled(puppet.pid)).state != "stopped":
+        await trio.lowlevel.checkpoint()
+    name, eye = identity(puppet.pid), Watcher()
+    (seen,) = (await eye.glance([name], {name})).values()
+    # The kernel counts resident pages for each core, and sums up at times: proc(5).
+    assert abs(seen.rss_bytes - sample.rss_bytes) < 1_048_576
+    looked = replace(sample, descriptors=None, cpu_percent=None)
+    assert replace(seen, rss_bytes=0) == replace(looked, rss_bytes=0)
+    assert seen.descendants > 0
+    assert (await eye.glance([name]))[name].descendants == 0
+    with zombie() as pid:
+        gone = identity(pid)
+        assert (await eye.glance([gone]))[gone].state == "zombie"
+    # attack 27: what is gone, and what has another's number, is left out
+    assert await eye.glance([gone, (name[0], name[1] - 1)]) == {}
+    # A word for every letter that proc(5) has today, psutil's own.
+    assert {STATES[letter.encode()] for letter in "RSDTtZXI"} == {
+        getattr(psutil, f"STATUS_{word}")
+        for word in (
+            *("RUNNING", "SLEEPING", "DISK_SLEEP", "STOPPED", "TRACING_STOP"),
+            *("ZOMBIE", "DEAD", "IDLE"),
+        )
+    }
 
 
 # ---------------------------------------------------------------- whose it is

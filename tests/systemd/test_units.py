@@ -1,5 +1,6 @@
 """The units as a real systemd sees them: booted, watched, killed, reloaded, stopped."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -114,6 +115,41 @@ def test_a_stalled_loop_is_killed_by_the_watchdog_and_comes_back(
         again = it.wait_active()
         assert again != main
         assert {row["name"] for row in it.children()} == {"a", "b"}
+
+
+# ADR 43: READY again, the same main pid, and a watchdog that watches the next program.
+@pytest.mark.parametrize("wants", ["sandhost.service", "sandhost.socket"])
+def test_a_program_is_replaced_under_the_manager(tmp_path: Path, wants: str) -> None:
+    config = CONFIG + "[toolexec]\nlisten = ['unix']\n"
+    with booted(tmp_path, config, service="WatchdogSec=3s", wants=wants) as it:
+        if wants == "sandhost.socket":
+            it.wait(
+                lambda: it.show("ActiveState", wants) == "active", "no active socket"
+            )
+            it.sandhost("ps")  # starts it
+        main = it.wait_active()
+        before = {row["name"]: row["pid"] for row in it.children()}
+        ready = it.show("ActiveEnterTimestampMonotonic")
+        for number in (1, 2):
+            answer = it.sandhost("reload", "--exec", "--json")
+            assert json.loads(answer) == {"generation": number}, it.said()
+            it.wait(lambda: it.show("SubState") == "running", "not ready again")
+            assert it.show("StatusText") == "2 children"
+            assert it.wait_active() == main
+            assert {row["name"]: row["pid"] for row in it.children()} == before
+        assert it.show("ActiveEnterTimestampMonotonic") == ready
+        # It is fed: nothing happens for longer than it would take to be killed...
+        fed = it.show("WatchdogTimestampMonotonic")
+        it.wait(lambda: it.show("WatchdogTimestampMonotonic") != fed, "not fed")
+        it.run("sleep", "4")
+        assert (it.show("NRestarts"), it.wait_active()) == ("0", main)
+        # ... and it bites.
+        it.run("kill", "-STOP", str(main))
+        it.wait(lambda: it.show("NRestarts") == "1", "no restart")
+        assert it.wait_active() != main
+        it.run("systemctl", "stop", "sandhost.service")
+        assert it.show("Result") == "success"
+        assert it.run("pgrep", "-u", "sandhost", check=False).stdout == ""
 
 
 def test_a_host_that_was_killed_leaves_no_child_and_comes_back(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ async def test_a_child_that_ends_during_a_start_leaves_no_tool(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = await scene.tenant()
-    assert scene.tool._shared_url is not None
-    other.url = scene.tool._shared_url  # its connection is not the child's
+    assert scene.tool.shared_url is not None
+    other.url = scene.tool.shared_url  # its connection is not the child's
     up = scene.workspace / "up"
     SlowBirth(monkeypatch)
     with await scene.connect(other) as sock:
@@ -308,9 +308,9 @@ async def test_an_id_is_free_when_the_exit_code_is_told(scene: Scene) -> None:
 # spec E5
 async def test_executions_end_with_their_child(scene: Scene) -> None:
     other = await scene.tenant()
-    assert scene.tool._shared_url is not None
+    assert scene.tool.shared_url is not None
     path = other.path
-    other.url = scene.tool._shared_url
+    other.url = scene.tool.shared_url
     with await scene.connect(other) as sock:
         form = shell(STUBBORN)
         await send(sock, scene.request(form, "X-Aifo-Detach: 1", token=other.token))
@@ -346,7 +346,7 @@ async def test_a_pipe_that_somebody_holds_is_not_waited_for(
 
 
 async def _live(scene: Scene) -> Any:
-    (owner, *_) = scene.tool._children
+    (owner, *_) = scene.tool.children.values()
     await eventually(lambda: [e for e in owner.live.values() if e.log.end])
     return owner.live.values()
 

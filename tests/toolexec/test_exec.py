@@ -88,9 +88,9 @@ async def test_curl_uploads_in_chunks_and_waits_to_be_told(scene: Scene) -> None
 
 
 async def test_tcp_serves_the_same(scene: Scene) -> None:
-    assert scene.tool._shared_url is not None
-    assert scene.tool._shared_url.startswith("http://127.0.0.1:")
-    scene.child.url = scene.tool._shared_url
+    assert scene.tool.shared_url is not None
+    assert scene.tool.shared_url.startswith("http://127.0.0.1:")
+    scene.child.url = scene.tool.shared_url
     reply = await scene.curl("tool=printf", "arg=hello")
     assert (reply.status, reply.body, reply.code) == (200, b"hello", 0)
     raw = await scene.run("tool=printf", "arg=hello")

@@ -57,8 +57,8 @@ async def test_output_of_any_size_arrives_whole(
 
 
 async def test_much_output_arrives_whole_over_tcp(scene: Scene) -> None:
-    assert scene.tool._shared_url is not None
-    scene.child.url = scene.tool._shared_url
+    assert scene.tool.shared_url is not None
+    scene.child.url = scene.tool.shared_url
     reply = await scene.say(scene.request(numbers(900_000)))
     assert (reply.body, reply.code) == (printed(900_000), 0)
     with await scene.connect() as sock:  # and a client that leaves in the middle
@@ -93,7 +93,7 @@ async def test_a_second_reader_follows_the_same_execution(scene: Scene) -> None:
         async with trio.open_nursery() as nursery:
             for start in (0, 2, 6, 100):
                 nursery.start_soon(follow, start)
-            (owner,) = scene.tool._children
+            (owner,) = scene.tool.children.values()
             await eventually(lambda: len(owner.live["f"].log.readers) == 5)
             (scene.workspace / "go").write_bytes(b"\n")
         own = parse(seen + await receive_all(sock))
@@ -140,7 +140,7 @@ async def test_beyond_the_limit_the_slowest_reader_slows_the_tool(
         with await scene.connect() as sock:
             await send(sock, scene.request(form, "X-Aifo-Exec-Id: z"))
             data = await receive_until(sock, b"\r\n\r\n")
-            (owner,) = scene.tool._children
+            (owner,) = scene.tool.children.values()
             log = owner.live["z"].log
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             await eventually(lambda: bool(log._space))  # the tool waits for us
@@ -179,7 +179,7 @@ async def test_a_detached_tool_that_nobody_reads_is_not_slowed(tmp_path: Path) -
             extra = ("X-Aifo-Exec-Id: d", "X-Aifo-Detach: 1")
             await send(sock, scene.request(numbers(900_000), *extra))
             await receive_until(sock, b"\r\n\r\n")
-        (owner,) = scene.tool._children
+        (owner,) = scene.tool.children.values()
         await eventually(lambda: "d" in owner.kept, 15.0)
         assert (await replay(scene, "d", 0)).status == 416
         start = 7_200_000 - MIB // 2
@@ -289,7 +289,7 @@ async def test_a_reader_may_change_its_pace(scene: Scene) -> None:
     with await scene.connect() as sock:
         await send(sock, scene.request(form, "X-Aifo-Exec-Id: p"))
         data = b""
-        (owner,) = scene.tool._children
+        (owner,) = scene.tool.children.values()
         for pause_at in (3 * MIB, 9 * MIB, 15 * MIB):
             while len(data) < pause_at:
                 data += await receive(sock, MIB)
@@ -322,7 +322,7 @@ async def test_kept_output_is_bounded_and_the_oldest_goes_first(tmp_path: Path) 
         assert len((await replay(scene, "c")).body) == 960_000
         for _ in range(40):
             await scene.run("tool=true")
-        (owner,) = scene.tool._children
+        (owner,) = scene.tool.children.values()
         assert len(owner.kept) <= 32
 
 
@@ -335,5 +335,5 @@ async def test_a_reader_that_leaves_holds_nothing(scene: Scene) -> None:
             while got < size:
                 got += len(await receive(sock, size - got))
         await eventually(lambda: not scene.tool._slots.used)
-    (owner,) = scene.tool._children
+    (owner,) = scene.tool.children.values()
     assert not [e for e in owner.kept.values() if e.log.readers]

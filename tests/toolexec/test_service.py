@@ -48,8 +48,8 @@ async def test_a_stale_socket_is_replaced_a_living_one_is_not(tmp_path: Path) ->
     path = tmp_path / "toolexec.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    async with unix_listener(str(tmp_path)) as (url, listener):
-        assert url == f"unix://{path}"
+    async with unix_listener(str(tmp_path)) as (where, listener):
+        assert where == str(path)
         with pytest.raises(OSError, match="living host"):
             async with unix_listener(str(tmp_path)):
                 pass

@@ -75,7 +75,7 @@ async def test_shims_run_tools_of_the_host(
     scene: Scene, tmp_path: Path, shell: list[str], foreign: bool, transport: str
 ) -> None:
     shims = make_shims(scene, tmp_path / "shims", foreign=foreign)
-    url = scene.child.url if transport == "unix" else scene.tool._shared_url
+    url = scene.child.url if transport == "unix" else scene.tool.shared_url
     assert url is not None
     env = environment(scene, url, tmp_path)
     for name, args, said, code in (

@@ -80,7 +80,7 @@ async def test_a_log_without_quota_is_a_ring_of_eight_mebibytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened_scene(tmp_path, log_limit_bytes=64 << 20) as scene:
-        (owner,) = scene.tool._children
+        (owner,) = scene.tool.children.values()
         monkeypatch.setattr(owner._quota, "take", lambda _size: False)
         size = 20 << 20
         reply = await scene.run("tool=head", "arg=-c", f"arg={size}", "arg=/dev/zero")

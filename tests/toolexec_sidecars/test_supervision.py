@@ -57,6 +57,8 @@ class Sidecar:
 
     def __init__(self, make: Callable[[int], Process]) -> None:
         self.is_running = False
+        self.is_moving = False
+        self.process: SpawnedProcess | None = None
         self.generation = 0
         self.starts: list[float] = []
         self.cleaned = 0

@@ -12,25 +12,12 @@ import pytest
 from supervisor.control_client import ControlError, call
 from supervisor.handover_state import versions
 from tests.helpers.command import SANDHOST, TIMEOUT_S, sandhost
-from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.replacing import SEQUENCE
+from tests.helpers.daemon import daemon
+from tests.helpers.replacing import SEQUENCE, assert_clean, replace_daemon
 
 pytestmark = pytest.mark.slow
 
 TALKER = '["/bin/sh", "-c", "n=0; while read -r line; do echo $line; done <going"]'
-
-
-def replace(running: Daemon) -> None:
-    """Have it replaced as an operator does it."""
-    before = running.client.stats()["generation"]
-    assert running.client.replace() == before + 1
-    running.hear("READY=1")
-
-
-def assert_clean(running: Daemon) -> None:
-    """Check that the host explains all that it holds."""
-    found = call(running.client.path, "leaks")
-    assert found["clean"], {k: v for k, v in found.items() if v}
 
 
 # spec T3: children that count over the door miss nothing; pids, names, logs stay.
@@ -50,7 +37,7 @@ def test_a_daemon_is_replaced_while_its_children_count(tmp_path: Path) -> None:
     with daemon(tmp_path, config) as running:
         before = {row.name: row.pid for row in running.client.ps()}
         for _ in range(3):
-            replace(running)
+            replace_daemon(running)
             assert {row.name: row.pid for row in running.client.ps()} == before
         running.send(signal.SIGUSR2)
         running.hear("RELOADING=1")
@@ -86,7 +73,7 @@ def test_names_restarts_logs_and_waits_are_kept(tmp_path: Path) -> None:
             print("one", file=going, flush=True)
             running.wait(lambda: running.log("talks") == b"one\n")
             pid = running.row("talks").pid
-            replace(running)
+            replace_daemon(running)
             assert_clean(running)
             assert running.row("talks").pid == pid
             assert running.row("adhoc").pid == adhoc.pid
@@ -97,7 +84,7 @@ def test_names_restarts_logs_and_waits_are_kept(tmp_path: Path) -> None:
         # It has ended now, and comes back, under the next program and the one after.
         running.wait(lambda: running.row("talks").pid not in {None, pid})
         assert running.row("talks").restarts == 1
-        replace(running)
+        replace_daemon(running)
         assert running.row("talks").restarts == 1
         running.client.stop_child("adhoc")
         assert "adhoc" not in {row.name for row in running.client.ps()}
@@ -116,7 +103,7 @@ def test_what_the_configuration_says_by_then_is_made_so(tmp_path: Path) -> None:
         file = tmp_path / "c.toml"
         text = file.read_text().replace("[child.changed]", "[child.fresh]")
         file.write_text(text)
-        replace(running)
+        replace_daemon(running)
         running.wait(
             lambda: {row.name for row in running.client.ps()} == {"same", "fresh"}
         )
@@ -198,7 +185,7 @@ def test_a_chat_under_way_gets_one_error_and_the_next_an_answer(
             first, _ = server.accept()
             with first:
                 assert KEY.encode() in received(first)
-                replace(running)
+                replace_daemon(running)
                 second, _ = server.accept()
             with second:
                 assert KEY.encode() in received(second)
@@ -215,18 +202,6 @@ def test_a_chat_under_way_gets_one_error_and_the_next_an_answer(
             assert KEY.encode() not in environ
             assert_clean(running)
             assert running.end(signal.SIGTERM) in {0, 1}
-
-
-def test_a_service_that_cannot_be_handed_over_keeps_the_program(
-    tmp_path: Path,
-) -> None:
-    with daemon(tmp_path, "[toolexec]\n") as running:
-        with pytest.raises(
-            ControlError, match="ToolExec has something that stays here"
-        ):
-            running.client.replace()
-        assert running.client.stats()["generation"] == 0
-        assert running.end() == 0
 
 
 def test_the_check_says_what_is_taken_over() -> None:

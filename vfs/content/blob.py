@@ -74,6 +74,11 @@ class Blob:
         """Return the bytes if they are in memory, None if they are on the disk."""
         return self._buffer if isinstance(self._buffer, bytes) else None
 
+    @property
+    def mapping(self) -> FileMap | None:
+        """Return the mapping of its file, if it has one."""
+        return self._buffer if isinstance(self._buffer, FileMap) else None
+
     def move(self, place: Buffer | Slot) -> None:
         """Let the bytes lie elsewhere from now on."""
         if isinstance(place, Slot):

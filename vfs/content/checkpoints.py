@@ -37,6 +37,7 @@ from blake3 import blake3
 from vfs.content.checkpoint_blobs import BlobFiles
 from vfs.content.checkpoint_state import state_of, table_of
 from vfs.content.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
+from vfs.content.spool import descriptors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,8 +137,14 @@ class Checkpoints:
             raise
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors; SQLite has its own beside."""
-        for fd in (self._fd, self._blobs.fd):
+        """Yield what it holds of the host's descriptors, SQLite's own among them."""
+        own = set()
+        if self._database is not None:
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(self._path + suffix)
+                    own.add((status.st_dev, status.st_ino))
+        for fd in (self._fd, self._blobs.fd, *(fd for _, fd in descriptors_of(own))):
             if fd >= 0:
                 yield fd, "checkpoints"
 

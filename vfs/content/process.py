@@ -364,6 +364,11 @@ class Process:
 
     # Its life
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a call is being done."""
+        return self._turn.locked()
+
     def fork(self) -> Process:
         """Return a process that starts with everything this one has."""
         child = self._child(self.table.fork())

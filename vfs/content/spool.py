@@ -51,9 +51,11 @@ class FileMap(mmap.mmap):
     Attributes:
         fd: its file, if that is still open: to give the pages back is then up to
             close(2), which lets go of the interpreter; -1 if it is not.
+        identity: what tells the file from others.
     """
 
     fd: int = -1
+    identity: tuple[int, int]
     spool: Spool
 
     def free(self) -> None:
@@ -206,6 +208,8 @@ class Spool:
         """
         try:
             made = FileMap(fd, size, prot=mmap.PROT_READ)
+            status = os.fstat(fd)
+            made.identity = status.st_dev, status.st_ino
         except BaseException:
             self.close_file(fd)
             raise
@@ -235,18 +239,31 @@ class Spool:
         self._open.add(fd)
         return fd
 
+    def take_over(self, fd: int) -> None:
+        """Own a file that another program of this host has opened."""
+        self._open.add(fd)
+
     def close_file(self, fd: int) -> None:
         """Close a file; what is mapped of it stays."""
         self._open.discard(fd)
         os.close(fd)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors.
-
-        A mapping has a descriptor too, which Python keeps to itself.
-        """
+        """Yield what it holds of the host's descriptors, but those of mappings."""
         for fd in tuple(self._open):
             yield fd, "content"
+
+
+def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
+    """Return (file, descriptor) of each that this process has of some files."""
+    found = []
+    for name in os.listdir("/proc/self/fd") if files else ():
+        fd = int(name)
+        with contextlib.suppress(OSError):  # the listing's own is closed by now
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino) in files:
+                found.append(((status.st_dev, status.st_ino), fd))
+    return found
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -26,7 +26,7 @@ from blake3 import blake3
 from vfs.content.blob import Blob, Content
 from vfs.content.errors import FdError
 from vfs.content.index import Reader, TextIndex
-from vfs.content.spool import Slot, Spool
+from vfs.content.spool import Slot, Spool, descriptors_of
 from vfs.content.writer import BESIDE_BYTES, Writer
 from vfs.hostio import beside
 
@@ -283,4 +283,16 @@ class Store:
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, with a word for each."""
-        return self.spool.descriptors()
+        yield from self.spool.descriptors()
+        for _, fd in self.files():
+            yield fd, "content"
+
+    def files(self) -> list[tuple[tuple[int, int], int]]:
+        """Return (what tells a mapped file from others, descriptor) of each.
+
+        Python keeps them to itself (mmap has a copy of its own); /proc has them.
+        """
+        with self._lock:
+            blobs = tuple(self.blobs.values())
+        found = (blob.mapping for blob in blobs)
+        return descriptors_of({one.identity for one in found if one is not None})

@@ -1,0 +1,59 @@
+"""Accepting connections, for every listener that has a bounded number of them.
+
+Rules of this file.
+
+1. A process that has no descriptor or memory to spare for a moment goes on listening:
+   who connects waits in the kernel's queue.
+2. Of bounded connections the one that idles longest makes room, once.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ACCEPT_PAUSE_S = 0.1
+"""Between tries to accept while the process has no descriptor or memory to spare."""
+
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+
+
+class Idler(Protocol):
+    """A connection; ``idle_since`` is None while a question is under way."""
+
+    idle_since: float | None
+    scope: trio.CancelScope
+
+
+C = TypeVar("C", bound=Idler)
+
+
+async def accepted(listener: trio.SocketListener) -> trio.SocketStream:
+    """Wait for the next connection.
+
+    Raises:
+        OSError: the listener is of no use any more.
+    """
+    while True:
+        try:
+            return await listener.accept()
+        except OSError as why:
+            if why.errno not in OUT_OF_RESOURCES:
+                raise
+            await trio.sleep(ACCEPT_PAUSE_S)
+
+
+def make_room(among: Iterable[C]) -> C | None:
+    """Cancel the connection that idles longest, and return it; None if none idles."""
+    idle = [(one.idle_since, one) for one in among if one.idle_since is not None]
+    if not idle:
+        return None
+    _, longest = min(idle, key=lambda pair: pair[0])
+    longest.scope.cancel()
+    longest.idle_since = None  # it makes room once
+    return longest

@@ -1,0 +1,74 @@
+"""What a connection of ToolExec is in the middle of: so that it can be gone on with.
+
+A connection says by its moment how it is handed to the next program of the host: as what
+it has received, as the reply that is under way, or not at all before it is further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from supervisor.toolexec.chunks import ChunkedReader
+    from supervisor.toolexec.execution import Execution
+
+
+class Moment(Enum):
+    """Where a connection is."""
+
+    RECEIVING = "receiving"
+    """Its request has not come whole, or nothing has been done for it."""
+
+    BUSY = "busy"
+    """It does what ends by itself."""
+
+    WAITING = "waiting"
+    """It waits for the end of its tool; nothing of the reply is sent."""
+
+    STREAMING = "streaming"
+    """Output is sent as it comes."""
+
+    SENDING = "sending"
+    """A whole output is being sent."""
+
+    LAST = "last"
+    """The last bytes of the reply are being sent."""
+
+
+class Kind(Enum):
+    """How the output of an execution is answered."""
+
+    WHOLE = "whole"
+    STREAM = "stream"
+    HANDLE = "handle"
+    NOTIFY = "notify"
+    REPLAY = "replay"
+
+
+@dataclass(slots=True)
+class Task:
+    """The execution that a connection answers with.
+
+    Attributes:
+        execution: it.
+        kind: how its output is answered.
+        detach: it goes on when the client is gone.
+        as_fd: the client takes a handle in place of a large output.
+        moment: where that is.
+        reader: sends its output, while it is streamed.
+        before: sent before what begins at ``offset``, while all of it is sent.
+        offset: everything of the output before it is sent, or with the kernel.
+        after: sent after it.
+    """
+
+    execution: Execution
+    kind: Kind
+    detach: bool = False
+    as_fd: bool = False
+    moment: Moment = Moment.WAITING
+    reader: ChunkedReader | None = None
+    before: bytes = b""
+    offset: int = 0
+    after: bytes = b""

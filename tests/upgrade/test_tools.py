@@ -1,0 +1,228 @@
+"""Tools that run while the host is replaced: they and their clients notice nothing."""
+
+import os
+import signal
+
+import pytest
+
+from supervisor.control_client import ControlError
+from tests.helpers.toolupgrade import opened_tools, rest, until
+
+pytestmark = pytest.mark.slow
+
+WAITS = "echo begun; : >{0}; read -r line <{0}.going; echo $line; exit 7"
+
+
+# Executions go on; a stream, a whole reply and a request that has half come are answered.
+@pytest.mark.parametrize("listen", ['["unix"]', '["tcp://127.0.0.1:0"]'])
+def test_tools_and_their_clients_notice_nothing(listen: str) -> None:
+    with opened_tools(listen) as tools:
+        for name in ("stream", "whole", "left"):
+            os.mkfifo(tools.where / f"{name}.going")
+        stream = tools.begin(WAITS.format("stream"), 2, "X-Aifo-Exec-Id: followed")
+        whole = tools.begin(WAITS.format("whole"), 1)
+        left = tools.begin(
+            WAITS.format("left"), 2, "X-Aifo-Exec-Id: left", "X-Aifo-Detach: 1"
+        )
+        for name in ("stream", "whole", "left"):
+            tools.hear(name)
+        got = until(stream, b"begun\n")
+        left.close()
+        half = tools.connect()
+        request = tools.request("echo late")
+        half.sendall(request[:60])
+        idle = tools.connect()
+        tools.replace()
+        half.sendall(request[60:])
+        assert rest(half).body == b"late\n"
+        idle.sendall(tools.request("echo idle"))
+        assert rest(idle).body == b"idle\n"
+        replayed = tools.replay("left")
+        assert until(replayed, b"begun\n")
+        tools.replace()
+        for name in ("stream", "whole", "left"):
+            (tools.where / f"{name}.going").write_text("on\n")
+        for sock, before in ((stream, got), (whole, b""), (tools.replay("left"), b"")):
+            reply = rest(sock, before)
+            assert (reply.body, reply.code) == (b"begun\non\n", 7)
+        replayed.close()
+        # What has finished is kept, and what is new runs as before.
+        tools.replace()
+        assert rest(tools.replay("followed", 6)).body == b"on\n"
+        assert tools.run("echo new").body == b"new\n"
+
+
+def pattern(lines: int) -> bytes:
+    """What ``seq`` prints."""
+    return b"".join(b"%d\n" % n for n in range(1, lines + 1))
+
+
+# No byte is dropped: a pump that waits for room, a chunk of which half is sent, a ring.
+def test_output_that_is_not_taken_is_handed_over() -> None:
+    lines = 3_000_000
+    with opened_tools(log_limit="1M") as tools:
+        printing = f"seq {lines}; : >printed"
+        slow = tools.begin(printing, 2, "X-Aifo-Exec-Id: slow")
+        got = until(slow, b"\n1\n")
+        for _ in range(2):
+            tools.replace()
+            got += slow.recv(500_000)
+        assert not (tools.where / "printed").exists()  # the reader holds it back
+        reply = rest(slow, got)
+        assert (reply.body, reply.code) == (pattern(lines), 0)
+        tools.hear("printed")
+        gone = tools.replay("slow", 5)
+        assert until(gone, b"\r\n\r\n").startswith(b"HTTP/1.1 416")
+        gone.close()
+
+
+def test_a_whole_output_is_sent_on() -> None:
+    with opened_tools() as tools:
+        whole = tools.begin("seq 200000; : >printed", 1)
+        tools.hear("printed")
+        first = until(whole, b"\r\n\r\n")
+        quick = tools.begin("echo quick", 1)
+        tools.replace()
+        assert rest(whole, first).body == pattern(200_000)
+        assert rest(quick).body == b"quick\n"
+        other = tools.begin("seq 200000; : >printed", 2)  # as a stream, to its end
+        tools.hear("printed")
+        tools.replace()
+        assert rest(other).body == pattern(200_000)
+
+
+# A time limit and a ladder go on; a signal reaches a tool of the program before.
+def test_what_ends_a_tool_goes_on() -> None:
+    trapped = "trap '' TERM; trap 'echo int{1}' INT; : >{0}; "
+    loops = "while :; do sleep 0.05; done"
+    with opened_tools(sidecar='timeout = "4s"') as tools:
+        limited = tools.begin(trapped.format("limited", "; exit 3") + loops, 2)
+        script = f"trap 'echo told; exit 5' USR1; : >told; {loops}"
+        told = tools.begin(script, 1, "X-Aifo-Exec-Id: told")
+        gone = tools.begin(trapped.format("gone", "") + f"echo $$ >pid; {loops}", 2)
+        for name in ("limited", "told", "gone"):
+            tools.hear(name)
+        gone.close()  # its ladder has begun, and ends under the next program
+        tools.replace()
+        with tools.connect() as sock:
+            body = b"exec_id=told&signal=USR1"
+            sock.sendall(tools.head("POST /signal HTTP/1.1", len(body), 2) + body)
+            assert b" 204 " in sock.recv(65_536)
+        reply = rest(told)
+        assert (reply.body[-5:], reply.code) == (b"told\n", 5)
+        pid = int((tools.where / "pid").read_text())
+        tools.running.wait(lambda: not os.path.exists(f"/proc/{pid}"), "its end")
+        reply = rest(limited)
+        assert b"int\n" in reply.body
+        assert reply.body.endswith(b"\naifo-coder proxy timeout\n")
+        assert reply.code == 124
+
+
+def test_a_tool_that_ends_between_two_programs_is_answered() -> None:
+    with opened_tools(more="max_executions = 2") as tools:
+        for _ in range(3):
+            socks = [
+                tools.begin(f": >up{n}; sleep 0.{n}3; echo {n}; exit {n}", 2)
+                for n in (1, 4)
+            ]
+            for n in (1, 4):
+                tools.hear(f"up{n}")
+            tools.replace()
+            for n, sock in zip((1, 4), socks, strict=True):
+                reply = rest(sock)
+                assert (reply.body, reply.code) == (b"%d\n" % n, n)
+        # Their slots are free again.
+        assert [tools.run("exit 3").code for _ in range(3)] == [3, 3, 3]
+
+
+# A sidecar's process stays; what is configured otherwise by then is started anew.
+def test_a_sidecar_goes_on() -> None:
+    # Without walls: in a pid namespace it has another number.
+    start = 'start = ["/bin/sh", "-c", "echo $$ >>started; exec sleep 2000"]'
+    with opened_tools(sidecar=f'sandbox = "none"\n{start}') as tools:
+        started = tools.where / "started"
+        (pid,) = started.read_text().split()
+        tools.replace()
+        tools.replace()
+        assert started.read_text().split() == [pid]
+        os.kill(int(pid), signal.SIGKILL)
+        second = tools.running.wait(lambda: started.read_text().split()[1:])[0]
+        tools.running.wait(lambda: tools.run("exit 4").status == 200)
+        file = tools.where / "c.toml"
+        file.write_text(file.read_text().replace("sleep 2000", "sleep 2001"))
+        tools.replace()
+        tools.running.wait(lambda: len(started.read_text().split()) == 3)
+        tools.running.wait(lambda: not os.path.exists(f"/proc/{second}"))
+        assert tools.run("exit 4").code == 4
+
+
+# spec N4: a tool that speaks on FD 3 is a client, and stays the one that it is.
+def test_a_tool_keeps_its_door() -> None:
+    with opened_tools(sidecar="fd3 = true") as tools:
+        script = (
+            "exec 2>&1; ask() { echo PING >&3; read -r answer <&3; echo $answer; }\n"
+            "ask; : >asked; read -r line <going; ask"
+        )
+        os.mkfifo(tools.where / "going")
+        sock = tools.begin(script)
+        tools.hear("asked")
+        rows = tools.running.client.clients()
+        tools.replace()
+        assert len(rows) == len(tools.running.client.clients()) == 2
+        (tools.where / "going").write_text("on\n")
+        reply = rest(sock)
+        assert (reply.body, reply.code) == (b"OK\nOK\n", 0)
+        tools.running.wait(lambda: len(tools.running.client.clients()) == 1)
+
+
+# A service that is no longer configured is gone: its tools are ended, nothing is held.
+def test_tools_that_are_not_configured_any_more_are_ended() -> None:
+    with opened_tools() as tools:
+        sock = tools.begin("echo $$ >pid; : >up; exec sleep 1000")
+        tools.hear("up")
+        pid = int((tools.where / "pid").read_text())
+        child = tools.running.row("one").pid
+        file = tools.where / "c.toml"
+        text = file.read_text()
+        begin, end = text.index("[toolexec]"), text.index("[policy.p]")
+        file.write_text(text[:begin] + text[end:])
+        tools.replace()
+        tools.running.wait(lambda: not os.path.exists(f"/proc/{pid}"), "its end")
+        until(sock, b"Trailer")  # what was sent before
+        assert not sock.recv(65_536).endswith(b"\r\n\r\n0\r\n")
+        sock.close()
+        assert tools.running.row("one").pid == child
+        assert "No section for toolexec any more" in tools.running.said()
+
+
+# A handle in place of a large output: asked for before, answered by the next program.
+def test_a_handle_is_made_by_the_next_program() -> None:
+    fds = "[tools]\nenabled = ['read_fd']\n[file_descriptor]\nenabled = true"
+    with opened_tools(more=fds) as tools:
+        os.mkfifo(tools.where / "going")
+        script = "seq 20000; : >printed; read -r line <going; exit 2"
+        for version in (1, 2):
+            sock = tools.begin(script, version, "X-Sandhost-Fd: 1")
+            tools.hear("printed")
+            tools.replace()
+            (tools.where / "going").write_text("on\n")
+            reply = rest(sock)
+            assert reply.body.startswith(b'<fd_result fd="fd:%d"' % version), reply
+            assert reply.code == 2
+
+
+# What would end a program that begins is found before it is one.
+def test_a_workspace_that_is_gone_is_found_before_the_exchange() -> None:
+    with opened_tools() as tools:
+        file = tools.where / "c.toml"
+        text = file.read_text()
+        file.write_text(text.replace("workspace =", 'workspace = "/no/such" #'))
+        with pytest.raises(ControlError, match="'/no/such' is no directory; make it"):
+            tools.running.client.replace()
+        key = tools.where / "key"
+        file.write_text(f'{text}\n[llm]\napi_key_file = "{key}"\n')
+        with pytest.raises(ControlError, match=r"cannot use key file .*No such file"):
+            tools.running.client.replace()
+        assert tools.running.client.stats()["generation"] == 0
+        assert tools.run("echo still").body == b"still\n"
+        file.write_text(text)

@@ -1,0 +1,392 @@
+"""The LLM fds of a host, handed from one program to the next: plain forms and back.
+
+What it is: contents, tables, names, sections, unused tokens, temporary files and
+conversations.  What it is not: whose they are (``supervisor.fds.handover``), or
+checkpoints, which are on the disk.
+
+Rules of this file.
+
+1. A content goes once, however many hold it: in a file in memory, or, where it lies in a
+   file already, as that file.  The counts that a scan has found go with it.
+2. What stands here is JSON: what a model or a program said may be text that is no
+   UTF-8, and JSON has a form for it.
+3. Until every table has its contents, all of them are held here.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vfs.content.blob import PIECE_BYTES, Blob, Content
+from vfs.content.index import TextIndex
+from vfs.content.pages import PageTable
+from vfs.content.process import Process, Shared
+from vfs.content.spool import Slot
+from vfs.content.table import FdNumber, FdTable, LlmFd
+from vfs.content.tempfiles import TempFile
+from vfs.errors import HandoverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfs.content.store import Store
+    from vfs.content.writer import Writer
+
+Piece = tuple[int, int]
+"""(offset, size) in the file in memory."""
+
+
+class BlobState(msgspec.Struct):
+    """See ``Blob``.
+
+    Attributes:
+        data: where it is in the file in memory, if it is there.
+        fd: the file that is it; -1 for none.
+        slot: (slot size, number), if it lies in one.
+        newlines, starts, ends_line: see ``TextIndex``; None for what is no text.
+        tables: (page size, where the starts of its pages are).
+    """
+
+    key: str
+    size: int
+    data: Piece | None
+    fd: int
+    slot: tuple[int, int] | None
+    newlines: Piece | None
+    starts: Piece | None
+    ends_line: bool
+    tables: list[tuple[int, Piece]]
+
+
+class FdState(msgspec.Struct):
+    """See ``LlmFd``; ``blobs`` are the keys of its content."""
+
+    number: int
+    blobs: list[str]
+    page_size: int
+    source: str
+    created: float
+    name: str
+    sections: dict[str, tuple[int, int]]
+    language: str
+
+
+class WriterState(msgspec.Struct):
+    """What was put in under a token so far: in memory, or in the file ``fd``."""
+
+    token: str
+    size: int
+    pieces: list[Piece]
+    fd: int
+
+
+class ProcessState(msgspec.Struct):
+    """See ``Process``; ``shared`` is a number."""
+
+    shared: int
+    fds: list[FdState]
+    next_number: int
+    charged: int
+    messages: Any
+    program: str
+    claim: bool
+    depth: int
+    writers: list[WriterState]
+    put_contents: int
+
+
+class SharedState(msgspec.Struct):
+    """What the processes of one child share; files are (id, version, keys)."""
+
+    owner: str
+    used: int
+    made: int
+    files: list[tuple[str, int, list[str]]]
+
+
+class SlotsState(msgspec.Struct):
+    """See ``SlotFile``."""
+
+    slot_bytes: int
+    fd: int
+    count: int
+    free: list[int]
+
+
+class StoreState(msgspec.Struct):
+    """Contents, and where they are."""
+
+    memory_fd: int
+    slots: list[SlotsState]
+    blobs: list[BlobState]
+
+
+# Taking down
+
+
+class Leaving:
+    """The contents of one host, on their way.
+
+    Args:
+        store: keeps them.
+
+    Attributes:
+        memory_fd: the file in memory; the caller's to close if nothing comes of it.
+        fds: every descriptor that goes.
+        shared: what is shared, by its numbers.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.memory_fd = os.memfd_create("sandhost-contents", os.MFD_CLOEXEC)
+        self.fds = {self.memory_fd}
+        self.shared: list[SharedState] = []
+        self._store = store
+        self._numbers: dict[int, int] = {}
+        self._at = 0
+
+    def contents(self) -> StoreState:
+        """Take every content down."""
+        files = dict(self._store.files())
+        slots = [
+            SlotsState(size, file.fd, file._count, list(file._free))
+            for size, file in self._store.spool._slots.items()
+            if file.fd >= 0
+        ]
+        self.fds.update(one.fd for one in slots)
+        blobs = [self._blob(blob, files) for blob in self._store.blobs.values()]
+        return StoreState(self.memory_fd, slots, blobs)
+
+    def _blob(self, blob: Blob, files: dict[tuple[int, int], int]) -> BlobState:
+        fd, data, slot = -1, None, None
+        if blob.mapping is not None:
+            fd = blob.mapping.fd
+            if fd < 0:
+                fd = files.get(blob.mapping.identity, -1)
+            if fd < 0:
+                raise HandoverError("the file of a content is not to be found")
+            self.fds.add(fd)
+        elif blob.in_memory is not None:
+            data = self._put(memoryview(blob.in_memory))
+        elif blob._slot is not None:
+            slot = blob._slot._file._slot_bytes, blob._slot._number
+        index = blob._index
+        newlines = starts = None
+        ends_line = False
+        if index is not None:
+            newlines = self._put(memoryview(index._newlines).cast("B"))
+            if index._starts is not None:
+                starts = self._put(memoryview(index._starts).cast("B"))
+            ends_line = index.lines == index._newlines[-1]
+        tables = [
+            (size, self._put(memoryview(table.starts).cast("B")))
+            for size, table in blob._tables.items()
+        ]
+        return BlobState(
+            blob.key.hex(),
+            blob.size,
+            data,
+            fd,
+            slot,
+            newlines,
+            starts,
+            ends_line,
+            tables,
+        )
+
+    def _put(self, data: memoryview) -> Piece:
+        at, size = self._at, len(data)
+        while data:
+            data = data[os.write(self.memory_fd, data[:PIECE_BYTES]) :]
+        self._at += size
+        return at, size
+
+    def process(self, process: Process) -> ProcessState:
+        """Take a process down."""
+        table = process.table
+        return ProcessState(
+            shared=self._shared(process.shared),
+            fds=[_fd_state(fd) for fd in table.fds.values()],
+            next_number=table.next_number,
+            charged=table._charged,
+            messages=process.messages,
+            program=process.program,
+            claim=process.claim,
+            depth=process.depth,
+            writers=[self._writer(*one) for one in process._writers.items()],
+            put_contents=process._put_contents,
+        )
+
+    def _writer(self, token: str, writer: Writer) -> WriterState:
+        if writer._fd >= 0:
+            self.fds.add(writer._fd)
+        pieces = [self._put(memoryview(piece)) for piece in writer._pieces]
+        return WriterState(token, writer.size, pieces, writer._fd)
+
+    def _shared(self, shared: Shared) -> int:
+        number = self._numbers.get(id(shared))
+        if number is None:
+            number = self._numbers[id(shared)] = len(self.shared)
+            allowance, temps = shared.allowance, shared.temps
+            files = [
+                (file.id, file.version, _keys(file.content))
+                for file in temps._files.values()
+            ]
+            used = 0 if allowance is None else allowance.used
+            self.shared.append(SharedState(shared.owner, used, temps._made, files))
+        return number
+
+
+def _fd_state(fd: LlmFd) -> FdState:
+    return FdState(
+        fd.number,
+        _keys(fd.content),
+        fd.page_size,
+        fd.source,
+        fd.created,
+        fd.name,
+        fd.sections,
+        fd.language,
+    )
+
+
+def _keys(content: Content) -> list[str]:
+    return [blob.key.hex() for blob in content.blobs]
+
+
+# Putting together
+
+
+class Entering:
+    """The contents that were handed over, until everybody has his.
+
+    Args:
+        store: keeps them from now on.
+        state: what was taken down.
+        shared: likewise, of what processes share.
+        make_shared: makes the shared part of an owner.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        state: StoreState,
+        shared: list[SharedState],
+        make_shared: Callable[[str], Shared],
+    ) -> None:
+        self._store = store
+        self._memory_fd = state.memory_fd
+        for one in state.slots:
+            file = store.spool._slots[one.slot_bytes]
+            file.fd, file._count, file._free = one.fd, one.count, one.free
+            store.spool.take_over(one.fd)
+        self._blobs = {one.key: self._blob(one) for one in state.blobs}
+        self._shared = [self._enter_shared(one, make_shared) for one in shared]
+
+    def close(self) -> None:
+        """Let go of what nobody holds, and of the file in memory."""
+        blobs, self._blobs = self._blobs, {}
+        for blob in blobs.values():
+            self._store.release(blob)
+        os.close(self._memory_fd)
+
+    def _blob(self, left: BlobState) -> Blob:
+        key = bytes.fromhex(left.key)
+        if left.slot is not None:
+            slot_bytes, number = left.slot
+            file = self._store.spool._slots[slot_bytes]
+            blob = Blob(key, Slot(file, number, left.size))
+        elif left.data is None:
+            spool = self._store.spool
+            spool.take_over(left.fd)
+            blob = Blob(key, spool.map(left.fd, left.size))
+        else:
+            blob = Blob(key, self._read(left.data))
+            self._store.memory_bytes += left.size
+            self._store._movable[key] = blob
+        if left.newlines is not None:
+            starts = None if left.starts is None else self._array(left.starts)
+            newlines = self._array(left.newlines)
+            blob.give_index(
+                TextIndex(left.size, newlines, starts, ends_line=left.ends_line)
+            )
+        for size, piece in left.tables:
+            blob._tables[size] = PageTable(size, self._array(piece), left.size)
+        self._store.blobs[blob.key] = blob
+        return blob
+
+    def _read(self, piece: Piece) -> bytes:
+        at, left = piece
+        parts = []
+        while left:
+            data = os.pread(self._memory_fd, min(left, 64 * PIECE_BYTES), at)
+            if not data:
+                raise HandoverError("a content was not handed over whole")
+            parts.append(data)
+            at, left = at + len(data), left - len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _array(self, piece: Piece) -> array[int]:
+        made = array("Q")
+        made.frombytes(self._read(piece))
+        return made
+
+    def _content(self, keys: list[str]) -> Content:
+        blobs = [self._blobs[key] for key in keys]
+        return self._store.hold(Content(*blobs))
+
+    def _enter_shared(
+        self, left: SharedState, make_shared: Callable[[str], Shared]
+    ) -> Shared:
+        shared = make_shared(left.owner)
+        if shared.allowance is not None:
+            shared.allowance.used = left.used
+        shared.temps._made = left.made
+        for file_id, version, keys in left.files:
+            file = TempFile(file_id, version, self._content(keys))
+            shared.temps._files[file_id] = file
+        return shared
+
+    def process(self, left: ProcessState) -> Process:
+        """Return the process that was taken down; whose it is has to be said."""
+        shared = self._shared[left.shared]
+        table = FdTable(shared.store, shared.allowance)
+        table.next_number, table._charged = left.next_number, left.charged
+        for fd in left.fds:
+            table.enter(
+                LlmFd(
+                    FdNumber(fd.number),
+                    self._content(fd.blobs),
+                    fd.page_size,
+                    fd.source,
+                    fd.created,
+                    fd.name,
+                    fd.sections,
+                    fd.language,
+                )
+            )
+        process = Process(shared, table)
+        process.messages, process.program = left.messages, left.program
+        process.claim, process.depth = left.claim, left.depth
+        process._put_contents = left.put_contents
+        for one in left.writers:
+            process._writers[one.token] = self._writer(one)
+        return process
+
+    def _writer(self, left: WriterState) -> Writer:
+        # Hashed and looked at anew: neither has a form that could be handed over.
+        writer = self._store.writer()
+        for piece in left.pieces:
+            writer.add(self._read(piece))
+        if left.fd >= 0:
+            try:
+                at = 0
+                while data := os.pread(left.fd, PIECE_BYTES, at):
+                    writer.add(data)
+                    at += len(data)
+            finally:
+                os.close(left.fd)
+        return writer
