@@ -147,7 +147,7 @@ class Host:
         self.pump = Pump()
         self.services = Services()
         self.metrics: Metrics | None = None
-        self.machine = Machine()
+        self.machine = Machine(launcher.launchpad_pid)
         self.groups = Reserve()
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}

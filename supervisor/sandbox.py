@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from supervisor import sandbox_paths, seccomp_filter
@@ -53,8 +54,8 @@ FIRST_USER = 0x40000000
 """Of children of root: above what subordinate users are made of (login.defs(5))."""
 
 USERS = 767
-"""Of each host: so many go into 32 bits for every pid that there can be (2**22), none of
-them the last number, which means "nobody"."""
+"""For each pid of a host: so many go into 32 bits for every pid that there can be (2**22),
+none of them the last number, which means "nobody"."""
 
 _ALWAYS = frozenset({"no_new_privs", "capabilities"})
 """Part of every profile but ``none``: they cost nothing and everybody has them."""
@@ -142,13 +143,18 @@ class Walls:
 class Machine:
     """What one host has learnt of its machine, and the users it has given out.
 
+    Args:
+        launchpad_pid: lives as long as the host and is no host: its range of users is
+            this host's as well. None: there is none.
+
     Attributes:
         lacking: reason by layer that could not be had.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, launchpad_pid: int | None = None) -> None:
         self.lacking: dict[str, str] = {}
         self._users: set[int] = set()
+        self._launchpad_pid = launchpad_pid
         if os.geteuid() != 0:
             reason = "the host is not root"
             self.lacking["uid"] = reason
@@ -163,12 +169,14 @@ class Machine:
         Raises:
             SpawnError: there is none left.
         """
-        # A host's own, by its pid: two hosts that live have two ranges.
-        first = FIRST_USER + os.getpid() * USERS
-        own = range(first, first + USERS)
+        # A host's own, by its pids: two hosts that live have none in common.
+        pids = (os.getpid(), self._launchpad_pid)
+        firsts = [FIRST_USER + pid * USERS for pid in pids if pid is not None]
+        own = chain.from_iterable(range(first, first + USERS) for first in firsts)
         user = next((number for number in own if number not in self._users), None)
         if user is None:
-            text = f"cannot start a child: all {USERS} users of this host have one"
+            count = USERS * len(firsts)
+            text = f"cannot start a child: all {count} users of this host have one"
             raise SpawnError(errno.EAGAIN, "uid", f"{text}; run a second host")
         self._users.add(user)
         return user

@@ -189,12 +189,24 @@ def test_no_two_hosts_share_a_user(
         monkeypatch.setattr("supervisor.sandbox.os.getpid", lambda pid=pid: pid)
         host = Machine()
         users = [host.take_user() for _ in range(USERS)]
+        assert len(set(users)) == USERS
         assert min(users) > FIRST_USER
         assert max(users) < 2**32 - 1
         ranges.append(set(users))
         with pytest.raises(SpawnError, match="all 767 users of this host have one"):
             host.take_user()
     assert len(set.union(*ranges)) == USERS * len(ranges)
+
+
+# A thousand children of one host: what is its launchpad's by its pid is its own as well.
+def test_a_host_has_the_users_of_its_launchpad_too() -> None:
+    host = Machine(os.getpid() + 1)
+    users = {host.take_user() for _ in range(2 * USERS)}
+    assert len(users) == 2 * USERS > 1000
+    with pytest.raises(SpawnError, match="all 1534 users of this host have one"):
+        host.take_user()
+    host.give_user_back(max(users))
+    assert host.take_user() == max(users)
 
 
 def test_the_common_part_is_found_once() -> None:
