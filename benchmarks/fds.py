@@ -111,7 +111,7 @@ def large_rows(rounds: int, place: Path) -> list[Row]:
     path = place / "large.log"
     part = log_text(100_000_000)
     path.write_bytes(part * 10)
-    rounds = max(2, rounds // 3)
+    rounds = max(5, rounds)
     made = [create_row(rounds, part * 10, path)]
     del part
     store = Store()
