@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,11 @@ class Replaced:
     def descriptors(self) -> dict[str, str]:
         """Return what the host has open."""
         base = f"/proc/{self.process.pid}/fd"
-        return {name: os.readlink(f"{base}/{name}") for name in os.listdir(base)}
+        found = {}
+        for name in os.listdir(base):
+            with suppress(FileNotFoundError):  # closed since it was listed
+                found[name] = os.readlink(f"{base}/{name}")
+        return found
 
     def wait(self) -> int:
         """Wait for its end; return its exit status."""
