@@ -23,7 +23,7 @@ import trio
 
 from supervisor.config_child import ChildSection
 from supervisor.handover_parts import ScratchState, scratch_from, scratch_state
-from supervisor.handover_state import bytes_as_text, text_as_bytes
+from supervisor.handover_state import bytes_as_text, taken, text_as_bytes
 from supervisor.kept import FINAL, Kept
 from supervisor.restarts import Phase
 from supervisor.scratch import Scratch
@@ -94,10 +94,7 @@ def left_of(launchpad: LaunchpadProcess) -> DaemonState | None:
     """
     if launchpad.handed_over is None:
         return None
-    try:
-        return msgspec.convert(launchpad.handed_over.more, DaemonState)
-    except msgspec.ValidationError as why:
-        raise HandoverError(f"cannot take the daemon over: {why}") from None
+    return taken(launchpad.handed_over.more, DaemonState, "the daemon")
 
 
 # Taking down

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.accepting import accepted
+from supervisor.gate import Gate
 from supervisor.llm.endpoint_chat import answer
 from supervisor.llm.endpoint_http import HttpConnection, RefusedRequestError
 from supervisor.llm.handover_endpoint import listener_on
@@ -95,7 +96,7 @@ class Endpoint:
         self._nursery = nursery
         self._listener = listener
         self.left: EndpointState | None = None
-        self._resting: trio.Event | None = None
+        self.gate = Gate()
         self._listeners = {listener}
         self._accounts: dict[str, Account] = {}
         self._strangers: dict[_Connection, None] = {}
@@ -146,16 +147,6 @@ class Endpoint:
         self._nursery.start_soon(self._listen, listener, scope)
 
     # Handed over
-
-    def rest(self) -> None:
-        """Answer no more requests; those that come wait."""
-        self._resting = trio.Event()
-
-    def go_on(self) -> None:
-        """Answer those that have waited."""
-        resting, self._resting = self._resting, None
-        if resting is not None:
-            resting.set()
 
     @property
     def is_answering(self) -> bool:
@@ -243,8 +234,7 @@ class Endpoint:
             request = await http.request()
             if request is None:
                 return False
-            while self._resting is not None:
-                await self._resting.wait()
+            await self.gate.passed()
             http.begin()
             account = self._account(connection, request.token)
             connection.answering = trio.CancelScope()

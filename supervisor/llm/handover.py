@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.handover_secrets import KEY
+from supervisor.handover_state import taken
 from supervisor.llm import handover_endpoint
 from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.handover_endpoint import EndpointState  # noqa: TC001 - msgspec
@@ -107,10 +108,7 @@ def read(left: object) -> AccountsState:
     Raises:
         HandoverError: they are another program's.
     """
-    try:
-        return msgspec.convert(left, AccountsState)
-    except msgspec.ValidationError as why:
-        raise HandoverError(f"cannot take the accounts over: {why}") from None
+    return taken(left, AccountsState, "the accounts")
 
 
 async def take_over(service: LlmService, left: AccountsState) -> None:

@@ -130,12 +130,12 @@ class LlmService:
     def rest(self) -> None:
         """Begin no more calls at the endpoint."""
         if self.endpoint is not None:
-            self.endpoint.rest()
+            self.endpoint.gate.shut()
 
     def go_on(self) -> None:
         """Begin calls again."""
         if self.endpoint is not None:
-            self.endpoint.go_on()
+            self.endpoint.gate.open()
 
     def interrupt(self) -> None:
         """Let the endpoint's calls end with an error."""

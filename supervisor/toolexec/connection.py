@@ -130,7 +130,7 @@ class Connection:
 
     async def _serve(self) -> None:
         head, body = await self.wire.receive(self._first_look)
-        await self._service.wait_open()
+        await self._service.gate.passed()
         self._received()
         request = toolexec.check(head, body, self._is_authorized)
         if isinstance(request, Refusal):

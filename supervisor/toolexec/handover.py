@@ -28,6 +28,7 @@ import msgspec
 import trio
 
 from supervisor.handover_parts import ProcessState, process_from, process_state
+from supervisor.handover_state import taken
 from supervisor.toolexec import door
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.connection import Connection
@@ -39,7 +40,6 @@ from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.outputpump import OutputPump
 from supervisor.toolexec.server import unix_listener_on
 from supervisor.toolexec.wire import chunked_head
-from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from supervisor.child import Child
@@ -152,10 +152,7 @@ def read(left: object) -> ToolExecState | None:
     """
     if left is None:
         return None
-    try:
-        return msgspec.convert(left, ToolExecState)
-    except msgspec.ValidationError as why:
-        raise HandoverError(f"cannot take the tools over: {why}") from None
+    return taken(left, ToolExecState, "the tools")
 
 
 # Taking down

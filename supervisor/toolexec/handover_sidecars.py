@@ -22,7 +22,7 @@ from supervisor.handover_parts import (
     scratch_from,
     scratch_state,
 )
-from vfs.errors import HandoverError
+from supervisor.handover_state import taken
 
 if TYPE_CHECKING:
     from supervisor.host import Host
@@ -76,10 +76,7 @@ def read(left: object) -> SidecarsState:
     """
     if left is None:
         return SidecarsState()
-    try:
-        return msgspec.convert(left, SidecarsState)
-    except msgspec.ValidationError as why:
-        raise HandoverError(f"cannot take the sidecars over: {why}") from None
+    return taken(left, SidecarsState, "the sidecars")
 
 
 def busy(sidecars: Sidecars) -> str | None:

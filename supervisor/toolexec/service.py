@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import toolexec
+from supervisor.gate import Gate
 from supervisor.toolexec import handover
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.server import (
@@ -123,7 +124,7 @@ class ToolExec:
         self.entered: dict[str, list[Execution]] = {}
         self._servers: set[Server] = set()
         self._children: dict[str, ChildExecutions] = {}
-        self._resting: trio.Event | None = None
+        self.gate = Gate()
 
     @property
     def is_verbose(self) -> bool:
@@ -200,18 +201,11 @@ class ToolExec:
 
     def rest(self) -> None:
         """Answer no more requests; those that come wait."""
-        self._resting = trio.Event()
+        self.gate.shut()
 
     def go_on(self) -> None:
         """Answer those that have waited."""
-        resting, self._resting = self._resting, None
-        if resting is not None:
-            resting.set()
-
-    async def wait_open(self) -> None:
-        """Wait while the host is about to be replaced."""
-        while self._resting is not None:
-            await self._resting.wait()
+        self.gate.open()
 
     def busy(self) -> str | None:
         """Say what has to end first."""
