@@ -6,6 +6,7 @@ all parts share: the tables, who is told, and what a thread is closing.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -113,34 +114,32 @@ class OpenFiles(Names):
                 ledger.charge(OPEN_FILES, -1)
             file.handle.close()
             return
-        self._forget(file)
-        growth = file.staged_growth
-        try:
+        with self._closes(file):
             self._credit(file.ledger, file.close())
-        except UnflushedError as why:
-            self._credit(file.ledger, why.replaced)  # it has the name all the same
-            raise
-        except BaseException:
-            file.give_back(growth)
-            raise
-        finally:
-            if self.observer is not None:
-                self.observer.file_closed(file, why=None)
 
     async def close_waiting(self, file: OpenFile) -> None:
         """Close like ``close``, in a worker thread.
 
         Cancellation: not while it closes, which is bounded: it waits for the disk.
         """
+        with self._closes(file):
+            self._closing[file] = file.handle.descriptors()
+            try:
+                # Cancelled before it had a thread, nobody would ever close it (I1, I5).
+                with trio.CancelScope(shield=True):
+                    threads = file.client.ledger.threads
+                    replaced = await in_thread(file.close, share=threads)
+            finally:
+                del self._closing[file]
+            self._credit(file.ledger, replaced)
+
+    @contextmanager
+    def _closes(self, file: OpenFile) -> Iterator[None]:
+        """Forget a file that is closed inside, and account for what came of it."""
         self._forget(file)
         growth = file.staged_growth
-        self._closing[file] = file.handle.descriptors()
         try:
-            # Cancelled before it had a thread, nobody would ever close it (I1, I5).
-            with trio.CancelScope(shield=True):
-                threads = file.client.ledger.threads
-                replaced = await in_thread(file.close, share=threads)
-            self._credit(file.ledger, replaced)
+            yield
         except UnflushedError as why:
             self._credit(file.ledger, why.replaced)  # it has the name all the same
             raise
@@ -148,7 +147,6 @@ class OpenFiles(Names):
             file.give_back(growth)
             raise
         finally:
-            del self._closing[file]
             if self.observer is not None:
                 self.observer.file_closed(file, why=None)
 

@@ -133,7 +133,7 @@ class ClientFiles:
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
         try:
-            await self._in_thread(write, partial(_put, file))
+            await self._in_thread(write, partial(self._fs.write, file))
         except BaseException:
             self._fs.abandon(file)
             raise
@@ -152,7 +152,7 @@ class ClientFiles:
 
         def put(piece: bytes) -> None:
             nonlocal done
-            _put(file, piece)
+            self._fs.write(file, piece)
             done += len(piece)
 
         try:
@@ -170,15 +170,6 @@ class ClientFiles:
 
 def _denied(path: str) -> PermissionError:
     return PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-
-
-def _put(file: OpenFile, piece: bytes | memoryview) -> None:
-    growth = file.charge_growth(len(piece))
-    try:
-        file.write(piece)
-    except BaseException:
-        file.give_back(growth)
-        raise
 
 
 def _read_all(file: OpenFile, take: Callable[[bytes], None]) -> None:
