@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,14 +25,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.llm.service import LlmService, open_llm
-from tests.helpers.command import ENVIRONMENT, sandhost
+from tests.helpers.command import sandhost
 from tests.helpers.hosts import Puppet, Stage, opened
-from tests.helpers.llmscene import KEY, key_file, section
+from tests.helpers.llmscene import key_file, section
+from tests.helpers.provider import provider_process
 from vfs.clients import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack, pytest.mark.timeout(180)]
 
-REPOSITORY = Path(__file__).parents[2]
 
 TOPS = ("root", "grant", "else")
 SPOTS = ("file", "a/file", "a/b/file")
@@ -274,15 +273,8 @@ print(json.dumps([found, model, limit]), flush=True)
 @pytest.fixture(scope="module")
 def provider() -> Iterator[str]:
     """A stand-in for the model, as a process of its own."""
-    command = [sys.executable, "-m", "demo.provider", "--key", KEY]
-    with subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, env=ENVIRONMENT
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().decode().strip()
-        finally:
-            process.kill()
+    with provider_process() as base_url:
+        yield base_url
 
 
 def levels_of(chance: random.Random) -> list[list[str]]:

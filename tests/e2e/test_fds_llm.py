@@ -1,33 +1,23 @@
 """LLM fds with the model of the host: fork and summaries through the real gateway."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
-from tests.helpers.llmscene import KEY, key_file
+from tests.helpers.command import SANDHOST, sandhost
+from tests.helpers.llmscene import key_file
+from tests.helpers.provider import provider_process
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def provider() -> Iterator[str]:
     """The stand-in for a provider as a process of its own; return its base URL."""
-    command = [sys.executable, "-m", "demo.provider", "--key", KEY]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, env=ENVIRONMENT
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().decode().strip()
-        finally:
-            process.kill()
+    with provider_process() as base_url:
+        yield base_url
 
 
 def test_a_child_forks_and_summarizes_under_its_quota(

@@ -13,6 +13,7 @@ import pytest
 
 from tests.helpers.command import ENVIRONMENT, Outcome, heard, running, sandhost, shell
 from tests.helpers.llmscene import KEY, key_file
+from tests.helpers.provider import provider_process
 
 pytestmark = pytest.mark.slow
 
@@ -22,16 +23,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def provider(tmp_path: Path) -> Iterator[str]:
     """The stand-in as a process of its own; return its base URL."""
-    command = [sys.executable, "-m", "demo.provider", "--key", KEY]
-    log = ["--log", str(tmp_path / "served")]
-    with subprocess.Popen(
-        [*command, *log], cwd=ROOT, stdout=subprocess.PIPE, env=ENVIRONMENT
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().decode().strip()
-        finally:
-            process.kill()
+    with provider_process(tmp_path / "served") as base_url:
+        yield base_url
 
 
 def configured(where: Path, base_url: str, more: str = "") -> str:

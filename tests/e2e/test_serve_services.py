@@ -3,8 +3,6 @@
 import json
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command import ENVIRONMENT, PROGRAMS, sandhost, small_disk
+from tests.helpers.command import PROGRAMS, sandhost, small_disk
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.llmscene import KEY, key_file
+from tests.helpers.provider import provider_process
 from tests.helpers.scrape import curl, parsed
 from tests.helpers.toolruns import program
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 
 POLICY = "[policy.open]\nsandbox = 'none'\nroot = '{where}/root'\n"
 """For children that look at the machine themselves."""
@@ -48,15 +46,8 @@ def place() -> Iterator[Path]:
 @pytest.fixture
 def provider() -> Iterator[str]:
     """A stand-in for a provider in a process of its own; its base URL."""
-    command = [sys.executable, "-m", "demo.provider", "--key", KEY]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, env=ENVIRONMENT
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().decode().strip()
-        finally:
-            process.kill()
+    with provider_process() as base_url:
+        yield base_url
 
 
 def llm(where: Path, base_url: str, more: str = "") -> str:

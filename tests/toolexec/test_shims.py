@@ -1,7 +1,6 @@
 """Shims against the real server: ours, and one as strangers write it, in three shells."""
 
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -10,11 +9,11 @@ import pytest
 import trio
 
 from supervisor.shim import install
+from tests.helpers.shells import SHELLS, installed
 from tests.helpers.toolscene import Scene
 
 pytestmark = pytest.mark.slow
 
-SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
 
 # The original's client as its description has it, and no line of ours.
 FOREIGN = r"""#!/bin/sh
@@ -41,10 +40,7 @@ exit "${code:-1}"
 @pytest.fixture(params=SHELLS, ids=lambda words: words[0])
 def shell(request: pytest.FixtureRequest) -> list[str]:
     """A shell to run shims with."""
-    words: tuple[str, ...] = request.param
-    if shutil.which(words[0]) is None:
-        pytest.skip(f"{words[0]} is not installed")
-    return list(words)
+    return installed(request.param)
 
 
 def make_shims(scene: Scene, where: Path, *, foreign: bool) -> Path:

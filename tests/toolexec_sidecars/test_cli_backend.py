@@ -24,6 +24,7 @@ from supervisor.toolexec import backend_cli
 from supervisor.toolexec.backend_cli import INSIDE
 from supervisor.toolexec.routes import RefusedError
 from tests.helpers.hosts import CHILDREN, Stage, eventually, stage
+from tests.helpers.shells import SHELLS
 from tests.helpers.stock import strangers
 from tests.helpers.toolruns import program, run_tool, sidecars_of, waiting_child
 
@@ -220,8 +221,6 @@ async def test_an_engine_that_does_not_answer_delays_nobody_for_ever(
 
 
 # Inside the container: the shell that runs a tool, and ends it when the line ends.
-
-SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
 
 
 @pytest.fixture(params=SHELLS, ids=lambda words: words[0])

@@ -1,7 +1,6 @@
 """Shims in three shells: what they send, print and exit with."""
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,20 +12,16 @@ import pytest
 from supervisor.shim import MARK, ShimError, install, shim_text
 from supervisor.toolexec.kinds import ALL_TOOLS
 from tests.helpers.command import read_until, sandhost
+from tests.helpers.shells import SHELLS, installed
 from tests.helpers.toolserver import Faults, ToolServer, tool_server
 
 pytestmark = pytest.mark.slow
-
-SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
 
 
 @pytest.fixture(params=SHELLS, ids=lambda words: words[0])
 def shell(request: pytest.FixtureRequest) -> list[str]:
     """A shell to run shims with."""
-    words: tuple[str, ...] = request.param
-    if shutil.which(words[0]) is None:
-        pytest.skip(f"{words[0]} is not installed")
-    return list(words)
+    return installed(request.param)
 
 
 @pytest.fixture

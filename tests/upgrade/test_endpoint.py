@@ -6,7 +6,6 @@ The address and the token that a child was told stay good, and so do its connect
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command import ENVIRONMENT, TIMEOUT_S
+from tests.helpers.command import TIMEOUT_S
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.llmscene import KEY, key_file
+from tests.helpers.llmscene import key_file
+from tests.helpers.provider import provider_process
 from tests.helpers.replacing import assert_clean, replace_daemon
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 
 TALK = """
 import os, sys
@@ -84,29 +83,20 @@ def opened() -> Iterator[Scene]:
         log = where / "provider"
         log.touch()
         os.mkfifo(where / "going")
-        command = [sys.executable, "-m", "demo.provider", "--key", KEY]
-        command += ["--log", str(log)]
-        with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, env=ENVIRONMENT
-        ) as provider:
-            try:
-                assert provider.stdout is not None
-                base_url = provider.stdout.readline().decode().strip()
-                config = (
-                    f'[llm]\nbase_url = "{base_url}"\nendpoint = true\n'
-                    f'api_key_file = "{key_file(where)}"\n'
-                    "max_tokens = 50\n[llm.quota]\nmax_tokens = 50000\n"
-                    "[policy.p]\nsandbox = 'none'\n"
-                    f"[child.a]\ncommand = {json.dumps([sys.executable, '-I', '-c', TALK])}\n"
-                    f"policy = 'p'\ncwd = '{where}'\n"
-                )
-                with daemon(where, config) as running:
-                    yield Scene(running, where)
-                    assert_clean(running)
-                    assert running.end() == 0
-                    assert "ERROR" not in running.said()
-            finally:
-                provider.kill()
+        with provider_process(log) as base_url:
+            config = (
+                f'[llm]\nbase_url = "{base_url}"\nendpoint = true\n'
+                f'api_key_file = "{key_file(where)}"\n'
+                "max_tokens = 50\n[llm.quota]\nmax_tokens = 50000\n"
+                "[policy.p]\nsandbox = 'none'\n"
+                f"[child.a]\ncommand = {json.dumps([sys.executable, '-I', '-c', TALK])}\n"
+                f"policy = 'p'\ncwd = '{where}'\n"
+            )
+            with daemon(where, config) as running:
+                yield Scene(running, where)
+                assert_clean(running)
+                assert running.end() == 0
+                assert "ERROR" not in running.said()
 
 
 def answered(sock: socket.socket) -> tuple[int, bytes]:

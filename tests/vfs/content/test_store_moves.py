@@ -202,16 +202,22 @@ def test_contents_are_read_while_they_move(no_leaks: None) -> None:
     assert list(store.descriptors()) == []
 
 
-async def test_in_a_tight_memory_what_is_stored_is_stored_in_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hops: list[object] = []
+@pytest.fixture
+def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What a process has done in a worker thread."""
+    found: list[object] = []
 
     async def noted(call: Callable[[], bytes], **more: CapacityLimiter) -> bytes:
-        hops.append(call)
+        found.append(call)
         return await in_thread(call, **more)
 
     monkeypatch.setattr("vfs.content.process.in_thread", noted)
+    return found
+
+
+async def test_in_a_tight_memory_what_is_stored_is_stored_in_a_thread(
+    hops: list[object],
+) -> None:
     for max_memory, expected in ((10_000_000, 0), (20_000, 3)):
         process = Process(Shared(Store(max_memory), TOOLS))
         for letter in "xyz":
@@ -224,15 +230,8 @@ async def test_in_a_tight_memory_what_is_stored_is_stored_in_a_thread(
 
 
 async def test_a_page_in_memory_is_read_without_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
+    hops: list[object],
 ) -> None:
-    hops: list[object] = []
-
-    async def noted(call: Callable[[], bytes], **more: CapacityLimiter) -> bytes:
-        hops.append(call)
-        return await in_thread(call, **more)
-
-    monkeypatch.setattr("vfs.content.process.in_thread", noted)
     data = made_of(1, 600_000)
     for max_memory, selector, expected in (
         (1_000_000, {}, 0),
