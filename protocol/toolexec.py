@@ -339,6 +339,7 @@ def _read_health(_head: Head, _asked: _Asked) -> Request | Refusal:
     return Health()
 
 
+# In lower case; `/exec/` stands for those with an id.
 _PATHS = {
     b"/exec": _Path(b"POST", _read_exec),
     b"/exec/": _Path(b"GET", _read_replay),
@@ -346,9 +347,6 @@ _PATHS = {
     b"/notify": _Path(b"POST", _read_notify),
     b"/healthz": _Path(b"GET", _read_health, has_token=False),
 }
-
-PATHS = tuple(_PATHS)
-"""Every path, in lower case; ``/exec/`` stands for those with an id."""
 
 
 # Text for people

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,14 +13,6 @@ from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
 MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")
 """What a child gets of the host's environment when nothing else is asked for."""
-
-RLIMITS = {
-    "memory": resource.RLIMIT_AS,
-    "cpu": resource.RLIMIT_CPU,
-    "processes": resource.RLIMIT_NPROC,
-}
-"""Limits that the kernel keeps for the child's process, by their name."""
-
 
 _UNLIMITED = Limits()
 
