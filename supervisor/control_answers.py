@@ -61,7 +61,11 @@ class Answers:
         }
 
     async def _ps(self) -> list[msgspec.Raw]:
+        roster, metrics = self._host.roster, self._host.metrics
         children = tuple(self._host.children.values())
+        # At the same moment: who is between two lives now may be in one before the
+        # samples are there, and would be in neither.
+        absent = () if roster is None else tuple(roster.absent())
         running = [child.process for child in children if child.process is not None]
         samples = await self._children.sample(
             [(process.pid, process.create_time) for process in running]
@@ -77,13 +81,10 @@ class Answers:
             llm = None if own is None else own.row()
             return {**child.row(), **more, "usage": usage, "llm": llm}
 
-        roster, metrics = self._host.roster, self._host.metrics
+        shown = {child.spec.name for child in children}
         rows = await _rows(children, row)
-        if roster is not None:
-            shown = {child.spec.name for child in children}
-            absent = tuple(r for r in roster.absent() if r["name"] not in shown)
-            rows += await _rows(absent, lambda its_row: its_row)
-        return rows
+        others = (its_row for its_row in absent if its_row["name"] not in shown)
+        return rows + await _rows(others, lambda its_row: its_row)
 
     async def _clients(self) -> list[msgspec.Raw]:
         clients = tuple(self._host.fs.tables.clients.values())
