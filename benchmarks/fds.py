@@ -25,6 +25,7 @@ from benchmarks.measure import MeasureError, in_turn, workplace
 from benchmarks.options import parse, parser
 from benchmarks.report import Aim, Report, Row, at_most
 from vfs.content import TOOLS, ClientFiles, FdTable, Process, Shared, Store
+from vfs.content.blob import PIECE_BYTES
 from vfs.content.searching import compile_query, search
 from vfs.filesystem import Filesystem
 from vfs.ledger import Ledger
@@ -34,7 +35,6 @@ from vfs.policy import Policy
 NAME = "fds"
 METHOD = "one process against programs on the same bytes, medians of ratios"
 ROUNDS = 7
-PIECE_BYTES = 8 * 1024 * 1024
 
 CREATE_AIM = at_most(6.0)
 PAGE_AIM = at_most(50.0)

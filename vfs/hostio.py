@@ -20,7 +20,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from queue import SimpleQueue
 from typing import TypeVar, TypeVarTuple
 
 import trio
@@ -143,7 +144,7 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
     """Run a call that lets go of the interpreter beside what the caller does meanwhile.
 
     For a worker thread that works through much data: it hashes and writes a piece while
-    it reads the same piece.  So there is at most one such thread for each of those.
+    it reads the same piece.  So there are at most two such threads for each of those.
 
     Returns:
         What waits for the end of the call and returns, or raises, what it did.  It has
@@ -168,6 +169,38 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
         return outcome[0]
 
     return wait
+
+
+def ahead(items: Iterable[T]) -> Generator[T, None, None]:
+    """Yield what a thread takes from `items`, one of them before it is asked for.
+
+    For a worker thread whose items come from calls that let go of the interpreter.  What
+    `items` raises is raised here.  Who does not take all of them has to close it; that waits
+    for the call under way.
+    """
+    taken: SimpleQueue[list[T]] = SimpleQueue()
+    room = threading.Semaphore(1)
+    over = threading.Event()
+
+    def take() -> None:
+        try:
+            for item in items:
+                taken.put([item])
+                room.acquire()
+                if over.is_set():
+                    return
+        finally:
+            taken.put([])
+
+    wait = beside(take)
+    try:
+        while item := taken.get():
+            room.release()
+            yield item[0]
+    finally:
+        over.set()
+        room.release()
+        wait()
 
 
 def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:

@@ -15,7 +15,7 @@ import trio
 
 from vfs import hostio
 from vfs.backends.host_file import HostHandle
-from vfs.hostio import MOUNTS, Mount, calls_at_work, in_thread, mount_of
+from vfs.hostio import MOUNTS, Mount, ahead, calls_at_work, in_thread, mount_of
 
 SIZE = 200_000
 
@@ -331,3 +331,48 @@ async def test_a_call_is_counted_until_its_caller_goes_on(
                 await trio.lowlevel.checkpoint()
         assert set(seen) <= {1}
         assert calls_at_work() == 0
+
+
+def test_items_are_taken_one_ahead_and_come_in_order() -> None:
+    taken: list[int] = []
+    threads: set[int] = set()
+
+    def items() -> Iterator[int]:
+        for number in range(20):
+            taken.append(number)
+            threads.add(threading.get_ident())
+            yield number
+
+    for number in ahead(items()):
+        # Itself, the one before it is asked for, and the one that may follow by now.
+        assert number < len(taken) <= number + 3
+    assert taken == list(range(20))
+    assert threading.get_ident() not in threads
+    assert list(ahead(())) == []
+
+
+def test_what_goes_wrong_ahead_is_told_after_what_was_taken() -> None:
+    def items() -> Iterator[bytes]:
+        yield b"whole"
+        raise OSError(errno.EIO, "broken")
+
+    coming = ahead(items())
+    assert next(coming) == b"whole"
+    with pytest.raises(OSError, match="broken"):
+        next(coming)
+    assert next(coming, None) is None
+
+
+def test_who_stops_early_leaves_no_thread() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(1000):
+            taken.append(number)
+            yield number
+
+    before = threading.active_count()
+    with contextlib.closing(ahead(items())) as numbers:
+        assert next(numbers) == 0
+    assert threading.active_count() == before
+    assert len(taken) <= 3

@@ -14,7 +14,7 @@ Rules of this file.
 
 Measured per 100 MB of log: 50 ms for all of the scan.  ``bytes.count`` takes 0.5 ns a
 byte, to leave out LFs and to compare lengths 0.2 while lines are long; 29 searches by
-memchr over a block in the first cache level cost less than one pass through a table.
+memchr over a block in the first cache level take 0.3, a pass through a table 1.1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ NEAR_LINES = 64
 NEAR_BYTES = 8 * 1024
 """So few lines in so few bytes are walked through: a third of the way by the index."""
 
-_CONTROLS = tuple(bytes([c]) for c in FORBIDDEN_CONTROLS)
 _NON_CHARACTERS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 _CONTINUATION = bytes(range(0x80, 0xC0))
 
@@ -209,9 +208,8 @@ class Scanner:
         ascii_only = not self._pending and block.isascii()
         if not ascii_only:
             self._decode(block)
-        find = block.find
-        for control in _CONTROLS:
-            if find(control) >= 0:
+        for control in FORBIDDEN_CONTROLS:
+            if control in block:
                 raise NotTextError
         if self._dense:
             count = block.count(b"\n")

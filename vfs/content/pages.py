@@ -57,14 +57,13 @@ def paginate(text: Buffer, index: TextIndex, page_size: int) -> PageTable:
 
 
 def _cut_bytes(text: Buffer, size: int, page_size: int, starts: array[int]) -> None:
-    rfind = text.rfind
-    start = 0
-    while True:
-        starts.append(start)
-        end = start + page_size
-        if end >= size:
-            return
+    rfind, append = text.rfind, starts.append
+    start, end = 0, page_size
+    append(start)
+    while end < size:
         start = (rfind(b"\n", start, end) + 1) or end
+        append(start)
+        end = start + page_size
 
 
 def _cut_characters(

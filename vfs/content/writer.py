@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
 from vfs.content.index import Reader
 from vfs.content.spool import no_room, write_all
-from vfs.hostio import beside
+from vfs.hostio import ahead, beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from vfs.content.blob import Content
     from vfs.content.index import Buffer
@@ -65,22 +66,21 @@ class Writer:
         self.size += len(piece)
 
     def add_all(self, pieces: Iterable[bytes]) -> None:
-        """Add pieces; while one is hashed and written, it is read and the next one made.
+        """Add pieces: read, kept and looked at by three threads, this one the last.
 
         Raises:
             FdError: as for ``add``.
         """
-        wait = _nothing
-        try:
-            for piece in pieces:
-                before, wait = wait, _nothing
-                before()
-                self._make_room(len(piece))
-                wait = beside(self._keep, piece)
+        with closing(ahead(pieces)) as read, closing(ahead(self._kept(read))) as kept:
+            for piece in kept:
                 self._reader.feed(piece)
-                self.size += len(piece)
-        finally:
-            wait()
+
+    def _kept(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self._make_room(len(piece))
+            self._keep(piece)
+            self.size += len(piece)
+            yield piece
 
     def _make_room(self, size: int) -> None:
         if self._fd < 0 and not self._fits(size):
@@ -150,7 +150,3 @@ class Writer:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             self._store.spool.close_file(fd)
-
-
-def _nothing() -> None:
-    """There is nothing to wait for."""
