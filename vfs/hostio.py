@@ -20,9 +20,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TypeVar, TypeVarTuple
+from typing import Generic, Self, TypeVar, TypeVarTuple
 
 import trio
 
@@ -41,6 +41,9 @@ SLOW_WRITE_S = 0.02
 
 SLOW_MOUNT_S = 5.0
 """How long a marked mount is written through threads."""
+
+AT_HAND = 2
+"""Items that a thread aside has, the one under way included."""
 
 MAX_THREADS = 16
 """Worker threads for blocking calls; a disk serves no more requests at once better."""
@@ -171,36 +174,51 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
     return wait
 
 
-def ahead(items: Iterable[T]) -> Generator[T, None, None]:
-    """Yield what a thread takes from `items`, one of them before it is asked for.
+class Aside(Generic[T]):
+    """A thread that does one thing with each item it is handed, while the caller goes on.
 
-    For a worker thread whose items come from calls that let go of the interpreter.  What
-    `items` raises is raised here.  Who does not take all of them has to close it; that waits
-    for the call under way.
+    For a worker thread whose items come, and go, by calls that let go of the interpreter.
+    The end of the block waits until all is done.
+
+    Args:
+        call: what is done with each, in their order; after it has failed, nothing more.
+
+    Raises:
+        BaseException: what ``call`` raised, from ``hand`` or from the end of the block.
     """
-    taken: SimpleQueue[list[T]] = SimpleQueue()
-    room = threading.Semaphore(1)
-    over = threading.Event()
 
-    def take() -> None:
-        try:
-            for item in items:
-                taken.put([item])
-                room.acquire()
-                if over.is_set():
-                    return
-        finally:
-            taken.put([])
+    def __init__(self, call: Callable[[T], object]) -> None:
+        self._call = call
+        self._items: SimpleQueue[list[T]] = SimpleQueue()
+        self._room = threading.Semaphore(AT_HAND)
+        self._failure: BaseException | None = None
 
-    wait = beside(take)
-    try:
-        while item := taken.get():
-            room.release()
-            yield item[0]
-    finally:
-        over.set()
-        room.release()
-        wait()
+    def __enter__(self) -> Self:
+        self._wait = beside(self._work)
+        return self
+
+    def hand(self, item: T) -> None:
+        """Hand an item over; waits while ``AT_HAND`` others are not done."""
+        self._room.acquire()
+        if self._failure is not None:
+            raise self._failure
+        self._items.put([item])
+
+    def __exit__(self, _: object, why: BaseException | None, __: object) -> None:
+        self._items.put([])
+        self._wait()
+        if self._failure is not None and why is None:
+            raise self._failure
+
+    def _work(self) -> None:
+        while item := self._items.get():
+            try:
+                if self._failure is None:
+                    self._call(item.pop())
+            except BaseException as why:  # noqa: BLE001 - raised where it is handed over
+                self._failure = why
+            finally:
+                self._room.release()
 
 
 def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
 from vfs.content.index import Reader
 from vfs.content.spool import no_room, write_all
-from vfs.hostio import ahead, beside
+from vfs.hostio import Aside, beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from vfs.content.blob import Content
     from vfs.content.index import Buffer
@@ -66,21 +65,20 @@ class Writer:
         self.size += len(piece)
 
     def add_all(self, pieces: Iterable[bytes]) -> None:
-        """Add pieces: read, kept and looked at by three threads, this one the last.
+        """Add pieces: this thread takes them, two others keep them and look at them.
 
         Raises:
             FdError: as for ``add``.
         """
-        with closing(ahead(pieces)) as read, closing(ahead(self._kept(read))) as kept:
-            for piece in kept:
-                self._reader.feed(piece)
+        with Aside(self._reader.feed) as look, Aside(self._keep_next) as keep:
+            for piece in pieces:
+                keep.hand(piece)
+                look.hand(piece)
 
-    def _kept(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
-            self._make_room(len(piece))
-            self._keep(piece)
-            self.size += len(piece)
-            yield piece
+    def _keep_next(self, piece: bytes) -> None:
+        self._make_room(len(piece))
+        self._keep(piece)
+        self.size += len(piece)
 
     def _make_room(self, size: int) -> None:
         if self._fd < 0 and not self._fits(size):
