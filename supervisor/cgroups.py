@@ -9,7 +9,8 @@ Rules of this file.
 1. Version 2: ``memory.max``, ``pids.max`` and ``cpu.max`` where the controllers are
    delegated; a group without them is still made, for ``cgroup.kill`` ends all in it.
 2. Version 1: the hierarchies ``pids`` and ``memory``, where this user may make groups;
-   ``cpu`` for a child whose processors' time is limited.
+   ``cpu`` for a child whose processors' time is limited, or may have to be because its
+   number of processes is (``fork_watch``).
 3. What cannot be had of these is left out, and the detail of the layer names what was
    joined.  Nothing at all is a reason.
 4. A group is removed when its child is gone: it is empty then, or it is killed.
@@ -61,6 +62,8 @@ class Groups:
         why_not: why there is none.
         kinds: what hierarchy each is of.
         keeps_cpus: a bound of the processors' time was set.
+        keeps_processes: a bound of their number was set.
+        left_out_cpu: there could be one of ``cpu``, and nobody needed it.
     """
 
     made: list[str] = field(default_factory=list)
@@ -68,6 +71,8 @@ class Groups:
     why_not: str = ""
     kinds: dict[str, str] = field(default_factory=dict)
     keeps_cpus: bool = False
+    keeps_processes: bool = False
+    left_out_cpu: bool = False
 
     @classmethod
     def of_files(cls, files: Iterable[str]) -> Groups:
@@ -98,7 +103,25 @@ class Groups:
         """
         for path in self.made:
             os.stat(path)
-            self.keeps_cpus |= _bound(self.kinds[path], path, limits)
+            self.set_bounds(path, self.kinds[path], limits)
+
+    def set_bounds(self, path: str, kind: str, limits: Limits) -> None:
+        """Set the bounds of one of them.
+
+        Raises:
+            OSError: as ``bound``.
+        """
+        kept = _bound(kind, path, limits)
+        self.keeps_cpus |= limits.cpus is not None and cpu_bound(path, limits.cpus)
+        self.keeps_processes |= "pids.max" in kept
+
+    def suit(self, limits: Limits) -> bool:
+        """Tell whether they, made for nobody yet, can be those of a child."""
+        if limits.cpus is not None:
+            return "cpu" in self.kinds.values() or any(
+                os.access(f"{path}/cpu.max", os.F_OK) for path in self.version_2
+            )
+        return limits.processes is None or not self.left_out_cpu
 
     def remove(self) -> None:
         """Remove them; what is still in one is killed first, where the kernel can."""
@@ -143,6 +166,7 @@ def make(
     limits: Limits,
     *,
     among: tuple[Hierarchy, ...] | None = None,
+    with_cpu: bool = False,
 ) -> Groups:
     """Make the groups of a child.
 
@@ -150,11 +174,14 @@ def make(
         child: its id.
         limits: ``memory``, ``processes`` and ``cpus`` are kept here.
         among: the hierarchies; None for this process's.
+        with_cpu: a group of ``cpu`` in version 1, whatever the limits are.
     """
+    with_cpu = with_cpu or _wants_cpu(limits)
     found = Groups()
     reasons = []
     for hierarchy in hierarchies() if among is None else among:
-        if hierarchy.kind == "cpu" and limits.cpus is None:
+        if hierarchy.kind == "cpu" and not with_cpu:
+            found.left_out_cpu = True
             continue  # a group that bounds nothing
         path = f"{hierarchy.group}/{PREFIX}{os.getpid()}-{child}"
         try:
@@ -167,7 +194,7 @@ def make(
             found.version_2.add(path)
         try:
             found.kinds[path] = hierarchy.kind
-            found.keeps_cpus |= _bound(hierarchy.kind, path, limits)
+            found.set_bounds(path, hierarchy.kind, limits)
         except OSError as why:
             reasons.append(f"{hierarchy.kind}: {why.strerror}")
             found.made.pop()
@@ -184,12 +211,14 @@ class Reserve:
         self._spare: Groups | None = None
         self._taken = 0
         self._made = 0
+        self._with_cpu = False  # somebody had a group of `cpu`: the next one may
 
     def take(self, child: str, limits: Limits) -> Groups:
         """Return groups for a child; those made beforehand, if they are there."""
         self._taken += 1
         spare, self._spare = self._spare, None
-        if spare is not None and limits.cpus is not None:
+        self._with_cpu |= _wants_cpu(limits)
+        if spare is not None and not spare.suit(limits):
             self._spare, spare = spare, None  # another's: it has no group for that
         if spare is not None:
             try:
@@ -205,7 +234,7 @@ class Reserve:
         if self._spare is not None or self._taken < 2:
             return None
         self._made += 1
-        spare = make(f"next-{self._made}", Limits())
+        spare = make(f"next-{self._made}", Limits(), with_cpu=self._with_cpu)
         self._spare = spare if spare.made else None
         return self._spare
 
@@ -243,26 +272,46 @@ def as_pair(file: str) -> tuple[bytes, bytes]:
     return directory, name
 
 
-def _bound(kind: str, path: str, limits: Limits) -> bool:
-    """Set the bounds of one group; whether it keeps those of the processors' time."""
+def _wants_cpu(limits: Limits) -> bool:
+    return limits.cpus is not None or limits.processes is not None
+
+
+def cpu_bound(path: str, cpus: float | None) -> bool:
+    """Bound the processors' time of a group; whether it is one that keeps that.
+
+    Args:
+        path: its directory.
+        cpus: 0.5 is half of one's time; None is no bound.
+
+    Raises:
+        OSError: it is gone.
+    """
+    quota = "max" if cpus is None else str(int(cpus * _PERIOD_US))
+    if os.access(f"{path}/cpu.max", os.F_OK):
+        _write(f"{path}/cpu.max", f"{quota} {_PERIOD_US}")
+    elif os.access(f"{path}/cpu.cfs_quota_us", os.F_OK):
+        _write(f"{path}/cpu.cfs_period_us", str(_PERIOD_US))
+        _write(f"{path}/cpu.cfs_quota_us", "-1" if cpus is None else quota)
+    else:
+        return False
+    return True
+
+
+def _bound(kind: str, path: str, limits: Limits) -> set[str]:
+    """Set the bounds of one group but its processors' time; what of them it keeps."""
     files: dict[str, str] = {}
     if limits.memory is not None:
         name = "memory.max" if kind == "v2" else "memory.limit_in_bytes"
         files[name] = str(limits.memory)
     if limits.processes is not None:
         files["pids.max"] = str(limits.processes)
-    if limits.cpus is not None:
-        quota_us = int(limits.cpus * _PERIOD_US)
-        files["cpu.max"] = f"{quota_us} {_PERIOD_US}"
-        files["cpu.cfs_period_us"] = str(_PERIOD_US)
-        files["cpu.cfs_quota_us"] = str(quota_us)
-    kept = set()
+    kept: set[str] = set()
     for name, value in files.items():
         # A hierarchy has the files of its controllers only.
         if os.access(f"{path}/{name}", os.F_OK):
             _write(f"{path}/{name}", value)
             kept.add(name)
-    return bool(kept & {"cpu.max", "cpu.cfs_quota_us"})
+    return kept
 
 
 def _write(path: str, text: str) -> None:

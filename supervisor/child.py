@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, assert_never
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, assert_never
 import trio
 
 from supervisor import walled
+from supervisor.cgroups import Groups
 from supervisor.child_clients import ChildClients
 from supervisor.child_ends import Ends
 from supervisor.lifecycle import Action, Event, State, step
@@ -31,6 +33,8 @@ from supervisor.traffic import Traffic
 from vfs.policy import Ledger, Policy, close_places
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from supervisor.session import Session
     from supervisor.spawned import SpawnedProcess
 
@@ -133,7 +137,13 @@ class Child(ChildClients):
             env.update(await service.child_starting(self, stack))
         self.process = await self._spawn(cwd_fd, pairs, env, wanted)
         stack.callback(self.process.close)
+        self._watch_forks(stack, self._groups.made)
         pairs.close_child_ends()
+
+    def _watch_forks(self, stack: AsyncExitStack, groups: Iterable[str]) -> None:
+        forks = self._host.forks
+        forks.watch(self, groups)
+        stack.callback(forks.forget, self)
 
     async def _open_nursery(self, stack: AsyncExitStack) -> trio.Nursery:
         """Open where its conversations run; they are closed before it is left."""
@@ -171,7 +181,7 @@ class Child(ChildClients):
         spec = self.spec
         wanted = Wanted(spec.sandbox, spec.network, spec.cwd, spec.own_dirs)
         machine = self._host.machine
-        keeps_cpus = False
+        groups = Groups()
         if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
             wanted.user = user = machine.take_user()
             stack.callback(machine.give_user_back, user)
@@ -179,9 +189,9 @@ class Child(ChildClients):
             groups = self._host.groups.take(self.id, spec.group_limits)
             stack.callback(groups.remove)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
-            keeps_cpus = groups.keeps_cpus
-        if spec.group_limits.cpus is not None and not keeps_cpus:
+        if spec.group_limits.cpus is not None and not groups.keeps_cpus:
             raise _cpus_not_kept(wanted.no_groups)
+        self._groups = groups
         return wanted
 
     async def _spawn(
@@ -196,7 +206,7 @@ class Child(ChildClients):
             env=env,
             cwd_fd=cwd_fd,
             fds=(*stdio, *pairs.child_fds()),
-            rlimits=spec.rlimits,
+            rlimits=self._rlimits(),
             umask=spec.umask,
         )
         host = self._host
@@ -204,6 +214,21 @@ class Child(ChildClients):
             host.launcher, host.machine, request, wanted
         )
         return process
+
+    def _rlimits(self) -> tuple[tuple[int, int, int], ...]:
+        """Return its rlimits, that of processes doubled where its group keeps it.
+
+        So it is the group that refuses a fork, and tells (``fork_watch``): RLIMIT_NPROC
+        counts forks under way too, and each of its processes may be in one.
+        """
+        limits = self.spec.rlimits
+        if not self._groups.keeps_processes:
+            return limits
+        times = {resource.RLIMIT_NPROC: 2}
+        return tuple(
+            (which, soft * times.get(which, 1), hard * times.get(which, 1))
+            for which, soft, hard in limits
+        )
 
     async def _live(self) -> None:
         self._happened(Event.SPAWNED)
@@ -309,6 +334,8 @@ class Child(ChildClients):
 
     def _signal(self, number: int) -> None:
         if self.process is not None:
+            if number == signal.SIGKILL:
+                self._host.forks.forget(self)  # who has no time takes seconds to end
             self.process.send_signal(number)
             self._host.journal.write(
                 "child.signalled",

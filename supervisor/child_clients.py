@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.cgroups import Groups
 from supervisor.child_ends import send_fds
 from supervisor.lifecycle import State
 from supervisor.sandbox import Walls
@@ -74,6 +75,7 @@ class ChildClients:
         self.places: tuple[Place, ...] = ()
         self.walls = Walls(spec.sandbox.name)
         self.wanted: Wanted | None = None
+        self._groups = Groups()
         self._held: dict[int, str] = {}
         self._past = Traffic()  # of nested clients that are gone
         self._nursery: trio.Nursery | None = None

@@ -176,6 +176,7 @@ class EnteredChild(Child):
         record = host.launcher.handed_over.pop(left.ident)
         self.process = SpawnedProcess(host.launcher, left.ident, record, born)
         stack.callback(self.process.close)
+        self._watch_forks(stack, self._groups.made)
 
     def _enter_walls(
         self, stack: AsyncExitStack
@@ -198,7 +199,8 @@ class EnteredChild(Child):
             machine.keep_user(left.user)
             stack.callback(machine.give_user_back, left.user)
         if left.groups:
-            stack.callback(Groups.of_files(left.groups).remove)
+            self._groups = Groups.of_files(left.groups)
+            stack.callback(self._groups.remove)
         return applied, left.init
 
     def _enter_session(self, left: SessionState, parent: Session | None) -> Session:

@@ -34,6 +34,7 @@ import trio
 
 from supervisor.cgroups import Reserve
 from supervisor.child import Child
+from supervisor.fork_watch import ForkWatch
 from supervisor.holdings import Baseline
 from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
@@ -129,6 +130,7 @@ class Host:
         metrics: counts events; None where nobody wants to know.
         machine: what it knows of the layers that this machine gives.
         groups: where its children's groups of processes come from.
+        forks: who of them runs into its limit of processes again and again.
         on_overdue: told of each child that a stop's grace period did not end.
         holders: each yields (descriptor, a word for it) that something beside the
             host's own parts holds: a control socket, a scratch directory.
@@ -149,6 +151,7 @@ class Host:
         self.metrics: Metrics | None = None
         self.machine = Machine(launcher.launchpad_pid)
         self.groups = Reserve()
+        self.forks = ForkWatch(journal)
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
         soft, _ = raise_descriptor_limit()
@@ -304,6 +307,7 @@ async def open_host(
             await nursery.start(launcher.run)
             host = Host(launcher, settings or Settings(), journal, log)
             host.groups = groups
+            nursery.start_soon(host.forks.run)
             nursery.start_soon(host.pump.run)
             nursery.start_soon(host.pump.watch_deadlines)
             if launchpad.handed_over is None:

@@ -53,6 +53,8 @@ EVENTS = (
     "child.given_up",
     "child.condition",
     "child.limit",
+    "child.held_back",
+    "child.let_go",
     "child.overdue",
     "llm.called",
     "quota.denied",

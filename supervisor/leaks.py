@@ -98,6 +98,7 @@ def held(host: Host) -> dict[int, str]:
     found.update(dict.fromkeys(host.launcher.descriptors(), "launchpad"))
     found.update(dict.fromkeys(host.journal.descriptors(), "journal"))
     found.update(dict.fromkeys(host.fs.descriptors(), "open file"))
+    found.update(dict.fromkeys(host.forks.descriptors(), "refused forks"))
     for child in host.children.values():
         found.update(child.descriptors())
     for holder in host.holders:

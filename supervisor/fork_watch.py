@@ -1,0 +1,186 @@
+"""Who runs into its limit of processes again and again gets few of the processors' time.
+
+What it is: hearing of refused forks, and bounding the group of whoever tries on and on.
+What it is not: the limit, which is the kernel's (``cgroups``).
+
+Rules of this file.
+
+1. A fork that is refused costs everybody but its child: a hundred processes that try it
+   without a pause take the processors from all neighbours.  Who is refused ``REFUSALS``
+   between two looks has ``CPUS`` from then on, until nothing was refused for ``CALM_S``;
+   for twice as long whenever it begins again.
+2. The kernel counts refusals (``pids.events``), and is asked each ``LOOK_S`` while a child
+   with such a limit is there; a host without one is not woken.
+3. It takes a group with the controllers ``pids`` and ``cpu``; a child without has its
+   limit all the same, and its neighbours have to bear it.
+4. Whoever is ended has its own time again: an end takes time, too.
+
+Source: cgroup-v2.rst of the kernel ("pids.events", "cpu.max"); version 1 has the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.cgroups import cpu_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.child import Child
+    from supervisor.journal import Journal
+
+LOOK_S = 0.2
+
+REFUSALS = 100
+"""In so short a time nobody who takes no for an answer is refused more; who does not is
+refused some thousand times."""
+
+CALM_S = 1.0
+MOST_CALM_S = 64.0
+
+CPUS = 0.1
+"""Processors' time of whoever is held back: 10 ms in each 100."""
+
+
+class _Watched:
+    """A child whose forks may be refused.
+
+    Attributes:
+        fd: its ``pids.events``.
+        group: the directory whose processors' time can be bounded.
+        refused: forks, at the last look.
+        since: when the last one was, seconds of Trio's clock.
+        is_held_back: it has ``CPUS``.
+        calm_s: how long it has to be calm then.
+    """
+
+    __slots__ = ("calm_s", "child", "fd", "group", "is_held_back", "refused", "since")
+
+    def __init__(self, child: Child, fd: int, group: str) -> None:
+        self.child = child
+        self.fd = fd
+        self.group = group
+        self.refused = _refused(fd)
+        self.since = 0.0
+        self.is_held_back = False
+        self.calm_s = CALM_S
+
+
+class ForkWatch:
+    """Looks after the children of one host that have a limit of processes."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._watched: dict[int, _Watched] = {}
+        self._has_some = trio.Event()
+
+    def descriptors(self) -> Iterable[int]:
+        """Return what this holds of the host's descriptors."""
+        return self._watched.keys()
+
+    def watch(self, child: Child, groups: Iterable[str]) -> None:
+        """Look after a child from now on, where refusals are counted and can be answered.
+
+        Args:
+            child: whose limits have ``processes``; any other is left alone.
+            groups: the directories of its groups.
+        """
+        limits = child.spec.group_limits
+        if limits.processes is None:
+            return
+        paths = tuple(groups)
+        bounded = [path for path in paths if cpu_bound(path, limits.cpus)]
+        for path in paths if bounded else ():
+            try:
+                fd = os.open(f"{path}/pids.events", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # not the group of that controller, or an old kernel's
+                continue
+            self._watched[fd] = _Watched(child, fd, bounded[0])
+            self._has_some.set()
+            return
+
+    def forget(self, child: Child) -> None:
+        """Look after a child no more, and give it its time back (rule 4)."""
+        for one in tuple(self._watched.values()):
+            if one.child is child:
+                if one.is_held_back:
+                    self._set(one, child.spec.group_limits.cpus)
+                self._drop(one)
+
+    def _drop(self, one: _Watched) -> None:
+        del self._watched[one.fd]
+        os.close(one.fd)
+
+    async def run(self) -> None:
+        """Look, and answer, until cancelled; who was watched has been forgotten then."""
+        while True:
+            if not self._watched:
+                self._has_some = trio.Event()
+                await self._has_some.wait()
+            await trio.sleep(LOOK_S)
+            now = trio.current_time()
+            for one in tuple(self._watched.values()):
+                self._look(one, now)
+
+    def _look(self, one: _Watched, now: float) -> None:
+        before = one.refused
+        try:
+            one.refused = _refused(one.fd)
+        except OSError:  # somebody else has removed the group
+            self._drop(one)
+            return
+        if one.refused > before:
+            one.since = now
+        if one.is_held_back:
+            if now - one.since >= one.calm_s:
+                self._let_go(one)
+        elif one.refused - before >= REFUSALS:
+            self._hold_back(one, one.refused - before)
+
+    def _hold_back(self, one: _Watched, refused: int) -> None:
+        own = one.child.spec.group_limits.cpus
+        cpus = CPUS if own is None else min(own, CPUS)
+        if self._set(one, cpus):
+            one.is_held_back = True
+            self._journal.write(
+                "child.held_back",
+                child_id=one.child.id,
+                name=one.child.spec.name,
+                limit="processes",
+                refused=refused,
+                cpus=cpus,
+            )
+
+    def _let_go(self, one: _Watched) -> None:
+        own = one.child.spec.group_limits.cpus
+        if self._set(one, own):
+            one.is_held_back = False
+            one.calm_s = min(2 * one.calm_s, MOST_CALM_S)
+            self._journal.write(
+                "child.let_go",
+                child_id=one.child.id,
+                name=one.child.spec.name,
+                limit="processes",
+                cpus=own,
+            )
+
+    @staticmethod
+    def _set(one: _Watched, cpus: float | None) -> bool:
+        """Bound the time of a child's group; tell whether that could be done."""
+        with contextlib.suppress(OSError):  # the group is gone, and the child with it
+            return cpu_bound(one.group, cpus)
+        return False
+
+
+def _refused(fd: int) -> int:
+    """Return how many forks were refused, as the kernel counts them: ``max 17``."""
+    for line in os.pread(fd, 4096, 0).splitlines():
+        name, _, number = line.partition(b" ")
+        if name == b"max":
+            return int(number)
+    return 0
