@@ -38,6 +38,7 @@ from supervisor.fork_watch import ForkWatch
 from supervisor.holdings import Baseline
 from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
+from supervisor.launchpad_kernel import SHORT_SLICE_NS, ask_for_slices
 from supervisor.logs import Log
 from supervisor.options import parse_duration, parse_size
 from supervisor.pump import Pump
@@ -312,6 +313,8 @@ async def open_host(
             nursery.start_soon(host.pump.watch_deadlines)
             if launchpad.handed_over is None:
                 journal.write("host.started", pid=os.getpid())
+            # Many wait for it, each for a little.
+            ask_for_slices(SHORT_SLICE_NS)
             gc.enable()
             gc.freeze()  # what is there now stays: collections need not look at it again
             try:
@@ -320,6 +323,7 @@ async def open_host(
                     yield host
                     await host.stop()
             finally:
+                ask_for_slices(0)
                 nursery.cancel_scope.cancel()
 
 

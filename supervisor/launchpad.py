@@ -383,6 +383,8 @@ def main() -> None:
     launchpad_kernel.prctl(launchpad_kernel.PR_SET_DUMPABLE, 0)
     # What a dead child leaves comes here (rule 2).
     launchpad_kernel.prctl(launchpad_kernel.PR_SET_CHILD_SUBREAPER, 1)
+    # The host waits for what it says, and its children for nothing that it does.
+    launchpad_kernel.ask_for_slices(launchpad_kernel.SHORT_SLICE_NS)
     control = launchpad_setup.take_control_socket()
     launchpad_setup.set_signals()
     os.chdir("/")
