@@ -205,9 +205,13 @@ def make(
 
 
 class Reserve:
-    """The groups of a host's children, those of the next one beforehand."""
+    """The groups of a host's children, those of the next one beforehand.
+
+    Where groups can be made is looked up once, and again when none could be made there.
+    """
 
     def __init__(self) -> None:
+        self._among: tuple[Hierarchy, ...] | None = None
         self._spare: Groups | None = None
         self._taken = 0
         self._made = 0
@@ -227,14 +231,24 @@ class Reserve:
                 spare.remove()
             else:
                 return spare
-        return make(child, limits)
+        return self._make(child, limits)
+
+    def _make(self, child: str, limits: Limits) -> Groups:
+        is_known = self._among is not None
+        if self._among is None:
+            self._among = hierarchies()
+        made = make(child, limits, among=self._among, with_cpu=self._with_cpu)
+        if not made.made and is_known:  # this process was moved, say
+            self._among = None
+            return self._make(child, limits)
+        return made
 
     def restock(self) -> Groups | None:
         """Make the next child's; None if there are some, or a next one is unlikely."""
         if self._spare is not None or self._taken < 2:
             return None
         self._made += 1
-        spare = make(f"next-{self._made}", Limits(), with_cpu=self._with_cpu)
+        spare = self._make(f"next-{self._made}", Limits())
         self._spare = spare if spare.made else None
         return self._spare
 

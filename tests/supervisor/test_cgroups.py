@@ -157,3 +157,48 @@ def test_groups_that_are_gone_meanwhile_are_made_anew(
     taken = reserve.take("c3", Limits())
     assert taken is not spare
     assert Path(taken.made[0]).is_dir()
+
+
+def test_a_host_that_is_moved_finds_its_new_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / name for name in ("here", "there")]
+    for place in places:
+        place.mkdir()
+    found = iter([(Hierarchy("pids", str(place)),) for place in places])
+    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: next(found))
+    reserve = Reserve()
+    for name in ("c1", "c2"):  # looked up once
+        (path,) = reserve.take(name, Limits()).made
+        assert Path(path).parent == places[0]
+        os.rmdir(path)
+    places[0].rmdir()
+    (path,) = reserve.take("c3", Limits()).made
+    assert Path(path).parent == places[1]
+
+
+def test_a_spare_without_a_group_that_there_could_be_is_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    among = tuple(Hierarchy(kind, str(tmp_path / kind)) for kind in ("cpu", "pids"))
+    for hierarchy in among:
+        Path(hierarchy.group).mkdir()
+    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
+    reserve = Reserve()
+    for name in ("c1", "c2"):
+        assert (
+            reserve.take(name, Limits())
+            .kinds.keys()
+            .isdisjoint({str(tmp_path / "cpu")})
+        )
+    spare = reserve.restock()
+    assert spare is not None
+    limited = reserve.take("c3", Limits(processes=5))
+    assert set(limited.kinds.values()) == {"cpu", "pids"}
+    assert reserve.take("c4", Limits()) is spare
+    # Somebody had one: from now on the next child's groups have it as well.
+    spare = reserve.restock()
+    assert spare is not None
+    assert set(spare.kinds.values()) == {"cpu", "pids"}
+    assert reserve.take("c5", Limits(processes=5)) is spare
+    reserve.close()
