@@ -65,7 +65,7 @@ class _Watched:
         self.child = child
         self.fd = fd
         self.group = group
-        self.refused = _refused(fd)
+        self.refused = 0
         self.since = 0.0
         self.is_held_back = False
         self.calm_s = CALM_S
@@ -94,22 +94,24 @@ class ForkWatch:
         if limits.processes is None:
             return
         paths = tuple(groups)
-        bounded = [path for path in paths if cpu_bound(path, limits.cpus)]
-        for path in paths if bounded else ():
-            try:
-                fd = os.open(f"{path}/pids.events", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:  # not the group of that controller, or an old kernel's
-                continue
-            self._watched[fd] = _Watched(child, fd, bounded[0])
-            self._has_some.set()
+        # Somebody else may remove a group at any time: then it is neither.
+        bounded = next((path for path in paths if _bound(path, limits.cpus)), None)
+        counted = next((fd for path in paths if (fd := _open_count(path)) >= 0), -1)
+        if bounded is None or counted < 0:
+            if counted >= 0:
+                os.close(counted)
             return
+        one = self._watched[counted] = _Watched(child, counted, bounded)
+        with contextlib.suppress(OSError):
+            one.refused = _refused(counted)  # by another program of this host
+        self._has_some.set()
 
     def forget(self, child: Child) -> None:
         """Look after a child no more, and give it its time back (rule 4)."""
         for one in tuple(self._watched.values()):
             if one.child is child:
                 if one.is_held_back:
-                    self._set(one, child.spec.group_limits.cpus)
+                    _bound(one.group, child.spec.group_limits.cpus)
                 self._drop(one)
 
     def _drop(self, one: _Watched) -> None:
@@ -145,7 +147,7 @@ class ForkWatch:
     def _hold_back(self, one: _Watched, refused: int) -> None:
         own = one.child.spec.group_limits.cpus
         cpus = CPUS if own is None else min(own, CPUS)
-        if self._set(one, cpus):
+        if _bound(one.group, cpus):
             one.is_held_back = True
             self._journal.write(
                 "child.held_back",
@@ -158,7 +160,7 @@ class ForkWatch:
 
     def _let_go(self, one: _Watched) -> None:
         own = one.child.spec.group_limits.cpus
-        if self._set(one, own):
+        if _bound(one.group, own):
             one.is_held_back = False
             one.calm_s = min(2 * one.calm_s, MOST_CALM_S)
             self._journal.write(
@@ -169,12 +171,19 @@ class ForkWatch:
                 cpus=own,
             )
 
-    @staticmethod
-    def _set(one: _Watched, cpus: float | None) -> bool:
-        """Bound the time of a child's group; tell whether that could be done."""
-        with contextlib.suppress(OSError):  # the group is gone, and the child with it
-            return cpu_bound(one.group, cpus)
-        return False
+
+def _bound(group: str, cpus: float | None) -> bool:
+    """Bound the time of a group; tell whether that could be done."""
+    with contextlib.suppress(OSError):  # it is gone
+        return cpu_bound(group, cpus)
+    return False
+
+
+def _open_count(group: str) -> int:
+    """Open the count of a group's refused forks; -1 if it has none."""
+    with contextlib.suppress(OSError):  # another controller's, or an old kernel's
+        return os.open(f"{group}/pids.events", os.O_RDONLY | os.O_CLOEXEC)
+    return -1
 
 
 def _refused(fd: int) -> int:

@@ -151,6 +151,20 @@ async def test_who_takes_no_for_an_answer_is_let_be(
         nursery.cancel_scope.cancel()
 
 
+async def test_what_was_refused_before_is_no_news(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    del autojump_clock
+    one = Someone(tmp_path)
+    one.refuse(REFUSALS * 10)  # a program before this one has looked at that
+    async with trio.open_nursery() as nursery:
+        watch = one.watched(nursery)
+        await trio.sleep(2 * LOOK_S)
+        assert one.told == []
+        watch.forget(one.child)
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("cpus", [0.5, 0.05])
 async def test_nobody_is_given_more_than_its_own_limit(
     cpus: float, tmp_path: Path, autojump_clock: object
