@@ -218,6 +218,30 @@ def test_bounds_and_numbers_go_on_counting(where: Path) -> None:
             end(host, one)
 
 
+# spec S7, W2: what a WRITE in the middle has reserved stays reserved, and no more.
+def test_a_write_that_has_begun_keeps_what_it_reserved(where: Path) -> None:
+    with hands(where, "one") as (one,):
+        with replaced(where, one.spec(max_bytes=1000)) as host:
+            first = opened(one, b"a", b"w")
+            one.do("globals().update(beside=attached())")
+            second = one.do("opened(b'b', b'w', b'false', beside)")
+            one.do(f"send(b'WRITE {first} 600\\n' + b'x' * 300)")
+            for _ in range(2):
+                host.replace()
+                more = f"ask(b'WRITE {second} 500\\n' + b'y' * 500, beside)"
+                assert one.do(more).startswith(b"ERROR failed to write: Disk quota")
+            one.do("send(b'x' * 300)")
+            assert one.do("line()") == b"OK 600"
+            host.replace()
+            less = f"ask(b'WRITE {second} 400\\n' + b'y' * 400, beside)"
+            assert one.do(less) == b"OK 400"
+            assert one.ask(b"WRITE %d 1\nz" % first).startswith(b"ERROR failed")
+            # Written over: nothing grows, and nothing is reserved for ever.
+            assert one.ask(b"SEEK %d 0\n" % first) == b"OK 0"
+            assert one.ask(b"WRITE %d 600\n" % first + b"z" * 600) == b"OK 600"
+            end(host, one)
+
+
 # spec S2, S3: a conversation that is over stays over while its process goes on.
 def test_a_child_without_its_connection_goes_on(where: Path) -> None:
     with hands(where, "one", "two") as (one, two):
