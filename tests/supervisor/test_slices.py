@@ -1,35 +1,20 @@
 """Short turns on a processor for the host and its launchpad, and for nobody else."""
 
-import ctypes
 import os
-import struct
 
 import pytest
 
-from supervisor.launchpad_kernel import SHORT_SLICE_NS, ask_for_slices, system_call
+from supervisor.launchpad_kernel import SHORT_SLICE_NS, ask_for_slices
 from tests.helpers.hosts import Stage, stage
+from tests.helpers.slices import NICE, RUNTIME, attributes, has_slices
 
 __all__ = ["stage"]
-
-GETATTR = 315 if os.uname().machine == "x86_64" else 275
-NICE, RUNTIME = 3, 5
-
-
-def attributes(pid: int = 0) -> tuple[int, ...]:
-    """Return a thread's sched_attr: size, policy, flags, nice, priority, runtime ..."""
-    memory = ctypes.create_string_buffer(48)
-    system_call(GETATTR, pid, ctypes.addressof(memory), 48, 0)
-    found: tuple[int, ...] = struct.unpack("IIQiIQQQ", memory.raw)
-    return found
 
 
 @pytest.fixture(autouse=True)
 def kernel() -> None:
     before = attributes()[RUNTIME]
-    ask_for_slices(SHORT_SLICE_NS)
-    took = attributes()[RUNTIME]
-    ask_for_slices(0)
-    if took != SHORT_SLICE_NS:
+    if not has_slices():
         pytest.skip("this kernel has no slices of one's own (Linux 6.12)")
     assert attributes()[RUNTIME] == before
 
