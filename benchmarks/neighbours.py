@@ -72,6 +72,30 @@ while True:
     except OSError:
         pass
 """,
+    "flood of READs": """
+os.write(3, b'OPEN calm r false\\n')
+number = os.read(3, 99).split()[1].decode()
+request = f'SEEK {number} 0\\nREAD {number} 4096\\n'.encode() * 16
+begun()
+while True:
+    os.write(3, request)
+    left = 16 * (5 + 8 + 4096)
+    while left > 0:
+        left -= len(os.read(3, 1 << 16))
+""",
+    "flood without reading": """
+begun()
+while True:
+    os.write(3, b'PING\\n' * 1000)
+""",
+    "stopped in a WRITE": """
+import signal
+os.write(3, b'OPEN f w false\\n')
+number = os.read(3, 99).split()[1]
+os.write(3, b'WRITE %b 1000000\\n' % number + b'x' * 1000)
+begun()
+os.kill(os.getpid(), signal.SIGSTOP)
+""",
     "memory bomb": """
 begun()
 held = []
