@@ -23,6 +23,7 @@ from typing import NamedTuple
 from benchmarks.daemon import daemon
 from benchmarks.measure import MeasureError, workplace
 from benchmarks.options import add_sandhost
+from supervisor.cgroups import PREFIX, hierarchies
 from supervisor.client import HostClient
 
 WARM_UP_ROUNDS = 5
@@ -51,6 +52,13 @@ class Figures(NamedTuple):
     threads: int
     rss_bytes: int
     clients: int
+    groups: int
+
+
+def groups_of(pid: int) -> int:
+    """Return how many groups of processes a host has, in all hierarchies."""
+    pattern = f"{PREFIX}{pid}-*"
+    return sum(len([*Path(h.group).glob(pattern)]) for h in hierarchies())
 
 
 def play(client: HostClient, place: Path) -> None:
@@ -72,7 +80,7 @@ def play(client: HostClient, place: Path) -> None:
         time.sleep(0.01)
 
 
-def figures(client: HostClient) -> Figures:
+def figures(client: HostClient, pid: int) -> Figures:
     """Return what the daemon holds once the connections of the round are closed."""
     stats = {}
     for _ in range(100):
@@ -87,6 +95,7 @@ def figures(client: HostClient) -> Figures:
         threads=used["threads"],
         rss_bytes=used["rss_bytes"],
         clients=stats["clients"],
+        groups=groups_of(pid),
     )
 
 
@@ -119,7 +128,7 @@ def soak(sandhost: Path, seconds: float) -> list[Figures]:
         end = time.monotonic() + seconds
         while not taken or time.monotonic() < end:
             play(client, place)
-            taken.append(figures(client))
+            taken.append(figures(client, process.pid))
         process.terminate()
         status = process.wait(SETTLE_S)
         if status != 0:

@@ -13,7 +13,9 @@ Rules of this file.
    number of processes is (``fork_watch``).
 3. What cannot be had of these is left out, and the detail of the layer names what was
    joined.  Nothing at all is a reason.
-4. A group is removed when its child is gone: it is empty then, or it is killed.
+4. A group is removed when its child is gone: it is empty then, or it is killed. What
+   dies in it at that moment (a child that came to nothing, say) keeps it: it is tried
+   again when the next child starts, shortly after, and at the end.
 5. A host of several children has the groups of the next one made beforehand, so that a
    child can wait in them (``launchpad_stock``). They are bounded when they are taken.
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 
 # As the kernel has it where nobody says anything.
 _PERIOD_US = 100_000
+
+MOST_TRIED = 16
+"""Groups tried again at once: a process that is stuck in the kernel keeps its own."""
 
 PREFIX = "sandhost-child-"
 """How the names of groups begin."""
@@ -123,15 +129,23 @@ class Groups:
             )
         return limits.processes is None or not self.left_out_cpu
 
-    def remove(self) -> None:
-        """Remove them; what is still in one is killed first, where the kernel can."""
-        for path in self.made:
+    def remove(self) -> bool:
+        """Remove them; what is still in one is killed first, where the kernel can.
+
+        Returns:
+            Whether none is left. Who is in one was killed, and takes a while to end.
+        """
+        for path in tuple(self.made):
             with contextlib.suppress(OSError):  # version 1, or Linux before 5.14
                 _write(f"{path}/cgroup.kill", "1")
-            # EBUSY: a process in it is stuck in the kernel, and nothing can be done.
-            with contextlib.suppress(OSError):
+            try:
                 os.rmdir(path)
-        self.made.clear()
+            except FileNotFoundError:
+                pass
+            except OSError:  # EBUSY
+                continue
+            self.made.remove(path)
+        return not self.made
 
 
 _OF_USE = frozenset({"v2", "pids", "memory", "cpu"})
@@ -216,10 +230,12 @@ class Reserve:
         self._taken = 0
         self._made = 0
         self._with_cpu = False  # somebody had a group of `cpu`: the next one may
+        self._left: deque[Groups] = deque()
 
     def take(self, child: str, limits: Limits) -> Groups:
         """Return groups for a child; those made beforehand, if they are there."""
         self._taken += 1
+        self.tidy()
         spare, self._spare = self._spare, None
         self._with_cpu |= _wants_cpu(limits)
         if spare is not None and not spare.suit(limits):
@@ -228,7 +244,7 @@ class Reserve:
             try:
                 spare.bound(limits)
             except OSError:  # another process of this user's removed them, say
-                spare.remove()
+                self.give_back(spare)
             else:
                 return spare
         return self._make(child, limits)
@@ -252,11 +268,24 @@ class Reserve:
         self._spare = spare if spare.made else None
         return self._spare
 
+    def give_back(self, groups: Groups) -> None:
+        """Remove the groups of a child that is gone, now or when all in them are."""
+        if not groups.remove():
+            self._left.append(groups)
+
+    def tidy(self) -> bool:
+        """Remove what could not be removed before; tell whether nothing is left."""
+        for _ in range(min(len(self._left), MOST_TRIED)):
+            self.give_back(self._left.popleft())
+        return not self._left
+
     def close(self) -> None:
-        """Remove what nobody took; whoever waited in it is dead."""
+        """Remove what nobody took; whoever waited in it, or was left, is dead."""
         spare, self._spare = self._spare, None
         if spare is not None:
-            spare.remove()
+            self.give_back(spare)
+        for groups in self._left:
+            groups.remove()
 
 
 def remove_stale(among: tuple[Hierarchy, ...] | None = None) -> int:

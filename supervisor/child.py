@@ -187,7 +187,7 @@ class Child(ChildClients):
             stack.callback(machine.give_user_back, user)
         if "cgroup" in spec.sandbox.layers:
             groups = self._host.groups.take(self.id, spec.group_limits)
-            stack.callback(groups.remove)
+            stack.callback(self._host.give_groups_back, groups)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
         if spec.group_limits.cpus is not None and not groups.keeps_cpus:
             raise _cpus_not_kept(wanted.no_groups)

@@ -200,7 +200,7 @@ class EnteredChild(Child):
             stack.callback(machine.give_user_back, left.user)
         if left.groups:
             self._groups = Groups.of_files(left.groups)
-            stack.callback(self._groups.remove)
+            stack.callback(self._host.give_groups_back, self._groups)
         return applied, left.init
 
     def _enter_session(self, left: SessionState, parent: Session | None) -> Session:

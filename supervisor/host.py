@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from supervisor.cgroups import Reserve
+from supervisor.cgroups import Groups, Reserve
 from supervisor.child import Child
 from supervisor.fork_watch import ForkWatch
 from supervisor.holdings import Baseline
@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from supervisor.metrics import Metrics
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
+
+TIDY_AFTER_S = (0.02, 0.1, 0.5)
+"""When groups are tried again that somebody who dies was still in; then with the next
+child that starts."""
 
 RESERVED_DESCRIPTORS = 64
 """Kept from clients' files, with three for every child that may still be spawned."""
@@ -164,6 +168,7 @@ class Host:
         self.on_overdue: Callable[[Child], None] = lambda _child: None
         self.roster: Roster | None = None
         self.nursery: trio.Nursery | None = None
+        self._is_tidying = False
         self._child_ids = count(1)
         self._owners: dict[str, str] = {}
 
@@ -261,6 +266,20 @@ class Host:
         if spare is not None:
             with contextlib.suppress(LaunchpadLost):  # its owner hears of it
                 await self.launcher.spare(spare.on_the_wire())
+
+    def give_groups_back(self, groups: Groups) -> None:
+        """Remove the groups of a child that is gone, or see to it that they go soon."""
+        self.groups.give_back(groups)
+        if not self.groups.tidy() and not self._is_tidying and self.nursery is not None:
+            self._is_tidying = True
+            self.nursery.start_soon(self._tidy)
+
+    async def _tidy(self) -> None:
+        for pause_s in TIDY_AFTER_S:
+            await trio.sleep(pause_s)
+            if self.groups.tidy():
+                break
+        self._is_tidying = False
 
     def request_stop(self, grace_s: float | None = None) -> None:
         """Ask every child to end; ``grace_s`` seconds until SIGKILL, None as set."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.cgroups import (
+    MOST_TRIED,
     PREFIX,
     Hierarchy,
     Reserve,
@@ -202,3 +203,40 @@ def test_a_spare_without_a_group_that_there_could_be_is_anothers(
     assert set(spare.kinds.values()) == {"cpu", "pids"}
     assert reserve.take("c5", Limits(processes=5)) is spare
     reserve.close()
+
+
+def test_what_somebody_still_dies_in_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    among = (Hierarchy("pids", str(tmp_path)),)
+    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
+    reserve = Reserve()
+    made = [reserve.take(name, Limits()) for name in ("c1", "c2")]
+    held = [Path(groups.made[0], "somebody") for groups in made]
+    for path in held:
+        path.touch()  # rmdir(2) fails, as it does for a group that is not empty
+    for groups in made:
+        reserve.give_back(groups)
+    assert not reserve.tidy()
+    held[0].unlink()
+    assert not reserve.tidy()
+    held[1].unlink()
+    assert reserve.tidy()
+    assert os.listdir(tmp_path) == []
+
+
+def test_nobody_waits_for_a_group_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    among = (Hierarchy("pids", str(tmp_path)),)
+    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
+    reserve = Reserve()
+    for number in range(3 * MOST_TRIED):
+        groups = reserve.take(f"c{number}", Limits())
+        Path(groups.made[0], "somebody").touch()
+        reserve.give_back(groups)
+    tried: list[str] = []
+    real = os.rmdir
+    monkeypatch.setattr(os, "rmdir", lambda path: tried.append(path) or real(path))
+    assert not reserve.tidy()
+    assert len(tried) == MOST_TRIED
