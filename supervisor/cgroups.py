@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 # As the kernel has it where nobody says anything.
 _PERIOD_US = 100_000
 
+OWN_GROUPS = "/proc/self/cgroup"
+
 MOST_TRIED = 16
 """Groups tried again at once: a process that is stuck in the kernel keeps its own."""
 
@@ -117,16 +119,18 @@ class Groups:
         Raises:
             OSError: as ``bound``.
         """
-        kept = _bound(kind, path, limits)
+        kept = _set_limits(kind, path, limits)
         self.keeps_cpus |= limits.cpus is not None and cpu_bound(path, limits.cpus)
         self.keeps_processes |= "pids.max" in kept
+
+    def counts_processes(self) -> bool:
+        """Tell whether one of them keeps their number, as somebody has set it."""
+        return any(os.access(f"{path}/pids.max", os.F_OK) for path in self.made)
 
     def suit(self, limits: Limits) -> bool:
         """Tell whether they, made for nobody yet, can be those of a child."""
         if limits.cpus is not None:
-            return "cpu" in self.kinds.values() or any(
-                os.access(f"{path}/cpu.max", os.F_OK) for path in self.version_2
-            )
+            return any(_cpu_file(path) for path in self.made)
         return limits.processes is None or not self.left_out_cpu
 
     def remove(self) -> bool:
@@ -152,7 +156,7 @@ _OF_USE = frozenset({"v2", "pids", "memory", "cpu"})
 
 
 def hierarchies(
-    mounts: str = "/proc/self/mountinfo", groups: str = "/proc/self/cgroup"
+    mounts: str = "/proc/self/mountinfo", groups: str = OWN_GROUPS
 ) -> tuple[Hierarchy, ...]:
     """Return the hierarchies of use that are mounted, version 2 first."""
     own: dict[str, str] = {}
@@ -221,11 +225,12 @@ def make(
 class Reserve:
     """The groups of a host's children, those of the next one beforehand.
 
-    Where groups can be made is looked up once, and again when none could be made there.
+    Where groups can be made is looked up once, and again when the host was moved.
     """
 
     def __init__(self) -> None:
-        self._among: tuple[Hierarchy, ...] | None = None
+        self._among: tuple[Hierarchy, ...] = ()
+        self._place = ""
         self._spare: Groups | None = None
         self._taken = 0
         self._made = 0
@@ -250,14 +255,10 @@ class Reserve:
         return self._make(child, limits)
 
     def _make(self, child: str, limits: Limits) -> Groups:
-        is_known = self._among is not None
-        if self._among is None:
-            self._among = hierarchies()
-        made = make(child, limits, among=self._among, with_cpu=self._with_cpu)
-        if not made.made and is_known:  # this process was moved, say
-            self._among = None
-            return self._make(child, limits)
-        return made
+        place = "".join(_lines(OWN_GROUPS))
+        if place != self._place:
+            self._among, self._place = hierarchies(), place
+        return make(child, limits, among=self._among, with_cpu=self._with_cpu)
 
     def restock(self) -> Groups | None:
         """Make the next child's; None if there are some, or a next one is unlikely."""
@@ -329,18 +330,40 @@ def cpu_bound(path: str, cpus: float | None) -> bool:
     Raises:
         OSError: it is gone.
     """
-    quota = "max" if cpus is None else str(int(cpus * _PERIOD_US))
-    if os.access(f"{path}/cpu.max", os.F_OK):
-        _write(f"{path}/cpu.max", f"{quota} {_PERIOD_US}")
-    elif os.access(f"{path}/cpu.cfs_quota_us", os.F_OK):
+    file = _cpu_file(path)
+    if file.endswith("cpu.max"):
+        _write(file, f"{_quota(cpus) or 'max'} {_PERIOD_US}")
+    elif file:
         _write(f"{path}/cpu.cfs_period_us", str(_PERIOD_US))
-        _write(f"{path}/cpu.cfs_quota_us", "-1" if cpus is None else quota)
-    else:
-        return False
-    return True
+        _write(file, str(_quota(cpus) or -1))
+    return bool(file)
 
 
-def _bound(kind: str, path: str, limits: Limits) -> set[str]:
+def has_cpu_bound(path: str, cpus: float | None) -> bool | None:
+    """Tell whether a group's time is bounded so; None if it is none that keeps that.
+
+    Raises:
+        OSError: it is gone.
+    """
+    file = _cpu_file(path)
+    if not file:
+        return None
+    now, *_ = Path(file).read_text(encoding="ascii").split() or [""]
+    return now == str(_quota(cpus) or -1) or (cpus is None and now == "max")
+
+
+def _cpu_file(path: str) -> str:
+    for name in ("cpu.max", "cpu.cfs_quota_us"):
+        if os.access(f"{path}/{name}", os.F_OK):
+            return f"{path}/{name}"
+    return ""
+
+
+def _quota(cpus: float | None) -> int | None:
+    return None if cpus is None else int(cpus * _PERIOD_US)
+
+
+def _set_limits(kind: str, path: str, limits: Limits) -> set[str]:
     """Set the bounds of one group but its processors' time; what of them it keeps."""
     files: dict[str, str] = {}
     if limits.memory is not None:

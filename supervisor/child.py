@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, assert_never
@@ -189,8 +188,11 @@ class Child(ChildClients):
             groups = self._host.groups.take(self.id, spec.group_limits)
             stack.callback(self._host.give_groups_back, groups)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
-        if spec.group_limits.cpus is not None and not groups.keeps_cpus:
-            raise _cpus_not_kept(wanted.no_groups)
+        wanted.needs_groups = spec.group_limits.cpus is not None
+        if groups.keeps_processes:
+            wanted.processes = spec.group_limits.processes
+        if wanted.needs_groups and not groups.keeps_cpus:
+            raise walled.cpus_not_kept(wanted.no_groups)
         self._groups = groups
         return wanted
 
@@ -206,7 +208,7 @@ class Child(ChildClients):
             env=env,
             cwd_fd=cwd_fd,
             fds=(*stdio, *pairs.child_fds()),
-            rlimits=self._rlimits(),
+            rlimits=spec.rlimits,
             umask=spec.umask,
         )
         host = self._host
@@ -214,21 +216,6 @@ class Child(ChildClients):
             host.launcher, host.machine, request, wanted
         )
         return process
-
-    def _rlimits(self) -> tuple[tuple[int, int, int], ...]:
-        """Return its rlimits, that of processes doubled where its group keeps it.
-
-        So it is the group that refuses a fork, and tells (``fork_watch``): RLIMIT_NPROC
-        counts forks under way too, and each of its processes may be in one.
-        """
-        limits = self.spec.rlimits
-        if not self._groups.keeps_processes:
-            return limits
-        times = {resource.RLIMIT_NPROC: 2}
-        return tuple(
-            (which, soft * times.get(which, 1), hard * times.get(which, 1))
-            for which, soft, hard in limits
-        )
 
     async def _live(self) -> None:
         self._happened(Event.SPAWNED)
@@ -361,14 +348,6 @@ class Child(ChildClients):
         journal.write(
             "child.gone", child_id=self.id, status=self.status, failure=reason
         )
-
-
-def _cpus_not_kept(why: str) -> SpawnError:
-    """Word that nothing here keeps a limit that only a group of processes can keep."""
-    why = why or "no group of processes with the controller 'cpu' can be made for it"
-    how = "leave the limit out, or delegate that controller (systemd: Delegate=cpu)"
-    text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
-    return SpawnError(errno.EOPNOTSUPP, "cgroup", text)
 
 
 def _not_prepared(why: OSError) -> SpawnError:

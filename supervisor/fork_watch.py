@@ -7,13 +7,14 @@ Rules of this file.
 
 1. A fork that is refused costs everybody but its child: a hundred processes that try it
    without a pause take the processors from all neighbours.  Who is refused ``REFUSALS``
-   between two looks has ``CPUS`` from then on, until nothing was refused for ``CALM_S``;
+   or more in ``LOOK_S`` has ``CPUS`` from then on, until nothing was refused for ``CALM_S``;
    for twice as long whenever it begins again.
 2. The kernel counts refusals (``pids.events``), and is asked each ``LOOK_S`` while a child
    with such a limit is there; a host without one is not woken.
 3. It takes a group with the controllers ``pids`` and ``cpu``; a child without has its
    limit all the same, and its neighbours have to bear it.
-4. Whoever is ended has its own time again: an end takes time, too.
+4. Whoever is killed has its own time again: an end takes time, too.
+5. Whoever lowers its own RLIMIT_NPROC is refused by that, and nobody counts it.
 
 Source: cgroup-v2.rst of the kernel ("pids.events", "cpu.max"); version 1 has the same.
 """
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.cgroups import cpu_bound
+from supervisor.cgroups import cpu_bound, has_cpu_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,13 +36,17 @@ if TYPE_CHECKING:
     from supervisor.journal import Journal
 
 LOOK_S = 0.2
+"""Between two looks: so long a bomb competes with everybody, and a look costs 2 us."""
 
 REFUSALS = 100
-"""In so short a time nobody who takes no for an answer is refused more; who does not is
+"""In ``LOOK_S``; in so short a time nobody who takes no for an answer is refused more; who does not is
 refused some thousand times."""
 
 CALM_S = 1.0
+"""Five looks without a refusal: it has stopped trying, and does not just wait."""
+
 MOST_CALM_S = 64.0
+"""Longest that somebody is held back for nothing; shorter, a bomb with pauses would pay."""
 
 CPUS = 0.1
 """Processors' time of whoever is held back: 10 ms in each 100."""
@@ -95,15 +100,19 @@ class ForkWatch:
             return
         paths = tuple(groups)
         # Somebody else may remove a group at any time: then it is neither.
-        bounded = next((path for path in paths if _bound(path, limits.cpus)), None)
+        bounds = {path: _has_bound(path, limits.cpus) for path in paths}
+        bounded = next((path for path in paths if bounds[path] is not None), None)
         counted = next((fd for path in paths if (fd := _open_count(path)) >= 0), -1)
         if bounded is None or counted < 0:
             if counted >= 0:
                 os.close(counted)
             return
         one = self._watched[counted] = _Watched(child, counted, bounded)
+        # By another program of this host, which was replaced.
+        one.is_held_back = not bounds[bounded]
+        one.since = trio.current_time()
         with contextlib.suppress(OSError):
-            one.refused = _refused(counted)  # by another program of this host
+            one.refused = _refused(counted)
         self._has_some.set()
 
     def forget(self, child: Child) -> None:
@@ -111,7 +120,7 @@ class ForkWatch:
         for one in tuple(self._watched.values()):
             if one.child is child:
                 if one.is_held_back:
-                    _bound(one.group, child.spec.group_limits.cpus)
+                    _set_bound(one.group, child.spec.group_limits.cpus)
                 self._drop(one)
 
     def _drop(self, one: _Watched) -> None:
@@ -120,16 +129,21 @@ class ForkWatch:
 
     async def run(self) -> None:
         """Look, and answer, until cancelled; who was watched has been forgotten then."""
+        before = trio.current_time()
         while True:
             if not self._watched:
                 self._has_some = trio.Event()
                 await self._has_some.wait()
+                before = trio.current_time()
             await trio.sleep(LOOK_S)
             now = trio.current_time()
+            # A loop that is late, or was stopped, has seen a longer time.
+            too_many = REFUSALS * max(1, round((now - before) / LOOK_S))
             for one in tuple(self._watched.values()):
-                self._look(one, now)
+                self._look(one, now, too_many)
+            before = now
 
-    def _look(self, one: _Watched, now: float) -> None:
+    def _look(self, one: _Watched, now: float, too_many: int) -> None:
         before = one.refused
         try:
             one.refused = _refused(one.fd)
@@ -141,13 +155,13 @@ class ForkWatch:
         if one.is_held_back:
             if now - one.since >= one.calm_s:
                 self._let_go(one)
-        elif one.refused - before >= REFUSALS:
+        elif one.refused - before >= too_many:
             self._hold_back(one, one.refused - before)
 
     def _hold_back(self, one: _Watched, refused: int) -> None:
         own = one.child.spec.group_limits.cpus
         cpus = CPUS if own is None else min(own, CPUS)
-        if _bound(one.group, cpus):
+        if _set_bound(one.group, cpus):
             one.is_held_back = True
             self._journal.write(
                 "child.held_back",
@@ -160,7 +174,7 @@ class ForkWatch:
 
     def _let_go(self, one: _Watched) -> None:
         own = one.child.spec.group_limits.cpus
-        if _bound(one.group, own):
+        if _set_bound(one.group, own):
             one.is_held_back = False
             one.calm_s = min(2 * one.calm_s, MOST_CALM_S)
             self._journal.write(
@@ -172,11 +186,18 @@ class ForkWatch:
             )
 
 
-def _bound(group: str, cpus: float | None) -> bool:
+def _set_bound(group: str, cpus: float | None) -> bool:
     """Bound the time of a group; tell whether that could be done."""
     with contextlib.suppress(OSError):  # it is gone
         return cpu_bound(group, cpus)
     return False
+
+
+def _has_bound(group: str, cpus: float | None) -> bool | None:
+    """Tell whether a group's time is bounded so; None if it cannot be."""
+    with contextlib.suppress(OSError):  # it is gone
+        return has_cpu_bound(group, cpus)
+    return None
 
 
 def _open_count(group: str) -> int:

@@ -200,6 +200,8 @@ class EnteredChild(Child):
             stack.callback(machine.give_user_back, left.user)
         if left.groups:
             self._groups = Groups.of_files(left.groups)
+            if self._groups.counts_processes():
+                self.wanted.processes = self.spec.group_limits.processes
             stack.callback(self._host.give_groups_back, self._groups)
         return applied, left.init
 

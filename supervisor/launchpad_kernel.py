@@ -62,8 +62,10 @@ def ask_for_slices(length_ns: int) -> None:
     """Ask the scheduler for slices of that length for this thread; 0 for its own.
 
     Who asks for short ones goes before others when it wakes, for no more time in all
-    (sched_setattr(2), Linux 6.12; older ones take no notice). It is a request: whoever
-    may not make it goes on without. What is forked from here does not inherit it.
+    (sched_setattr(2), Linux 6.12; older ones give nothing for it). It is a request:
+    whoever may not make it goes on without, and so does whoever has a policy or a
+    negative nice value that goes before others already. Threads and processes that are
+    made from here do not inherit it: SCHED_RESET_ON_FORK is set, and stays.
     """
     call = _SYS_SCHED_SETATTR.get(os.uname().machine, _SYS_SCHED_SETATTR_GENERIC)
     attributes = ctypes.create_string_buffer(_SCHED_ATTRIBUTES.size)
@@ -71,7 +73,7 @@ def ask_for_slices(length_ns: int) -> None:
     try:
         system_call(call + 1, 0, where, _SCHED_ATTRIBUTES.size, 0)
         size, policy, flags, nice, priority, *_ = _SCHED_ATTRIBUTES.unpack(attributes)
-        if policy == _SCHED_OTHER:
+        if policy == _SCHED_OTHER and nice >= 0:
             flags |= _SCHED_FLAG_RESET_ON_FORK
             _SCHED_ATTRIBUTES.pack_into(
                 attributes, 0, size, policy, flags, nice, priority, length_ns, 0, 0

@@ -275,6 +275,8 @@ class Wanted:
         cwd: its working directory, as a path.
         own: directories of its own, to write.
         groups: files of its cgroups that take its pid.
+        processes: how many these allow, if they keep that.
+        needs_groups: without them it is not to start: they keep what nothing else can.
         no_groups: why there is none, if one was wanted.
         user: a user that may be given to it, None for none.
         shared: more that it may write, where what is root's is shown as its own.
@@ -287,6 +289,8 @@ class Wanted:
     cwd: str
     own: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    processes: int | None = None
+    needs_groups: bool = False
     no_groups: str = ""
     user: int | None = None
     shared: tuple[str, ...] = ()

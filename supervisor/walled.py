@@ -7,6 +7,7 @@ What it is not: the rules of that (``sandbox``), nor the launchpad's messages.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 from dataclasses import replace
@@ -39,8 +40,9 @@ async def spawn(
         return process, Walls(wanted.profile.name, "host", process.applied)
     plan = Plan(wanted.profile, wanted.network, machine)
     while True:
+        attempt = _attempt(plan, request, wanted)
         try:
-            process = await launcher.spawn(_attempt(plan, request, wanted))
+            process = await launcher.spawn(attempt)
         except SpawnError as why:
             if not plan.failed(why):
                 raise
@@ -61,7 +63,11 @@ def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
 
 
 def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
-    """Return a request with what is thought to be had at the moment."""
+    """Return a request with what is thought to be had at the moment.
+
+    Raises:
+        SpawnError: what it cannot be without is not.
+    """
     layers = plan.wanted()
     if not wanted.groups:
         plan.leave(layers, "cgroup", wanted.no_groups)
@@ -69,11 +75,43 @@ def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
         plan.leave(layers, "uid", "a nested child has its parent's user")
     else:
         give(wanted.own, wanted.user if "uid" in layers else os.geteuid())
+    if wanted.needs_groups and "cgroup" not in layers:
+        raise cpus_not_kept(plan.missing.get("cgroup", ""))
     rlimits = request.rlimits
+    if "cgroup" in layers:
+        rlimits = tuple(_beside_its_group(limit, wanted.processes) for limit in rlimits)
     if "rlimits" in layers:
         rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
     asked = layers_on_the_wire(layers, wanted, request.executable)
     return replace(request, layers=asked, rlimits=rlimits)
+
+
+def _beside_its_group(
+    limit: tuple[int, int, int], kept: int | None
+) -> tuple[int, int, int]:
+    """Return a limit of processes twice as high where a group keeps that number.
+
+    So it is the group that refuses a fork, and counts it (``fork_watch``): RLIMIT_NPROC
+    counts forks under way too, and each of its processes may be in one. A lower limit
+    than the group's is nobody else's to keep, and is left as it is.
+    """
+    which, soft, hard = limit
+    if which != resource.RLIMIT_NPROC or kept is None or soft != kept:
+        return limit
+    # The launchpad has the same, and who has no right to may not raise it.
+    _, most = resource.getrlimit(which)
+    twice = (
+        2 * kept if most == resource.RLIM_INFINITY else max(kept, min(2 * kept, most))
+    )
+    return which, twice, max(twice, hard)
+
+
+def cpus_not_kept(why: str) -> SpawnError:
+    """Word that nothing here keeps a limit that only a group of processes can keep."""
+    why = why or "no group of processes with the controller 'cpu' can be made for it"
+    how = "leave the limit out, or delegate that controller (systemd: Delegate=cpu)"
+    text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
+    return SpawnError(errno.EOPNOTSUPP, "cgroup", text)
 
 
 def give(directories: tuple[str, ...], user: int) -> None:

@@ -201,14 +201,20 @@ class Aside(Generic[T]):
         """Hand an item over; waits while ``AT_HAND`` others are not done."""
         self._room.acquire()
         if self._failure is not None:
+            self._room.release()
             raise self._failure
         self._items.put([item])
 
     def __exit__(self, _: object, why: BaseException | None, __: object) -> None:
         self._items.put([])
         self._wait()
-        if self._failure is not None and why is None:
-            raise self._failure
+        # Not kept: its traceback keeps this, and the items that it was to be told of.
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None and why is None:
+                raise failure
+        finally:
+            del failure, why
 
     def _work(self) -> None:
         while item := self._items.get():

@@ -166,16 +166,16 @@ def test_a_host_that_is_moved_finds_its_new_place(
     places = [tmp_path / name for name in ("here", "there")]
     for place in places:
         place.mkdir()
+    own = tmp_path / "own"
+    monkeypatch.setattr("supervisor.cgroups.OWN_GROUPS", str(own))
     found = iter([(Hierarchy("pids", str(place)),) for place in places])
     monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: next(found))
     reserve = Reserve()
-    for name in ("c1", "c2"):  # looked up once
-        (path,) = reserve.take(name, Limits()).made
-        assert Path(path).parent == places[0]
-        os.rmdir(path)
-    places[0].rmdir()
-    (path,) = reserve.take("c3", Limits()).made
-    assert Path(path).parent == places[1]
+    for place in places:
+        own.write_text(f"4:pids:/{place.name}\n")
+        for number in range(2):  # looked up once
+            (path,) = reserve.take(f"{place.name}-{number}", Limits()).made
+            assert Path(path).parent == place  # what was there before is there still
 
 
 def test_a_spare_without_a_group_that_there_could_be_is_anothers(
@@ -237,6 +237,11 @@ def test_nobody_waits_for_a_group_that_stays(
         reserve.give_back(groups)
     tried: list[str] = []
     real = os.rmdir
-    monkeypatch.setattr(os, "rmdir", lambda path: tried.append(path) or real(path))
+
+    def rmdir(path: str) -> None:
+        tried.append(path)
+        real(path)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
     assert not reserve.tidy()
     assert len(tried) == MOST_TRIED

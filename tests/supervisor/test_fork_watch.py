@@ -1,6 +1,10 @@
 """Who runs into its limit of processes again and again is held back, until it is calm."""
 
+import errno
+import math
 import os
+import resource
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,11 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
+import trio.testing
 
+from supervisor import walled
 from supervisor.child import Child
 from supervisor.fork_watch import CALM_S, CPUS, LOOK_S, REFUSALS, ForkWatch
 from supervisor.options import Limits
-from supervisor.sandbox import PROFILES
+from supervisor.sandbox import PROFILES, named
+from supervisor.spawn_request import SpawnRequest
 from tests.helpers.hosts import Stage, eventually, stage
 
 if TYPE_CHECKING:
@@ -23,6 +30,10 @@ __all__ = ["stage"]
 
 
 TEN = Limits(processes=10)
+
+
+NONE = {1: "-1", 2: "max 100000"}
+LITTLE = {1: str(int(CPUS * 100_000)), 2: f"{int(CPUS * 100_000)} 100000"}
 
 
 @dataclass
@@ -51,7 +62,7 @@ class Someone:
         self.bound_file = self.top / (
             "pids/cpu.max" if self.version == 2 else "cpu/cpu.cfs_quota_us"
         )
-        self.bound_file.touch()
+        self.bound_file.write_text(NONE[self.version] if self.limits == TEN else "")
         (self.top / "cpu/cpu.cfs_period_us").touch()
         self.refuse(0)
 
@@ -68,6 +79,11 @@ class Someone:
     def write(self, event: str, **fields: Any) -> None:
         self.told.append((event, fields))
 
+    def own(self) -> None:
+        """Bound it as its own limits say, as its start does."""
+        quota = -1 if self.limits.cpus is None else int(self.limits.cpus * 100_000)
+        self.bound_file.write_text(str(quota))
+
     def watched(self, nursery: trio.Nursery) -> ForkWatch:
         watch = ForkWatch(cast("Journal", self))
         watch.watch(self.child, self.groups)
@@ -77,10 +93,6 @@ class Someone:
     @property
     def child(self) -> Child:
         return cast("Child", self)
-
-
-NONE = {1: "-1", 2: "max 100000"}
-LITTLE = {1: str(int(CPUS * 100_000)), 2: f"{int(CPUS * 100_000)} 100000"}
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -126,9 +138,11 @@ async def test_who_begins_again_is_held_back_for_twice_as_long(
     one = Someone(tmp_path)
     async with trio.open_nursery() as nursery:
         watch = one.watched(nursery)
-        for number in (1, 2, 4):
-            one.refuse(number * REFUSALS * 2)
-            await trio.sleep(number * CALM_S - LOOK_S)
+        refused = 0
+        for calm_s in (1, 2, 4, 8, 16, 32, 64, 64, 64):
+            refused += REFUSALS
+            one.refuse(refused)
+            await trio.sleep(calm_s * CALM_S - LOOK_S)
             assert one.bound() == LITTLE[1]
             await trio.sleep(4 * LOOK_S)
             assert one.bound() == NONE[1]
@@ -171,6 +185,7 @@ async def test_nobody_is_given_more_than_its_own_limit(
 ) -> None:
     del autojump_clock
     one = Someone(tmp_path, Limits(processes=10, cpus=cpus))
+    one.own()
     async with trio.open_nursery() as nursery:
         watch = one.watched(nursery)
         one.refuse(REFUSALS)
@@ -202,6 +217,75 @@ async def test_what_cannot_be_counted_or_bounded_is_let_be(
     async with trio.open_nursery() as nursery:
         watch = one.watched(nursery)
         assert list(watch.descriptors()) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_count_that_is_gone_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    del autojump_clock
+    one = Someone(tmp_path)
+
+    def gone(*_: object) -> bytes:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    async with trio.open_nursery() as nursery:
+        watch = one.watched(nursery)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", gone)
+            await trio.sleep(2 * LOOK_S)
+        assert list(watch.descriptors()) == []
+        watch.forget(one.child)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_host_without_such_children_is_not_woken(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    del autojump_clock
+    one = Someone(tmp_path)
+    async with trio.open_nursery() as nursery:
+        watch = one.watched(nursery)
+        await trio.sleep(2 * LOOK_S)
+        watch.forget(one.child)
+        await trio.sleep(2 * LOOK_S)
+        await trio.testing.wait_all_tasks_blocked()
+        now = trio.lowlevel.current_statistics()
+        assert now.seconds_to_next_deadline == math.inf
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_late_look_has_seen_a_longer_time(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    one = Someone(tmp_path)
+    async with trio.open_nursery() as nursery:
+        watch = one.watched(nursery)
+        before = 0
+        for late, is_told in ((4, False), (1, True)):
+            await trio.testing.wait_all_tasks_blocked()
+            one.refuse(before + 3 * REFUSALS)
+            before += 3 * REFUSALS
+            mock_clock.jump(late * LOOK_S)
+            await trio.testing.wait_all_tasks_blocked()
+            assert bool(one.told) is is_told
+        watch.forget(one.child)
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_program_after_this_one_knows_who_is_held_back(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    del autojump_clock
+    one = Someone(tmp_path)
+    one.bound_file.write_text(LITTLE[1])
+    async with trio.open_nursery() as nursery:
+        watch = one.watched(nursery)
+        assert one.bound() == LITTLE[1]
+        await trio.sleep(CALM_S + 2 * LOOK_S)
+        assert one.bound() == NONE[1]
+        assert [event for event, _ in one.told] == ["child.let_go"]
+        watch.forget(one.child)
         nursery.cancel_scope.cancel()
 
 
@@ -278,7 +362,80 @@ async def test_a_fork_bomb_is_held_back_and_let_go(stage: Stage) -> None:
 async def test_whoever_is_killed_has_the_time_to_end(stage: Stage) -> None:
     child = await bomb(stage)
     await eventually(lambda: stage.events("child.held_back"))
-    child.stop(0.0)
+    child._signal(signal.SIGKILL)
+    assert bound_of(child) in {"-1", "max"}  # at once, and it is not gone yet
     with trio.fail_after(10):
         await child.wait_gone()
     assert list(stage.host.forks.descriptors()) == []
+
+
+def most_processes(child: Child) -> tuple[int, int]:
+    """Return the RLIMIT_NPROC of a child's process."""
+    assert child.process is not None
+    lines = Path(f"/proc/{child.process.pid}/limits").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("Max processes")]
+    soft, hard, *_ = line.removeprefix("Max processes").split()
+    return int(soft), int(hard)
+
+
+# The group is the one that is to refuse; where there is none, the rlimit is the limit.
+async def test_the_rlimit_is_twice_what_a_group_keeps(stage: Stage) -> None:
+    limits = Limits(processes=60)
+    auto = PROFILES["auto"]
+    more = {"group_limits": limits, "rlimits": limits.rlimits()}
+    kept = await stage.sh("sleep 100", sandbox=auto, **more)
+    times = 2 if kept._groups.keeps_processes else 1
+    assert most_processes(kept) == (60 * times, 60 * times)
+    bare = named("bare", sorted(auto.layers - {"cgroup"}))
+    assert most_processes(await stage.sh("sleep 100", sandbox=bare, **more)) == (60, 60)
+    # A group that could not be joined once is not asked for again.
+    stage.host.machine.lacking["cgroup"] = "it is full"
+    assert most_processes(await stage.sh("sleep 100", sandbox=auto, **more)) == (60, 60)
+    limits = Limits(cpus=1.0)
+    child = await stage.host.spawn(
+        stage.spec(("/bin/true",), sandbox=auto, group_limits=limits)
+    )
+    assert child.failure is not None
+    assert "nothing keeps the limit 'cpus': it is full" in child.failure.text
+
+
+def test_nobody_is_given_a_limit_that_the_host_may_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = (resource.RLIMIT_NPROC, 100, 100)
+    for most, wanted in ((-1, 200), (300, 200), (150, 150), (90, 100)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, most=most: (most, most))
+        assert walled._beside_its_group(limit, 100) == (limit[0], wanted, wanted)
+    # A lower one is nobody else's to keep.
+    assert walled._beside_its_group(limit, 101) == limit
+    assert walled._beside_its_group(limit, None) == limit
+    others = (resource.RLIMIT_NOFILE, 100, 100)
+    assert walled._beside_its_group(others, 100) == others
+
+
+@pytest.mark.slow
+async def test_a_tool_is_held_back_with_its_child(stage: Stage) -> None:
+    limits = Limits(processes=20)
+    more = {"group_limits": limits, "rlimits": limits.rlimits()}
+    child = await stage.sh("sleep 100", sandbox=PROFILES["auto"], **more)
+    if not list(stage.host.forks.descriptors()):
+        pytest.skip("no group here counts refused forks and bounds processors' time")
+    assert child.wanted is not None
+    cwd_fd = os.open(stage.where, os.O_PATH | os.O_DIRECTORY)
+    request = SpawnRequest(
+        executable=sys.executable,
+        argv=(sys.executable, "-I", "-S", "-c", BOMB),
+        env={},
+        cwd_fd=cwd_fd,
+        fds=tuple((stage.null, number) for number in range(3)),
+        rlimits=limits.rlimits(),
+    )
+    host = stage.host
+    tool, _ = await walled.spawn(host.launcher, host.machine, request, child.wanted)
+    os.close(cwd_fd)
+    await eventually(lambda: stage.events("child.held_back"))
+    child.stop(0.0)
+    await child.wait_gone()
+    tool.send_signal(9)
+    await tool.wait_swept()
+    tool.close()

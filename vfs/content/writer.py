@@ -67,9 +67,18 @@ class Writer:
     def add_all(self, pieces: Iterable[bytes]) -> None:
         """Add pieces: this thread takes them, two others keep them and look at them.
 
+        Not where the first one is short: then it is little, or comes in short pieces.
+
         Raises:
             FdError: as for ``add``.
         """
+        pieces = iter(pieces)
+        first = next(pieces, b"")
+        self.add(first)
+        if len(first) < BESIDE_BYTES:
+            for piece in pieces:
+                self.add(piece)
+            return
         with Aside(self._reader.feed) as look, Aside(self._keep_next) as keep:
             for piece in pieces:
                 keep.hand(piece)
