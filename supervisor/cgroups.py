@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor import delegation
 from supervisor.options import Limits
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Hierarchy:
 
     Attributes:
         kind: ``v2``, or the controller of a version 1 hierarchy.
-        group: the directory of this process's group.
+        group: the directory in which groups are made: this process's own, or the one
+            above where that is delegated (``delegation``).
     """
 
     kind: str
@@ -175,8 +177,21 @@ def hierarchies(
                 path = own[name]
                 inside = os.path.relpath(path, top) if top != "/" else path.lstrip("/")
                 group = os.path.normpath(os.path.join(where, inside))
+                if name == "v2":
+                    group = delegation.place_of_children(group)
                 found.append(Hierarchy(name, group))
     return tuple(sorted(found, key=lambda each: (each.kind != "v2", each.kind)))
+
+
+def settle(launchpad: int) -> None:
+    """Arrange the group that a service manager has delegated to this process, if any.
+
+    Args:
+        launchpad: the pid of its launchpad.
+    """
+    for hierarchy in hierarchies():
+        if hierarchy.kind == "v2":
+            delegation.make_room(hierarchy.group, (os.getpid(), launchpad))
 
 
 def make(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
 
+from supervisor import cgroups
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
 from supervisor.logs import Log
@@ -126,6 +127,7 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
     log = Log(options.log_level, as_json=options.log_json)
     with trio.open_signal_receiver(*STOPPING_SIGNALS) as signals:
         journal = open_journal(options.journal, lambda text: log.write("WARNING", text))
+        cgroups.settle(launchpad.pid)
         try:
             async with open_host(
                 launchpad, options.settings, journal=journal, log=log

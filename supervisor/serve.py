@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from supervisor import cgroups
 from supervisor.activation import take_activated
 from supervisor.blockers import blocker, sentence
 from supervisor.children import Children
@@ -125,6 +126,7 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         stack.callback(journal.close)
         given = Opened(notifier, activated, lock_fd, launchpad.handed_over, left)
         daemon = Daemon(options, places, given)
+        cgroups.settle(launchpad.pid)
         async with open_host(
             launchpad, settings_of(options.config), journal=journal, log=log
         ) as host:
