@@ -31,13 +31,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor import delegation
+from supervisor.cgroup_files import bound_cpus, can_bound_cpus, set_limits, write
 from supervisor.options import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-# As the kernel has it where nobody says anything.
-_PERIOD_US = 100_000
 
 OWN_GROUPS = "/proc/self/cgroup"
 
@@ -72,7 +70,6 @@ class Groups:
         why_not: why there is none.
         kinds: what hierarchy each is of.
         keeps_cpus: a bound of the processors' time was set.
-        keeps_processes: a bound of their number was set.
         left_out_cpu: there could be one of ``cpu``, and nobody needed it.
     """
 
@@ -81,7 +78,6 @@ class Groups:
     why_not: str = ""
     kinds: dict[str, str] = field(default_factory=dict)
     keeps_cpus: bool = False
-    keeps_processes: bool = False
     left_out_cpu: bool = False
 
     @classmethod
@@ -121,18 +117,20 @@ class Groups:
         Raises:
             OSError: as ``bound``.
         """
-        kept = _set_limits(kind, path, limits)
-        self.keeps_cpus |= limits.cpus is not None and cpu_bound(path, limits.cpus)
-        self.keeps_processes |= "pids.max" in kept
+        set_limits(kind, path, limits)
+        self.keeps_cpus |= limits.cpus is not None and bound_cpus(path, limits.cpus)
 
-    def counts_processes(self) -> bool:
-        """Tell whether one of them keeps their number, as somebody has set it."""
-        return any(os.access(f"{path}/pids.max", os.F_OK) for path in self.made)
+    def kept_processes(self, limits: Limits) -> int | None:
+        """Return how many processes they allow; None if they do not keep that."""
+        if limits.processes is None:
+            return None
+        kept = any(os.access(f"{path}/pids.max", os.F_OK) for path in self.made)
+        return limits.processes if kept else None
 
     def suit(self, limits: Limits) -> bool:
         """Tell whether they, made for nobody yet, can be those of a child."""
         if limits.cpus is not None:
-            return any(_cpu_file(path) for path in self.made)
+            return any(can_bound_cpus(path) for path in self.made)
         return limits.processes is None or not self.left_out_cpu
 
     def remove(self) -> bool:
@@ -143,7 +141,7 @@ class Groups:
         """
         for path in tuple(self.made):
             with contextlib.suppress(OSError):  # version 1, or Linux before 5.14
-                _write(f"{path}/cgroup.kill", "1")
+                write(f"{path}/cgroup.kill", "1")
             try:
                 os.rmdir(path)
             except FileNotFoundError:
@@ -284,10 +282,12 @@ class Reserve:
         self._spare = spare if spare.made else None
         return self._spare
 
-    def give_back(self, groups: Groups) -> None:
-        """Remove the groups of a child that is gone, now or when all in them are."""
-        if not groups.remove():
+    def give_back(self, groups: Groups) -> bool:
+        """Remove the groups of a child that is gone; False if that has to wait."""
+        is_gone = groups.remove()
+        if not is_gone:
             self._left.append(groups)
+        return is_gone
 
     def tidy(self) -> bool:
         """Remove what could not be removed before; tell whether nothing is left."""
@@ -333,74 +333,6 @@ def as_pair(file: str) -> tuple[bytes, bytes]:
 
 def _wants_cpu(limits: Limits) -> bool:
     return limits.cpus is not None or limits.processes is not None
-
-
-def cpu_bound(path: str, cpus: float | None) -> bool:
-    """Bound the processors' time of a group; whether it is one that keeps that.
-
-    Args:
-        path: its directory.
-        cpus: 0.5 is half of one's time; None is no bound.
-
-    Raises:
-        OSError: it is gone.
-    """
-    file = _cpu_file(path)
-    if file.endswith("cpu.max"):
-        _write(file, f"{_quota(cpus) or 'max'} {_PERIOD_US}")
-    elif file:
-        _write(f"{path}/cpu.cfs_period_us", str(_PERIOD_US))
-        _write(file, str(_quota(cpus) or -1))
-    return bool(file)
-
-
-def has_cpu_bound(path: str, cpus: float | None) -> bool | None:
-    """Tell whether a group's time is bounded so; None if it is none that keeps that.
-
-    Raises:
-        OSError: it is gone.
-    """
-    file = _cpu_file(path)
-    if not file:
-        return None
-    now, *_ = Path(file).read_text(encoding="ascii").split() or [""]
-    return now == str(_quota(cpus) or -1) or (cpus is None and now == "max")
-
-
-def _cpu_file(path: str) -> str:
-    for name in ("cpu.max", "cpu.cfs_quota_us"):
-        if os.access(f"{path}/{name}", os.F_OK):
-            return f"{path}/{name}"
-    return ""
-
-
-def _quota(cpus: float | None) -> int | None:
-    return None if cpus is None else int(cpus * _PERIOD_US)
-
-
-def _set_limits(kind: str, path: str, limits: Limits) -> set[str]:
-    """Set the bounds of one group but its processors' time; what of them it keeps."""
-    files: dict[str, str] = {}
-    if limits.memory is not None:
-        name = "memory.max" if kind == "v2" else "memory.limit_in_bytes"
-        files[name] = str(limits.memory)
-    if limits.processes is not None:
-        files["pids.max"] = str(limits.processes)
-    kept: set[str] = set()
-    for name, value in files.items():
-        # A hierarchy has the files of its controllers only.
-        if os.access(f"{path}/{name}", os.F_OK):
-            _write(f"{path}/{name}", value)
-            kept.add(name)
-    return kept
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 def _lines(path: str) -> list[str]:

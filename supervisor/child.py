@@ -32,8 +32,6 @@ from supervisor.traffic import Traffic
 from vfs.policy import Ledger, Policy, close_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from supervisor.session import Session
     from supervisor.spawned import SpawnedProcess
 
@@ -136,12 +134,12 @@ class Child(ChildClients):
             env.update(await service.child_starting(self, stack))
         self.process = await self._spawn(cwd_fd, pairs, env, wanted)
         stack.callback(self.process.close)
-        self._watch_forks(stack, self._groups.made)
+        self._watch_forks(stack)
         pairs.close_child_ends()
 
-    def _watch_forks(self, stack: AsyncExitStack, groups: Iterable[str]) -> None:
+    def _watch_forks(self, stack: AsyncExitStack) -> None:
         forks = self._host.forks
-        forks.watch(self, groups)
+        forks.watch(self, self._groups.made)
         stack.callback(forks.forget, self)
 
     async def _open_nursery(self, stack: AsyncExitStack) -> trio.Nursery:
@@ -189,8 +187,7 @@ class Child(ChildClients):
             stack.callback(self._host.give_groups_back, groups)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
         wanted.needs_groups = spec.group_limits.cpus is not None
-        if groups.keeps_processes:
-            wanted.processes = spec.group_limits.processes
+        wanted.processes = groups.kept_processes(spec.group_limits)
         if wanted.needs_groups and not groups.keeps_cpus:
             raise walled.cpus_not_kept(wanted.no_groups)
         self._groups = groups
@@ -321,8 +318,7 @@ class Child(ChildClients):
 
     def _signal(self, number: int) -> None:
         if self.process is not None:
-            if number == signal.SIGKILL:
-                self._host.forks.forget(self)  # who has no time takes seconds to end
+            self._host.forks.signalled(self, number)
             self.process.send_signal(number)
             self._host.journal.write(
                 "child.signalled",

@@ -169,8 +169,7 @@ class DaemonOrders:
         number = _signal(args.signal)
         if child.process is None:
             raise OrderError(f"cannot kill {args.name}: it is being started; try again")
-        if number == signal.SIGKILL:
-            self._host.forks.forget(child)  # who has no time takes seconds to end
+        self._host.forks.signalled(child, number)
         if args.tree:
             await child.process.signal_tree(number)
         else:

@@ -27,6 +27,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.cgroup_files import write
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -64,13 +66,13 @@ def make_room(
     try:
         Path(aside).mkdir(exist_ok=True)
         for pid in pids:
-            _write(f"{aside}/cgroup.procs", str(pid))
+            write(f"{aside}/cgroup.procs", str(pid))
     except OSError:
         return ()
     for name in useful:
         # EBUSY: somebody else is in there, whom nobody here may move.
         with contextlib.suppress(OSError):
-            _write(f"{place}/cgroup.subtree_control", f"+{name}")
+            write(f"{place}/cgroup.subtree_control", f"+{name}")
     given = _words(place, "cgroup.subtree_control")
     return tuple(name for name in useful if name in given)
 
@@ -89,11 +91,3 @@ def _words(group: str, name: str) -> list[str]:
         return Path(group, name).read_text(encoding="ascii").split()
     except OSError:
         return []
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.cgroups import cpu_bound, has_cpu_bound
+from supervisor.cgroup_files import bound_cpus, has_cpus_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,6 +116,11 @@ class ForkWatch:
             one.refused = _refused(counted)
         self._has_some.set()
 
+    def signalled(self, child: Child, number: int) -> None:
+        """Let a child that is about to be killed have the time to end (rule 4)."""
+        if number == signal.SIGKILL:
+            self.forget(child)
+
     def forget(self, child: Child) -> None:
         """Look after a child no more, and give it its time back (rule 4)."""
         for one in tuple(self._watched.values()):
@@ -163,40 +169,37 @@ class ForkWatch:
         cpus = CPUS if own is None else min(own, CPUS)
         if _set_bound(one.group, cpus):
             one.is_held_back = True
-            self._journal.write(
-                "child.held_back",
-                child_id=one.child.id,
-                name=one.child.spec.name,
-                limit="processes",
-                refused=refused,
-                cpus=cpus,
-            )
+            self._tell("child.held_back", one, cpus=cpus, refused=refused)
 
     def _let_go(self, one: _Watched) -> None:
         own = one.child.spec.group_limits.cpus
         if _set_bound(one.group, own):
             one.is_held_back = False
             one.calm_s = min(2 * one.calm_s, MOST_CALM_S)
-            self._journal.write(
-                "child.let_go",
-                child_id=one.child.id,
-                name=one.child.spec.name,
-                limit="processes",
-                cpus=own,
-            )
+            self._tell("child.let_go", one, cpus=own)
+
+    def _tell(self, event: str, one: _Watched, **more: float | None) -> None:
+        child = one.child
+        self._journal.write(
+            event,
+            child_id=child.id,
+            name=child.spec.name,
+            limit="processes",
+            **more,
+        )
 
 
 def _set_bound(group: str, cpus: float | None) -> bool:
     """Bound the time of a group; tell whether that could be done."""
     with contextlib.suppress(OSError):  # it is gone
-        return cpu_bound(group, cpus)
+        return bound_cpus(group, cpus)
     return False
 
 
 def _has_bound(group: str, cpus: float | None) -> bool | None:
     """Tell whether a group's time is bounded so; None if it cannot be."""
     with contextlib.suppress(OSError):  # it is gone
-        return has_cpu_bound(group, cpus)
+        return has_cpus_bound(group, cpus)
     return None
 
 

@@ -176,7 +176,7 @@ class EnteredChild(Child):
         record = host.launcher.handed_over.pop(left.ident)
         self.process = SpawnedProcess(host.launcher, left.ident, record, born)
         stack.callback(self.process.close)
-        self._watch_forks(stack, self._groups.made)
+        self._watch_forks(stack)
 
     def _enter_walls(
         self, stack: AsyncExitStack
@@ -200,8 +200,8 @@ class EnteredChild(Child):
             stack.callback(machine.give_user_back, left.user)
         if left.groups:
             self._groups = Groups.of_files(left.groups)
-            if self._groups.counts_processes():
-                self.wanted.processes = self.spec.group_limits.processes
+            limits = self.spec.group_limits
+            self.wanted.processes = self._groups.kept_processes(limits)
             stack.callback(self._host.give_groups_back, self._groups)
         return applied, left.init
 

@@ -269,8 +269,8 @@ class Host:
 
     def give_groups_back(self, groups: Groups) -> None:
         """Remove the groups of a child that is gone, or see to it that they go soon."""
-        self.groups.give_back(groups)
-        if not self.groups.tidy() and not self._is_tidying and self.nursery is not None:
+        is_gone = self.groups.give_back(groups)
+        if not is_gone and not self._is_tidying and self.nursery is not None:
             self._is_tidying = True
             self.nursery.start_soon(self._tidy)
 

@@ -19,6 +19,14 @@ from supervisor.cgroups import (
 from supervisor.options import Limits
 
 
+@pytest.fixture
+def reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reserve:
+    """Groups of a host beneath `tmp_path`, in a hierarchy of `pids` alone."""
+    among = (Hierarchy("pids", str(tmp_path)),)
+    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
+    return Reserve()
+
+
 def test_a_delegated_group_has_its_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,11 +128,8 @@ def test_the_time_of_processors_has_a_group_of_its_own_only_if_it_is_limited(
 
 
 def test_the_next_childs_groups_are_made_when_a_next_one_is_likely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reserve: Reserve
 ) -> None:
-    among = (Hierarchy("pids", str(tmp_path)),)
-    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
-    reserve = Reserve()
     reserve.take("c1", Limits())
     assert reserve.restock() is None  # `run` has one child
     reserve.take("c2", Limits())
@@ -145,11 +150,8 @@ def test_the_next_childs_groups_are_made_when_a_next_one_is_likely(
 
 
 def test_groups_that_are_gone_meanwhile_are_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reserve: Reserve
 ) -> None:
-    among = (Hierarchy("pids", str(tmp_path)),)
-    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
-    reserve = Reserve()
     for name in ("c1", "c2"):
         reserve.take(name, Limits())
     spare = reserve.restock()
@@ -206,11 +208,8 @@ def test_a_spare_without_a_group_that_there_could_be_is_anothers(
 
 
 def test_what_somebody_still_dies_in_is_removed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reserve: Reserve
 ) -> None:
-    among = (Hierarchy("pids", str(tmp_path)),)
-    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
-    reserve = Reserve()
     made = [reserve.take(name, Limits()) for name in ("c1", "c2")]
     held = [Path(groups.made[0], "somebody") for groups in made]
     for path in held:
@@ -226,11 +225,8 @@ def test_what_somebody_still_dies_in_is_removed_later(
 
 
 def test_nobody_waits_for_a_group_that_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reserve: Reserve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    among = (Hierarchy("pids", str(tmp_path)),)
-    monkeypatch.setattr("supervisor.cgroups.hierarchies", lambda: among)
-    reserve = Reserve()
     for number in range(3 * MOST_TRIED):
         groups = reserve.take(f"c{number}", Limits())
         Path(groups.made[0], "somebody").touch()

@@ -41,7 +41,7 @@ def test_the_host_moves_aside_and_controllers_are_given_on(
             with open(path, "a", encoding="ascii") as file:
                 file.write(f"{text[1:]} ")
 
-    monkeypatch.setattr(delegation, "_write", write)
+    monkeypatch.setattr(delegation, "write", write)
     assert make_room(str(delegated), (11, 12)) == ("memory", "pids", "cpu")
     aside, control = f"{delegated}/{OWN}/cgroup.procs", "cgroup.subtree_control"
     assert wrote == [

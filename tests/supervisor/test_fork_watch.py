@@ -6,7 +6,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -62,7 +63,10 @@ class Someone:
         self.bound_file = self.top / (
             "pids/cpu.max" if self.version == 2 else "cpu/cpu.cfs_quota_us"
         )
-        self.bound_file.write_text(NONE[self.version] if self.limits == TEN else "")
+        # As its own limits say, as its start does.
+        cpus = self.limits.cpus
+        own = NONE[self.version] if cpus is None else str(int(cpus * 100_000))
+        self.bound_file.write_text(own)
         (self.top / "cpu/cpu.cfs_period_us").touch()
         self.refuse(0)
 
@@ -79,16 +83,16 @@ class Someone:
     def write(self, event: str, **fields: Any) -> None:
         self.told.append((event, fields))
 
-    def own(self) -> None:
-        """Bound it as its own limits say, as its start does."""
-        quota = -1 if self.limits.cpus is None else int(self.limits.cpus * 100_000)
-        self.bound_file.write_text(str(quota))
-
-    def watched(self, nursery: trio.Nursery) -> ForkWatch:
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[ForkWatch]:
+        """Have it looked after in a block."""
         watch = ForkWatch(cast("Journal", self))
         watch.watch(self.child, self.groups)
-        nursery.start_soon(watch.run)
-        return watch
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            yield watch
+            watch.forget(self.child)
+            nursery.cancel_scope.cancel()
 
     @property
     def child(self) -> Child:
@@ -101,8 +105,7 @@ async def test_a_bomb_is_held_back_until_it_is_calm(
 ) -> None:
     del autojump_clock, no_leaks
     one = Someone(tmp_path, version=version)
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched() as watch:
         assert one.bound() == NONE[version]
         one.refuse(REFUSALS)
         await trio.sleep(1.5 * LOOK_S)
@@ -128,7 +131,6 @@ async def test_a_bomb_is_held_back_until_it_is_calm(
         assert [event for event, _ in one.told] == ["child.held_back", "child.let_go"]
         watch.forget(one.child)
         assert list(watch.descriptors()) == []
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_begins_again_is_held_back_for_twice_as_long(
@@ -136,8 +138,7 @@ async def test_who_begins_again_is_held_back_for_twice_as_long(
 ) -> None:
     del autojump_clock
     one = Someone(tmp_path)
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched():
         refused = 0
         for calm_s in (1, 2, 4, 8, 16, 32, 64, 64, 64):
             refused += REFUSALS
@@ -146,8 +147,6 @@ async def test_who_begins_again_is_held_back_for_twice_as_long(
             assert one.bound() == LITTLE[1]
             await trio.sleep(4 * LOOK_S)
             assert one.bound() == NONE[1]
-        watch.forget(one.child)
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_takes_no_for_an_answer_is_let_be(
@@ -155,14 +154,11 @@ async def test_who_takes_no_for_an_answer_is_let_be(
 ) -> None:
     del autojump_clock
     one = Someone(tmp_path)
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched():
         for number in range(1, 10):
             one.refuse(number * (REFUSALS // 2 - 1))
             await trio.sleep(LOOK_S)
         assert one.told == []
-        watch.forget(one.child)
-        nursery.cancel_scope.cancel()
 
 
 async def test_what_was_refused_before_is_no_news(
@@ -171,12 +167,9 @@ async def test_what_was_refused_before_is_no_news(
     del autojump_clock
     one = Someone(tmp_path)
     one.refuse(REFUSALS * 10)  # a program before this one has looked at that
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched():
         await trio.sleep(2 * LOOK_S)
         assert one.told == []
-        watch.forget(one.child)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("cpus", [0.5, 0.05])
@@ -185,15 +178,12 @@ async def test_nobody_is_given_more_than_its_own_limit(
 ) -> None:
     del autojump_clock
     one = Someone(tmp_path, Limits(processes=10, cpus=cpus))
-    one.own()
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched() as watch:
         one.refuse(REFUSALS)
         await trio.sleep(2 * LOOK_S)
         assert one.bound() == str(int(min(cpus, CPUS) * 100_000))
         watch.forget(one.child)  # it is about to be killed
         assert one.bound() == str(int(cpus * 100_000))
-        nursery.cancel_scope.cancel()
 
 
 def without_limit(one: Someone) -> None:
@@ -214,10 +204,8 @@ async def test_what_cannot_be_counted_or_bounded_is_let_be(
 ) -> None:
     one = Someone(tmp_path)
     change(one)
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched() as watch:
         assert list(watch.descriptors()) == []
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_count_that_is_gone_is_no_fault(
@@ -229,14 +217,11 @@ async def test_a_count_that_is_gone_is_no_fault(
     def gone(*_: object) -> bytes:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched() as watch:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pread", gone)
             await trio.sleep(2 * LOOK_S)
         assert list(watch.descriptors()) == []
-        watch.forget(one.child)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_host_without_such_children_is_not_woken(
@@ -244,23 +229,20 @@ async def test_a_host_without_such_children_is_not_woken(
 ) -> None:
     del autojump_clock
     one = Someone(tmp_path)
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched() as watch:
         await trio.sleep(2 * LOOK_S)
         watch.forget(one.child)
         await trio.sleep(2 * LOOK_S)
         await trio.testing.wait_all_tasks_blocked()
         now = trio.lowlevel.current_statistics()
         assert now.seconds_to_next_deadline == math.inf
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_late_look_has_seen_a_longer_time(
     tmp_path: Path, mock_clock: trio.testing.MockClock
 ) -> None:
     one = Someone(tmp_path)
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched():
         before = 0
         for late, is_told in ((4, False), (1, True)):
             await trio.testing.wait_all_tasks_blocked()
@@ -269,8 +251,6 @@ async def test_a_late_look_has_seen_a_longer_time(
             mock_clock.jump(late * LOOK_S)
             await trio.testing.wait_all_tasks_blocked()
             assert bool(one.told) is is_told
-        watch.forget(one.child)
-        nursery.cancel_scope.cancel()
 
 
 async def test_the_program_after_this_one_knows_who_is_held_back(
@@ -279,14 +259,11 @@ async def test_the_program_after_this_one_knows_who_is_held_back(
     del autojump_clock
     one = Someone(tmp_path)
     one.bound_file.write_text(LITTLE[1])
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched():
         assert one.bound() == LITTLE[1]
         await trio.sleep(CALM_S + 2 * LOOK_S)
         assert one.bound() == NONE[1]
         assert [event for event, _ in one.told] == ["child.let_go"]
-        watch.forget(one.child)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_group_that_is_gone_is_no_fault(
@@ -294,14 +271,11 @@ async def test_a_group_that_is_gone_is_no_fault(
 ) -> None:
     del autojump_clock, no_leaks
     one = Someone(tmp_path)
-    async with trio.open_nursery() as nursery:
-        watch = one.watched(nursery)
+    async with one.watched():
         one.bound_file.unlink()
         one.refuse(REFUSALS)
         await trio.sleep(2 * LOOK_S)
         assert one.told == []  # nothing was bounded, and nobody is told it was
-        watch.forget(one.child)
-        nursery.cancel_scope.cancel()
 
 
 BOMB = """
@@ -384,7 +358,7 @@ async def test_the_rlimit_is_twice_what_a_group_keeps(stage: Stage) -> None:
     auto = PROFILES["auto"]
     more = {"group_limits": limits, "rlimits": limits.rlimits()}
     kept = await stage.sh("sleep 100", sandbox=auto, **more)
-    times = 2 if kept._groups.keeps_processes else 1
+    times = 2 if kept._groups.kept_processes(limits) else 1
     assert most_processes(kept) == (60 * times, 60 * times)
     bare = named("bare", sorted(auto.layers - {"cgroup"}))
     assert most_processes(await stage.sh("sleep 100", sandbox=bare, **more)) == (60, 60)

@@ -54,7 +54,6 @@ class Writer:
         Raises:
             FdError: ``file_operation``: the disk refused; nothing more can be added.
         """
-        self._make_room(len(piece))
         if len(piece) < BESIDE_BYTES:
             self._keep(piece)
             self._reader.feed(piece)
@@ -62,7 +61,6 @@ class Writer:
             wait = beside(self._keep, piece)
             self._reader.feed(piece)
             wait()
-        self.size += len(piece)
 
     def add_all(self, pieces: Iterable[bytes]) -> None:
         """Add pieces: this thread takes them, two others keep them and look at them.
@@ -79,21 +77,14 @@ class Writer:
             for piece in pieces:
                 self.add(piece)
             return
-        with Aside(self._reader.feed) as look, Aside(self._keep_next) as keep:
+        with Aside(self._reader.feed) as look, Aside(self._keep) as keep:
             for piece in pieces:
                 keep.hand(piece)
                 look.hand(piece)
 
-    def _keep_next(self, piece: bytes) -> None:
-        self._make_room(len(piece))
-        self._keep(piece)
-        self.size += len(piece)
-
-    def _make_room(self, size: int) -> None:
-        if self._fd < 0 and not self._fits(size):
-            self._spill()
-
     def _keep(self, piece: bytes) -> None:
+        if self._fd < 0 and not self._fits(len(piece)):
+            self._spill()
         self._hash.update(piece)
         if self._fd >= 0:
             self._write(piece)
@@ -101,6 +92,7 @@ class Writer:
             self._pieces[-1] += piece
         else:
             self._pieces.append(piece)
+        self.size += len(piece)
 
     def _fits(self, size: int) -> bool:
         too_long = self.size + size > MOST_IN_MEMORY_BYTES
