@@ -148,9 +148,19 @@ def machine() -> dict[str, object]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": _interpreter(),
         "load_1min": round(os.getloadavg()[0], 2),
     }
+
+
+def _interpreter() -> str:
+    """Return the interpreter's version, and whether its own calls go by a table.
+
+    Where libpython is a shared object most of them do, which costs a tenth.
+    """
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    kind = "shared" if "/libpython3" in maps else "static"
+    return f"{platform.python_version()}, {kind} libpython"
 
 
 def _processor() -> str:

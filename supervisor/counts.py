@@ -36,6 +36,9 @@ BOUNDS_S = (
 ERROR = 69
 """The first byte of ``ERROR``; a reply without an error begins with ``O``."""
 
+WRITE = 87
+"""The first byte of a WRITE's line."""
+
 NAMES_OF: dict[type[m.Request], str] = {
     **{row.message: row.word.decode() for row in COMMANDS.values()},
     m.Refusal: "invalid",

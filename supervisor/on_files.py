@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol import echo, error, invalid, limits
+from supervisor.on_files_again import read_again, read_row, write_again, write_row
 from supervisor.replies import (
     NOT_READABLE,
     NOT_WRITABLE,
@@ -20,7 +21,7 @@ from supervisor.replies import (
     unknown,
 )
 from vfs.errors import AccessDeniedError, UnavailableError
-from vfs.hostio import INLINE_WRITE_BYTES, PAGE_BYTES, in_thread
+from vfs.hostio import INLINE_WRITE_BYTES, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,29 +149,10 @@ def do_read(  # noqa: C901, PLR0911 - the hot path, in one piece
         session.last_request = request
     elif file.handle.fd >= 0:
         line = b"READ %b %d\n" % (request.token, size)
-        session.prepare(line, request.fileno, _read_again(session, file, request))
+        again = read_again(session, file, request, do_read)
+        session.prepare(line, request.fileno, again)
+        session.rows[line] = read_row(session, file, request, line)
     return request.head + data
-
-
-def _read_again(
-    session: Session, file: OpenFile, request: m.Read
-) -> Callable[[], bytes | None]:
-    """Return what answers this READ again while its file stays open."""
-    size, head = request.size, request.head
-    pread, fd = file.handle.mount.read, file.handle.fd
-
-    def again() -> bytes | None:
-        offset = file.offset
-        try:
-            data = pread(fd, size, offset)
-        except OSError:
-            return do_read(session, request)
-        if len(data) != size:
-            return do_read(session, request)
-        file.offset = offset + size
-        return head + data
-
-    return again
 
 
 async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
@@ -262,35 +244,10 @@ def _write_now(
     if request is not session.last_request:
         session.last_request = request
     elif file.is_plain and handle.fd >= 0:
-        session.prepare_write(request, _write_again(session, file, request))
+        again = write_again(session, file, request, _write_now)
+        session.prepare_write(request, again)
+        session.write_row = write_row(session, file, request)
     return request.head
-
-
-def _write_again(
-    session: Session, file: OpenFile, request: m.Write
-) -> Callable[[bytes], bytes | None]:
-    """Return what takes this WRITE's payload again while its file stays open."""
-    size, head = request.size, request.head
-    write, fd = file.handle.mount.write_page, file.handle.fd
-    last_start = PAGE_BYTES - size
-
-    def by_page(data: bytes) -> bytes | None:
-        offset = file.offset
-        if offset % PAGE_BYTES > last_start:
-            return _write_now(session, request, file, data)
-        try:
-            done = write(fd, data, offset)  # type: ignore[misc]
-        except OSError as why:
-            return error(b"failed to write: " + reason(why))
-        if done != size:
-            return _write_now(session, request, file, data)
-        file.offset = offset + size
-        return head
-
-    def by_handler(data: bytes) -> bytes | None:
-        return _write_now(session, request, file, data)
-
-    return by_handler if write is None or last_start < 0 else by_page
 
 
 async def _write_after_read(

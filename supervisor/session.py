@@ -33,7 +33,14 @@ from protocol.limits import MEMO_LINE_BYTES
 from supervisor.counts import ERROR, INDEX
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
 from supervisor.replies import REPLACED
-from supervisor.session_base import EOF, FAULT, PROCESS_EXIT, SLOW, Job
+from supervisor.session_base import (
+    EOF,
+    FAULT,
+    PROCESS_EXIT,
+    RECEIVE_BYTES,
+    SLOW,
+    Job,
+)
 from supervisor.session_prepared import Preparing
 from supervisor.session_sent import POLLS
 from supervisor.transport import bytes_waiting, revoke
@@ -41,9 +48,6 @@ from vfs.policy import OPEN_FILES, close_places
 
 if TYPE_CHECKING:
     from protocol.messages import Request
-
-RECEIVE_BYTES = 8192
-"""First look at what came: holds any request line of use and a 4 KiB payload."""
 
 TURN_REQUESTS = 64
 """Requests of one client before the others get their turn: about half a millisecond."""
@@ -146,7 +150,7 @@ class Session(Preparing):
                                 size == self.write_size
                                 or (size < MEMO_LINE_BYTES and data in prepared)
                             ):
-                                rest = self._serve_prepared(
+                                rest = self.serve_prepared(
                                     data, TURN_REQUESTS if alone else 1
                                 )
                                 if rest is None:
@@ -207,70 +211,6 @@ class Session(Preparing):
             return False
         finally:
             self.requests += TURN_REQUESTS - turns
-
-    def _serve_prepared(  # noqa: C901, PLR0915 - the hot path, in one piece
-        self, data: bytes, rounds: int
-    ) -> bytes | None:
-        """Answer prepared requests for as long as one follows the other.
-
-        Args:
-            data: what was received last.
-            rounds: most requests to answer.
-
-        Returns:
-            What was received last and is not prepared; None if all was answered, or
-            the session was handed to its task.
-
-        Raises:
-            BlockingIOError: nothing has come since the last reply.
-        """
-        read_fd = self.read_fd
-        write_fd = self.write_fd
-        prepared = self.prepared
-        write_line = self.write_line
-        write_size = self.write_size
-        write_again = self.write_again
-        head = len(write_line)
-        counts = self.counts.requests
-        got = -len(data)  # the caller has counted it
-        given = 0
-        first = rounds
-        try:
-            while True:
-                size = len(data)
-                got += size
-                if size == write_size and data.startswith(write_line):
-                    reply = write_again(data[head:])
-                elif (
-                    size < MEMO_LINE_BYTES and (again := prepared.get(data)) is not None
-                ):
-                    reply = again()
-                else:
-                    return data
-                kind = data[0]
-                counts[kind] += 1
-                if reply is None:
-                    self._kind = kind
-                    return None
-                if reply[0] == ERROR:
-                    self.note_error(reply, kind)
-                try:
-                    sent = _write(write_fd, reply)
-                except BlockingIOError:
-                    sent = 0
-                given += sent
-                if sent != len(reply):
-                    self.start(partial(self.send, memoryview(reply)[sent:]))
-                    return None
-                rounds -= 1
-                if not rounds:
-                    return None
-                _yield_core()
-                data = _read(read_fd, RECEIVE_BYTES)
-        finally:
-            self.requests += first - rounds
-            self.bytes_in += got
-            self.bytes_out += given
 
     # The slow side
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from vfs.payload import Payload, PayloadBudget
     from vfs.policy import Place
 
+RECEIVE_BYTES = 8192
+"""First look at what came: holds any request line of use and a 4 KiB payload."""
+
 EOF = "pipe EOF"
 PROCESS_EXIT = "process exit"
 SLOW = "deadline"
@@ -49,6 +52,14 @@ Reply = bytes | None
 
 Again = Callable[[], Reply]
 """Answers a prepared line."""
+
+Row = Callable[[bytes, int], tuple[bytes | None, int]]
+"""Answers one prepared line for as long as it comes again.
+
+Takes what came and the most requests to answer; returns what came last and is not
+answered, None if nothing is left to do now, and how many requests may still be. Raises
+BlockingIOError if nothing has come since the last reply.
+"""
 
 Job = Callable[[], Awaitable[bytes | None]]
 """Slow work of one request; what it returns is the reply."""
@@ -133,6 +144,7 @@ class SessionBase(ABC):
         "redo",
         "requests",
         "reserved",
+        "rows",
         "services",
         "transfer",
         "unsent",
@@ -141,6 +153,7 @@ class SessionBase(ABC):
         "write_fd",
         "write_fileno",
         "write_line",
+        "write_row",
         "write_size",
         "zero_copy",
     )
@@ -189,6 +202,8 @@ class SessionBase(ABC):
         self.write_fileno = -1
         self.write_line = b""
         self.write_size = -1
+        self.write_row: Row | None = None
+        self.rows: dict[bytes, Row] = {}
         self.write_again: Callable[[bytes], Reply] = _not_prepared
         self.last_request: object = None
         self.begun: Request | None = None
@@ -222,6 +237,11 @@ class SessionBase(ABC):
     @abstractmethod
     def serve(self, *, alone: bool, data: bytes | None = None) -> bool:
         """Answer what has come, without waiting."""
+
+    def forget_write(self) -> None:
+        """Forget the WRITE that is prepared: its next line is looked at as a new one."""
+        self.write_size = -1
+        self.write_row = None
 
     def note_error(self, reply: bytes | memoryview, kind: int) -> None:
         """Take note that a request of this kind is answered with an error."""

@@ -8,9 +8,13 @@ Rule of this file: closing a file forgets its lines.
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol.limits import MEMO_LINE_BYTES
+from supervisor.counts import ERROR, WRITE
+from supervisor.session_base import RECEIVE_BYTES
 from supervisor.session_sent import Sending
 
 if TYPE_CHECKING:
@@ -25,6 +29,10 @@ NO_FILE = 0
 PREPARED_LINES = 512
 """When the READs among the prepared lines are forgotten: beside the CLOSE of each file
 that a client may have open by default there is room for as many READs."""
+
+_read = os.read
+_write = os.write
+_yield_core = os.sched_yield
 
 
 class Preparing(Sending):
@@ -45,6 +53,7 @@ class Preparing(Sending):
                 for one in lines:
                     self.prepared.pop(one, None)
             self.lines_of.clear()
+            self.rows.clear()
         self.prepared[line] = again
         self.lines_of.setdefault(fileno, []).append(line)
 
@@ -71,5 +80,109 @@ class Preparing(Sending):
         if self.lines_of:
             for line in self.lines_of.pop(fileno, ()):
                 self.prepared.pop(line, None)
+                self.rows.pop(line, None)
         if fileno == self.write_fileno:
-            self.write_size = -1
+            self.forget_write()
+
+    def serve_prepared(  # noqa: C901, PLR0912, PLR0915 - the hot path, in one piece
+        self, data: bytes, rounds: int
+    ) -> bytes | None:
+        """Answer prepared requests for as long as one follows the other.
+
+        Args:
+            data: what was received last.
+            rounds: most requests to answer.
+
+        Returns:
+            What was received last and is not prepared; None if all was answered, or
+            the session was handed to its task.
+
+        Raises:
+            BlockingIOError: nothing has come since the last reply.
+        """
+        read_fd = self.read_fd
+        write_fd = self.write_fd
+        prepared = self.prepared
+        counts = self.counts.requests
+        got = -len(data)  # the caller has counted it
+        given = 0
+        first = rounds
+        try:
+            while True:
+                size = len(data)
+                got += size
+                # Looked up each time: what was answered last may have closed its file.
+                if size == self.write_size and data.startswith(self.write_line):
+                    reply = self.write_again(data[len(self.write_line) :])
+                elif (
+                    size < MEMO_LINE_BYTES and (again := prepared.get(data)) is not None
+                ):
+                    reply = again()
+                else:
+                    return data
+                kind = data[0]
+                counts[kind] += 1
+                if reply is None:
+                    self._kind = kind
+                    return None
+                if reply[0] == ERROR:
+                    self.note_error(reply, kind)
+                try:
+                    sent = _write(write_fd, reply)
+                except BlockingIOError:
+                    sent = 0
+                given += sent
+                if sent != len(reply):
+                    self.start(partial(self.send, memoryview(reply)[sent:]))
+                    return None
+                rounds -= 1
+                if not rounds:
+                    return None
+                _yield_core()
+                before = data
+                data = _read(read_fd, RECEIVE_BYTES)
+                if kind == WRITE:
+                    row = self.write_row
+                elif data == before:
+                    row = self.rows.get(data)
+                else:
+                    continue
+                if row is not None:
+                    rest, left = row(data, rounds)
+                    first -= rounds - left
+                    rounds = left
+                    if rest is None:
+                        return None
+                    data = rest
+        finally:
+            self.requests += first - rounds
+            self.bytes_in += got
+            self.bytes_out += given
+
+    def count_row(self, line: bytes, number: int, asked: int, told: int) -> None:
+        """Count requests that a ``Row`` has answered.
+
+        Args:
+            line: of all of them.
+            number: of requests.
+            asked: bytes that each of them has.
+            told: bytes that each reply has.
+        """
+        self.counts.requests[line[0]] += number
+        self.requests += number
+        self.bytes_in += number * asked
+        self.bytes_out += number * told
+
+    def send_rest(self, data: bytes, reply: bytes, sent: int) -> None:
+        """Send what the client of a ``Row`` has not taken of its reply, when it does.
+
+        Args:
+            data: the request, which is counted here.
+            reply: to it, whole.
+            sent: how much of that was taken, bytes.
+        """
+        self._kind = data[0]
+        self.counts.requests[self._kind] += 1
+        self.bytes_in += len(data)
+        self.bytes_out += sent
+        self.start(partial(self.send, memoryview(reply)[sent:]))

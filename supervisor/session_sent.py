@@ -58,7 +58,7 @@ class Sending(Receiving):
         transfer = FileTransfer(self.write_fd, file, size)
         self.bytes_out += transfer.left  # of which a client that ends may take less
         self.zero_copy = True
-        self.write_size = -1  # a WRITE has to look at what this READ lends
+        self.forget_write()  # a WRITE has to look at what this READ lends
         if not self._is_deep:
             self._is_deep = True
             deepen(self.write_fd)

@@ -1,0 +1,75 @@
+"""A session that a test drives by hand, and its client's end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from supervisor.pump import Pump
+from supervisor.session import Session
+from vfs.filesystem import Filesystem
+from vfs.payload import PayloadBudget
+from vfs.policy import Ledger, Policy, open_place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Dialogue:
+    """A client's end of one session, and the session."""
+
+    def __init__(
+        self,
+        root: Path,
+        dialect: int = 2,
+        *,
+        alone: bool = True,
+        top_level: bool = False,
+    ) -> None:
+        self.alone = alone
+        self.ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        fd = theirs.detach()
+        self.fs = Filesystem()
+        self.place = open_place(str(root), read=True, write=True, relative=b"")
+        policy = Policy((self.place,), top_level=top_level, cwd_fd=-1)
+        client = self.fs.connect(policy, Ledger(open_files=8), "test")
+        self.session = Session(
+            Pump(),
+            self.fs,
+            client,
+            fd,
+            fd,
+            PayloadBudget(),
+            dialect=dialect,
+            max_write_bytes=1 << 20,
+            deadline_s=5.0,
+            on_closed=lambda _: None,
+        )
+
+    def ask(self, request: bytes) -> bytes:
+        """Send bytes, let the session serve, return what it sent."""
+        self.serve(request)
+        return self.ours.recv(1 << 16)
+
+    def serve(self, sent: bytes) -> None:
+        """Send bytes and let the session have its turn."""
+        self.ours.sendall(sent)
+        if self.alone:
+            self.session.serve(alone=True)
+        else:
+            self.session.serve_one()
+
+    def open(self, name: str, mode: str) -> bytes:
+        """Open a file and return its fileno's token."""
+        reply = self.ask(f"OPEN {name} {mode} false\n".encode())
+        assert reply.startswith(b"OK "), reply
+        return reply[3:-1]
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.fs.disconnect(self.session.client, "test")
+        self.place.backend.close()
+        os.close(self.session.read_fd)
+        self.ours.close()
