@@ -68,6 +68,10 @@ _NAME = b"sandhost-pad"
 # A wake-up is one byte a signal; more than fit mean no more than one.
 _WAKE_BYTES = 4096
 
+# Who was started runs this long, on this processor, before anybody is forked that is
+# not waited for: that takes as long as a small program does.
+_HEAD_START_S = 0.0005
+
 _SEQPACKET = _socket.SOCK_SEQPACKET
 
 
@@ -85,6 +89,7 @@ class _Launchpad:
         self._outbox: list[tuple[tuple[object, ...], int]] = []
         self._is_blocked = False  # the host does not take replies at the moment
         self._host_is_there = True
+        self._has_begun = False  # somebody, a moment ago
         self._namespaces = launchpad_fork.PidNamespaces()
         self._wake = launchpad_setup.wake_at_signals()
         self._epoll = select.epoll()
@@ -99,6 +104,9 @@ class _Launchpad:
                 if not self._family.is_starting:
                     kind = self._stock.wanted()
                 is_busy = kind is not None or self._ends.has_more_to_do
+                if is_busy and self._has_begun:
+                    self._has_begun = False
+                    select.select([self._epoll], (), (), _HEAD_START_S)
                 events = self._epoll.poll(0 if is_busy else None)
                 for fd, what in events:
                     self._serve(fd, what)
@@ -279,6 +287,7 @@ class _Launchpad:
         self._epoll.unregister(child.report)
         self._family.start_is_over(child)
         well = child.failure is None
+        self._has_begun = True
         self._happened(child, life.CLOSED if well else life.FAILED)
 
     def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:

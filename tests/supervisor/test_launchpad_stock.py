@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -83,6 +85,34 @@ async def test_who_waited_becomes_the_next_child(stage: Stage, kind: str) -> Non
     assert child.walls.missing == fresh.walls.missing
     layers = [name for name, _ in child.walls.applied]
     assert sorted(layers) == sorted(name for name, _ in fresh.walls.applied)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root may look into it")
+@pytest.mark.skipif(not shutil.which("strace"), reason="strace is missing")
+async def test_who_was_started_runs_before_another_is_forked(
+    stage: Stage, tmp_path: Path
+) -> None:
+    await waiting(stage)
+    calls = tmp_path / "calls"
+    filtered = [
+        "-e",
+        "trace=clone,clone3,fork,vfork,select,pselect6",
+        "-e",
+        "signal=none",
+    ]
+    argv = ["strace", "-o", str(calls), *filtered, "-p", str(stage.launchpad)]
+    process = await trio.lowlevel.open_process(argv, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        assert b"attached" in await process.stderr.receive_some()
+        await waiting(stage)  # three more, and who waits for the next
+    finally:
+        process.terminate()
+        await process.wait()
+    made = [line.partition("(")[0] for line in calls.read_text().splitlines()]
+    waits = [name in {"select", "pselect6"} for name in made if name.isidentifier()]
+    assert waits.count(False) >= 3, made
+    assert waits[0], "the first of them took who waited, and ran before another did"
 
 
 async def test_a_host_of_one_child_has_no_stock(stage: Stage) -> None:
