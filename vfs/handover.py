@@ -100,6 +100,8 @@ class ClientState(msgspec.Struct):
     policy: int
     limits: tuple[int | None, int | None, int | None, int | None]
     used: list[int]
+    file_bytes: int | None = None
+    before: tuple[int, int, int] | None = None
 
 
 class CounterState(msgspec.Struct):
@@ -193,6 +195,8 @@ def client_state(client: Client, policy: int) -> ClientState:
         policy=policy,
         limits=ledger.limits,
         used=list(ledger.used),
+        file_bytes=ledger.max_file_bytes,
+        before=ledger.before,
     )
 
 
@@ -246,8 +250,10 @@ def ledger_from(state: ClientState, parent: Ledger | None) -> Ledger:
         clients=clients,
         size_bytes=size_bytes,
         files=files,
+        file_bytes=state.file_bytes,
     )
     ledger.used = list(state.used)
+    ledger.before = state.before
     return ledger
 
 

@@ -38,11 +38,14 @@ class Ledger:
         bounds_size: here or above, growth is bounded.
         max_file_bytes: the least of the bounds on one file, here and above.
         bounds_files: here or above, the number of files is bounded.
+        before: (bytes, files, closed directories) that lay beneath its places before any
+            of what is charged; None while nobody has looked (``vfs.growth``).
         open: open files whose growth is bounded, over the whole tree of ledgers.
         threads: bounds the worker threads of the whole tree of ledgers.
     """
 
     __slots__ = (
+        "before",
         "bounds_files",
         "bounds_size",
         "limits",
@@ -69,6 +72,7 @@ class Ledger:
         self.max_file_bytes = file_bytes
         self.bounds_size = size_bytes is not None or file_bytes is not None
         self.bounds_files = files is not None
+        self.before: tuple[int, int, int] | None = None
         self.open: set[OpenFile] = set()
         if parent is None:
             self.threads = trio.CapacityLimiter(THREADS_PER_CHILD)
@@ -99,3 +103,10 @@ class Ledger:
             node.used[kind] += amount
             node = node.parent
         return True
+
+    def correct(self, kind: int, amount: int) -> None:
+        """Charge what has happened already, allowed or not, here and above."""
+        node: Ledger | None = self
+        while node is not None:
+            node.used[kind] += amount
+            node = node.parent

@@ -37,6 +37,9 @@ TIME_IS_UP: Ladder = (
 )
 """Somebody waits for what it has to say: it gets the time to say it."""
 
+AT_ONCE: Ladder = ((0.0, signal.SIGKILL),)
+"""Each moment that it has makes it worse."""
+
 LATE_S = 0.2
 """A step that is no later than this is taken: a loop may have been held for a moment,
 and to be asked to end twice changes nothing."""

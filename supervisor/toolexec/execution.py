@@ -27,7 +27,7 @@ from supervisor import walled
 from supervisor.spawn_request import SpawnRequest
 from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.door import open_door
-from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, climb
+from supervisor.toolexec.ending import AT_ONCE, CLIENT_GONE, TIME_IS_UP, climb
 from supervisor.toolexec.outputlog import LogFullError
 from supervisor.toolexec.outputpump import OutputPump
 from supervisor.toolexec.slots import BusyError
@@ -38,12 +38,16 @@ if TYPE_CHECKING:
     from supervisor.spawned import ExitStatus, SpawnedProcess
     from supervisor.toolexec.ending import Ladder
     from supervisor.toolexec.executions import ChildExecutions
+    from supervisor.toolexec.growth import Growth
     from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.routes import SpawnPlan
 
 HOLDERS_S = 1.0
 """How long other holders of the pipe are waited for after the tool's own end."""
 
+
+PASSED_NOTE = b"sandhost: ended, for a limit of its child is passed: %b\n"
+"""Behind the output of a tool that made more than its child may have."""
 
 ABANDON_TIMEOUT_S = 5.0
 """Longest wait for the end of what was started for nobody; it is killed at once."""
@@ -63,6 +67,7 @@ class Execution:
         code: its exit code once it is finished; None before.
         timed_out: its time limit ended it.
         fault: why its output is not whole; None if it is.
+        passed: the limit of its child that it was ended for; empty for none.
         finished: set when the code is there.
         owner: the executions of its child.
         door_client: the nested client that its tool is; empty for none.
@@ -79,6 +84,7 @@ class Execution:
         self.code: int | None = None
         self.timed_out = False
         self.fault: str | None = None
+        self.passed = ""
         self.finished = trio.Event()
         self.process: SpawnedProcess | None = None
         self.owner = owner
@@ -128,6 +134,8 @@ class Execution:
             SpawnError: it did not start.
             OSError: a pipe or a door cannot be had.
         """
+        if self.owner.growth is not None:
+            await self.owner.growth.begin()
         ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)
         self._pump = OutputPump(ours, self.log)
         try:
@@ -192,6 +200,8 @@ class Execution:
         nursery.start_soon(self._live, process, pump)
         if timeout_s > 0:
             self._do_aside(self._enforce_timeout, timeout_s)
+        if self.owner.growth is not None:
+            self._do_aside(self._enforce_growth, self.owner.growth)
         for ladder, begun_s in self.climbs:  # of the program before
             self._do_aside(climb, process, ladder, begun_s)
 
@@ -216,6 +226,8 @@ class Execution:
                 with trio.move_on_after(HOLDERS_S):
                     await pump.eof.wait()
                 pump.stop_at_what_is_there()
+            if self.owner.growth is not None and self._nursery is not None:
+                await self.owner.growth.last_look(self._nursery)
         finally:
             if not pump.eof.is_set():
                 # If this is cancelled, so is the pump; its call in a thread ends (I1).
@@ -278,6 +290,10 @@ class Execution:
         self.timed_out = True
         self.end(TIME_IS_UP)
 
+    async def _enforce_growth(self, growth: Growth) -> None:
+        self.passed = await growth.until_passed()
+        self.end(AT_ONCE)
+
     # Its end
 
     def _finish(self, status: ExitStatus | None, *, keep: bool = True) -> None:
@@ -290,8 +306,14 @@ class Execution:
         for scope in self._aside:
             scope.cancel()
         self.owner.finished(self, keep=keep)
-        self.log.finish(TIMEOUT_NOTE if self.timed_out else b"")
+        self.log.finish(self._note())
         self.finished.set()
+
+    def _note(self) -> bytes:
+        """Return the host's own last word on it."""
+        if self.timed_out:
+            return TIMEOUT_NOTE
+        return PASSED_NOTE % self.passed.encode() if self.passed else b""
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what this holds of the host's descriptors."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.toolexec import growth
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.logquota import Quota
 from supervisor.toolexec.outputlog import OutputLog
@@ -63,6 +64,7 @@ class ChildExecutions:
         listener: (descriptor, path) of its own socket; None if it has none.
         live: those that run, by scope and id.
         kept: those that have finished and whose output is still there, oldest first.
+        growth: charges the child for what they make; None if nothing bounds that.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class ChildExecutions:
         self.listener: tuple[int, str] | None = None
         self.live: dict[str, Execution] = {}
         self.kept: OrderedDict[str, Execution] = OrderedDict()
+        self.growth = growth.of(child)
         self._slots = slots
         self._directory = directory
         self._log_limit_bytes = log_limit_bytes

@@ -37,6 +37,7 @@ VFS_DOORS = (
     "vfs.errors",
     "vfs.policy",
     "vfs.payload",
+    "vfs.growth",
     "vfs.hostio",
     "vfs.content",
     "vfs.content.handover",

@@ -265,9 +265,9 @@ class Scene:
             fields(trailer.split(b"\r\n")),
         )
 
-    async def tenant(self) -> Tenant:
+    async def tenant(self, **changes: Any) -> Tenant:
         """Start one more child."""
-        return await make_tenant(self.stage, self.workspace)
+        return await make_tenant(self.stage, self.workspace, **changes)
 
 
 async def send(sock: socket.socket, data: bytes) -> None:
@@ -349,11 +349,11 @@ def parse(data: bytes) -> Reply:
     return Reply(status, headers, b"".join(chunks), trailers, tuple(chunks))
 
 
-async def make_tenant(stage: Stage, where: Path) -> Tenant:
+async def make_tenant(stage: Stage, where: Path, **changes: Any) -> Tenant:
     """Start a child and ask it what it was told."""
     run_dir = where.parent / f"run-{len(stage.host.children)}-{os.urandom(3).hex()}"
     run_dir.mkdir(mode=0o700)
-    puppet = await stage.puppet(run_dir=str(run_dir))
+    puppet = await stage.puppet(run_dir=str(run_dir), **changes)
     names = ("AIFO_TOOLEEXEC_URL", "AIFO_TOOLEEXEC_TOKEN")
     assert names == (URL, TOKEN)
     url, token = await puppet.do(f"[os.environ[name] for name in {names!r}]")

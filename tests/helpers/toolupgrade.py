@@ -34,6 +34,7 @@ workspace = "{where}"
 {sidecar}
 [policy.p]
 sandbox = "none"
+{policy}
 [child.one]
 command = {command}
 policy = "p"
@@ -137,18 +138,21 @@ def opened_tools(
     more: str = "",
     sidecar: str = "",
     log_limit: str = "256M",
+    policy: str = "",
     command: Sequence[str] = ("/bin/sh", "-c", TELL),
 ) -> Iterator[Tools]:
     """Start a daemon with tools; at its end nothing of them is left."""
     # An address of a unix socket has 107 bytes.
     with tempfile.TemporaryDirectory(prefix="su-", dir="/tmp") as name:
         where = Path(name)
+        (where / "root").mkdir()
         config = CONFIG.format(
             where=name,
             listen=listen,
             more=more,
             sidecar=sidecar,
             log_limit=log_limit,
+            policy=policy.format(where=name),
             command=json.dumps(command),
         )
         with daemon(where, config) as running:

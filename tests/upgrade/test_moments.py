@@ -218,6 +218,19 @@ def test_bounds_and_numbers_go_on_counting(where: Path) -> None:
             end(host, one)
 
 
+# spec S7: the largest that a file may be stays that, with no other bound beside it.
+def test_the_size_of_one_file_stays_bounded(where: Path) -> None:
+    with hands(where, "one") as (one,):
+        with replaced(where, one.spec(max_file_bytes=1000)) as host:
+            first = opened(one, b"a", b"w")
+            host.replace()
+            for fileno in (first, opened(one, b"b", b"w")):
+                large = one.ask(b"WRITE %d 1001\n" % fileno + b"x" * 1001)
+                assert large == b"ERROR failed to write: File too large"
+                assert one.ask(b"WRITE %d 1000\n" % fileno + b"x" * 1000) == b"OK 1000"
+            end(host, one)
+
+
 # spec S7, W2: what a WRITE in the middle has reserved stays reserved, and no more.
 def test_a_write_that_has_begun_keeps_what_it_reserved(where: Path) -> None:
     with hands(where, "one") as (one,):

@@ -52,6 +52,23 @@ def test_tools_and_their_clients_notice_nothing(listen: str) -> None:
         assert tools.run("echo new").body == b"new\n"
 
 
+# spec S7: what a tool made before is growth afterwards, whoever looks.
+def test_what_a_tool_made_before_counts_afterwards() -> None:
+    limits = 'root = "{where}/root"\nlimits = {{ bytes = "100K" }}'
+    with opened_tools(policy=limits) as tools:
+        os.mkfifo(tools.where / "some.going")
+        (tools.where / "root" / "old").write_bytes(b"o" * 500_000)
+        more = "head -c 60000 /dev/zero >>root/made"
+        waits = f"{more}; : >some; read -r line <some.going; {more}; exec sleep 1000"
+        some = tools.begin(waits)
+        tools.hear("some")
+        tools.replace()
+        (tools.where / "some.going").write_text("on\n")
+        reply = rest(some)
+        assert reply.code == 128 + 9
+        assert b"limit of its child is passed: bytes" in reply.body
+
+
 def pattern(lines: int) -> bytes:
     """What ``seq`` prints."""
     return b"".join(b"%d\n" % n for n in range(1, lines + 1))

@@ -1,0 +1,169 @@
+"""What tools make in their child's places, charged to the child (spec S7).
+
+A tool writes by itself, not through FD 3, so its child's limits of bytes and files do
+not stop it. The host looks: before the first tool, ten times a second while one runs,
+and when one has ended, before anybody is told its exit code. A tool that runs while a
+limit is passed, and passed by more than when it began, is ended.
+
+Rule of this file: who has no limit of bytes or files costs nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from vfs import growth
+from vfs.hostio import in_thread
+from vfs.policy import FILES, SIZE_BYTES
+
+if TYPE_CHECKING:
+    from supervisor.child import Child
+    from supervisor.session_base import SessionBase
+
+PAUSE_S = 0.1
+"""Between two looks while a tool runs: what it can write in that time is what it can
+write beyond a limit."""
+
+PAUSE_LOOKS = 20
+"""Or so many times what the last look took: it may use a twentieth of a thread."""
+
+LAST_LOOK_S = 1.0
+"""How long an exit code may wait for the look at what its tool made."""
+
+TRIES = 3
+"""Times that a look begins anew because something was moved."""
+
+
+class Growth:
+    """Charges a child for what its tools make; see `of`.
+
+    Args:
+        child: whose.
+        session: its own.
+    """
+
+    def __init__(self, child: Child, session: SessionBase) -> None:
+        # As they were at first: what the child gives up later stays where it is.
+        self._places = [place for place in child.places if place.write]
+        self._session = session
+        self._lock = trio.Lock()
+        self._looks = 0
+        self._pause_s = PAUSE_S
+        self._closed = 0
+
+    async def begin(self) -> None:
+        """Look at what is there before the first tool.
+
+        Raises:
+            OSError: it cannot be looked at, so nothing may run.
+        """
+        ledger = self._session.client.ledger
+        async with self._lock:
+            if ledger.before is None:
+                found = await self._content()
+                ledger.before = growth.before_all(self._charged(), found)
+                self._closed = found.closed
+
+    async def look(self) -> None:
+        """Charge what is there now; one look answers all who wait for it.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        await self.begin()  # if the program before did not know of this
+        wanted = self._looks + 1
+        async with self._lock:
+            if self._looks >= wanted:  # one that began after this was asked for
+                return
+            begun_s = trio.current_time()
+            self._looks += 1
+            charged = self._charged()
+            found = await self._content()
+            ledger = self._session.client.ledger
+            growth.settle(ledger, charged, found, self._charged())
+            self._closed = found.closed
+            took_s = trio.current_time() - begun_s
+            self._pause_s = max(PAUSE_S, PAUSE_LOOKS * took_s)
+
+    async def last_look(self, nursery: trio.Nursery) -> None:
+        """Look when a tool has ended, for as long as its exit code may wait for that.
+
+        Args:
+            nursery: where a look goes on that takes longer.
+        """
+        done = trio.Event()
+
+        async def look() -> None:
+            with suppress(OSError):
+                await self.look()
+            done.set()
+
+        nursery.start_soon(look)
+        with trio.move_on_after(LAST_LOOK_S):
+            await done.wait()
+
+    async def until_passed(self) -> str:
+        """Look again and again until a limit is passed; return its name.
+
+        By more than when this began: who takes away from too much is left alone.
+        """
+        at_first = self._uses()
+        while True:
+            await trio.sleep(self._pause_s)
+            try:
+                await self.look()
+            except OSError as why:
+                return f"not known: {why.strerror}"
+            for name, limit, used in self._uses():
+                was = next(one[2] for one in at_first if one[0] == name)
+                if used > max(limit, was):
+                    return name
+
+    def _uses(self) -> list[tuple[str, int, int]]:
+        """Return the limits: name, most, used."""
+        ledger = self._session.client.ledger
+        found = [("closed directories", (ledger.before or (0, 0, 0))[2], self._closed)]
+        for name, kind in (("bytes", SIZE_BYTES), ("files", FILES)):
+            limit = ledger.limits[kind]
+            if limit is not None:
+                found.append((name, limit, ledger.used[kind]))
+        return found
+
+    def _charged(self) -> growth.Charged:
+        """Return what is charged to the child now."""
+        return growth.charged_to(self._session.client.ledger, _reserved(self._session))
+
+    async def _content(self) -> growth.Content:
+        """Look at what the child may write.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        share = self._session.client.ledger.threads
+        for _ in range(TRIES):
+            try:
+                return await in_thread(growth.content_of, self._places, share=share)
+            except growth.MovedError:
+                continue
+        raise OSError(errno.EBUSY, "directories are moved again and again")
+
+
+def of(child: Child) -> Growth | None:
+    """Return what charges a child for its tools; None if nothing is to be charged."""
+    session = child.session
+    if session is None:
+        return None
+    limits = session.client.ledger.limits
+    if limits[SIZE_BYTES] is None and limits[FILES] is None:
+        return None
+    return Growth(child, session)
+
+
+def _reserved(session: SessionBase) -> int:
+    """Return what WRITEs have reserved and not written, here and beneath; bytes."""
+    here = 0 if session.reserved is None else session.reserved[1]
+    return here + sum(map(_reserved, session.nested))

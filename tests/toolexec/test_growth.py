@@ -1,0 +1,225 @@
+"""What tools make in their child's root counts against the child's limits."""
+
+import math
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+import vfs.growth
+from supervisor.toolexec import growth
+from tests.helpers.hosts import eventually
+from tests.helpers.toolscene import Reply, Scene, Tenant, opened_scene
+from vfs.growth import MovedError
+from vfs.policy import FILES, SIZE_BYTES
+
+pytestmark = pytest.mark.slow
+
+ROOM = 100_000
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    """A host; its workspace, the child's root, holds something before."""
+    async with opened_scene(tmp_path) as opened:
+        (opened.workspace / "old").write_bytes(b"o" * 50_000)
+        (opened.workspace / "dir").mkdir()
+        yield opened
+
+
+async def bounded(scene: Scene, **limits: int) -> Tenant:
+    """Start a child whose root is the workspace."""
+    return await scene.tenant(root=str(scene.workspace), **limits)
+
+
+async def sh(scene: Scene, tenant: Tenant, script: str) -> Reply:
+    """Run a script as a tool of a child."""
+    line = f"tool=sh&arg=-c&arg={script.replace(' ', '+').replace('&', '%26')}"
+    return await scene.say(
+        scene.request(line.encode(), token=tenant.token), tenant=tenant
+    )
+
+
+def used(tenant: Tenant) -> tuple[int, int]:
+    """Return what is charged to a child."""
+    session = tenant.puppet.child.session
+    assert session is not None
+    ledger = session.client.ledger
+    return ledger.used[SIZE_BYTES], ledger.used[FILES]
+
+
+# spec S7, E19
+async def test_what_a_tool_makes_is_charged_when_its_exit_code_is_told(
+    scene: Scene,
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM, max_files=10)
+    assert (
+        await sh(scene, tenant, "head -c 30000 /dev/zero >dir/a; ln -s a b")
+    ).code == 0
+    assert used(tenant) == (30_000, 2)
+    fileno = await tenant.puppet.open(b"c", b"w")  # the child's own, beside that
+    assert (
+        await tenant.puppet.ask(b"WRITE %d 5000\n" % fileno + b"c" * 5000) == b"OK 5000"
+    )
+    assert used(tenant) == (35_000, 3)
+    assert (await sh(scene, tenant, "true")).code == 0
+    assert used(tenant) == (35_000, 3)
+    full = b"ERROR failed to write: Disk quota exceeded"
+    wanted = ROOM - 35_000 + 1
+    said = await tenant.puppet.ask(b"WRITE %d %d\n" % (fileno, wanted) + b"c" * wanted)
+    assert said == full
+    # What is gone is given back, also what lay there before: it is growth that counts.
+    assert (await sh(scene, tenant, "rm dir/a old; mv c dir/c")).code == 0
+    assert used(tenant) == (5_000 - 50_000, 1)
+
+
+# spec S7
+async def test_a_tool_that_makes_more_than_its_child_may_have_is_ended(
+    scene: Scene,
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+    with trio.fail_after(30):
+        reply = await sh(scene, tenant, "echo begun; yes >f")
+    assert reply.code == 128 + 9
+    note = b"sandhost: ended, for a limit of its child is passed: bytes\n"
+    assert reply.body == b"begun\n" + note
+    assert used(tenant)[0] > ROOM
+    # It may still take away, as long as that may take, but not add.
+    with trio.fail_after(30):
+        more = await sh(scene, tenant, "while :; do echo x >>g; done")
+    assert more.code == 128 + 9
+    less = await sh(scene, tenant, "sleep 0.5; rm f g")
+    assert (less.code, less.body) == (0, b"")
+    assert used(tenant) == (0, 0)
+
+
+# spec S7
+async def test_many_small_files_are_too_many_files(scene: Scene) -> None:
+    tenant = await bounded(scene, max_files=50)
+    script = "i=0; while :; do mkdir d$i; i=$((i%2B1)); done"
+    with trio.fail_after(30):
+        reply = await sh(scene, tenant, script)
+    assert reply.code == 128 + 9
+    assert reply.body.endswith(b"limit of its child is passed: files\n")
+    assert await tenant.puppet.ask(b"OPEN e w false\n") == (
+        b"ERROR failed to open file 'e': Disk quota exceeded"
+    )
+
+
+async def test_another_child_does_not_feel_it(scene: Scene, tmp_path: Path) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+    (tmp_path / "else").mkdir()
+    other = await scene.tenant(root=str(tmp_path / "else"), max_bytes=ROOM)
+    assert (await sh(scene, tenant, "yes >f")).code == 128 + 9
+    fileno = await other.puppet.open(b"mine", b"w")
+    assert await other.puppet.ask(b"WRITE %d 3\nabc" % fileno) == b"OK 3"
+    assert used(other) == (3, 0), "files are not bounded, and not counted"
+
+
+async def test_who_has_no_such_limit_is_not_looked_at(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(vfs.growth, "content_of", looks.append)
+    tenant = await bounded(scene)
+    assert (await sh(scene, tenant, "echo x >f")).code == 0
+    assert not looks
+    assert used(tenant) == (0, 0)
+
+
+async def test_a_root_that_cannot_be_looked_at_runs_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+
+    def broken(_places: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(vfs.growth, "content_of", broken)
+    reply = await sh(scene, tenant, "echo x >f")
+    assert reply.status == 500
+    assert not (scene.workspace / "f").exists()
+
+
+async def test_a_tool_that_keeps_the_host_from_looking_is_ended(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+    assert (await sh(scene, tenant, "true")).code == 0
+    looks = []
+
+    def moving(_places: object) -> None:
+        looks.append(1)
+        raise MovedError
+
+    monkeypatch.setattr(vfs.growth, "content_of", moving)
+    with trio.fail_after(30):
+        reply = await sh(scene, tenant, "sleep 1000")
+    assert reply.code == 128 + 9
+    assert b"not known: directories are moved again and again\n" in reply.body
+    assert len(looks) >= growth.TRIES
+
+
+async def test_one_look_answers_all_who_wait_for_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+    one = growth.of(tenant.puppet.child)
+    assert one is not None
+    await one.begin()
+    go_on = threading.Event()
+    looks = []
+
+    def waiting(_places: object) -> vfs.growth.Content:
+        looks.append(1)
+        go_on.wait(30)
+        return vfs.growth.Content(0, 0, 0)
+
+    monkeypatch.setattr(vfs.growth, "content_of", waiting)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.look)
+        await eventually(lambda: len(looks) == 1)
+        for _ in range(5):  # what the first one has seen may be older than their wish
+            nursery.start_soon(one.look)
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+    assert len(looks) == 2
+
+
+async def test_a_file_that_is_removed_while_it_is_open_is_given_back(
+    scene: Scene,
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+    fileno = await tenant.puppet.open(b"f", b"w")
+    assert await tenant.puppet.ask(b"WRITE %d 700\n" % fileno + b"f" * 700) == b"OK 700"
+    (scene.workspace / "f").unlink()
+    assert (await sh(scene, tenant, "echo abc >g")).code == 0
+    assert used(tenant)[0] == 704
+    assert await tenant.puppet.ask(b"CLOSE %d\n" % fileno) == b"OK"
+    assert (await sh(scene, tenant, "true")).code == 0
+    assert used(tenant)[0] == 4
+
+
+async def test_an_exit_code_does_not_wait_long_for_a_look(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+    monkeypatch.setattr(growth, "LAST_LOOK_S", 0.01)
+    monkeypatch.setattr(growth, "PAUSE_S", math.inf)
+    assert (await sh(scene, tenant, "true")).code == 0
+    let_go = trio.Event()
+    real = growth.Growth.look
+
+    async def slow(self: growth.Growth) -> None:
+        await let_go.wait()
+        await real(self)
+
+    monkeypatch.setattr(growth.Growth, "look", slow)
+    with trio.fail_after(30):
+        assert (await sh(scene, tenant, "echo abc >f")).code == 0
+    assert used(tenant)[0] == 0
+    let_go.set()
+    await eventually(lambda: used(tenant)[0] == 4)

@@ -1,0 +1,223 @@
+"""What lies beneath places, counted once; and what of it is charged."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervisor.scratch import remove_tree
+from vfs import growth
+from vfs.growth import Content, MovedError, charged_to, content_of, settle
+from vfs.ledger import FILES, SIZE_BYTES, Ledger
+from vfs.policy import Place, open_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[Path], Place]]:
+    """Open places that are closed at the end."""
+    held = []
+
+    def opened(path: Path) -> Place:
+        held.append(open_place(str(path), read=True, write=True, relative=None))
+        return held[-1]
+
+    yield opened
+    for place in held:
+        place.backend.close()
+
+
+def test_everything_is_an_entry_and_files_have_a_length(
+    tmp_path: Path, hold: Callable[[Path], Place]
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "f").write_bytes(b"x" * 10)
+    (tmp_path / "a" / "b" / "g").write_bytes(b"x" * 5)
+    (tmp_path / "out").symlink_to("/usr")
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 20)
+    assert content_of([hold(tmp_path)]) == Content(15 + (1 << 20), 7, 0)
+
+
+def test_what_has_two_names_or_lies_in_two_places_is_counted_once(
+    tmp_path: Path, hold: Callable[[Path], Place]
+) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "f").write_bytes(b"x" * 7)
+    os.link(inner / "f", tmp_path / "again")
+    (inner / "alone").write_bytes(b"y" * 3)
+    expected = Content(10, 3, 0)
+    whole = hold(tmp_path)
+    assert content_of([whole]) == expected
+    assert content_of([whole, hold(tmp_path)]) == expected
+    assert content_of([whole, hold(inner)]) == expected
+    assert content_of([hold(inner), whole]) == expected
+    single = hold(inner / "alone")
+    assert content_of([whole, single]) == content_of([single, whole]) == expected
+    assert content_of([single]) == Content(3, 1, 0)
+    (inner / "alone").unlink()
+    assert content_of([single]) == Content(0, 0, 0)
+
+
+def test_a_tree_deeper_than_any_path_is_counted_with_few_descriptors(
+    tmp_path: Path, hold: Callable[[Path], Place]
+) -> None:
+    depth = 3000  # no path leads there
+    top = tmp_path / "top"
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY)
+    try:
+        for _ in range(depth):
+            os.mkdir("deep", dir_fd=fd)
+            inner = os.open("deep", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        file = os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=fd)
+        os.write(file, b"bottom")
+        os.close(file)
+    finally:
+        os.close(fd)
+    try:
+        place = hold(top)
+        before = os.listdir("/proc/self/fd")
+        assert content_of([place]) == Content(6, depth + 1, 0)
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        assert remove_tree(top) is None  # what else would?
+
+
+@pytest.mark.parametrize(
+    ("depth", "is_told"), [(growth.HELD - 2, False), (growth.HELD + 8, True)]
+)
+def test_a_directory_that_is_moved_meanwhile(
+    tmp_path: Path,
+    hold: Callable[[Path], Place],
+    monkeypatch: pytest.MonkeyPatch,
+    depth: int,
+    is_told: bool,
+) -> None:
+    root = tmp_path / "root"
+    bottom, moved = (root.joinpath(*["d"] * number) for number in (depth, 5))
+    bottom.mkdir(parents=True)
+    (bottom / "mark").write_bytes(b"")
+    place = hold(root)
+    bottom_number = bottom.stat().st_ino
+    real = growth._Look._list
+
+    def moving(self: growth._Look, fd: int) -> list[str]:
+        found = real(self, fd)
+        if os.fstat(fd).st_ino == bottom_number:
+            moved.rename(tmp_path / "elsewhere")
+        return found
+
+    monkeypatch.setattr(growth._Look, "_list", moving)
+    before = os.listdir("/proc/self/fd")
+    if is_told:
+        with pytest.raises(MovedError):
+            content_of([place])
+    else:
+        assert content_of([place]).files == depth + 1
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_directory_that_its_owner_has_closed_is_told(
+    tmp_path: Path, hold: Callable[[Path], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed" / "inner").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    place = hold(tmp_path)
+    real = os.open
+
+    def refusing(name: str, flags: int, *rest: int, dir_fd: int | None = None) -> int:
+        if name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return real(name, flags, *rest, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert content_of([place]) == Content(0, 2, 1)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # another's
+    assert content_of([place]) == Content(0, 2, 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    tree=st.recursive(
+        st.integers(0, 5000),
+        lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
+        max_leaves=20,
+    )
+)
+def test_any_tree(tmp_path_factory: pytest.TempPathFactory, tree: object) -> None:
+    top = tmp_path_factory.mktemp("tree")
+    size_bytes = files = 0
+
+    def make(path: Path, what: object) -> None:
+        nonlocal size_bytes, files
+        files += 1
+        if isinstance(what, dict):
+            path.mkdir()
+            for name, inner in what.items():
+                make(path / name, inner)
+        elif isinstance(what, int):
+            path.write_bytes(bytes(what))
+            size_bytes += what
+
+    make(top / "t", tree)
+    place = open_place(str(top), read=True, write=True, relative=None)
+    try:
+        assert content_of([place]) == Content(size_bytes, files, 0)
+    finally:
+        place.backend.close()
+
+
+def ledgers() -> tuple[Ledger, Ledger]:
+    """Return a ledger, and one beneath it that has charged 100 bytes and 2 files."""
+    above = Ledger(size_bytes=1000, files=10)
+    ledger = Ledger(above, size_bytes=1000)
+    ledger.before = (500, 5, 0)
+    ledger.charge(SIZE_BYTES, 100)
+    ledger.charge(FILES, 2)
+    return ledger, above
+
+
+def test_growth_is_charged_above_too_beyond_every_limit_and_given_back() -> None:
+    # spec S7
+    ledger, above = ledgers()
+    charged = charged_to(ledger)
+    settle(ledger, charged, Content(5000, 20, 0), charged)
+    assert charged_to(ledger) == charged_to(above) == (4500, 15, 0)
+    assert not ledger.charge(SIZE_BYTES, 1)
+    charged = charged_to(ledger)
+    settle(ledger, charged, Content(400, 3, 0), charged)
+    assert charged_to(ledger) == charged_to(above) == (-100, 0, 0)
+
+
+def test_what_a_write_has_reserved_is_not_taken_for_what_is_there() -> None:
+    # spec S7
+    ledger, _ = ledgers()
+    charged = charged_to(ledger, 60)
+    settle(ledger, charged, Content(540, 7, 0), charged)
+    assert charged_to(ledger) == (100, 2, 0)
+    settle(ledger, charged, Content(640, 7, 0), charged)
+    assert charged_to(ledger) == (200, 2, 0)
+
+
+def test_beside_other_work_only_what_is_beyond_doubt_is_charged() -> None:
+    # spec S7
+    ledger, _ = ledgers()
+    charged = charged_to(ledger)
+    ledger.charge(SIZE_BYTES, 50)
+    now = charged_to(ledger)
+    settle(ledger, charged, Content(510, 5, 0), now)
+    assert charged_to(ledger) == now, "nothing is given back"
+    settle(ledger, charged, Content(900, 8, 0), now)
+    assert charged_to(ledger) == (400, 3, 0)

@@ -1,0 +1,264 @@
+"""How much lies beneath places, for what grows there without passing the ledger.
+
+Tools write by themselves. What they add is found by looking at the places that their
+child may write, and taken off from what lay there before: the rest is growth, whoever
+made it.
+
+Rules of this file.
+
+1. A look holds ``HELD`` descriptors and follows no link, however deep the tree is and
+   whoever moves things in it meanwhile: the way up must lead where the way down began.
+2. A look takes time, so what it finds is true only if nothing was charged meanwhile. Else
+   nothing is given back, and only what is beyond all doubt is charged. Bytes without a
+   name are added to what it finds.
+3. A directory that its owner has closed to itself hides what is in it: it is counted as
+   that, and one more than before is as good as a limit that is passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from vfs.ledger import FILES, SIZE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfs.ledger import Ledger
+    from vfs.places import Place
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+
+
+HELD = 32
+"""Directories on the way down that stay open; whoever is deeper goes up by "..".
+
+A tree that anybody makes is not as deep, so what is moved in it meanwhile is no matter."""
+
+
+class MovedError(Exception):
+    """A directory far down was moved while somebody looked into it."""
+
+
+class Content(NamedTuple):
+    """What lies beneath some places.
+
+    Attributes:
+        size_bytes: of all files, by their length.
+        files: entries of any kind.
+        closed: directories that their owner, this process's user, may not read.
+    """
+
+    size_bytes: int
+    files: int
+    closed: int
+
+
+def content_of(places: Iterable[Place]) -> Content:
+    """Look at what lies beneath places, each thing once; for a worker thread.
+
+    Raises:
+        MovedError: something was moved meanwhile: look again.
+        OSError: a place cannot be read.
+    """
+    held = [(place, fd) for place in places for fd in place.backend.descriptors()]
+    look = _Look({place.identity for place, _ in held if place.only is None})
+    for place, fd in held:
+        if place.only is not None:
+            look.note_file(fd, os.fsdecode(place.only))
+    for place, fd in held:
+        if place.only is None:
+            look.walk(fd)
+    return Content(look.size_bytes, look.files, look.closed)
+
+
+class Charged(NamedTuple):
+    """What a ledger has charged.
+
+    Attributes:
+        size_bytes: bytes.
+        files: files.
+        unnamed_bytes: of the bytes, those that no look finds: they have no name yet
+            (staged) or none any more (removed while open), or are reserved by a WRITE.
+    """
+
+    size_bytes: int
+    files: int
+    unnamed_bytes: int
+
+
+def charged_to(ledger: Ledger, reserved_bytes: int = 0) -> Charged:
+    """Return what is charged now.
+
+    Args:
+        ledger: to it.
+        reserved_bytes: of that, what requests that have begun have not done yet.
+    """
+    unnamed = {
+        file.handle.identity(): file.handle.size()
+        for file in ledger.open
+        if file.staged or not file.handle.links()
+    }
+    used = ledger.used
+    unnamed_bytes = sum(unnamed.values()) + reserved_bytes
+    return Charged(used[SIZE_BYTES], used[FILES], unnamed_bytes)
+
+
+def before_all(charged: Charged, found: Content) -> tuple[int, int, int]:
+    """Return what lay there before any of what is charged, for ``Ledger.before``."""
+    named_bytes = charged.size_bytes - charged.unnamed_bytes
+    return found.size_bytes - named_bytes, found.files - charged.files, found.closed
+
+
+def settle(ledger: Ledger, charged: Charged, found: Content, now: Charged) -> None:
+    """Charge a ledger for what was found beneath its places (rule 2).
+
+    Args:
+        ledger: whose ``before`` is known.
+        charged: to it, before the look.
+        found: by the look.
+        now: charged to it.
+    """
+    before = ledger.before
+    if before is None:
+        raise RuntimeError("nobody has looked at what was there before")
+    is_exact = now == charged
+
+    def settle_one(kind: int, grown: int, most: int) -> None:
+        if is_exact or grown > most:
+            ledger.correct(kind, grown - most)
+
+    if ledger.bounds_size:
+        grown = found.size_bytes - before[0] + now.unnamed_bytes
+        settle_one(SIZE_BYTES, grown, max(charged.size_bytes, now.size_bytes))
+    if ledger.bounds_files:
+        grown = max(0, found.files - before[1])
+        settle_one(FILES, grown, max(charged.files, now.files))
+
+
+class _Frame:
+    """A directory on the way down.
+
+    Attributes:
+        fd: open, or -1 if it was closed meanwhile.
+        identity: what tells it from any other.
+        inner: the names of those that are still to be entered.
+    """
+
+    __slots__ = ("fd", "identity", "inner")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.identity = _identity(os.fstat(fd))
+        self.inner: list[str] = []
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _Look:
+    """One look at some places, of which these are the tops that are directories."""
+
+    def __init__(self, tops: set[tuple[int, int]]) -> None:
+        self.size_bytes = 0
+        self.files = 0
+        self.closed = 0
+        self._tops = tops
+        self._walked: set[tuple[int, int]] = set()
+        self._counted: set[tuple[int, int]] = set()  # files that may come again
+
+    def note_file(self, dir_fd: int, name: str) -> None:
+        """Count a file that is a place of its own."""
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+            self._count(status, is_place=True)
+
+    def walk(self, top_fd: int) -> None:
+        """Count everything beneath a directory."""
+        frames = [_Frame(os.open(".", _DIRECTORY, dir_fd=top_fd))]
+        try:
+            if frames[0].identity in self._walked:
+                return
+            self._walked.add(frames[0].identity)
+            frames[0].inner = self._list(frames[0].fd)
+            while frames:
+                frame = frames[-1]
+                if frame.inner:
+                    fd = self._enter(frame.fd, frame.inner.pop())
+                    if fd >= 0:
+                        frames.append(_Frame(fd))
+                        frames[-1].inner = self._list(fd)
+                        if len(frames) > HELD:
+                            frames[-HELD - 1].close()
+                    continue
+                if len(frames) > 1 and frames[-2].fd < 0:
+                    frames[-2].fd = _up(frame.fd, frames[-2].identity)
+                frames.pop().close()
+        finally:
+            for frame in frames:
+                frame.close()
+
+    def _enter(self, fd: int, name: str) -> int:
+        """Open a directory to be looked into, if there is one; -1 if there is not."""
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=fd)
+        except PermissionError:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                self.closed += status.st_uid == os.geteuid()
+            return -1
+        except OSError as why:
+            if why.errno in _GONE:
+                return -1
+            raise
+
+    def _list(self, fd: int) -> list[str]:
+        """Count the entries of a directory; return those that are directories."""
+        inner = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                self._count(status)
+                if stat.S_ISDIR(status.st_mode) and _identity(status) not in self._tops:
+                    inner.append(entry.name)
+        return inner
+
+    def _count(self, status: os.stat_result, *, is_place: bool = False) -> None:
+        is_file = stat.S_ISREG(status.st_mode)
+        if is_file and (self._counted or is_place or status.st_nlink > 1):
+            identity = _identity(status)
+            if identity in self._counted:
+                return
+            if is_place or status.st_nlink > 1:
+                self._counted.add(identity)
+        self.files += 1
+        if is_file:
+            self.size_bytes += status.st_size
+
+
+def _up(fd: int, identity: tuple[int, int]) -> int:
+    """Open the directory that another one was entered from.
+
+    Raises:
+        MovedError: that one lies elsewhere now.
+    """
+    above = os.open("..", _DIRECTORY, dir_fd=fd)
+    if _identity(os.fstat(above)) != identity:
+        os.close(above)
+        raise MovedError
+    return above
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
