@@ -142,8 +142,7 @@ def write_row(  # noqa: C901 - the hot path, in one piece
     last_start = PAGE_BYTES - size
     if write is None or last_start < 0:
         return None
-    line = session.write_line
-    start, whole = len(line), session.write_size
+    line, whole = session.write_line, session.write_size
     read_fd, write_fd = session.read_fd, session.write_fd
     reply_size = len(reply)
 
@@ -152,11 +151,14 @@ def write_row(  # noqa: C901 - the hot path, in one piece
     ) -> tuple[bytes | None, int]:
         offset, left = file.offset, rounds
         try:
-            while len(data) == whole and data.startswith(line):
+            # Not `startswith` and a slice: they cost twice as much.
+            while (
+                len(data) == whole and len(payload := data.removeprefix(line)) == size
+            ):
                 if offset % PAGE_BYTES > last_start:
                     return data, left
                 try:
-                    done = write(fd, data[start:], offset)
+                    done = write(fd, payload, offset)
                 except OSError:
                     return data, left
                 if done != size:

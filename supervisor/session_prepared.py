@@ -112,8 +112,11 @@ class Preparing(Sending):
                 size = len(data)
                 got += size
                 # Looked up each time: what was answered last may have closed its file.
-                if size == self.write_size and data.startswith(self.write_line):
-                    reply = self.write_again(data[len(self.write_line) :])
+                if (
+                    size == self.write_size
+                    and len(payload := data.removeprefix(self.write_line)) != size
+                ):
+                    reply = self.write_again(payload)
                 elif (
                     size < MEMO_LINE_BYTES and (again := prepared.get(data)) is not None
                 ):
