@@ -1,8 +1,8 @@
 """`make soak`: a daemon in which children come and go, and nothing of which may grow.
 
 Each round spawns children that end in every way (by themselves, by SIGKILL with a file
-open, with a grandchild left behind, stopped on request), follows a log and leaves, and
-reloads. When all are gone the daemon's descriptors, tasks, threads' memory and rows are
+open, with a grandchild left behind, with tools running and contents kept, stopped on
+request), follows a log and leaves, and reloads. When all are gone the daemon's descriptors, tasks, threads' memory and rows are
 taken. After the warm-up the first two must be what they were, in every round, and the
 memory's slope must be zero: what it says at the end is compared with what it said when a
 quarter of the time was over.
@@ -43,6 +43,24 @@ CHILDREN = (
 )
 """Scripts; the last one has to be stopped."""
 
+SERVICES = """
+[toolexec]
+[tools]
+enabled = ["read_fd", "search_fd"]
+[sidecar.system]
+kind = "c-cpp"
+allow = ["seq", "sh", "sleep"]
+[policy.services]
+sandbox = "none"
+limits = { bytes = "1G" }
+"""
+
+USER = Path(__file__).with_name("soak_child.py")
+"""The child that uses them, and dies in the middle."""
+
+USERS = 2
+"""Of these in a round."""
+
 
 class Figures(NamedTuple):
     """What a quiet daemon holds."""
@@ -67,6 +85,9 @@ def play(client: HostClient, place: Path) -> None:
         client.spawn(["/bin/sh", "-c", script], cwd=str(place)).name
         for script in CHILDREN * 4
     ]
+    proofs = [place / f"used-{number}" for number in range(USERS)]
+    for proof in proofs:
+        client.spawn([sys.executable, "-I", str(USER), str(proof)], policy="services")
     stays = names[len(CHILDREN) - 1]
     for _ in islice(client.logs(stays, follow=True), 2):
         pass
@@ -78,6 +99,11 @@ def play(client: HostClient, place: Path) -> None:
         if time.monotonic() > deadline:
             raise MeasureError(f"children do not go: {client.ps()}")
         time.sleep(0.01)
+    for proof in proofs:
+        try:
+            proof.unlink()
+        except FileNotFoundError:
+            raise MeasureError("a child could not use what it should have") from None
 
 
 def figures(client: HostClient, pid: int) -> Figures:
@@ -122,7 +148,10 @@ def course(taken: Sequence[Figures], parts: int = 8) -> list[int]:
 def soak(sandhost: Path, seconds: float) -> list[Figures]:
     """Play rounds for so long; return what the daemon held after each."""
     taken: list[Figures] = []
-    with workplace() as place, daemon(sandhost, place, 1) as (process, client):
+    with (
+        workplace() as place,
+        daemon(sandhost, place, 1, SERVICES) as (process, client),
+    ):
         for _ in range(WARM_UP_ROUNDS):
             play(client, place)
         end = time.monotonic() + seconds
