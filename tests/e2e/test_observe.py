@@ -63,7 +63,8 @@ def test_top_without_a_terminal_prints_one_table(tmp_path: Path) -> None:
             assert head.startswith("CHILD")
             assert max(len(head), len(row)) <= 80
             assert row.startswith("child-1")
-            assert "running" in row
+            # Where the disk is busy its child may wait for it at both looks.
+            assert row.split()[1] in {"running", "stuck"}
             assert "VFS" in row
 
 
