@@ -98,10 +98,7 @@ class Ledger:
                 if limit is not None and node.used[kind] + amount > limit:
                     return False
                 node = node.parent
-            node = self
-        while node is not None:
-            node.used[kind] += amount
-            node = node.parent
+        self.correct(kind, amount)
         return True
 
     def correct(self, kind: int, amount: int) -> None:

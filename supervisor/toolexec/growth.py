@@ -111,7 +111,7 @@ class Growth:
 
         By more than when this began: who takes away from too much is left alone.
         """
-        at_first = self._uses()
+        at_first = {name: used for name, _, used in self._uses()}
         while True:
             await trio.sleep(self._pause_s)
             try:
@@ -119,8 +119,7 @@ class Growth:
             except OSError as why:
                 return f"not known: {why.strerror}"
             for name, limit, used in self._uses():
-                was = next(one[2] for one in at_first if one[0] == name)
-                if used > max(limit, was):
+                if used > max(limit, at_first[name]):
                     return name
 
     def _uses(self) -> list[tuple[str, int, int]]:
