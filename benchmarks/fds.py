@@ -25,8 +25,8 @@ from benchmarks.measure import MeasureError, in_turn, workplace
 from benchmarks.options import parse, parser
 from benchmarks.report import Aim, Report, Row, at_most
 from vfs.content import TOOLS, ClientFiles, FdTable, Process, Shared, Store
-from vfs.content.blob import PIECE_BYTES
 from vfs.content.searching import compile_query, search
+from vfs.content.writer import STEP_BYTES, Writer
 from vfs.filesystem import Filesystem
 from vfs.ledger import Ledger
 from vfs.places import close_places, open_place
@@ -106,6 +106,13 @@ def create_row(rounds: int, data: bytes, path: Path) -> Row:
     return named(row, f"create, {len(data) // 10**6} MB / wc -l", CREATE_AIM)
 
 
+def add_file(writer: Writer, path: Path) -> None:
+    """Take a file in, in pieces as the host reads them."""
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(STEP_BYTES):
+            writer.add(piece)
+
+
 def large_rows(rounds: int, place: Path) -> list[Row]:
     """Do everything with 1 GB that comes in pieces; watch this process's own memory."""
     path = place / "large.log"
@@ -119,8 +126,7 @@ def large_rows(rounds: int, place: Path) -> list[Row]:
     def create() -> float:
         writer = store.writer()
         begin = time.perf_counter()
-        with path.open("rb") as file:
-            writer.add_all(iter(partial(file.read, PIECE_BYTES), b""))
+        add_file(writer, path)
         content = writer.finish()
         content.text.pages(4000)
         took = time.perf_counter() - begin
@@ -131,8 +137,7 @@ def large_rows(rounds: int, place: Path) -> list[Row]:
     row = ratios(rounds, create, program("wc", "-l", str(path)))
     made.append(named(row, "create, 1 GB in pieces, on disk / wc -l", CREATE_AIM))
     writer = store.writer()
-    with path.open("rb") as file:
-        writer.add_all(iter(partial(file.read, PIECE_BYTES), b""))
+    add_file(writer, path)
     process = Process(Shared(store, TOOLS))
     process.add(writer.finish(), "bench")
     made += read_rows(process, "1 GB")

@@ -21,8 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Generic, Self, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import trio
 
@@ -41,9 +40,6 @@ SLOW_WRITE_S = 0.02
 
 SLOW_MOUNT_S = 5.0
 """How long a marked mount is written through threads."""
-
-AT_HAND = 2
-"""Items that a thread aside has, the one under way included."""
 
 MAX_THREADS = 16
 """Worker threads for blocking calls; a disk serves no more requests at once better."""
@@ -172,59 +168,6 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
         return outcome[0]
 
     return wait
-
-
-class Aside(Generic[T]):
-    """A thread that does one thing with each item it is handed, while the caller goes on.
-
-    For a worker thread whose items come, and go, by calls that let go of the interpreter.
-    The end of the block waits until all is done.
-
-    Args:
-        call: what is done with each, in their order; after it has failed, nothing more.
-
-    Raises:
-        BaseException: what ``call`` raised, from ``hand`` or from the end of the block.
-    """
-
-    def __init__(self, call: Callable[[T], object]) -> None:
-        self._call = call
-        self._items: SimpleQueue[list[T]] = SimpleQueue()
-        self._room = threading.Semaphore(AT_HAND)
-        self._failure: BaseException | None = None
-
-    def __enter__(self) -> Self:
-        self._wait = beside(self._work)
-        return self
-
-    def hand(self, item: T) -> None:
-        """Hand an item over; waits while ``AT_HAND`` others are not done."""
-        self._room.acquire()
-        if self._failure is not None:
-            self._room.release()
-            raise self._failure
-        self._items.put([item])
-
-    def __exit__(self, _: object, why: BaseException | None, __: object) -> None:
-        self._items.put([])
-        self._wait()
-        # Not kept: its traceback keeps this, and the items that it was to be told of.
-        failure, self._failure = self._failure, None
-        try:
-            if failure is not None and why is None:
-                raise failure
-        finally:
-            del failure, why
-
-    def _work(self) -> None:
-        while item := self._items.get():
-            try:
-                if self._failure is None:
-                    self._call(item.pop())
-            except BaseException as why:  # noqa: BLE001 - raised where it is handed over
-                self._failure = why
-            finally:
-                self._room.release()
 
 
 def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:

@@ -309,7 +309,8 @@ async def _preload_fd(process: Process, child: Process, part: Json) -> str:
 def _add_part(child: Process, text: Blob, span: Span, source: str) -> LlmFd:
     writer = child.shared.store.writer()
     try:
-        writer.add_all(text.pieces(*span))
+        for piece in text.pieces(*span):
+            writer.add(piece)
         return child.add(writer.finish(), source)
     finally:
         writer.close()

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import trio
 
 from vfs import hostio
 from vfs.backends.host_file import HostHandle
-from vfs.hostio import MOUNTS, Aside, Mount, calls_at_work, in_thread, mount_of
+from vfs.hostio import MOUNTS, Mount, calls_at_work, in_thread, mount_of
 
 SIZE = 200_000
 
@@ -331,59 +331,3 @@ async def test_a_call_is_counted_until_its_caller_goes_on(
                 await trio.lowlevel.checkpoint()
         assert set(seen) <= {1}
         assert calls_at_work() == 0
-
-
-def hand_all(call: Callable[[int], object], numbers: Iterable[int]) -> None:
-    with Aside(call) as aside:
-        for number in numbers:
-            aside.hand(number)
-
-
-def test_a_thread_aside_takes_items_in_order_and_is_not_far_behind() -> None:
-    done: list[int] = []
-    threads: set[int] = set()
-    may_go_on = threading.Semaphore(0)
-
-    def note(number: int) -> None:
-        may_go_on.acquire()
-        threads.add(threading.get_ident())
-        done.append(number)
-
-    with Aside(note) as aside:
-        for number in range(hostio.AT_HAND):
-            aside.hand(number)  # waits for nobody
-        assert done == []
-        for number in range(hostio.AT_HAND, 20):
-            may_go_on.release()
-            aside.hand(number)
-            assert len(done) == number - hostio.AT_HAND + 1
-        may_go_on.release(hostio.AT_HAND)
-    assert done == list(range(20))
-    assert threads.isdisjoint({threading.get_ident()})
-
-
-@pytest.mark.parametrize("last", [True, False], ids=["at its end", "on its way"])
-def test_what_a_thread_aside_raises_is_raised(*, last: bool) -> None:
-    done: list[int] = []
-
-    def work(number: int) -> None:
-        if number == 5:
-            raise OSError(errno.EIO, "broken")
-        done.append(number)
-
-    before = threading.active_count()
-    numbers = iter(range(6 if last else 1000))
-    with pytest.raises(OSError, match="broken"):
-        hand_all(work, numbers)
-    assert done == list(range(5))
-    assert last or next(numbers) < 5 + 2 * hostio.AT_HAND
-    assert threading.active_count() == before
-
-
-def test_a_thread_aside_ends_with_a_caller_who_fails() -> None:
-    before = threading.active_count()
-    done: list[int] = []
-    with pytest.raises(ZeroDivisionError):
-        hand_all(done.append, (1 // number for number in (1, 0)))
-    assert done == [1]
-    assert threading.active_count() == before

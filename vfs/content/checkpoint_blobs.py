@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from vfs.content.blob import PIECE_BYTES
 from vfs.content.spool import write_all
+from vfs.content.writer import STEP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +78,7 @@ class BlobFiles:
             return False
         digest = blake3()
         try:
-            while piece := os.read(fd, PIECE_BYTES):
+            while piece := os.read(fd, STEP_BYTES):
                 digest.update(piece)
         finally:
             os.close(fd)
@@ -93,7 +92,8 @@ class BlobFiles:
         """
         fd = self._open(name)
         try:
-            writer.add_all(iter(partial(os.read, fd, PIECE_BYTES), b""))
+            while piece := os.read(fd, STEP_BYTES):
+                writer.add(piece)
         finally:
             os.close(fd)
 

@@ -17,6 +17,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from vfs.content.writer import STEP_BYTES
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
     from vfs.openfile import OpenFile
-
-PIECE_BYTES = 1024 * 1024
-"""One read or write of a copy."""
 
 MOST_READ_BYTES = 1024 * 1024 * 1024
 """Longest file that is taken in as content."""
@@ -175,5 +173,5 @@ def _denied(path: str) -> PermissionError:
 def _read_all(file: OpenFile, take: Callable[[bytes], None]) -> None:
     if file.handle.size() > MOST_READ_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    while piece := file.read_wait(PIECE_BYTES):
+    while piece := file.read_wait(STEP_BYTES):
         take(piece)

@@ -107,7 +107,8 @@ def _extract(process: Process, fd: LlmFd, selection: Selection, mode: str) -> by
     text = fd.content.text
     writer = process.shared.store.writer()
     try:
-        writer.add_all(text.pieces(*selection.span))
+        for piece in text.pieces(*selection.span):
+            writer.add(piece)
         content = writer.finish()
     finally:
         writer.close()

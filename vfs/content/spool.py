@@ -37,6 +37,10 @@ its size."""
 MOST_IN_SLOT_BYTES = SLOT_SIZES[-1]
 """To read as much out of a slot takes 20 us; longer contents are mapped."""
 
+WRITE_BYTES = 1024 * 1024
+"""One write.  A kernel with large folios takes memory in pieces as long as the write, and
+the longest come from where nobody has written before: in a virtual machine that may be
+memory which its host has yet to find (1.3 instead of 0.3 s a GB)."""
 
 SLOW_TO_FREE_BYTES = 16 * 1024 * 1024
 """A longer file is freed in a thread: to give a GiB back takes the kernel 70 to 200 ms."""
@@ -266,11 +270,11 @@ def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], i
     return found
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write all of it at the end of what was written."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        view = view[os.write(fd, view[:WRITE_BYTES]) :]
 
 
 def _pwrite_all(fd: int, data: bytes, offset: int) -> None:

@@ -27,7 +27,7 @@ from vfs.content.blob import Blob, Content
 from vfs.content.errors import FdError
 from vfs.content.index import Reader, TextIndex
 from vfs.content.spool import Slot, Spool, descriptors_of
-from vfs.content.writer import BESIDE_BYTES, Writer
+from vfs.content.writer import Writer
 from vfs.hostio import beside
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_MEMORY = 256 * 1024 * 1024
 """Memory for contents over a whole host."""
+
+BESIDE_BYTES = 1024 * 1024
+"""From here on bytes are hashed, and written, beside the look at what is in them."""
 
 BASE64_PIECE_BYTES = 3 * 1024 * 1024
 """One step of an encoding; a multiple of 3, so that pieces join without padding."""
@@ -125,7 +128,8 @@ class Store:
         )
         writer = self.writer()
         try:
-            writer.add_all(pieces)
+            for piece in pieces:
+                writer.add(piece)
             return writer.finish().text
         except BaseException:
             self.release(raw)

@@ -169,7 +169,8 @@ def test_a_long_content_takes_no_memory(line: bytes) -> None:
     made = process()
     before = anonymous_bytes()
     writer = made.shared.store.writer()
-    writer.add_all(piece for _ in range(64))
+    for _ in range(64):
+        writer.add(piece)
     writer.add(b" needle")
     made.add(writer.finish(), "test")
     found = ask(made, "search_fd", "fd:1", query="needle", max_results=1, context=0)

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from tests.helpers.contents import ask, failed, process, text_of
 from vfs.content import TOOLS, FdError, Process, Shared, Store
 from vfs.content import writer as writer_module
+from vfs.content.index import TextIndex
 
 
 def test_the_same_content_is_kept_once() -> None:
@@ -46,50 +45,45 @@ def test_what_memory_has_no_room_for_lies_in_a_file(
     assert (store.blobs, store.disk_bytes) == ({}, 0)
 
 
+@pytest.mark.parametrize("step", [1, 3, 70, 1 << 20])
 @pytest.mark.parametrize("limit", [100, 1 << 20], ids=["disk", "memory"])
-def test_pieces_all_at_once_are_the_same_content(
-    limit: int, monkeypatch: pytest.MonkeyPatch, no_leaks: None
+def test_pieces_are_the_same_content_as_the_whole(
+    limit: int, step: int, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
     monkeypatch.setattr(writer_module, "MOST_IN_MEMORY_BYTES", limit)
+    monkeypatch.setattr(writer_module, "STEP_BYTES", step)
     pieces = [f"line {n} \N{SNOWMAN}\n".encode() * n for n in range(60)]
     store = Store()
     writer = store.writer()
-    writer.add(b"first\n")
-    writer.add_all(iter(pieces))
+    for piece in pieces:
+        writer.add(piece)
     content = writer.finish()
-    whole = b"first\n" + b"".join(pieces)
+    whole = b"".join(pieces)
     assert content.text.data[:] == whole
     assert (content.text.in_memory is None) is (limit == 100)
     assert store.put(whole).text is content.text
-    assert content.text.index.lines == whole.count(b"\n")
+    assert writer.size == len(whole)
+    other = Store().put(whole).text.index
+    for name in TextIndex.__slots__:
+        assert getattr(content.text.index, name) == getattr(other, name)
 
 
-@pytest.mark.parametrize("fault", ["source", "disk"])
-def test_pieces_that_end_badly_leave_nothing(
-    fault: str, monkeypatch: pytest.MonkeyPatch, no_leaks: None
+def test_pieces_that_the_disk_refuses_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
     monkeypatch.setattr(writer_module, "MOST_IN_MEMORY_BYTES", 100)
 
-    def pieces() -> Iterator[bytes]:
-        for number in range(100):
-            if fault == "source" and number == 50:
-                raise FdError("file_operation", "the source is gone")
-            yield b"0123456789\n"
-
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if fault == "disk":
-        monkeypatch.setattr(os, "write", full)
     store = Store()
-    before = threading.active_count()
     writer = store.writer()
-    told = "source is gone" if fault == "source" else "No space left"
-    with pytest.raises(FdError, match=told):
-        writer.add_all(pieces())
-    assert threading.active_count() == before
+    writer.add(b"0123456789\n" * 9)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(FdError, match="No space left"):
+        writer.add(b"0123456789\n")
     writer.close()
     assert (store.blobs, store.memory_bytes, store.disk_bytes) == ({}, 0, 0)
 
