@@ -103,7 +103,6 @@ class Child(ChildClients):
                 # Cancelled: the host is being torn down with everything in it.
                 self.state = State.REAPING
             self._happened(Event.CLEANED)
-            self.started.set()
 
     async def _start(self, stack: AsyncExitStack) -> None:
         host = self._host
@@ -303,7 +302,7 @@ class Child(ChildClients):
         journal.write(
             "client.connected", child_id=self.id, client_id=client.id, pid=client.pid
         )
-        self.started.set()
+        self.on_started()
         journal.write(
             "child.spawned",
             child_id=self.id,

@@ -23,7 +23,7 @@ from vfs.filesystem import timestamp
 from vfs.policy import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from supervisor.child_ends import Ends
     from supervisor.host import Host
@@ -52,6 +52,7 @@ class ChildClients:
         failure: why it could not be started; None if it was.
         timed_out: its time limit ended it.
         gone: set when nothing of it is left.
+        on_started: called once, when its process is there and its conversation begins.
         places: its root and grants.
         wanted: what it, and whatever is run for it, is to run in.
         walls: what it runs in, once it does.
@@ -65,7 +66,7 @@ class ChildClients:
         self.failure: SpawnError | None = None
         self.timed_out = False
         self.gone = trio.Event()
-        self.started = trio.Event()
+        self.on_started: Callable[[], None] = lambda: None
         self.process: SpawnedProcess | None = None
         self.session: Session | None = None
         self._host = host

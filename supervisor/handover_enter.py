@@ -240,7 +240,7 @@ class EnteredChild(Child):
             if was.carried is not None:
                 self._carry_on(session, *was.carried)
         self._to_go_on.clear()
-        self.started.set()
+        self.on_started()
         await self._live_on(None if self.timed_out else left.timeout_s)
 
     def _carry_on(self, session: Session, fd: int, reply: bytes) -> None:

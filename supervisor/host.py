@@ -251,10 +251,12 @@ class Host:
     async def _run_child(
         self, child: Child, task_status: trio.TaskStatus[None]
     ) -> None:
+        # Called from within: each task more on the way is a turn of the loop for whoever
+        # waits, and what the new child does meanwhile goes first.
+        child.on_started = task_status.started
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(child.run)
-                await child.started.wait()
+            await child.run()
+            if child.failure is not None:
                 task_status.started()
         finally:
             del self.children[child.id]
