@@ -53,7 +53,7 @@ from supervisor import (
 from supervisor import launchpad_life as life
 from supervisor.launchpad_family import Child, Family
 from supervisor.launchpad_order import Order
-from supervisor.launchpad_stock import Stock
+from supervisor.launchpad_stock import Stock, hand_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _Launchpad:
                 stage = "uid"
                 order.owners = launchpad_owners.owners_of(order.layers["uid"])
             child = self._stock.take(order.layers)
-            if child is not None and _hand_over(child, body, fds, order.owners):
+            if child is not None and hand_over(child, body, fds, order.owners):
                 self._happened(child, life.ORDERED)
             else:
                 stage = "pidns"
@@ -350,27 +350,6 @@ class _Launchpad:
         if self._is_blocked != was_blocked:
             out = select.EPOLLOUT if self._is_blocked else 0
             self._epoll.modify(self._control.fileno(), select.EPOLLIN | out)
-
-
-def _hand_over(
-    child: Child, body: tuple[Any, ...], fds: list[int], owners: int
-) -> bool:
-    """Give an order to a child that waited for it; tell whether it is there to take it.
-
-    Raises:
-        OSError: no memory for it.
-    """
-    if child.line is None:
-        return False
-    message = (body, owners >= 0)
-    carried = fds if owners < 0 else (*fds, owners)
-    try:
-        launchpad_wire.send_message(child.line, message, carried)
-    except (BrokenPipeError, ConnectionResetError):  # killed, by somebody else
-        return False
-    finally:
-        child.hang_up()
-    return True
 
 
 def _open_group(order: Order) -> int:

@@ -19,6 +19,7 @@ Rules:
 
 from __future__ import annotations
 
+from supervisor import launchpad_wire
 from supervisor.launchpad_child import SHAPING
 from supervisor.launchpad_order import Order
 
@@ -161,3 +162,22 @@ def _share(kind: Kind, landlock: tuple[Rules, bool] | None) -> None:
         return
     now = set(rules)
     kind.rules = tuple(rule for rule in kind.rules if rule in now)
+
+
+def hand_over(child: Child, body: tuple[Any, ...], fds: list[int], owners: int) -> bool:
+    """Give an order to a child that waited for it; tell whether it is there to take it.
+
+    Raises:
+        OSError: no memory for it.
+    """
+    if child.line is None:
+        return False
+    message = (body, owners >= 0)
+    carried = fds if owners < 0 else (*fds, owners)
+    try:
+        launchpad_wire.send_message(child.line, message, carried)
+    except (BrokenPipeError, ConnectionResetError):  # killed, by somebody else
+        return False
+    finally:
+        child.hang_up()
+    return True

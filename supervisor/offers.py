@@ -50,7 +50,7 @@ async def offered(
         if config is not None:
             llm: LlmService | None = None
             if config.llm is not None:
-                from supervisor.llm.service import open_llm  # noqa: PLC0415 - heavy
+                from supervisor.llm.opening import open_llm  # noqa: PLC0415 - heavy
 
                 state_dir = config.host.state_dir
                 llm = await stack.enter_async_context(

@@ -1,7 +1,6 @@
 """What a host with ``[llm]`` offers its children: models, accounts, presets.
 
-    async with open_llm(host, section, state_dir):
-        ...
+What it is: the service.  What it is not: opening it (``opening``).
 
 Rules of this file.
 
@@ -9,34 +8,29 @@ Rules of this file.
    the restricted one for all others (spec L6), a child's own by its policy.
 2. Every client has a node in the quota tree, its parent's above it, the host's on top.
    That of a child which the configuration names is the same one in all its lives.
-3. Keys pass through ``open_llm`` into their providers and are kept nowhere else (I10).
 """
 
 from __future__ import annotations
 
 import errno
-import os
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from supervisor.config_llm import ModelSection
-from supervisor.llm import handover, handover_endpoint, keys, provider
+from supervisor.llm import handover, handover_endpoint
 from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.gateway import Call, Gateway, Model
-from supervisor.llm.guard import SecretFiles
 from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.presets import presets
 from supervisor.llm.quota import Node, Weights, quota_text, status_text, tokens_of
 from supervisor.llm.redact import MIN_SECRET_CHARS, Redactor
 from supervisor.options import parse_duration
 from supervisor.services import Account
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-    from contextlib import ExitStack
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AsyncExitStack, ExitStack
 
     from supervisor.child import Child
     from supervisor.config_llm import LlmSection, WeightsSection
@@ -355,85 +349,3 @@ def _row(node: Node, client_id: str | None, parent_id: str | None) -> dict[str, 
         "under_way": node.under_way,
         "max_calls": node.max_calls,
     }
-
-
-def _open_providers(
-    section: LlmSection,
-) -> tuple[dict[str | None, Provider], frozenset[tuple[int, int]]]:
-    """Make every provider, with its key; also return what tells the key files."""
-    files: set[tuple[int, int]] = set()
-
-    def key_of(path: str | None) -> str | None:
-        if path is None:
-            return None
-        key, identity = keys.read_key(path)
-        files.add(identity)
-        return key
-
-    own = keys.take_from_environment()  # taken out of there even where a file is used
-    key = key_of(section.api_key_file) or own
-    base_url = section.base_url or provider.DEFAULT_BASE_URL
-    turns = provider.Turns()
-    found: dict[str | None, Provider] = {None: provider.Provider(base_url, key, turns)}
-    for name, model in section.models.items():
-        if model.base_url is not None:
-            found[name] = provider.Provider(
-                model.base_url, key_of(model.api_key_file), turns
-            )
-    return found, frozenset(files)
-
-
-@asynccontextmanager
-async def open_llm(
-    host: Host,
-    section: LlmSection,
-    state_dir: str | None = None,
-    left: object = None,
-) -> AsyncIterator[LlmService]:
-    """Offer the model to a host's children; it ends with the block.
-
-    Args:
-        host: whose.
-        section: the configuration.
-        state_dir: where spending is kept; None for nowhere.
-        left: what the program before has left of it; None if nothing.
-
-    Raises:
-        HandoverError: what was left is another program's.
-        OSError: a key or the state directory cannot be used; ``strerror`` says why.
-    """
-    await in_thread(provider.load)
-    quota = section.quota
-    limit = None if quota.max_tokens is None else float(quota.max_tokens)
-    root = Node(None, limit, section.max_calls)
-    async with AsyncExitStack() as stack:
-        try:
-            providers, key_files = _open_providers(section)
-            for one in providers.values():
-                stack.push_async_callback(one.aclose)
-            spending = Spending(
-                root,
-                quota.window,
-                state_dir,
-                lambda text: host.log.write("WARNING", text),
-            )
-        except (keys.KeyFileError, LedgerError) as why:
-            raise OSError(errno.EINVAL, str(why)) from None
-        stack.push_async_callback(spending.close)
-        service = LlmService(host, section, providers, spending, root)
-        host.holders.add(service.descriptors)
-        stack.callback(host.holders.discard, service.descriptors)
-        host.services.llm = service
-        stack.callback(setattr, host.services, "llm", None)
-        pids = (os.getpid(), host.launcher.launchpad_pid)
-        host.fs.is_secret = SecretFiles(key_files, pids)
-        before = None if left is None else handover.read(left).endpoint
-        if before is not None and not section.endpoint:
-            handover_endpoint.close(before)
-        if section.endpoint:
-            from supervisor.llm.endpoint import open_endpoint  # noqa: PLC0415
-
-            service.endpoint = await stack.enter_async_context(
-                open_endpoint(service, before)
-            )
-        yield service

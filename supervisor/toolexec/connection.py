@@ -8,8 +8,8 @@ Rules of this file.
    route, working directory, id, slot, spawn.
 2. From the request on, the end of the client's input means that it is gone: its
    execution is ended unless it was to be detached.  That is looked for before a tool is
-   started, and watched for once it runs; who goes while it is being started is found
-   gone when it has been, and the tool ends as any other does (spec E25).
+   started, and watched for once it runs (``replies``); who goes while it is being started
+   is found gone when it has been, and the tool ends as any other does (spec E25).
 3. Whatever goes wrong here ends this connection and no other.
 """
 
@@ -18,39 +18,27 @@ from __future__ import annotations
 import errno
 import os
 import traceback
-from functools import partial
-from typing import TYPE_CHECKING, assert_never
-
-import trio
+from typing import TYPE_CHECKING
 
 from protocol import toolexec, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
-from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
-from supervisor.toolexec.logstores import HEAD_BYTES
 from supervisor.toolexec.moments import Kind, Moment, Task
-from supervisor.toolexec.outputlog import PIECE_BYTES, Holder
+from supervisor.toolexec.replies import Replies
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
-from supervisor.toolexec.wire import (
-    GoneError,
-    RefusedAtOnceError,
-    Wire,
-    chunked_head,
-    trailer,
-)
+from supervisor.toolexec.wire import GoneError, RefusedAtOnceError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from protocol.toolexec import Head, Request
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
-    from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.service import ToolExec
 
 _EXEC_ANSWERS = frozenset(
@@ -58,27 +46,17 @@ _EXEC_ANSWERS = frozenset(
 )
 """Errors of execve(2) that are the tool's and not the host's: 127 and 126."""
 
-HEAD_WAITS_S = 0.002
-"""How long the head of a stream waits for the first output, to go with it: a tool that
-is done by then costs its client one wake-up instead of three."""
 
-
-class Connection:
+class Connection(Replies):
     """One connection.
 
     Args:
         service: what serves it.
         sock: non-blocking; owned.
-
-    Attributes:
-        wire: it, as bytes.
-        task: the execution that is answered with; None before and without one.
     """
 
     def __init__(self, service: ToolExec, sock: socket.socket) -> None:
-        self._service = service
-        self.wire = Wire(sock)
-        self.task: Task | None = None
+        super().__init__(service, sock)
         self._is_received = False
         self._owner: ChildExecutions | None = None
         self._rights = toolexec_token.ALL
@@ -182,26 +160,6 @@ class Connection:
         self._owner, self._rights = found
         return True
 
-    async def _watched(
-        self, serve: Callable[[], Awaitable[Refusal | None]]
-    ) -> Refusal | None:
-        """Serve for as long as the client is there."""
-        refusal = failure = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, nursery.cancel_scope)
-            try:
-                refusal = await serve()
-            except Exception as why:  # noqa: BLE001 - raised again, not in a group
-                failure = why
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return refusal
-
-    async def _watch(self, scope: trio.CancelScope) -> None:
-        await self.wire.wait_gone()
-        scope.cancel()
-
     async def _answer(self, request: Request) -> Refusal | None:
         owner = self._owner
         if isinstance(request, Health):
@@ -233,33 +191,6 @@ class Connection:
         return await self._carry_out(
             Task(execution, kind, request.detach, wants_handle)
         )
-
-    async def _carry_out(self, task: Task) -> Refusal | None:
-        """Answer with an execution, from wherever its task is."""
-        self.task = task
-        try:
-            if task.kind is Kind.STREAM:
-                return await self._reply_stream(task)
-            return await self._watched(partial(self._answer_with, task))
-        finally:
-            self.task = None
-            if not task.detach:
-                task.execution.end()
-
-    async def _answer_with(self, task: Task) -> Refusal | None:
-        if task.moment is Moment.SENDING:
-            return await self._send_rest(task)
-        match task.kind:
-            case Kind.WHOLE:
-                return await self._reply_whole(task)
-            case Kind.HANDLE:
-                return await self._reply_as_handle(task)
-            case Kind.NOTIFY:
-                return await self._reply_noticed(task)
-            case Kind.REPLAY | Kind.STREAM:
-                return await self._stream(task, task.reader or self._reader(task))
-            case _:
-                assert_never(task.kind)
 
     async def _start(self, owner: ChildExecutions, request: Exec) -> Execution:
         """Choose, admit, spawn; the execution runs when this returns, or has failed."""
@@ -297,129 +228,10 @@ class Connection:
             self._service.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 
-    async def _reply_whole(self, task: Task) -> Refusal | None:
-        execution = task.execution
-        log = execution.log
-        with log.attached(Holder()):
-            await execution.finished.wait()
-            task.moment = Moment.BUSY
-            if execution.timed_out:
-                return toolexec.TIMEOUT
-            if execution.fault is not None:
-                return toolexec.host_fault(execution.fault)
-            code = execution.code or 0
-            headers = [(b"X-Exec-Id", execution.id.encode())]
-            handle = await self._as_handle(task)
-            if handle is not None:
-                await self.wire.reply(200, handle, code, headers)
-                return None
-            before, after = await self._framed(log)
-            length = len(before) + log.end + len(after)
-            head = self.wire.head(200, length, code, headers)
-            task.before, task.after = head + before, after
-            return await self._send_rest(task)
-
-    async def _send_rest(self, task: Task) -> Refusal | None:
-        """Send what is left of a whole output."""
-        task.moment = Moment.SENDING
-        log = task.execution.log
-        with log.attached(Holder()):
-            while task.offset < log.end:
-                data = await log.read(task.offset, PIECE_BYTES)
-                task.offset += len(data)
-                before, task.before = task.before, b""
-                await self.wire.send(before, data)
-            last, task.before, task.after = task.before + task.after, b"", b""
-            await self.wire.send(last)
-        return None
-
-    async def _framed(self, log: OutputLog) -> tuple[bytes, bytes]:
-        """Return what a verbose server puts around a whole output."""
-        if not self._service.is_verbose:
-            return b"", b""
-        if not log.end:
-            return b"\n", b""
-        first, last = await log.read(0, 1), await log.read(log.end - 1, 1)
-        return (
-            b"" if first in b"\r\n" else b"\n",
-            b"" if last in b"\r\n" else b"\n",
-        )
-
-    async def _reply_as_handle(self, task: Task) -> Refusal | None:
-        """Stream the handle of an output, or the output, once it is whole."""
-        execution = task.execution
-        log = execution.log
-        with log.attached(Holder()):
-            if task.reader is not None:
-                return await self._stream(task, task.reader)
-            await execution.finished.wait()
-            task.moment = Moment.BUSY
-            if execution.fault is not None:
-                return toolexec.host_fault(execution.fault)
-            handle = await self._as_handle(task)
-            if handle is None:
-                return await self._stream(task, self._reader(task))
-            parts = [chunked_head(execution.id), *_chunk(handle)]
-            end = execution.output_end
-            if end < log.end:
-                parts += _chunk(await log.read(end, log.end - end))
-            task.moment = Moment.LAST
-            await self.wire.send(*parts, trailer(execution.code or 0))
-        return None
-
-    def _reader(self, task: Task, offset: int = 0) -> ChunkedReader:
-        execution = task.execution
-        head = chunked_head(execution.id)
-        return ChunkedReader(execution.log, self.wire.sock, offset, before=head)
-
-    async def _reply_stream(self, task: Task) -> Refusal | None:
-        execution = task.execution
-        log = execution.log
-        if task.reader is not None:
-            return await self._watched(partial(self._stream, task, task.reader))
-        reader = self._reader(task)
-        with log.attached(reader):
-            # Nothing is sent yet: it begins anew where the host is replaced now.
-            with trio.move_on_after(HEAD_WAITS_S):
-                await log.wait_beyond(0)
-            if execution.finished.is_set() and log.end <= HEAD_BYTES:
-                await self._reply_quickly(task)
-                return None
-            return await self._watched(partial(self._stream, task, reader))
-
-    async def _reply_quickly(self, task: Task) -> None:
-        """Send all of a tool that has ended already: its client wakes up once."""
-        execution = task.execution
-        task.moment = Moment.BUSY
-        log, parts = execution.log, [chunked_head(execution.id)]
-        for start, until in ((0, log.note_at), (max(0, log.note_at), log.end)):
-            if start < until:
-                parts += _chunk(await log.read(start, until - start))
-        task.moment = Moment.LAST
-        await self.wire.send(*parts, trailer(execution.code or 0))
-
-    async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
-        execution = task.execution
-        task.reader, task.moment = reader, Moment.STREAMING
-        with execution.log.attached(reader):
-            await reader.run()
-            await execution.finished.wait()
-        task.moment = Moment.LAST
-        await self.wire.send(trailer(execution.code or 0))
-        return None
-
     def _wants_handle(self, request: Exec) -> bool:
         # Handles are the child's own connection's: not for a token that stands for less.
         is_own = not self._rights.is_narrowed
         return request.as_fd and is_own and self._service.large_output is not None
-
-    async def _as_handle(self, task: Task) -> bytes | None:
-        """Return the handle that stands for a large output, if one was asked for."""
-        offer = self._service.large_output
-        if offer is None or not task.as_fd:
-            return None
-        execution = task.execution
-        return await offer(execution.owner.child, execution)
 
     # The others
 
@@ -450,23 +262,6 @@ class Connection:
         if isinstance(execution, Refusal):
             return execution
         return await self._carry_out(Task(execution, Kind.NOTIFY))
-
-    async def _reply_noticed(self, task: Task) -> Refusal | None:
-        execution = task.execution
-        log = execution.log
-        with log.attached(Holder()):
-            await execution.finished.wait()
-            task.moment = Moment.BUSY
-            if execution.fault is not None:
-                return toolexec.host_fault(execution.fault)
-            if execution.timed_out:
-                return toolexec.NOTIFY_TIMEOUT
-            task.before = self.wire.head(200, log.end, execution.code or 0, [])
-            return await self._send_rest(task)
-
-
-def _chunk(data: bytes) -> tuple[bytes, bytes, bytes]:
-    return b"%x\r\n" % len(data), data, b"\r\n"
 
 
 async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:

@@ -22,19 +22,26 @@ import socket
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
-from supervisor.handover_parts import ProcessState, process_from, process_state
-from supervisor.handover_state import taken
+from supervisor.handover_parts import process_from, process_state
 from supervisor.toolexec import door
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP
 from supervisor.toolexec.execution import Execution
-from supervisor.toolexec.handover_stores import StoreState, store_from, store_state
+from supervisor.toolexec.handover_state import (
+    ChildState,
+    ConnectionState,
+    ExecutionState,
+    LogState,
+    TaskState,
+    ToolExecState,
+)
+from supervisor.toolexec.handover_stores import store_from, store_state
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.outputpump import OutputPump
@@ -49,110 +56,6 @@ if TYPE_CHECKING:
 
 LADDERS = {"client gone": CLIENT_GONE, "time is up": TIME_IS_UP}
 """By names that mean the same to both programs."""
-
-
-class LogState(msgspec.Struct):
-    """See ``OutputLog``; ``pending`` was read from the pipe and is not kept yet."""
-
-    start: int
-    end: int
-    is_finished: bool
-    note_at: int
-    keep_all: bool
-    is_discarded: bool
-    stores: list[StoreState]
-    pending: bytes = b""
-
-
-class ExecutionState(msgspec.Struct):
-    """See ``Execution``; times are seconds that are left or have passed.
-
-    Attributes:
-        where: ``live``, ``kept``, or empty: only a reader knows it any more.
-    """
-
-    id: str
-    key: str
-    tool: bytes
-    where: str
-    log: LogState
-    code: int | None
-    timed_out: bool
-    fault: str | None
-    process: ProcessState | None = None
-    pipe: int = -1
-    timeout_s: float = 0.0
-    climbs: list[tuple[str, float]] = []
-    door_client: str = ""
-
-
-class ChildState(msgspec.Struct):
-    """The executions of a child, its token, its socket, and its share of the disk."""
-
-    id: str
-    token: str
-    listener_fd: int
-    path: bytes
-    executions: list[ExecutionState]
-    used_bytes: int
-    spare: tuple[int, int] | None
-
-
-class TaskState(msgspec.Struct):
-    """See ``Task``; (child, number) names the execution, ``reader`` is where it is."""
-
-    child: str
-    number: int
-    kind: str
-    detach: bool
-    as_fd: bool
-    moment: str
-    reader: tuple[int, bytes, int, bytes] | None
-    before: bytes
-    offset: int
-    after: bytes
-
-
-class ConnectionState(msgspec.Struct):
-    """A connection.
-
-    Attributes:
-        server: the child whose socket it came by; empty: the shared one of ``number``.
-        received: what has come of its request, if nothing was done for it.
-        unsent: of what is being sent.
-    """
-
-    server: str
-    number: int
-    fd: int
-    received: bytes = b""
-    unsent: bytes = b""
-    task: TaskState | None = None
-
-
-class ToolExecState(msgspec.Struct):
-    """All of it.
-
-    Attributes:
-        shared: the listeners that all children may come to.
-        sidecars: see ``handover_sidecars``.
-    """
-
-    shared: list[int]
-    children: list[ChildState]
-    connections: list[ConnectionState]
-    sidecars: Any = None
-
-
-def read(left: object) -> ToolExecState | None:
-    """Return what was handed over; None if nothing was.
-
-    Raises:
-        HandoverError: it is another program's.
-    """
-    if left is None:
-        return None
-    return taken(left, ToolExecState, "the tools")
 
 
 # Taking down

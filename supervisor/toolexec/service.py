@@ -24,7 +24,7 @@ import trio
 
 from protocol import toolexec
 from supervisor.gate import Gate
-from supervisor.toolexec import handover
+from supervisor.toolexec import handover, handover_state
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.server import (
     Server,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.host import Host
     from supervisor.toolexec.execution import Execution
-    from supervisor.toolexec.handover import ToolExecState
+    from supervisor.toolexec.handover_state import ToolExecState
     from supervisor.toolexec.notify import NotifyCommand
     from supervisor.toolexec.routes import Routes, Target
     from vfs.clients import Client
@@ -366,7 +366,7 @@ async def open_toolexec(
         HandoverError: what was left is another program's.
     """
     service = ToolExec(host, settings, routes or NoSidecars())
-    service.left = handover.read(left)
+    service.left = handover_state.read(left)
     try:
         async with trio.open_nursery() as nursery:
             await service.open_shared(nursery, activated)

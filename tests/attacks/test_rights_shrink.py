@@ -24,7 +24,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.llm.service import LlmService, open_llm
+from supervisor.llm.opening import open_llm
+from supervisor.llm.service import LlmService
 from tests.helpers.command import sandhost
 from tests.helpers.hosts import Puppet, Stage, opened
 from tests.helpers.llmscene import key_file, section

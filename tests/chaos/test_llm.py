@@ -7,8 +7,9 @@ import pytest
 import trio
 
 from demo.provider import Provider, serving
+from supervisor.llm.opening import open_llm
 from supervisor.llm.quota import tokens_of
-from supervisor.llm.service import LlmService, open_llm
+from supervisor.llm.service import LlmService
 from tests.chaos.rounds import LONG, ROUNDS, SEED
 from tests.helpers.hosts import Stage, eventually, opened
 from tests.helpers.llmscene import KEY, key_file, request, section

@@ -27,7 +27,8 @@ from supervisor.config_llm import LlmSection, check
 from supervisor.fds.gateway import connect
 from supervisor.fds.service import open_fds
 from supervisor.journal import Journal, open_journal
-from supervisor.llm.service import LlmService, open_llm
+from supervisor.llm.opening import open_llm
+from supervisor.llm.service import LlmService
 from supervisor.logs import Log
 from supervisor.services import Services
 from tests.helpers.sessions import Hall, Line, open_hall

@@ -12,7 +12,8 @@ import trio
 
 from demo.provider import Provider, serving
 from supervisor.llm import endpoint
-from supervisor.llm.service import LlmService, open_llm
+from supervisor.llm.opening import open_llm
+from supervisor.llm.service import LlmService
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
 from tests.helpers.llmscene import KEY, key_file, section
 

@@ -1,0 +1,110 @@
+"""How a host's model is opened: keys, providers, spending, the endpoint; and closed again.
+
+    async with open_llm(host, section, state_dir):
+        ...
+
+Rule: keys pass through here into their providers and are kept nowhere else (I10).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from supervisor.llm import handover, handover_endpoint, keys, provider
+from supervisor.llm.guard import SecretFiles
+from supervisor.llm.ledger import LedgerError, Spending
+from supervisor.llm.quota import Node
+from supervisor.llm.service import LlmService
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from supervisor.config_llm import LlmSection
+    from supervisor.host import Host
+    from supervisor.llm.provider import Provider
+
+
+def _open_providers(
+    section: LlmSection,
+) -> tuple[dict[str | None, Provider], frozenset[tuple[int, int]]]:
+    """Make every provider, with its key; also return what tells the key files."""
+    files: set[tuple[int, int]] = set()
+
+    def key_of(path: str | None) -> str | None:
+        if path is None:
+            return None
+        key, identity = keys.read_key(path)
+        files.add(identity)
+        return key
+
+    own = keys.take_from_environment()  # taken out of there even where a file is used
+    key = key_of(section.api_key_file) or own
+    base_url = section.base_url or provider.DEFAULT_BASE_URL
+    turns = provider.Turns()
+    found: dict[str | None, Provider] = {None: provider.Provider(base_url, key, turns)}
+    for name, model in section.models.items():
+        if model.base_url is not None:
+            found[name] = provider.Provider(
+                model.base_url, key_of(model.api_key_file), turns
+            )
+    return found, frozenset(files)
+
+
+@asynccontextmanager
+async def open_llm(
+    host: Host,
+    section: LlmSection,
+    state_dir: str | None = None,
+    left: object = None,
+) -> AsyncIterator[LlmService]:
+    """Offer the model to a host's children; it ends with the block.
+
+    Args:
+        host: whose.
+        section: the configuration.
+        state_dir: where spending is kept; None for nowhere.
+        left: what the program before has left of it; None if nothing.
+
+    Raises:
+        HandoverError: what was left is another program's.
+        OSError: a key or the state directory cannot be used; ``strerror`` says why.
+    """
+    await in_thread(provider.load)
+    quota = section.quota
+    limit = None if quota.max_tokens is None else float(quota.max_tokens)
+    root = Node(None, limit, section.max_calls)
+    async with AsyncExitStack() as stack:
+        try:
+            providers, key_files = _open_providers(section)
+            for one in providers.values():
+                stack.push_async_callback(one.aclose)
+            spending = Spending(
+                root,
+                quota.window,
+                state_dir,
+                lambda text: host.log.write("WARNING", text),
+            )
+        except (keys.KeyFileError, LedgerError) as why:
+            raise OSError(errno.EINVAL, str(why)) from None
+        stack.push_async_callback(spending.close)
+        service = LlmService(host, section, providers, spending, root)
+        host.holders.add(service.descriptors)
+        stack.callback(host.holders.discard, service.descriptors)
+        host.services.llm = service
+        stack.callback(setattr, host.services, "llm", None)
+        pids = (os.getpid(), host.launcher.launchpad_pid)
+        host.fs.is_secret = SecretFiles(key_files, pids)
+        before = None if left is None else handover.read(left).endpoint
+        if before is not None and not section.endpoint:
+            handover_endpoint.close(before)
+        if section.endpoint:
+            from supervisor.llm.endpoint import open_endpoint  # noqa: PLC0415
+
+            service.endpoint = await stack.enter_async_context(
+                open_endpoint(service, before)
+            )
+        yield service

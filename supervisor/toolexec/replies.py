@@ -1,0 +1,239 @@
+"""How an execution is answered with: whole, as a stream, as a handle, as a notice.
+
+What it is: what a connection sends once there is an execution, from whatever moment its
+task is at, for a program of this host may go on where another one was.  What it is not:
+requests; who may make them and what they start is ``connection``'s.
+
+Rules of this file.
+
+1. For as long as an execution is answered with, its client is watched: one that goes
+   ends it, unless it was to be detached (spec E25).
+2. What is still to be sent is in the task before anything waits (``moments``).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, assert_never
+
+import trio
+
+from protocol import toolexec
+from supervisor.toolexec.chunks import ChunkedReader
+from supervisor.toolexec.logstores import HEAD_BYTES
+from supervisor.toolexec.moments import Kind, Moment, Task
+from supervisor.toolexec.outputlog import PIECE_BYTES, Holder
+from supervisor.toolexec.wire import Wire, chunked_head, trailer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+    from protocol.toolexec import Refusal
+    from supervisor.toolexec.outputlog import OutputLog
+    from supervisor.toolexec.service import ToolExec
+
+HEAD_WAITS_S = 0.002
+"""How long the head of a stream waits for the first output, to go with it: a tool that
+is done by then costs its client one wake-up instead of three."""
+
+
+class Replies:
+    """A connection's replies with executions.
+
+    Args:
+        service: what serves it.
+        sock: non-blocking; owned.
+
+    Attributes:
+        wire: it, as bytes.
+        task: the execution that is answered with; None before and without one.
+    """
+
+    def __init__(self, service: ToolExec, sock: socket.socket) -> None:
+        self._service = service
+        self.wire = Wire(sock)
+        self.task: Task | None = None
+
+    async def _carry_out(self, task: Task) -> Refusal | None:
+        """Answer with an execution, from wherever its task is."""
+        self.task = task
+        try:
+            if task.kind is Kind.STREAM:
+                return await self._reply_stream(task)
+            return await self._watched(partial(self._answer_with, task))
+        finally:
+            self.task = None
+            if not task.detach:
+                task.execution.end()
+
+    async def _answer_with(self, task: Task) -> Refusal | None:
+        if task.moment is Moment.SENDING:
+            return await self._send_rest(task)
+        match task.kind:
+            case Kind.WHOLE:
+                return await self._reply_whole(task)
+            case Kind.HANDLE:
+                return await self._reply_as_handle(task)
+            case Kind.NOTIFY:
+                return await self._reply_noticed(task)
+            case Kind.REPLAY | Kind.STREAM:
+                return await self._stream(task, task.reader or self._reader(task))
+            case _:
+                assert_never(task.kind)
+
+    async def _watched(
+        self, serve: Callable[[], Awaitable[Refusal | None]]
+    ) -> Refusal | None:
+        """Serve for as long as the client is there."""
+        refusal = failure = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, nursery.cancel_scope)
+            try:
+                refusal = await serve()
+            except Exception as why:  # noqa: BLE001 - raised again, not in a group
+                failure = why
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return refusal
+
+    async def _watch(self, scope: trio.CancelScope) -> None:
+        await self.wire.wait_gone()
+        scope.cancel()
+
+    async def _reply_whole(self, task: Task) -> Refusal | None:
+        execution = task.execution
+        log = execution.log
+        with log.attached(Holder()):
+            await execution.finished.wait()
+            task.moment = Moment.BUSY
+            if execution.timed_out:
+                return toolexec.TIMEOUT
+            if execution.fault is not None:
+                return toolexec.host_fault(execution.fault)
+            code = execution.code or 0
+            headers = [(b"X-Exec-Id", execution.id.encode())]
+            handle = await self._as_handle(task)
+            if handle is not None:
+                await self.wire.reply(200, handle, code, headers)
+                return None
+            before, after = await self._framed(log)
+            length = len(before) + log.end + len(after)
+            head = self.wire.head(200, length, code, headers)
+            task.before, task.after = head + before, after
+            return await self._send_rest(task)
+
+    async def _send_rest(self, task: Task) -> Refusal | None:
+        """Send what is left of a whole output."""
+        task.moment = Moment.SENDING
+        log = task.execution.log
+        with log.attached(Holder()):
+            while task.offset < log.end:
+                data = await log.read(task.offset, PIECE_BYTES)
+                task.offset += len(data)
+                before, task.before = task.before, b""
+                await self.wire.send(before, data)
+            last, task.before, task.after = task.before + task.after, b"", b""
+            await self.wire.send(last)
+        return None
+
+    async def _framed(self, log: OutputLog) -> tuple[bytes, bytes]:
+        """Return what a verbose server puts around a whole output."""
+        if not self._service.is_verbose:
+            return b"", b""
+        if not log.end:
+            return b"\n", b""
+        first, last = await log.read(0, 1), await log.read(log.end - 1, 1)
+        return (
+            b"" if first in b"\r\n" else b"\n",
+            b"" if last in b"\r\n" else b"\n",
+        )
+
+    async def _reply_as_handle(self, task: Task) -> Refusal | None:
+        """Stream the handle of an output, or the output, once it is whole."""
+        execution = task.execution
+        log = execution.log
+        with log.attached(Holder()):
+            if task.reader is not None:
+                return await self._stream(task, task.reader)
+            await execution.finished.wait()
+            task.moment = Moment.BUSY
+            if execution.fault is not None:
+                return toolexec.host_fault(execution.fault)
+            handle = await self._as_handle(task)
+            if handle is None:
+                return await self._stream(task, self._reader(task))
+            parts = [chunked_head(execution.id), *_chunk(handle)]
+            end = execution.output_end
+            if end < log.end:
+                parts += _chunk(await log.read(end, log.end - end))
+            task.moment = Moment.LAST
+            await self.wire.send(*parts, trailer(execution.code or 0))
+        return None
+
+    def _reader(self, task: Task, offset: int = 0) -> ChunkedReader:
+        execution = task.execution
+        head = chunked_head(execution.id)
+        return ChunkedReader(execution.log, self.wire.sock, offset, before=head)
+
+    async def _reply_stream(self, task: Task) -> Refusal | None:
+        execution = task.execution
+        log = execution.log
+        if task.reader is not None:
+            return await self._watched(partial(self._stream, task, task.reader))
+        reader = self._reader(task)
+        with log.attached(reader):
+            # Nothing is sent yet: it begins anew where the host is replaced now.
+            with trio.move_on_after(HEAD_WAITS_S):
+                await log.wait_beyond(0)
+            if execution.finished.is_set() and log.end <= HEAD_BYTES:
+                await self._reply_quickly(task)
+                return None
+            return await self._watched(partial(self._stream, task, reader))
+
+    async def _reply_quickly(self, task: Task) -> None:
+        """Send all of a tool that has ended already: its client wakes up once."""
+        execution = task.execution
+        task.moment = Moment.BUSY
+        log, parts = execution.log, [chunked_head(execution.id)]
+        for start, until in ((0, log.note_at), (max(0, log.note_at), log.end)):
+            if start < until:
+                parts += _chunk(await log.read(start, until - start))
+        task.moment = Moment.LAST
+        await self.wire.send(*parts, trailer(execution.code or 0))
+
+    async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
+        execution = task.execution
+        task.reader, task.moment = reader, Moment.STREAMING
+        with execution.log.attached(reader):
+            await reader.run()
+            await execution.finished.wait()
+        task.moment = Moment.LAST
+        await self.wire.send(trailer(execution.code or 0))
+        return None
+
+    async def _reply_noticed(self, task: Task) -> Refusal | None:
+        execution = task.execution
+        log = execution.log
+        with log.attached(Holder()):
+            await execution.finished.wait()
+            task.moment = Moment.BUSY
+            if execution.fault is not None:
+                return toolexec.host_fault(execution.fault)
+            if execution.timed_out:
+                return toolexec.NOTIFY_TIMEOUT
+            task.before = self.wire.head(200, log.end, execution.code or 0, [])
+            return await self._send_rest(task)
+
+    async def _as_handle(self, task: Task) -> bytes | None:
+        """Return the handle that stands for a large output, if one was asked for."""
+        offer = self._service.large_output
+        if offer is None or not task.as_fd:
+            return None
+        execution = task.execution
+        return await offer(execution.owner.child, execution)
+
+
+def _chunk(data: bytes) -> tuple[bytes, bytes, bytes]:
+    return b"%x\r\n" % len(data), data, b"\r\n"
