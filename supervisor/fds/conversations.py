@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import fdxml
-from supervisor.dialogues import Kept, Turn
+from supervisor.dialogues import MOST_KEPT_CHARS, Kept, Turn
 from supervisor.fds.toolloop import ModelError, ToolLoop, size_of, unanswered, within
 from vfs.content import FdError, Param, Tool
 from vfs.content.arguments import FDS, STRING, STRINGS
@@ -28,6 +28,8 @@ from vfs.content.selecting import line_span, lines_of
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from supervisor.fds.service import FdService
     from supervisor.fds.toolloop import Model, Reply
     from vfs.content import Content, Json, LlmFd, Process
@@ -217,11 +219,15 @@ class Conversations:
         limit = settings.max_output
         answer = text.encode("utf-8", "replace")
         if len(text) > limit:
-            content = await in_thread(
-                process.shared.store.put, answer, share=process.threads
-            )
             message = exceeded(limit)
-            answer = wrap(process, content, f"child:{number}", limit, message)
+            try:
+                content = await in_thread(
+                    process.shared.store.put, answer, share=process.threads
+                )
+                answer = wrap(process, content, f"child:{number}", limit, message)
+            except FdError as why:  # rule 2: the others have been asked, and paid for
+                is_good = False
+                answer = fdxml.failure(why.kind, why.fd, why.message, why.details)
         attributes = (("index", number), ("success", is_good))
         return fdxml.verbatim("child", attributes, answer, raw=settings.raw)
 
@@ -241,21 +247,15 @@ class Conversations:
         _check_depth(process)
         child = process.spawn()
         try:
-            preloads = [
-                await _preload_fd(process, child, part)
-                for part in additional_preload_fds or ()
-            ]
+            preloads = Preloads(process, child)
+            await preloads.add_fds(additional_preload_fds or ())
             for temp_id in additional_preload_temp_files or ():
-                file = process.shared.temps.read(temp_id)
-                held = process.shared.store.hold(file.content)
-                preloads.append(
-                    _shown(child.add(held, temp_id), ("temp_file", temp_id))
-                )
+                _, held = process.shared.temps.hold(temp_id)
+                await preloads.show(child.add(held, temp_id), ("temp_file", temp_id))
             for path in additional_preload_files or ():
-                content = await _file(process, path)
-                fd = child.add(content, f"file:{path}")
-                preloads.append(_shown(fd, ("file", path)))
-            await self.loop.begin(child, program, "\n".join(preloads))
+                fd = child.add(await _file(process, path), f"file:{path}")
+                await preloads.show(fd, ("file", path))
+            await self.loop.begin(child, program, "\n".join(preloads.shown))
             answers = [(False, "not run")]
             await self._run(child, query, answers, 0)
         finally:
@@ -285,25 +285,80 @@ def _check_depth(process: Process) -> None:
         raise FdError(INVALID_PARAMETER, text)
 
 
-async def _preload_fd(process: Process, child: Process, part: Json) -> str:
-    """Give a child a descriptor, or lines of it; return how its prompt shows them."""
-    wanted = part if isinstance(part, dict) else {"fd": part}
-    fd = process.table.find(str(wanted["fd"]))
-    if set(wanted) == {"fd"}:
-        held = process.shared.store.hold(fd.content)
-        child.table.enter(replace(fd, content=held, sections=dict(fd.sections)))
-        child.table.next_number = max(child.table.next_number, fd.number + 1)
-        return _shown(fd)
-    start, end = wanted.get("start_line"), wanted.get("end_line")
-    span = line_span(
-        fd,
-        start if isinstance(start, int) else None,
-        end if isinstance(end, int) else None,
-    )
-    lines = lines_of(fd, span)
-    add = partial(_add_part, child, fd.content.text, span, f"{fd.id} lines {lines}")
-    new = await in_thread(add, share=process.threads)
-    return _shown(new, ("from", fd.id), ("lines", lines))
+class Preloads:
+    """What a spawned process is given, and how its system prompt shows that.
+
+    Args:
+        process: whose it is.
+        child: whose it becomes.
+
+    Attributes:
+        shown: the parts of the prompt.
+    """
+
+    def __init__(self, process: Process, child: Process) -> None:
+        self.shown: list[str] = []
+        self._process = process
+        self._child = child
+        self._left_chars = MOST_KEPT_CHARS
+
+    async def add_fds(self, parts: Sequence[Json]) -> None:
+        """Give descriptors, under their numbers, and lines of them, under new ones.
+
+        Raises:
+            FdError: there is no such descriptor or line, or it is too much to show.
+        """
+        process, table = self._process, self._child.table
+        wanted: list[dict[str, Json]] = [
+            part if isinstance(part, dict) else {"fd": part} for part in parts
+        ]
+        found = [process.table.find(str(part["fd"])) for part in wanted]
+        # All numbers that are taken are known before one is given anew.
+        for fd, part in zip(found, wanted, strict=True):
+            if len(part) == 1:
+                table.next_number = max(table.next_number, fd.number + 1)
+        for fd, part in zip(found, wanted, strict=True):
+            if len(part) > 1:
+                await self._add_lines(fd, part)
+            elif fd.number not in table.fds:  # named twice, it is there once
+                held = process.shared.store.hold(fd.content)
+                table.enter(replace(fd, content=held, sections=dict(fd.sections)))
+                await self.show(fd)
+
+    async def _add_lines(self, fd: LlmFd, part: dict[str, Json]) -> None:
+        start, end = part.get("start_line"), part.get("end_line")
+        span = line_span(
+            fd,
+            start if isinstance(start, int) else None,
+            end if isinstance(end, int) else None,
+        )
+        lines = lines_of(fd, span)
+        source = f"{fd.id} lines {lines}"
+        add = partial(_add_part, self._child, fd.content.text, span, source)
+        new = await in_thread(add, share=self._process.threads)
+        await self.show(new, ("from", fd.id), ("lines", lines))
+
+    async def show(self, fd: LlmFd, *more: tuple[str, str]) -> None:
+        """Show a descriptor, as far as `PRELOAD_CHARS` go.
+
+        Raises:
+            FdError: with what is shown already, it is more than a conversation holds.
+        """
+        blob = fd.content.text
+        chars = min(blob.index.chars, PRELOAD_CHARS)
+        self._left_chars -= chars
+        if self._left_chars < 0:
+            text = f"The preloads show more than {MOST_KEPT_CHARS} characters"
+            raise FdError(INVALID_PARAMETER, text, fd=fd.id)
+        end = blob.index.char_offset(blob.data, chars)
+        attributes: list[tuple[str, str | int | bool]] = [("fd", fd.id), *more]
+        if fd.is_binary:
+            attributes.append(("encoding", "base64"))
+        if end < blob.size:
+            attributes.append(("truncated", True))
+        shown = fdxml.verbatim("preload", attributes, blob.data[:end])
+        self.shown.append(shown.decode())
+        await trio.lowlevel.checkpoint()  # there may be many
 
 
 def _add_part(child: Process, text: Blob, span: Span, source: str) -> LlmFd:
@@ -314,17 +369,6 @@ def _add_part(child: Process, text: Blob, span: Span, source: str) -> LlmFd:
         return child.add(writer.finish(), source)
     finally:
         writer.close()
-
-
-def _shown(fd: LlmFd, *more: tuple[str, str]) -> str:
-    blob = fd.content.text
-    end = blob.index.char_offset(blob.data, min(blob.index.chars, PRELOAD_CHARS))
-    attributes: list[tuple[str, str | int | bool]] = [("fd", fd.id), *more]
-    if fd.is_binary:
-        attributes.append(("encoding", "base64"))
-    if end < blob.size:
-        attributes.append(("truncated", True))
-    return fdxml.verbatim("preload", attributes, blob.data[:end]).decode()
 
 
 async def _file(process: Process, path: str) -> Content:

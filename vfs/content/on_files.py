@@ -11,9 +11,12 @@ from protocol import fdxml
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
 from vfs.content.selecting import Selector, select
 from vfs.errors import UnflushedError
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import trio
 
     from vfs.content.blob import Blob
     from vfs.content.files import Files
@@ -68,13 +71,14 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
     try:
         await _check(files, file_path, create=create, exist_ok=exist_ok)
         if mode == "insert":
-            written = await _insert(files, file_path, part, insert_at_line or 0)
+            line = insert_at_line or 0
+            written = await _insert(files, file_path, part, line, process.threads)
         else:
             if create:
                 await files.make_parents(file_path)
             put = files.replace if mode == "write" else files.append
             await put(file_path, part.write)
-            written = Written(part.size, part.lines)
+            written = Written(part.size, await part.count_lines(process.threads))
     except OSError as why:
         raise _refused(why, mode, file_path, found.id) from None
     except FdError as why:
@@ -127,12 +131,13 @@ class _Part:
         self.size = end - start
         self.ends_line = blob.data[end - 1 : end] == b"\n" if self.size else True
 
-    @property
-    def lines(self) -> int:
-        """Lines in it, the last one also if it has no LF."""
+    async def count_lines(self, threads: trio.CapacityLimiter | None) -> int:
+        """Return how many lines it has, the last one also if it has no LF."""
         blob = self._blob
-        if not blob.is_text:
-            count = _count_newlines(blob, self._start, self._end)
+        if not blob.is_text:  # nobody has counted yet
+            count = await in_thread(
+                _count_newlines, blob, self._start, self._end, share=threads
+            )
         else:
             before = blob.index.newlines_before(blob.data, self._start)
             count = blob.index.newlines_before(blob.data, self._end) - before
@@ -199,7 +204,13 @@ class _Finder:
         return self.offset, False
 
 
-async def _insert(files: Files, path: str, part: _Part, line: int) -> Written:
+async def _insert(
+    files: Files,
+    path: str,
+    part: _Part,
+    line: int,
+    threads: trio.CapacityLimiter | None,
+) -> Written:
     """Put a content before a line; an LF that is missing between them is added."""
     finder = _Finder(max(line, 1))
     with tempfile.SpooledTemporaryFile(OLD_IN_MEMORY_BYTES) as old:
@@ -224,7 +235,8 @@ async def _insert(files: Files, path: str, part: _Part, line: int) -> Written:
             _copy(old, put, size - offset)
 
         await files.replace(path, write)
-    return Written(part.size + (1 if adds_after else 0), part.lines)
+    lines = await part.count_lines(threads)
+    return Written(part.size + (1 if adds_after else 0), lines)
 
 
 def _copy(

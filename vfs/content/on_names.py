@@ -114,17 +114,20 @@ def create_temp_file(process: Process, *, content: str | dict[str, str]) -> byte
 
 def read_temp_file(process: Process, *, temp_file_id: str) -> bytes:
     """Show a temporary file."""
-    file = process.shared.temps.read(temp_file_id)
+    file, content = process.shared.temps.hold(temp_file_id)
     attributes: list[tuple[str, str | int]] = [
         ("id", file.id),
         ("version", file.version),
     ]
-    if file.content.raw is not None:
+    if content.raw is not None:
         attributes.append(("encoding", "base64"))
-    text = file.content.text
-    check_length(text.size, "spawn can preload it")
     raw = process.shared.settings.raw
-    return fdxml.verbatim("temp_content", attributes, text.data[:], raw=raw)
+    try:
+        check_length(content.text.size, "spawn can preload it")
+        data = content.text.data[:]
+        return fdxml.verbatim("temp_content", attributes, data, raw=raw)
+    finally:
+        process.shared.store.drop(content)
 
 
 def write_temp_file(

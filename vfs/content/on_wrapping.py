@@ -128,9 +128,14 @@ def _wrap_blocks(
     """Return a list of blocks, each text in it wrapped by itself (as MCP has them)."""
     done = [_wrap_block(process, block, source, limit) for block in blocks]
     try:
-        return json.dumps(done, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return json.dumps(done).encode()
+        try:
+            return json.dumps(done, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return json.dumps(done).encode()
+    except RecursionError:
+        # To write them takes a little more of the stack than to read them did.
+        text = "The blocks are nested too deep"
+        raise FdError(INVALID_PARAMETER, text) from None
 
 
 def _wrap_block(

@@ -239,6 +239,8 @@ class Process:
             return False
         if "unit" in values:
             return True  # to count units takes long in a short text too
+        if tool.name == "read_temp_file":
+            return self.shared.temps.size(values["temp_file_id"]) > INLINE_BYTES
         if not values.keys() & {"fd", "name"}:
             return self._is_tight or any(
                 not isinstance(value, str) or len(value) > INLINE_BYTES

@@ -8,7 +8,7 @@ They are gone when the child is.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import CONFLICT, FILE_OPERATION, NOT_FOUND, FdError
@@ -80,6 +80,26 @@ class TempFiles:
         if found is None:
             raise FdError(NOT_FOUND, f"Temporary file {file_id} not found")
         return found
+
+    def size(self, file_id: object) -> int:
+        """Return how many bytes a file would be shown as; 0 if there is none."""
+        found = self._files.get(file_id) if isinstance(file_id, str) else None
+        return 0 if found is None else found.content.text.size
+
+    def hold(self, file_id: str) -> tuple[TempFile, Content]:
+        """Return a file, and its content held: nobody else's write takes that away.
+
+        Raises:
+            FdError: ``not_found``.
+        """
+        with self._lock:
+            file = self.read(file_id)
+            if self._store is None:
+                raise RuntimeError(
+                    "temporary files that belong to no store hold nothing"
+                )
+            found = replace(file)  # the version that goes with the content
+            return found, self._store.hold(file.content)
 
     def write(self, file_id: str, content: Content, version: int | None) -> TempFile:
         """Replace the content of a file by one that the caller holds.

@@ -135,6 +135,7 @@ _ROWS = (
         "Read a temporary file.",
         (_TEMP,),
         on_names.read_temp_file,
+        is_slow=True,
     ),
     Tool(
         "write_temp_file",

@@ -1,12 +1,14 @@
 """Search: lines that match, with context, resumable, in linear time."""
 
 import time
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.contents import ask, failed, holding, text_of
+from vfs.content import searching
 
 TEXT = st.lists(st.text(st.sampled_from("aAb é."), max_size=8), max_size=20).map(
     "\n".join
@@ -129,3 +131,52 @@ def test_an_evil_expression_takes_linear_time() -> None:
 def test_nothing_is_found_in_nothing() -> None:
     answer = ask(holding(""), "search_fd", fd="fd:1", query="^", regex=True)
     assert answer.get("matches") == "0"
+
+
+@given(
+    st.lists(st.text(st.sampled_from("abAB é"), max_size=12), max_size=60),
+    st.sampled_from(["a", "b", "ab", "AB", "é", "\N{KELVIN SIGN}"]),
+    st.booleans(),
+)
+def test_lines_that_are_only_counted_are_counted_alike(
+    lines: list[str], query: str, sensitive: bool
+) -> None:
+    text = "\n".join(lines * 9)
+    with mock.patch.multiple(searching, PROBED_LINES=2, DENSE_BYTES=40, CUT_BYTES=50):
+        answer = ask(
+            holding(text),
+            "search_fd",
+            fd="fd:1",
+            query=query,
+            case_sensitive=sensitive,
+            max_results=1,
+        )
+    fold = str if sensitive else str.lower
+    expected = sum(fold(query) in fold(line) for line in lines * 9)
+    assert answer.get("matches") == str(expected)
+
+
+@pytest.mark.parametrize("query", ["x", "needle", "NEEDLE"])
+def test_lines_longer_than_a_cut_are_counted(query: str) -> None:
+    long = "x" * 3000
+    text = "\n".join([f"{long}needle{long}", long, "x needle", long] * 200)
+    with mock.patch.multiple(
+        searching, PROBED_LINES=2, DENSE_BYTES=1 << 20, CUT_BYTES=1000, LOOK_BYTES=700
+    ):
+        answer = ask(
+            holding(text),
+            "search_fd",
+            fd="fd:1",
+            query=query,
+            case_sensitive=query.islower(),
+            max_results=1,
+            context=0,
+        )
+    assert answer.get("matches") == str(800 if query == "x" else 400)
+
+
+def test_a_quotation_in_an_expression_may_be_open() -> None:
+    answer = ask(
+        holding("a.b\na-b\n"), "search_fd", fd="fd:1", query=r"\Qa.b", regex=True
+    )
+    assert answer.get("matches") == "1"
