@@ -175,7 +175,13 @@ class Child(ChildClients):
     def _wanted(self, stack: AsyncExitStack) -> Wanted:
         """Say what it is to run in; what is taken for that is given back at its end."""
         spec = self.spec
-        wanted = Wanted(spec.sandbox, spec.network, spec.cwd, spec.own_dirs)
+        wanted = Wanted(
+            spec.sandbox,
+            spec.network,
+            spec.cwd,
+            spec.own_dirs,
+            theirs=spec.written_dirs,
+        )
         machine = self._host.machine
         groups = Groups()
         if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:

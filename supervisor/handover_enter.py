@@ -194,6 +194,7 @@ class EnteredChild(Child):
             self.spec.own_dirs,
             groups=tuple(left.groups),
             user=left.user,
+            theirs=self.spec.written_dirs,
         )
         if left.user is not None:
             machine.keep_user(left.user)

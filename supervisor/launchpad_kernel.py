@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import struct
 
 TYPE_CHECKING = False
@@ -39,6 +40,15 @@ _SYS_SCHED_SETATTR_GENERIC = 274  # sched_getattr(2) is the next one, everywhere
 _SCHED_ATTRIBUTES = struct.Struct("IIQiIQQQ")
 _SCHED_OTHER = 0
 _SCHED_FLAG_RESET_ON_FORK = 1
+
+# <linux/openat2.h>: flags, mode, resolve; one number everywhere.
+_SYS_OPENAT2 = 437
+_OPEN_HOW = struct.Struct("QQQ")
+_RESOLVE_NO_SYMLINKS = 4
+_AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
+
+NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
+"""What `open_exactly` says of what nobody can reach under that very name."""
 
 SHORT_SLICE_NS = 100_000
 """The shortest that the scheduler takes; its own is some milliseconds."""
@@ -112,6 +122,9 @@ def caller(number: int, kinds: str) -> Callable[..., int]:
     return call
 
 
+_openat2 = caller(_SYS_OPENAT2, "ntnn")
+
+
 def prctl(option: int, value: int) -> None:
     """Set one of the numbers that the kernel keeps for a process: PR_SET_*.
 
@@ -126,6 +139,43 @@ def set_name(name: bytes) -> None:
     """Name this process, 15 bytes at most, for ps(1): PR_SET_NAME."""
     text = ctypes.create_string_buffer(name)
     prctl(PR_SET_NAME, ctypes.addressof(text))
+
+
+def open_exactly(path: bytes) -> int:
+    """Open what an absolute path names, without following a single symbolic link.
+
+    Returns:
+        An O_PATH descriptor.
+
+    Raises:
+        OSError: it cannot be reached; ELOOP, ENOTDIR: there is a link on the way.
+    """
+    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
+    text = ctypes.create_string_buffer(how, len(how))
+    try:
+        return _openat2(_AT_FDCWD, path, ctypes.addressof(text), len(how))
+    except OSError as error:
+        if error.errno not in {errno.ENOSYS, errno.EPERM}:
+            raise
+    return _open_step_by_step(path)
+
+
+def _open_step_by_step(path: bytes) -> int:
+    """Do as `open_exactly` where there is no openat2(2): Linux before 5.6, a filter."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open("/", flags)
+    for part in path.split(b"/"):
+        if not part:
+            continue
+        try:  # beneath a link: ENOTDIR
+            following = os.open(part, flags, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = following
+    if stat.S_ISLNK(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return fd
 
 
 def default_reserved_signals() -> None:

@@ -17,7 +17,7 @@ import fcntl
 import os
 import stat
 
-from supervisor.launchpad_kernel import caller, system_call
+from supervisor.launchpad_kernel import NOT_THERE, caller, open_exactly, system_call
 
 # <asm/unistd.h>: the same on every architecture since 424.
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446
@@ -186,8 +186,10 @@ def _create(*, no_tcp: bool) -> int:
 def _allow(ruleset: int, path: bytes, access: int) -> tuple[int, int] | None:
     """Add a rule; return what the path is, None if nothing can be reached there."""
     try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        fd = open_exactly(path)
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
         return None  # rule 2; and what cannot be reached now cannot be opened later
     try:
         found = os.fstat(fd)

@@ -18,7 +18,7 @@ import errno
 import os
 import stat
 
-from supervisor.launchpad_kernel import caller
+from supervisor.launchpad_kernel import NOT_THERE, caller, open_exactly
 
 # <asm/unistd.h>: mount_setattr(2) and its like have one number everywhere.
 _IS_X86_64 = os.uname().machine == "x86_64"
@@ -154,9 +154,15 @@ def _fill(
 def _copy(path: bytes, kind: str, owners: int) -> tuple[int, bool] | None:
     """Hold a copy of what is mounted at a path and beneath it; None: nothing there."""
     try:
-        fd = _hold(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        found = open_exactly(path)
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
         return None
+    try:
+        fd = _open_tree(found, b"", _OPEN_TREE | _AT_EMPTY_PATH)
+    finally:
+        os.close(found)
     attributes = _Attributes(_ATTR_NOSUID)
     if kind != "device":
         attributes.set |= _ATTR_NODEV

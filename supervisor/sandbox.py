@@ -282,6 +282,7 @@ class Wanted:
         shared: more that it may write, where what is root's is shown as its own.
         kept: more that it may write, as it is.
         programs: more that it may read and execute.
+        theirs: what it may write by FD 3, or that holds what is its own.
     """
 
     profile: Profile
@@ -296,6 +297,7 @@ class Wanted:
     shared: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
 
 
 _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *_NAMESPACES} - {"mountns"}
@@ -323,6 +325,7 @@ def layers_on_the_wire(
             (*wanted.own, *wanted.kept),
             wanted.programs,
             wanted.shared,
+            wanted.theirs,
         )
         if "mountns" in layers:
             found["mountns"] = _mounts(view, wanted.cwd, is_mapped="uid" in layers)

@@ -16,9 +16,15 @@ Rules of this file.
    beneath it.
 4. TMPDIR and the directory of the child's sockets are its own.  Its private root, and
    the grants, are not on the list: they come through FD 3.
+5. Who looks may be root, and what it looks at may be the child's: a link that the child
+   may have made leads to what is the child's or what it sees anyhow, or it leads nowhere,
+   and a program of a project brings nothing along that it names itself.  The one that
+   whoever runs the host has named is followed wherever it leads (rule 2).
+6. A path of a rule has no links.  Whoever uses it opens it without following any
+   (``launchpad_kernel.open_exactly``): what is replaced meanwhile is not there.
 """
 
-# ruff: noqa: PTH100, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123 - links are followed
+# ruff: noqa: PTH100, PTH112, PTH115, PTH116, PTH118, PTH119, PTH120, PTH123 - links are followed
 # one by one, and what is asked for is text
 from __future__ import annotations
 
@@ -28,7 +34,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 
@@ -150,11 +156,29 @@ def _holder(places: Iterable[str], path: str) -> str:
 
 
 class _Finder:
-    """Collects rules, and the links that lead to them."""
+    """Collects rules, and the links that lead to them.
 
-    def __init__(self) -> None:
+    Args:
+        view: what there is already.
+    """
+
+    def __init__(self, view: View | None = None) -> None:
         self.rules: dict[str, Rule] = {}
         self.links: dict[str, str] = {}
+        self._theirs: tuple[str, ...] = ()
+        if view is not None:
+            self.rules = {rule.path: rule for rule in view.rules}
+            self.links = dict(view.links)
+
+    def belong(self, paths: Iterable[str]) -> None:
+        """Take note of what the child may write: links in there may be the child's.
+
+        One after the other: what lies in another one is not followed out of that.
+        """
+        for path in paths:
+            real = self._without_links(path)
+            if real is not None and real != "/":
+                self._theirs += (real,)
 
     def add(self, path: str, kind: str, *, mapped: bool = False) -> str:
         """Allow something; nothing happens if it is not there.
@@ -162,7 +186,9 @@ class _Finder:
         Returns:
             Its path without links, "" if there is none.
         """
-        hops = list(self._walk(path))
+        return self._allow(self._walk(path), kind, mapped=mapped)
+
+    def _allow(self, hops: list[str], kind: str, *, mapped: bool) -> str:
         if not hops:
             return ""
         real = hops[-1]
@@ -173,42 +199,78 @@ class _Finder:
             self.rules[real] = Rule(real, kind, mapped)
         return real
 
-    def _walk(self, path: str) -> Iterator[str]:
-        """Follow a name link by link; yield each file that the last part names."""
+    def _walk(self, path: str, *, is_trusted: bool = False) -> list[str]:
+        """Follow a name link by link; return each file that the last part names.
+
+        Args:
+            path: the name.
+            is_trusted: links that may be the child's are followed as all others.
+
+        Returns:
+            None, where such a link leads to what is neither the child's nor seen by it.
+        """
+        hops: list[str] = []
+        maker = ""
         for _ in range(_LINKS):
             real = self._without_links(os.path.dirname(path))
             if real is None:
-                return
+                break
             name = os.path.basename(path)
             place = os.path.join(real, name) if name else real
+            if maker and not self._may_lead_to(maker, place):
+                return []
             try:
                 mode = os.lstat(place).st_mode
+                if not stat.S_ISLNK(mode):
+                    return [*hops, place]
+                target = os.readlink(place)
             except OSError:
-                return
-            yield place
-            if not stat.S_ISLNK(mode):
-                return
-            target = os.readlink(place)
+                break
+            hops.append(place)
+            if not is_trusted:
+                maker = maker or _holder(self._theirs, place)
             self.links[place] = target
             path = os.path.normpath(os.path.join(real, target))
+        return hops
+
+    def _may_lead_to(self, maker: str, place: str) -> bool:
+        seen = (rule.path for rule in self.rules.values() if rule.kind != "list")
+        return bool(_holder((maker, *seen), place))
 
     def _without_links(self, path: str) -> str | None:
         """Return a directory without links, and take note of those on its way."""
         if path in ("", "/"):
             return "/"
-        hops = list(self._walk(path))
+        hops = self._walk(path)
         return hops[-1] if hops else None
 
     def add_program(self, path: str) -> None:
         """Allow a program, what its ``#!`` line names, and their installations."""
         for _ in range(4):  # as deep as the kernel follows "#!"
-            for hop in list(self._walk(path)):
+            hops = self._walk(path, is_trusted=True)
+            for hop in hops:
                 self._add_installation(hop)
-            self.add(path, "execute", mapped=True)
+            self._allow(hops, "execute", mapped=True)
             interpreter = _interpreter(path)
             if interpreter is None:
                 return
             path = interpreter
+
+    def add_tool(self, path: str, program_files: tuple[str, ...]) -> None:
+        """Allow a program that may be a project's own, and then the child's (rule 5)."""
+        hops = self._walk(path)
+        if hops and not _holder(self._theirs, hops[0]):
+            self.add_program(hops[0])
+            return
+        self._allow(hops, "execute", mapped=True)
+        for hop in hops:
+            if not _holder(self._theirs, hop):
+                self._add_installation(hop)
+        name = _name_in_env(hops[-1]) if hops else None
+        for directory in program_files if name else ():
+            if os.access(f"{directory}/{name}", os.X_OK):
+                self.add_program(f"{directory}/{name}")
+                return
 
     def _add_installation(self, program: str) -> None:
         prefix, kind = os.path.split(os.path.dirname(program))
@@ -222,21 +284,43 @@ class _Finder:
 
 def _interpreter(path: str) -> str | None:
     """Return the program of a ``#!`` line; through env(1), what that starts."""
-    try:
-        with open(path, "rb") as file:
-            line = file.readline(256)
-    except OSError:
-        return None
-    if not line.startswith(b"#!"):
-        return None
-    words = [os.fsdecode(word) for word in line[2:].split()]
+    words = _first_line(path)
     if not words:
         return None
+    name = _named(words)
+    return (_on_path(name) if name else None) or words[0]
+
+
+def _name_in_env(path: str) -> str | None:
+    """Return the bare name that a ``#!`` line has env(1) look for, None for others."""
+    words = _first_line(path, os.O_NOFOLLOW)
+    name = _named(words) if words else None
+    return None if name is None or "/" in name else name
+
+
+def _named(words: list[str]) -> str | None:
     if os.path.basename(words[0]) == "env":
         for word in words[1:]:
             if not word.startswith("-") and "=" not in word:
-                return _on_path(word) or words[0]
-    return words[0]
+                return word
+    return None
+
+
+def _first_line(path: str, how: int = 0) -> list[str]:
+    """Return the words of a ``#!`` line; none, where there is no such line."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return []
+        # What it is may have changed: a FIFO would be waited for.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | how)
+        with open(fd, "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+            line = file.readline(256) if is_file else b""
+    except OSError:
+        return []
+    if not line.startswith(b"#!"):
+        return []
+    return [os.fsdecode(word) for word in line[2:].split()]
 
 
 def _on_path(name: str) -> str | None:
@@ -275,6 +359,7 @@ def view_of(
     own: Iterable[str],
     program_files: Iterable[str] = (),
     shared: Iterable[str] = (),
+    theirs: Iterable[str] = (),
 ) -> View:
     """Return what one child sees.
 
@@ -284,17 +369,20 @@ def view_of(
         own: directories that are the child's to write.
         program_files: more that it may read and execute.
         shared: directories that it may write, and that are the host's: what is root's
-            there is shown as its own.
+            there is shown as its own.  Where there are any, the program is a tool.
+        theirs: directories that it may write by other means, or that hold its own.
     """
-    common = _common()
-    finder = _Finder()
-    finder.rules = {rule.path: rule for rule in common.rules}
-    finder.links = dict(common.links)
-    finder.add_program(executable)
-    for path in program_files:
-        finder.add(path, "execute", mapped=True)
+    finder = _Finder(_common())
     own = tuple(own)
     shared = tuple(shared)
+    program_files = tuple(program_files)
+    finder.belong((*theirs, *own, *shared))
+    for path in program_files:
+        finder.add(path, "execute", mapped=True)
+    if shared:
+        finder.add_tool(executable, program_files)
+    else:
+        finder.add_program(executable)
     for path in shared:
         finder.add(path, "write", mapped=True)
     if cwd != "/" and not _holder(shared, cwd):

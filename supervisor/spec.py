@@ -101,6 +101,11 @@ class ChildSpec:
         return tuple(path for path in (self.tmp_dir, self.run_dir) if path is not None)
 
     @property
+    def written_dirs(self) -> tuple[str, ...]:
+        """Every directory in which the child may have made what is there."""
+        return (*self.own_dirs, self.root, *self.write)
+
+    @property
     def top_level_word(self) -> str:
         """The right as the child's environment says it."""
         return "true" if self.top_level else "false"

@@ -215,14 +215,17 @@ def state_of(child: Child, sidecar: str) -> str:
     name = f"sidecar-{sidecar}"
     with contextlib.ExitStack() as stack:
         run_fd = opened(stack, run_dir, os.O_RDONLY | _DIRECTORY)
+        is_new = False
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, _PRIVATE, dir_fd=run_fd)
-            owner = os.fstat(run_fd)
-            if owner.st_uid != os.geteuid():  # a child under a uid of its own
-                # By descriptor: the child may put something else in its place.
-                fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=run_fd)
-                stack.callback(os.close, fd)
-                os.fchown(fd, owner.st_uid, owner.st_gid)
+            is_new = True
+        # The child may put something else in its place, a link say: that is refused
+        # here, and not followed later (``sandbox_paths``, rules 5 and 6).
+        fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=run_fd)
+        stack.callback(os.close, fd)
+        owner = os.fstat(run_fd)
+        if is_new and owner.st_uid != os.geteuid():  # a child under a uid of its own
+            os.fchown(fd, owner.st_uid, owner.st_gid)
     return f"{run_dir}/{name}"
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -211,3 +212,129 @@ def test_a_host_has_the_users_of_its_launchpad_too() -> None:
 
 def test_the_common_part_is_found_once() -> None:
     assert sandbox_paths._common() is sandbox_paths._common()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a child's root, beside a directory that is none of its business."""
+    for name in ("secret/bin", "secret/lib", "root/.venv/bin", "root/pkg/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "secret" / "key").write_text("s3cret")
+    (tmp_path / "secret" / "bin" / "run").write_text("#!/bin/sh\n")
+    (tmp_path / "secret" / "bin" / "run").chmod(0o755)
+    program(tmp_path / "root" / ".venv" / "bin" / "python3")
+    program(tmp_path / "root" / "pkg" / "bin" / "tsc")
+    return tmp_path / "root"
+
+
+def program(path: Path, first_line: str = "#!/bin/sh") -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(f"{first_line}\n")
+    path.chmod(0o755)
+
+
+def seen_by_tool(root: Path, tool: str, *program_files: str) -> dict[str, str]:
+    """Return what a tool sees that a project has, by path."""
+    path, top = f"{root}/{tool}", str(root)
+    return kinds(view_of(path, top, (), program_files, (top,), (top,)))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "link .venv/lib ../secret",
+        "link .venv/lib SECRET",
+        "link .venv/pyvenv.cfg SECRET/key",
+        "link .venv/bin/python3 SECRET/bin/run",
+        "link .venv/bin/python3 /proc/self/root/SECRET/bin/run",
+        "link .venv/bin SECRET/bin",
+        "link .venv SECRET",
+        "line #!SECRET/bin/run",
+        "line #!/usr/bin/env SECRET/bin/run",
+        "line #!/usr/bin/env run",
+        "line #!/usr/bin/env ../secret/bin/run",
+    ],
+)
+def test_a_projects_program_brings_nothing_along_from_elsewhere(
+    project: Path, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # attacks 3 and 24: the host looks as root, at what the child has made
+    secret = str(project.parent / "secret")
+    monkeypatch.setenv("PATH", f"{secret}/bin")
+    what, *words = made.replace("SECRET", secret).split(" ")
+    if what == "line":
+        program(project / ".venv" / "bin" / "python3", " ".join(words))
+    else:
+        place, target = words
+        shutil.rmtree(project / place, ignore_errors=True)
+        (project / place).unlink(missing_ok=True)
+        if (project / place).name == ".venv":
+            shutil.copytree(
+                project / "pkg", project.parent / "secret", dirs_exist_ok=True
+            )
+            program(project.parent / "secret" / "bin" / "run")
+        (project / place).symlink_to(target)
+    for tool in (".venv/bin/python3", ".venv/bin/run"):
+        seen = seen_by_tool(project, tool)
+        assert not [path for path in seen if path.startswith(secret)], seen
+        assert seen[str(project)] == "write"
+
+
+def test_a_projects_program_finds_what_the_sidecar_names(project: Path) -> None:
+    programs = project.parent / "opt" / "bin"
+    (project.parent / "opt" / "lib").mkdir(parents=True)
+    programs.mkdir()
+    program(programs / "python3")
+    for first_line in ("link", "#!/usr/bin/env python3"):
+        place = project / ".venv" / "bin" / "python3"
+        place.unlink()
+        if first_line == "link":
+            place.symlink_to(programs / "python3")
+        else:
+            program(place, first_line)
+        seen = seen_by_tool(project, ".venv/bin/python3", str(programs))
+        assert seen[f"{project.parent}/opt/lib"] == "execute"
+    place.unlink()
+    place.symlink_to("/usr/bin/env")
+    assert str(place.parent.parent) not in seen_by_tool(project, ".venv/bin/python3")
+
+
+def test_a_directory_of_the_childs_own_is_no_way_out(project: Path) -> None:
+    # attack 3: it is the child's, and so is what stands under its name
+    run, secret = project.parent / "run", project.parent / "secret"
+    run.mkdir()
+    (run / "sidecar-c").symlink_to(secret)
+    own = (f"{run}/sidecar-c",)
+    theirs = (str(run), str(project))
+    for shared in ((), (str(project),)):
+        seen = kinds(view_of("/bin/true", "/", own, (), shared, theirs))
+        assert not [path for path in seen if path.startswith(str(secret))]
+
+
+def test_a_command_is_followed_and_links_around_it_are_not(project: Path) -> None:
+    # Whoever runs the host has named it; what lies beside it the child may have made.
+    secret, other = project.parent / "secret", project.parent / "other"
+    (other / "bin").mkdir(parents=True)
+    (other / "lib").mkdir()
+    program(other / "bin" / "python3")
+    place = project / ".venv" / "bin" / "python3"
+    place.unlink()
+    place.symlink_to(other / "bin" / "python3")
+    (project / ".venv" / "lib").symlink_to(secret)
+    theirs = (str(project),)
+    seen = kinds(view_of(str(place), str(project), (), (), (), theirs))
+    assert seen[f"{other}/lib"] == "execute"
+    assert not [path for path in seen if path.startswith(str(secret))]
+
+
+@pytest.mark.parametrize("line", ["", "#!FIFO"])
+def test_a_pipe_in_a_programs_place_is_not_waited_for(project: Path, line: str) -> None:
+    # attack 8: whoever opens a FIFO waits for whoever writes, and the host looks alone
+    fifo = project / "fifo"
+    os.mkfifo(fifo, 0o755)
+    named = fifo
+    if line:
+        named = project / "script"
+        program(named, f"#!{fifo}")
+    for shared in ((), (str(project),)):
+        view_of(str(named), "/", (), (), shared, (str(project),))

@@ -1,0 +1,50 @@
+"""Opening what a path names, and no symbolic link on the way: two ways, one contract."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from supervisor.launchpad_kernel import NOT_THERE, _open_step_by_step, open_exactly
+
+WAYS = [open_exactly, _open_step_by_step]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["", "file", "directory", "directory/file", "fifo"])
+def test_what_is_there_is_opened(
+    tmp_path: Path, way: Callable[[bytes], int], name: str, no_leaks: None
+) -> None:
+    del no_leaks
+    (tmp_path / "directory").mkdir()
+    for file in ("file", "directory/file"):
+        (tmp_path / file).touch()
+    os.mkfifo(tmp_path / "fifo")
+    path = tmp_path / name if name else Path("/")
+    fd = way(os.fsencode(path))
+    try:
+        assert os.path.samestat(os.fstat(fd), path.stat())
+        assert not os.get_inheritable(fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "name", ["link", "directory/link", "way/file", "gone", "file/x"]
+)
+def test_what_a_link_leads_to_is_not_there(
+    tmp_path: Path, way: Callable[[bytes], int], name: str, no_leaks: None
+) -> None:
+    # attack 3: a name that was a directory when it was looked at, and is a link now
+    del no_leaks
+    (tmp_path / "directory").mkdir()
+    for file in ("file", "directory/file"):
+        (tmp_path / file).touch()
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "directory" / "link").symlink_to("/")
+    (tmp_path / "way").symlink_to("directory")
+    with pytest.raises(OSError) as refused:  # noqa: PT011 - the number is what counts
+        way(os.fsencode(tmp_path / name))
+    assert refused.value.errno in NOT_THERE
