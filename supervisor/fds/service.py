@@ -341,6 +341,9 @@ def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdServ
     if temporary is None and state_dir is None:
         # Without a state directory checkpoints live as long as the host.
         temporary = tempfile.mkdtemp(prefix="sandhost-fds-")
+    if temporary is None and state_dir is not None:
+        # Else it is made with the directory in it, and open to everybody.
+        os.makedirs(state_dir, mode=0o700, exist_ok=True)  # noqa: PTH103
     directory = temporary or os.path.join(str(state_dir), "checkpoints")  # noqa: PTH118
     try:
         service = make_service(host.fs, config, directory)

@@ -275,6 +275,31 @@ def test_a_checkpoint_outlives_the_host(tmp_path: Path) -> None:
     assert other.out == b'<checkpoints count="0"/>\n'
 
 
+def test_the_state_of_a_host_is_for_its_user_and_for_no_second_host(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    text = CONFIG + f'[host]\nstate_dir = "{state}"\n'
+    script = "$0 run --config config.toml -- echo ran; echo status $?"
+    outcome = run_with(tmp_path, text, f"env -u FSPROXY_FD {script}")
+    assert outcome.out == b"status 125\n"
+    assert outcome.said(
+        f"sandhost run: cannot use '{state}/checkpoints': another host keeps its"
+        " checkpoints there; stop that one, or give this one another [host] state_dir"
+    )
+    for path in (state, state / "checkpoints"):
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_surrogate_for_an_id_does_not_end_the_connection(tmp_path: Path) -> None:
+    words = '{"name":"%s","arguments":{"checkpoint_id":"\\ud800"}}'
+    calls = (words % name for name in ("restore_process", "delete_checkpoint"))
+    script = CALL + "\n".join(f"call '{call}'" for call in calls)
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert outcome.err == b""
+    assert outcome.out.count(b'<fd_error type="not_found" fd="">') == 2
+
+
 def test_checkpoints_go_when_they_are_told_to(tmp_path: Path) -> None:
     text = CONFIG + "[file_descriptor]\nkeep_checkpoints = 2\n"
     script = """

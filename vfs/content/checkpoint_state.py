@@ -2,26 +2,76 @@
 
 Contents are named by the hash of what was put in: the base64 of binary content is made
 again.
+
+Rule of this file: each value that comes back is looked at before anything is done with
+it.  Its hash (``vfs.content.checkpoint_rows``) is no seal: whoever can write the file can
+make one.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vfs.content.table import FdNumber, FdTable, LlmFd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from vfs.content.arguments import Json
     from vfs.content.blob import Content
     from vfs.content.process import Process
     from vfs.content.store import Store
 
+YEAR_9999 = 253_370_764_800.0
+"""Its first second: a time from there on may be none that a date can say."""
 
-def state_of(process: Process) -> dict[str, object]:
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFd:
+    """One descriptor, as the state names its values.
+
+    Attributes:
+        key: of its content.
+        sections: first and last line by reference id.
+    """
+
+    number: int
+    key: str
+    page_size: int
+    source: str
+    created: float
+    name: str
+    sections: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """The conversation and the descriptors of a process.
+
+    Attributes:
+        next: number of the next descriptor.
+        messages: as in ``Process``.
+        program: likewise.
+        fds: in the order of their numbers.
+    """
+
+    next: int
+    messages: list[dict[str, Json]]
+    program: str
+    fds: tuple[KeptFd, ...]
+
+
+# There
+
+
+def state_of(process: Process) -> bytes:
     """Return the conversation and the descriptors of a process."""
-    return {
+    document = {
         "next": process.table.next_number,
         "messages": process.messages,
         "program": process.program,
@@ -38,55 +88,136 @@ def state_of(process: Process) -> dict[str, object]:
             for fd in process.table.fds.values()
         ],
     }
+    return json.dumps(document).encode()
 
 
-def table_of(
-    store: Store, document: dict[str, Json], read: Callable[[str], Content]
-) -> FdTable:
+# And back
+
+
+def is_time(value: object) -> bool:
+    """Tell whether a value is a time that answers can print."""
+    return isinstance(value, float) and 0 <= value < YEAR_9999
+
+
+def is_count(value: object) -> bool:
+    """Tell whether a value is a number of something."""
+    return type(value) is int and value >= 0
+
+
+def is_key(value: object) -> bool:
+    """Tell whether a value names a content: nothing else is the name of a file."""
+    return isinstance(value, str) and _KEY.fullmatch(value) is not None
+
+
+def is_text(value: object) -> bool:
+    """Tell whether a value is a text."""
+    return isinstance(value, str)
+
+
+def _is_positive(value: object) -> bool:
+    return is_count(value) and value != 0
+
+
+def _are_sections(value: object) -> bool:
+    """Tell whether a value is lines by reference id; JSON has no other keys than texts."""
+    return isinstance(value, dict) and all(map(_are_lines, value.values()))
+
+
+def _are_lines(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 2 or not all(map(is_count, value)):
+        return False
+    first, last = value
+    return bool(1 <= first <= last)
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _are_fds(value: object) -> bool:
+    """Tell whether a value is descriptors, each with a number and a name of its own."""
+    if not isinstance(value, list) or not all(have(_FD, row) for row in value):
+        return False
+    names = [row["name"] for row in value if row["name"]]
+    numbers = {row["number"] for row in value}
+    return len(numbers) == len(value) and len(set(names)) == len(names)
+
+
+def have(checks: Mapping[str, Callable[[object], bool]], values: object) -> bool:
+    """Tell whether values are those of a table of checks, no more and no less."""
+    return (
+        isinstance(values, dict)
+        and values.keys() == checks.keys()
+        and all(check(values[name]) for name, check in checks.items())
+    )
+
+
+_FD: dict[str, Callable[[object], bool]] = {
+    "number": _is_positive,
+    "key": is_key,
+    "page_size": _is_positive,
+    "source": is_text,
+    "created": is_time,
+    "name": is_text,
+    "sections": _are_sections,
+}
+
+_STATE: dict[str, Callable[[object], bool]] = {
+    "next": _is_positive,
+    "messages": _are_objects,
+    "program": is_text,
+    "fds": _are_fds,
+}
+
+
+def read_state(state: bytes) -> KeptState | None:
+    """Return what ``state_of`` said; None: this is nothing that it returned."""
+    try:
+        document = json.loads(state)
+    except (ValueError, RecursionError):
+        return None
+    if not have(_STATE, document):
+        return None
+    fds = tuple(KeptFd(**row) for row in document.pop("fds"))
+    kept = KeptState(**document, fds=fds)
+    return kept if all(fd.number < kept.next for fd in fds) else None
+
+
+def table_of(store: Store, kept: KeptState, read: Callable[[str], Content]) -> FdTable:
     """Return the descriptors of a state, their contents held.
 
     Args:
         store: keeps the contents.
-        document: from ``state_of``.
+        kept: from ``read_state``.
         read: returns the content of a key, held once; what it raises is raised.
     """
     table = FdTable(store)
     contents: dict[str, Content] = {}
     try:
-        for row in document["fds"]:  # type: ignore[union-attr]
-            _enter(table, store, row, contents, read)  # type: ignore[arg-type]
+        for fd in kept.fds:
+            if fd.key not in contents:
+                contents[fd.key] = read(fd.key)
+            _enter(table, store, fd, contents[fd.key])
     except BaseException:
         table.close()
         raise
     finally:
         for content in contents.values():
             store.drop(content)
-    table.next_number = document["next"]  # type: ignore[assignment]
+    table.next_number = kept.next
     return table
 
 
-def _enter(
-    table: FdTable,
-    store: Store,
-    row: dict[str, Json],
-    contents: dict[str, Content],
-    read: Callable[[str], Content],
-) -> None:
-    key = str(row["key"])
-    content = contents.get(key)
-    if content is None:
-        content = contents[key] = read(key)
-    page_size = int(str(row["page_size"]))
-    content.text.pages(page_size)
-    sections: dict[str, list[int]] = row["sections"]  # type: ignore[assignment]
+def _enter(table: FdTable, store: Store, fd: KeptFd, content: Content) -> None:
+    content.text.pages(fd.page_size)
     table.enter(
         LlmFd(
-            FdNumber(int(str(row["number"]))),
+            FdNumber(fd.number),
             store.hold(content),
-            page_size,
-            str(row["source"]),
-            float(str(row["created"])),
-            str(row["name"]),
-            {ref: (first, last) for ref, (first, last) in sections.items()},
+            fd.page_size,
+            fd.source,
+            fd.created,
+            fd.name,
+            {ref: (first, last) for ref, (first, last) in fd.sections.items()},
         )
     )

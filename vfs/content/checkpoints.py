@@ -9,7 +9,7 @@ Rules of this file.
    written beside, put on the disk and named by one rename each; then one transaction
    says that the checkpoint is there.
 2. What is read is checked against its hash.  What is damaged is ``corrupt``, never a
-   text that nobody wrote.
+   text that nobody wrote (``vfs.content.checkpoint_rows``, ``checkpoint_state``).
 3. A checkpoint belongs to an owner, who sees no other's.
 4. It goes in the other order: one transaction says that it is gone, then the contents
    are removed that no checkpoint of any owner holds.  A host that is killed in between
@@ -21,8 +21,8 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import json
 import os
 import secrets
 import sqlite3
@@ -32,11 +32,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from blake3 import blake3
-
 from vfs.content.checkpoint_blobs import BlobFiles
-from vfs.content.checkpoint_state import state_of, table_of
-from vfs.content.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
+from vfs.content.checkpoint_rows import (
+    COLUMNS,
+    SCHEMA,
+    Summary,
+    as_text,
+    damaged,
+    delete_rows,
+    find,
+    not_held,
+    read_row,
+    row_of,
+    shown_id,
+    together,
+    told,
+)
+from vfs.content.checkpoint_state import (
+    is_count,
+    is_key,
+    read_state,
+    state_of,
+    table_of,
+)
+from vfs.content.errors import FILE_OPERATION, FdError
 from vfs.content.spool import descriptors_of
 
 if TYPE_CHECKING:
@@ -67,46 +86,11 @@ class Retention:
     age_s: float = 0.0
 
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS checkpoint (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL,
-    label TEXT NOT NULL, fds INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    messages INTEGER NOT NULL, state BLOB NOT NULL, hash BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS held (
-    checkpoint TEXT NOT NULL, owner TEXT NOT NULL, key TEXT NOT NULL,
-    size INTEGER NOT NULL);
-CREATE INDEX IF NOT EXISTS held_by_owner ON held (owner, key);
-CREATE INDEX IF NOT EXISTS held_by_key ON held (key);
-CREATE INDEX IF NOT EXISTS held_by_checkpoint ON held (checkpoint);
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What is told of a checkpoint.
-
-    Attributes:
-        id: ``ckpt:HEX``.
-        created: seconds since the epoch.
-        label: as it was given.
-        fds: descriptors in it.
-        size: bytes of their contents; what several share counts once.
-        messages: messages of the conversation.
-    """
-
-    id: str
-    created: float
-    label: str
-    fds: int
-    size: int
-    messages: int
-
-
 class Checkpoints:
     """The checkpoints in one directory.
 
     Args:
-        directory: made if it is missing, 0700.
+        directory: made if it is missing; nobody else may look into it (0700).
         most_bytes: contents of one owner.
         retention: how long they stay; None: until they are deleted.
 
@@ -125,16 +109,42 @@ class Checkpoints:
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
         self._path = os.path.join(directory, "checkpoints.sqlite")
-        os.makedirs(os.path.join(directory, "blobs"), mode=0o700, exist_ok=True)
+        # Before what is in it: a mode given to makedirs counts for the last name only.
+        os.makedirs(directory, mode=0o700, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._fd = os.open(directory, flags)
         self._blobs = BlobFiles(-1)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._be_alone(directory)
+            self._be_private(directory)
+            os.makedirs(os.path.join(directory, "blobs"), mode=0o700, exist_ok=True)
             self._blobs = BlobFiles(os.open("blobs", flags, dir_fd=self._fd))
         except BaseException:
             self.close()
             raise
+
+    def _be_alone(self, directory: str) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = (
+                "another host keeps its checkpoints there; stop that one, or give this"
+                " one another [host] state_dir"
+            )
+            raise OSError(errno.EAGAIN, text, directory) from None
+
+    def _be_private(self, directory: str) -> None:
+        """Close a directory to others that was made open: it holds conversations."""
+        if not os.fstat(self._fd).st_mode & 0o077:
+            return
+        try:
+            os.fchmod(self._fd, 0o700)
+        except PermissionError:
+            text = (
+                "others may look into it, and only its owner can change that: chmod 700"
+                " it, or name another [host] state_dir"
+            )
+            raise OSError(errno.EPERM, text, directory) from None
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, SQLite's own among them."""
@@ -166,7 +176,7 @@ class Checkpoints:
         Raises:
             FdError: ``file_operation``, ``corrupt``.
         """
-        with self._lock, _told():
+        with self._lock, told():
             database = self._open()
             fds = list(process.table.fds.values())
             originals = [fd.content.original for fd in fds]
@@ -174,7 +184,7 @@ class Checkpoints:
             doomed = self._outlived(database, owner)
             self._check_room(database, owner, blobs, doomed)
             self._blobs.write(blobs)
-            state = json.dumps(state_of(process)).encode()
+            state = state_of(process)
             made = Summary(
                 f"ckpt:{secrets.token_hex(8)}",
                 time.time(),
@@ -183,41 +193,38 @@ class Checkpoints:
                 sum(blob.size for blob in blobs.values()),
                 len(process.messages),
             )
-            digest = _digest(owner, made, state)
-            with _together(database):
+            with together(database):
                 database.execute(
-                    "INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        *(made.id, owner, made.created, label, made.fds),
-                        *(made.size, made.messages, state, digest),
-                    ),
+                    f"INSERT INTO checkpoint ({COLUMNS}, owner)"  # noqa: S608 - ours
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*row_of(owner, made, state), owner),
                 )
                 database.executemany(
                     "INSERT INTO held VALUES (?, ?, ?, ?)",
                     [(made.id, owner, key, blob.size) for key, blob in blobs.items()],
                 )
-                keys = _delete_rows(database, doomed)
-            self._blobs.remove(_not_held(database, keys))
+                keys = delete_rows(database, doomed)
+            self._blobs.remove(not_held(database, keys))
             return made
 
-    def _outlived(self, database: sqlite3.Connection, owner: str) -> list[str]:
-        """Return the ids of what is to go when this owner makes another one."""
+    def _outlived(self, database: sqlite3.Connection, owner: str) -> list[int]:
+        """Return the rows that are to go when this owner makes another one."""
         doomed = self._aged(database)
         count = self._retention.count
         if count:
             rows = database.execute(
-                "SELECT id FROM checkpoint WHERE owner = ?"
+                "SELECT rowid FROM checkpoint WHERE owner = ?"
                 " ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?",
                 (owner, count - 1),
             )
             doomed += [row[0] for row in rows.fetchall() if row[0] not in doomed]
         return doomed
 
-    def _aged(self, database: sqlite3.Connection) -> list[str]:
+    def _aged(self, database: sqlite3.Connection) -> list[int]:
         if not self._retention.age_s:
             return []
         rows = database.execute(
-            "SELECT id FROM checkpoint WHERE created < ?",
+            "SELECT rowid FROM checkpoint WHERE created < ?",
             (time.time() - self._retention.age_s,),
         )
         return [row[0] for row in rows.fetchall()]
@@ -228,35 +235,41 @@ class Checkpoints:
         Raises:
             FdError: ``not_found``, ``file_operation``, ``corrupt``.
         """
-        with self._lock, _told():
+        with self._lock, told():
             database = self._open()
-            row = database.execute(
-                "SELECT 1 FROM checkpoint WHERE owner = ? AND id = ?",
-                (owner, checkpoint),
-            ).fetchone()
-            if row is None:
-                raise _not_found(checkpoint)
-            self._delete(database, [checkpoint])
+            row = find(database, "rowid", owner, checkpoint)
+            self._delete(database, [row[0]])
 
-    def _delete(self, database: sqlite3.Connection, doomed: list[str]) -> None:
+    def _delete(self, database: sqlite3.Connection, doomed: list[int]) -> None:
         with database:
-            keys = _delete_rows(database, doomed)
-        self._blobs.remove(_not_held(database, keys))
+            keys = delete_rows(database, doomed)
+        self._blobs.remove(not_held(database, keys))
 
     def _check_room(
         self,
         database: sqlite3.Connection,
         owner: str,
         blobs: dict[str, Blob],
-        doomed: list[str],
+        doomed: list[int],
     ) -> None:
         rows = database.execute(
-            "SELECT checkpoint, key, size FROM held WHERE owner = ?", (owner,)
+            "SELECT checkpoint.rowid, held.checkpoint, key, size FROM held"
+            " LEFT JOIN checkpoint ON checkpoint.id = held.checkpoint"
+            " WHERE held.owner = ?",
+            (owner,),
         )
-        sizes = {key: size for name, key, size in rows.fetchall() if name not in doomed}
+        sizes: dict[str, int] = {}
+        for row, checkpoint, key, size in rows.fetchall():
+            if row in doomed:
+                continue
+            if not is_key(key) or not is_count(size):
+                raise damaged([shown_id(checkpoint)])
+            sizes[key] = size
         sizes.update({key: blob.size for key, blob in blobs.items()})
-        names = database.execute("SELECT id FROM checkpoint WHERE owner = ?", (owner,))
-        count = sum(name not in doomed for (name,) in names.fetchall())
+        found = database.execute(
+            "SELECT rowid FROM checkpoint WHERE owner = ?", (owner,)
+        )
+        count = sum(row not in doomed for (row,) in found.fetchall())
         if count >= MOST_CHECKPOINTS or sum(sizes.values()) > self._most_bytes:
             text = "Cannot keep a checkpoint: Disk quota exceeded"
             raise FdError(FILE_OPERATION, text, "delete_checkpoint makes room")
@@ -267,13 +280,26 @@ class Checkpoints:
         Raises:
             FdError: ``file_operation``, ``corrupt``.
         """
-        with self._lock, _told():
-            rows = self._open().execute(
-                "SELECT id, created, label, fds, bytes, messages FROM checkpoint"
-                " WHERE owner = ? ORDER BY created, rowid",
+        with self._lock, told():
+            database = self._open()
+            rows = database.execute(
+                "SELECT rowid, id FROM checkpoint WHERE owner = ?"
+                " ORDER BY created, rowid",
                 (owner,),
             )
-            return [Summary(*row) for row in rows.fetchall()]
+            found, broken = [], []
+            # One by one: a state may be long, and to sort them would hold them all.
+            look = f"SELECT {COLUMNS} FROM checkpoint WHERE rowid = ?"  # noqa: S608
+            for row, name in rows.fetchall():
+                whole = database.execute(look, (row,)).fetchone()
+                read = None if whole is None else read_row(owner, whole)
+                if read is None:
+                    broken.append(shown_id(name))
+                else:
+                    found.append(read[0])
+            if broken:
+                raise damaged(broken, found)
+            return found
 
     def restore(self, process: Process, owner: str, checkpoint: str) -> Summary:
         """Make a process what it was; on any failure it stays what it is.
@@ -281,31 +307,25 @@ class Checkpoints:
         Raises:
             FdError: ``not_found``, ``corrupt``, ``file_operation``.
         """
-        with self._lock, _told():
-            row = (
-                self._open()
-                .execute(
-                    "SELECT id, created, label, fds, bytes, messages, state, hash"
-                    " FROM checkpoint WHERE owner = ? AND id = ?",
-                    (owner, checkpoint),
-                )
-                .fetchone()
-            )
-            if row is None:
-                raise _not_found(checkpoint)
-            was, state, digest = Summary(*row[:6]), row[6], row[7]
-            if not isinstance(state, bytes) or _digest(owner, was, state) != digest:
-                raise _damaged(checkpoint)
-            document = json.loads(state)
+        with self._lock, told():
+            row = find(self._open(), COLUMNS, owner, checkpoint)
+            found = read_row(owner, row)
+            # A damaged index leads to the row of another one, which is sound.
+            if found is None or found[0].id != checkpoint:
+                raise damaged([checkpoint])
+            was, state = found
+            kept = read_state(state)
+            if kept is None:
+                raise damaged([checkpoint])
             store = process.shared.store
             read = partial(self._content, store, checkpoint=checkpoint)
-            table = table_of(store, document, read)
+            table = table_of(store, kept, read)
         try:
             process.table.take_over(table)
         finally:
             table.close()
-        process.messages = document["messages"]
-        process.program = document["program"]
+        process.messages = kept.messages
+        process.program = kept.program
         return was
 
     def _content(self, store: Store, key: str, checkpoint: str) -> Content:
@@ -314,10 +334,10 @@ class Checkpoints:
         try:
             self._blobs.read(key, writer)
             if writer.digest().hex() != key:
-                raise _damaged(checkpoint)
+                raise damaged([checkpoint])
             return writer.finish()
         except FileNotFoundError:
-            raise _damaged(checkpoint) from None
+            raise damaged([checkpoint]) from None
         finally:
             writer.close()
 
@@ -329,11 +349,12 @@ class Checkpoints:
         if self._fd < 0:
             raise FdError(FILE_OPERATION, "Cannot use checkpoints: they are closed")
         database = sqlite3.connect(self._path, check_same_thread=False)
+        database.text_factory = as_text
         try:
             os.chmod(self._path, 0o600)
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
-            database.executescript(_SCHEMA)
+            database.executescript(SCHEMA)
             self._delete(database, self._aged(database))
             rows = database.execute("SELECT DISTINCT key FROM held")
             self._blobs.remove_all_but({key for (key,) in rows.fetchall()})
@@ -342,70 +363,3 @@ class Checkpoints:
             raise
         self._database = database
         return database
-
-
-def _digest(owner: str, made: Summary, state: bytes) -> bytes:
-    """Return what tells whether a row is as it was written."""
-    return blake3(repr((owner, made)).encode() + state).digest()
-
-
-def _delete_rows(database: sqlite3.Connection, doomed: list[str]) -> set[str]:
-    """Delete checkpoints in the transaction that is open; return what they held."""
-    keys: set[str] = set()
-    for checkpoint in doomed:
-        rows = database.execute(
-            "DELETE FROM held WHERE checkpoint = ? RETURNING key", (checkpoint,)
-        )
-        keys.update(key for (key,) in rows.fetchall())
-        database.execute("DELETE FROM checkpoint WHERE id = ?", (checkpoint,))
-    return keys
-
-
-def _not_held(database: sqlite3.Connection, keys: set[str]) -> list[str]:
-    """Return those of the contents that no checkpoint of anybody holds now."""
-    look = "SELECT 1 FROM held WHERE key = ? LIMIT 1"
-    return [key for key in keys if database.execute(look, (key,)).fetchone() is None]
-
-
-def _not_found(checkpoint: str) -> FdError:
-    return FdError(NOT_FOUND, f"Checkpoint {checkpoint} not found")
-
-
-def _damaged(checkpoint: str) -> FdError:
-    text = f"Checkpoint {checkpoint} is damaged and cannot be restored"
-    return FdError(CORRUPT, text)
-
-
-@contextlib.contextmanager
-def _together(database: sqlite3.Connection) -> Iterator[None]:
-    """Make one transaction of what is done; say precisely what a failed commit means."""
-    try:
-        yield
-    except BaseException:
-        database.rollback()
-        raise
-    try:
-        database.commit()
-    except sqlite3.OperationalError as why:
-        database.rollback()
-        # All of it may have reached the disk before the last flush failed.
-        text = f"Cannot keep a checkpoint: {why}"
-        details = (
-            "When the host is started again it may be there all the same, whole:"
-            " list_checkpoints tells"
-        )
-        raise FdError(FILE_OPERATION, text, details) from None
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Word what the disk or the database cannot do."""
-    try:
-        yield
-    except sqlite3.OperationalError as why:
-        raise FdError(FILE_OPERATION, f"Cannot use checkpoints: {why}") from None
-    except sqlite3.DatabaseError as why:
-        raise FdError(CORRUPT, f"The checkpoints are damaged: {why}") from None
-    except OSError as why:
-        reason = os.strerror(why.errno or 5)
-        raise FdError(FILE_OPERATION, f"Cannot use checkpoints: {reason}") from None

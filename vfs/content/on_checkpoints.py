@@ -10,7 +10,8 @@ from vfs.content.on_reading import timestamp
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from vfs.content.checkpoints import Checkpoints, Summary
+    from vfs.content.checkpoint_rows import Summary
+    from vfs.content.checkpoints import Checkpoints
     from vfs.content.process import Process
 
 MOST_LABEL_CHARS = 200

@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, the same again in another host, never wrong text."""
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from vfs.content import (
     Retention,
     Shared,
     Store,
+    checkpoint_rows,
+    checkpoint_state,
 )
 
 BINARY = bytes(range(256)) * 20
@@ -163,6 +166,200 @@ async def test_a_damaged_database_is_corrupt(tmp_path: Path, no_leaks: None) -> 
     closed(made)
 
 
+SURROGATE = "ckpt:\ud800"
+
+
+async def test_a_lone_surrogate_is_no_id_and_no_label(first: Process) -> None:
+    for name in ("restore_process", "delete_checkpoint"):
+        answer = await asking(first, name, SURROGATE)
+        assert failed(answer) == ("not_found", "", "Checkpoint ckpt:\ufffd not found")
+    answer = await asking(first, "checkpoint_process", label="\udcff")
+    assert failed(answer)[0] == "invalid_parameter"
+    first.messages.append({"role": "user", "content": "\ud800"})
+    kept = await asking(first, "checkpoint_process")
+    assert (await asking(first, "restore_process", kept.get("id"))).tag == "restore"
+    assert first.messages[-1]["content"] == "\ud800"
+
+
+def change(where: Path, *statements: str) -> None:
+    """Change the database of a directory behind its host's back."""
+    with sqlite3.connect(where / "checkpoints.sqlite") as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
+
+
+def loosened(table: str) -> tuple[str, ...]:
+    """Return statements that take every constraint of a table away."""
+    return (
+        f"CREATE TABLE loose AS SELECT * FROM {table}",  # noqa: S608
+        f"DROP TABLE {table}",
+        f"ALTER TABLE loose RENAME TO {table}",
+    )
+
+
+ROWS = [
+    *("created = 'abc'", "created = 1e300", "created = -1", "created = NULL"),
+    *("created = created + 1", "label = 'other'", "label = NULL", "label = x'ff'"),
+    *("label = CAST(x'ff' AS TEXT)", "fds = 'x'", "bytes = 0", "messages = 9"),
+    *("state = 'text'", "state = NULL", "hash = NULL", "hash = 1"),
+]
+
+
+@pytest.mark.parametrize("damage", ROWS)
+async def test_a_damaged_row_is_corrupt_and_hides_no_other(
+    first: Process, tmp_path: Path, damage: str
+) -> None:
+    kept = await asking(first, "checkpoint_process", label="bad")
+    whole = await asking(first, "checkpoint_process", label="good")
+    bad, good = kept.get("id"), whole.get("id")
+    change(
+        tmp_path,
+        *loosened("checkpoint"),
+        f"UPDATE checkpoint SET {damage} WHERE id = '{bad}'",  # noqa: S608
+    )
+    listed = await asking(first, "list_checkpoints")
+    said = f"Checkpoint {bad} is damaged and cannot be restored"
+    assert failed(listed) == ("corrupt", "", said)
+    assert f"{good} (good)" in listed.findtext("details", "")
+    answer = await asking(first, "restore_process", bad)
+    assert failed(answer) == ("corrupt", "", said)
+    assert (await asking(first, "restore_process", good)).tag == "restore"
+    assert (await asking(first, "checkpoint_process")).tag == "checkpoint"
+    assert (await asking(first, "delete_checkpoint", bad)).tag == "checkpoint_deleted"
+    assert (await asking(first, "list_checkpoints")).get("count") == "2"
+
+
+@pytest.mark.parametrize("damage", ["NULL", "x'ff'", "CAST(x'ff' AS TEXT)", "''"])
+async def test_a_checkpoint_whose_id_is_damaged_is_told(
+    first: Process, tmp_path: Path, damage: str
+) -> None:
+    kept = await asking(first, "checkpoint_process")
+    change(
+        tmp_path,
+        *loosened("checkpoint"),
+        f"UPDATE checkpoint SET id = {damage}",  # noqa: S608
+    )
+    listed = await asking(first, "list_checkpoints")
+    said = "Checkpoint (unreadable id) is damaged and cannot be restored"
+    assert failed(listed)[::2] == ("corrupt", said)
+    for name in ("restore_process", "delete_checkpoint"):
+        assert failed(await asking(first, name, kept.get("id")))[0] == "not_found"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["size = 'x'", "size = NULL", "size = -1", "key = NULL", "key = '../victim'"],
+)
+async def test_what_a_checkpoint_holds_is_looked_at(
+    first: Process, tmp_path: Path, damage: str
+) -> None:
+    kept = await asking(first, "checkpoint_process")
+    victim = tmp_path / "victim"
+    victim.write_text("not of the checkpoints")
+    change(tmp_path, *loosened("held"), f"UPDATE held SET {damage}")  # noqa: S608
+    answer = await asking(first, "checkpoint_process")
+    said = f"Checkpoint {kept.get('id')} is damaged and cannot be restored"
+    assert failed(answer)[::2] == ("corrupt", said)
+    answer = await asking(first, "delete_checkpoint", kept.get("id"))
+    assert answer.tag == "checkpoint_deleted"
+    assert victim.exists(), "only contents are removed"
+    assert (await asking(first, "checkpoint_process")).tag == "checkpoint"
+
+
+STATES = [
+    *(b"", b"\xff", b"[]", b"{}", b"[" * 100_000, b"1" * 5000),
+    b'{"next": 1, "messages": [], "program": "", "fds": [], "more": 1}',
+    b'{"next": "1", "messages": [], "program": "", "fds": []}',
+    b'{"next": 1, "messages": ["x"], "program": "", "fds": []}',
+    b'{"next": 1, "messages": [], "program": null, "fds": []}',
+    b'{"next": 1, "messages": [], "program": "", "fds": [{}]}',
+]
+
+ROW = {
+    "number": 1,
+    "key": "0" * 64,
+    "page_size": 10,
+    "source": "x",
+    "created": 1.0,
+    "name": "n",
+    "sections": {},
+}
+
+ROWS_OF_STATES = [
+    *([{**ROW, "number": 0}], [{**ROW, "number": 2}], [{**ROW, "number": True}]),
+    *([{**ROW, "key": "../victim"}], [{**ROW, "page_size": 0}], [{**ROW, "name": 1}]),
+    *([{**ROW, "created": "x"}], [{**ROW, "created": 1e300}], [{**ROW, "source": 1}]),
+    *([{**ROW, "sections": {"a": part}}] for part in (1, [1], [2, 1], [0, 1], "ab")),
+    *([{**ROW, "sections": []}], [ROW, ROW]),
+]
+
+
+@pytest.mark.parametrize("fds", ROWS_OF_STATES)
+def test_descriptors_that_nobody_wrote_are_refused(
+    fds: list[dict[str, object]],
+) -> None:
+    state = {"next": 2, "messages": [], "program": ""}
+    whole = json.dumps({**state, "fds": [ROW]}).encode()
+    assert checkpoint_state.read_state(whole) is not None
+    assert (
+        checkpoint_state.read_state(json.dumps({**state, "fds": fds}).encode()) is None
+    )
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_a_state_that_nobody_wrote_is_corrupt_whatever_its_hash(
+    tmp_path: Path, no_leaks: None, state: bytes
+) -> None:
+    del no_leaks
+    made = opened(tmp_path)
+    await asking(made, "list_checkpoints")
+    told = checkpoint_rows.Summary("ckpt:1", 1.0, "", 0, 0, 0)
+    row = (*checkpoint_rows.row_of("child-1", told, state), "child-1")
+    with sqlite3.connect(tmp_path / "checkpoints.sqlite") as database:
+        database.execute(
+            f"INSERT INTO checkpoint ({checkpoint_rows.COLUMNS}, owner)"  # noqa: S608
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+    database.close()
+    answer = await asking(made, "restore_process", "ckpt:1")
+    assert failed(answer)[0] == "corrupt"
+    closed(made)
+
+
+async def test_names_of_the_database_that_are_no_text_are_corrupt(
+    first: Process, tmp_path: Path
+) -> None:
+    await asking(first, "checkpoint_process")
+    before = first.shared.checkpoints
+    assert before is not None
+    before.close()
+    path = tmp_path / "checkpoints.sqlite"
+    data = path.read_bytes()
+    assert b"CREATE TABLE held" in data
+    path.write_bytes(
+        data.replace(b"CREATE TABLE held", b"CREATE \xff\xff\xff\xff\xff held")
+    )
+    second = opened(tmp_path)
+    for name in ("list_checkpoints", "checkpoint_process"):
+        assert failed(await asking(second, name))[0] == "corrupt"
+    for name in ("restore_process", "delete_checkpoint"):
+        assert failed(await asking(second, name, "ckpt:1"))[0] == "corrupt"
+    closed(second)
+
+
+async def test_tables_of_another_shape_are_corrupt(
+    tmp_path: Path, no_leaks: None
+) -> None:
+    del no_leaks
+    change(tmp_path, "CREATE TABLE checkpoint (other)")
+    made = opened(tmp_path)
+    answer = await asking(made, "list_checkpoints")
+    assert failed(answer)[0] == "corrupt"
+    closed(made)
+
+
 async def test_what_may_not_be_kept_any_more_is_not_restored(
     first: Process, tmp_path: Path
 ) -> None:
@@ -195,11 +392,23 @@ async def test_checkpoints_are_bounded(tmp_path: Path, no_leaks: None) -> None:
 
 def test_a_directory_has_one_host(tmp_path: Path) -> None:
     one = Checkpoints(str(tmp_path))
-    with pytest.raises(BlockingIOError):
+    with pytest.raises(BlockingIOError, match="another host") as refused:
         Checkpoints(str(tmp_path))
+    assert refused.value.filename == str(tmp_path)
     one.close()
     one.close()
     Checkpoints(str(tmp_path)).close()
+
+
+@pytest.mark.parametrize("before", [None, 0o755])
+def test_a_directory_is_private(tmp_path: Path, before: int | None) -> None:
+    where = tmp_path / "checkpoints"
+    if before is not None:
+        where.mkdir(before)
+        where.chmod(before)
+    Checkpoints(str(where)).close()
+    modes = [path.stat().st_mode & 0o777 for path in (where, where / "blobs")]
+    assert modes == [0o700, 0o700]
 
 
 async def test_contents_that_nobody_came_to_hold_are_removed(
