@@ -285,8 +285,8 @@ def test_a_projects_program_finds_what_the_sidecar_names(project: Path) -> None:
     (project.parent / "opt" / "lib").mkdir(parents=True)
     programs.mkdir()
     program(programs / "python3")
+    place = project / ".venv" / "bin" / "python3"
     for first_line in ("link", "#!/usr/bin/env python3"):
-        place = project / ".venv" / "bin" / "python3"
         place.unlink()
         if first_line == "link":
             place.symlink_to(programs / "python3")
