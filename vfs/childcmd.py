@@ -9,25 +9,43 @@ Rules of this file.
 2. One line on stderr for each failure: what, to what, why.  Control characters in it
    become ``?``; the bytes of names stay what they are.
 3. A reader of our output that is gone is no failure: it has enough (as ``cat``).
+4. Ctrl-C and SIGTERM cost the child nothing but this process: ``Door``.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # rule 1: `signal` loads enumerations
 import os
 
+from vfs.client import Client
+from vfs.client_link import MAX_BODY_BYTES
 from vfs.client_turn import client_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import NoReturn
 
-    from vfs.client import Client
+    from protocol import messages as m
+    from vfs.client_link import Name, Payload
 
 PIECE_BYTES = 1024 * 1024
 """One piece of a stream: so large that its round trip does not count."""
 
 OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 """Exit statuses; the last two are 128 + the number of SIGINT, of SIGPIPE."""
+
+HOLD_S = 30
+"""How long a signal waits for a reply.  A search of a gigabyte takes half of it; a model
+may take longer, and what then is lost is worth more than the wait."""
+
+QUIET_S = 1
+"""How long it waits without a word."""
+
+_WAITS = (
+    f"waits for the reply, {HOLD_S} s at most; once more ends it at once, and with it"
+    " the use of descriptor 3 for the whole child"
+)
 
 _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "?")
 
@@ -38,6 +56,67 @@ class UsageError(Exception):
 
 class StepError(Exception):
     """One step failed; the text is the whole line."""
+
+
+class Door(Client):
+    """FD 3 as a command uses it: a signal ends the command between two requests.
+
+    A process that ends inside of one leaves a connection that nobody can use any more
+    (``vfs.client_turn``), and it is the whole child's.  So SIGINT and SIGTERM wait for
+    the reply, ``HOLD_S`` at most; a second one does not wait.  There is nothing to wait
+    for while another process has its turn, nor on a connection of one's own.
+
+    Args:
+        word: of the command, as in ``sandhost WORD``.
+    """
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self._word = word
+        self._held = 0
+        for number in (_signal.SIGINT, _signal.SIGTERM):
+            # Who started this may have said that they mean nothing (`&` of a shell).
+            if _signal.getsignal(number) != _signal.SIG_IGN:
+                _signal.signal(number, self._signalled)
+
+    def _ask(
+        self,
+        request: m.Request,
+        payload: Payload = b"",
+        *,
+        names: tuple[Name, ...] = (),
+        into: memoryview | None = None,
+        most: int = MAX_BODY_BYTES,
+        passed: list[int] | None = None,
+    ) -> tuple[m.Reply, bytes]:
+        """Do as ``BlockingEndpoint`` does; then what a signal has asked for."""
+        try:
+            return super()._ask(
+                request, payload, names=names, into=into, most=most, passed=passed
+            )
+        finally:
+            if self._held:
+                self._end(self._held)
+
+    def _signalled(self, number: int, _: object) -> None:
+        if self._held or not self._turn.is_taken:
+            self._end(self._held or number)
+        self._held = number
+        _signal.signal(_signal.SIGALRM, self._explain)
+        _signal.alarm(QUIET_S)
+
+    def _explain(self, number: int, _: object) -> None:
+        _signal.signal(number, self._signalled)
+        _signal.alarm(HOLD_S - QUIET_S)
+        complain(self._word, _WAITS, 0)
+
+    def _end(self, number: int) -> NoReturn:
+        _signal.alarm(0)
+        self._held = 0
+        if number == _signal.SIGTERM:
+            _signal.signal(number, _signal.SIG_DFL)
+            _signal.raise_signal(number)
+        raise KeyboardInterrupt
 
 
 def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:

@@ -84,12 +84,21 @@ class Turn:
         self._holder = get_ident()
         return True
 
-    @staticmethod
-    def _take_from_processes(fd: int, *, wait: bool) -> None:
+    @property
+    def is_taken(self) -> bool:
+        """Whether a thread of this process has it; true as long as the mark is there.
+
+        For handlers of signals, which come between any two steps of ``take`` and
+        ``give_back``.
+        """
+        return self._holder != 0
+
+    def _take_from_processes(self, fd: int, *, wait: bool) -> None:
         lockf(fd, LOCK_EX if wait else LOCK_EX | LOCK_NB)
         if fcntl(fd, F_GETSIG) == UNDER_WAY:
             lockf(fd, LOCK_UN)
             raise client_errors().abandoned(fd)
+        self._holder = get_ident()  # before the mark: ``is_taken``
         fcntl(fd, F_SETSIG, UNDER_WAY)
 
     def give_back(self, fd: int, *, usable: bool) -> None:
@@ -99,11 +108,11 @@ class Turn:
             fd: as it was taken.
             usable: the next bytes belong to the next request; else the mark stays.
         """
-        self._holder = 0
         try:
             if self._shared:
                 if usable:
                     fcntl(fd, F_SETSIG, 0)
                 lockf(fd, LOCK_UN)
         finally:
+            self._holder = 0  # after the mark: ``is_taken``
             self._lock.release()

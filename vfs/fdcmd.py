@@ -9,16 +9,18 @@ Rules of this file.
 3. A word is a call of the tool of that name; ``COMMANDS`` has shorter words for the
    frequent ones, and says which arguments need no option.
 4. It uses FD 3 itself, turn by turn (spec T5): descriptors belong to the connection.
+   Interrupted, it ends between two turns (``childcmd.Door``).
 """
 
 from __future__ import annotations
 
-from vfs.childcmd import FAILED, OK, UsageError, pieces, run, shown, write
-from vfs.client import Client
+from vfs.childcmd import FAILED, OK, Door, UsageError, pieces, run, shown, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from vfs.client import Client
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "read": ("read_fd", ("fd", "page"), "show a page (or --all, --start-line N ...)"),
@@ -101,7 +103,7 @@ def _run(argv: list[str]) -> int:
     else:
         raise UsageError(f"unknown command {shown(word)}")
     arguments = _read(word, positional, argv[1:])
-    client = Client()
+    client = Door("fd")
     if name in TAKES_INPUT:
         token = _put_stdin(client)
         under = TAKES_INPUT[name]
@@ -128,14 +130,14 @@ def _call(words: list[str]) -> int:
         raise UsageError(f"not JSON: {why}") from None
     if not isinstance(arguments, dict):
         raise UsageError("the arguments are not a JSON object")
-    return _answer(Client().fd_call(words[0], **arguments))
+    return _answer(Door("fd").fd_call(words[0], **arguments))
 
 
 def _put(words: list[str]) -> int:
     """``put [TOKEN]``: standard input as content; print its token."""
     if len(words) > 1:
         raise UsageError("put takes at most a token")
-    return _print(_put_stdin(Client(), *words) + "\n")
+    return _print(_put_stdin(Door("fd"), *words) + "\n")
 
 
 def _put_stdin(client: Client, token: str | None = None) -> str:

@@ -21,6 +21,7 @@ import time
 from vfs.childcmd import (
     OK,
     PIECE_BYTES,
+    Door,
     StepError,
     UsageError,
     complain,
@@ -30,12 +31,13 @@ from vfs.childcmd import (
     shown,
     write,
 )
-from vfs.client import Client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+    from vfs.client import Client
 
 _MANY = sys.maxsize
 
@@ -74,7 +76,7 @@ def _run(argv: list[str]) -> int:
     if "--help" in options or "-h" in options:
         return _print(_help().of_command(word, command))
     call = read(word, command, argv[1:])
-    call.client = Client()
+    call.client = Door("fs")
     return command.run(call)
 
 

@@ -13,8 +13,16 @@ Rules of this file.
 
 from __future__ import annotations
 
-from vfs.childcmd import OK, UsageError, own_connection, pieces, run, shown, write
-from vfs.client import Client
+from vfs.childcmd import (
+    OK,
+    Door,
+    UsageError,
+    own_connection,
+    pieces,
+    run,
+    shown,
+    write,
+)
 from vfs.client_turn import client_errors
 
 HELP = """\
@@ -111,13 +119,14 @@ def _read(arguments: list[str]) -> Call:
 def _chat(call: Call) -> int:
     inputs, outputs = call.given["input"], call.given["output"]
     prompt = "".join(call.given["prompt"])
-    client = own_connection(Client())
+    preset = "".join(call.given["preset"])
+    client = own_connection(Door("llm"))
     if "-" in inputs:
         text = _stdin()
         prompt = f"{prompt}\n\n{text}" if prompt else text
     body, _ = client.llm_chat_json(
         prompt,
-        preset="".join(call.given["preset"]),
+        preset=preset,
         input_files=[name for name in inputs if name != "-"],
         output_files=[name for name in outputs if name != "-"],
         top_level=call.top_level,
@@ -141,7 +150,7 @@ def _text_of(body: bytes) -> str:
 
 
 def _tell(word: str) -> int:
-    client = Client()
+    client = Door("llm")
     if word == "quota":
         write(client.llm_quota().encode() + b"\n")
         return OK

@@ -357,6 +357,67 @@ def test_killed_inside_a_request_it_leaves_the_line_in_order(number: int) -> Non
         assert shell(line, "fs cat a").stdout == b"x"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_inside_a_shared_request_waits_for_the_reply(
+    host: FakeHost, line: socket.socket, number: int
+) -> None:
+    # spec T5: FD 3 is the whole child's
+    host.files[b"a"] = bytearray(b"x")
+    gate = host.gates[m.Stat] = Gate()
+    with subprocess.Popen(
+        [PYTHON, "-I", "-c", PROGRAM, "stat", "a"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[line.fileno()],
+        env=environment(line),
+    ) as process:
+        gate.reached.wait()
+        process.send_signal(number)
+        # It says so when it has waited for a while: the signal has been taken then.
+        assert process.stderr is not None
+        assert b"waits for the reply" in process.stderr.readline()
+        gate.opened.set()
+        out, _ = process.communicate()
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert out == b""
+    assert fs(line, "stat", "a").returncode == 0
+
+
+def test_a_second_signal_does_not_wait(host: FakeHost, line: socket.socket) -> None:
+    host.files[b"a"] = bytearray(b"x")
+    gate = host.gates[m.Stat] = Gate()
+    with subprocess.Popen(
+        [PYTHON, "-I", "-c", PROGRAM, "stat", "a"],
+        stderr=subprocess.PIPE,
+        pass_fds=[line.fileno()],
+        env=environment(line),
+    ) as process:
+        gate.reached.wait()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    assert "in the middle of a request" in said(fs(line, "stat", "a"))[2]
+
+
+def test_a_signal_that_was_switched_off_stays_off(
+    host: FakeHost, line: socket.socket
+) -> None:
+    host.files[b"a"] = bytearray(b"x")
+    gate = host.gates[m.Stat] = Gate()
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"trap '' INT; exec {FS} stat a"],
+        stdout=subprocess.DEVNULL,
+        pass_fds=[line.fileno()],
+        env=environment(line),
+    ) as process:
+        gate.reached.wait()
+        process.send_signal(signal.SIGINT)
+        gate.opened.set()
+    assert process.returncode == 0
+
+
 def test_a_host_that_is_gone_is_one_line(host: FakeHost, line: socket.socket) -> None:
     host.raw_replies.append(b"")
     code, _, why = said(fs(line, "stat", "a"))
