@@ -6,6 +6,8 @@ Rules of this file.
    imported.
 2. A call runs on a connection of its own where the host gives one: the other processes
    of the child go on using FD 3, and whoever kills this one ends the call (spec L10).
+   Not so ``PRESET@NAME``: a conversation belongs to a connection and ends with it, so
+   what is to go on is said on FD 3 itself, turn by turn (spec L5, T5).
 3. ``-`` is this process's own standard input or output: the text is read here and sent
    as part of the prompt, for the host has no stdin of a child (spec L3).
 4. One line on stderr for each failure: what, to what, why.
@@ -25,6 +27,10 @@ from vfs.childcmd import (
 )
 from vfs.client_turn import client_errors
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vfs.client import Client
+
 HELP = """\
 usage: sandhost llm chat [-p PROMPT] [-i FILE]... [-o FILE]... [-r PRESET] [--json]
        sandhost llm quota
@@ -37,7 +43,9 @@ The model that the host asks for this child; key and quota stay with the host.
   -o, --output FILE    the host writes the answer to it; - is standard output,
                        where the answer goes if there is no -o at all
   -r, --preset NAME    system prompt: general, data_proc, code_review, diff_patch, or
-                       what the host's configuration adds
+                       what the host's configuration adds; NAME@WORD goes on with
+                       the conversation WORD of this child, on FD 3 itself: the
+                       child's other requests wait for the answer
   --json               print the whole completion
   --top-level          ask for the top-level view (files and model)
   --restricted         ask for the restricted view (neither: $FSPROXY_TOP_LEVEL)
@@ -120,7 +128,9 @@ def _chat(call: Call) -> int:
     inputs, outputs = call.given["input"], call.given["output"]
     prompt = "".join(call.given["prompt"])
     preset = "".join(call.given["preset"])
-    client = own_connection(Door("llm"))
+    client: Client = Door("llm")
+    if "@" not in preset:  # rule 2
+        client = own_connection(client)
     if "-" in inputs:
         text = _stdin()
         prompt = f"{prompt}\n\n{text}" if prompt else text

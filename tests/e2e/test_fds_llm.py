@@ -14,10 +14,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def provider() -> Iterator[str]:
+def provider(tmp_path: Path) -> Iterator[str]:
     """The stand-in for a provider as a process of its own; return its base URL."""
-    with provider_process() as base_url:
+    with provider_process(tmp_path / "provider.log") as base_url:
         yield base_url
+
+
+def prompt_tokens(where: Path) -> list[int]:
+    """Return how long the prompt of each request was, as the provider counts it."""
+    found: dict[int, int] = {}
+    for line in (where / "provider.log").read_text().splitlines():
+        row = json.loads(line)
+        found[row["request"]] = row["prompt_tokens"]
+    return list(found.values())
 
 
 def test_a_child_forks_and_summarizes_under_its_quota(
@@ -71,3 +80,25 @@ def test_a_child_asks_an_agent_and_goes_on(tmp_path: Path, provider: str) -> Non
         *("written", "5000", "The message has 2 words.")
     ]
     assert outcome.err == b"sandhost llm: invalid preset: agent@\n"
+    # What was said before is sent again: the tool's call and its result as well.
+    first, second, third = prompt_tokens(tmp_path)
+    assert first < second < third
+
+
+def test_a_conversation_goes_on_in_another_process(
+    tmp_path: Path, provider: str
+) -> None:
+    # spec L5: it is the client's, whoever of the child's processes speaks
+    (tmp_path / "config.toml").write_text(
+        f'[llm]\nbase_url = "{provider}"\napi_key_file = "{key_file(tmp_path)}"\n'
+    )
+    script = """
+        $0 llm chat -r general@a -p 'one and the same'
+        $0 llm chat -r general@a -p 'one and the same'
+        $0 llm chat -r general@b -p 'one and the same'
+        $0 llm chat -r general -p 'one and the same'
+        """
+    words = ("run", "--config", "config.toml", "--", "bash", "-c", script, SANDHOST)
+    assert sandhost(*words, cwd=tmp_path).status == 0
+    begun, gone_on, other, alone = prompt_tokens(tmp_path)
+    assert begun == other == alone < gone_on
