@@ -15,6 +15,7 @@ Rules of this file.
 from __future__ import annotations
 
 from vfs.childcmd import FAILED, OK, Door, UsageError, pieces, run, shown, write
+from vfs.client_turn import client_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,16 +56,27 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 """Word -> (call, arguments that need no option, what it does)."""
 
-TAKES_INPUT = {
-    "wrap_output": "token",
-    "wrap_input": "token",
-    "create_temp_file": "content",
-    "write_temp_file": "content",
+TAKES_INPUT: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "wrap_output": ("token", (), ("source", "is_error")),
+    "wrap_input": ("token", (), ()),
+    "create_temp_file": ("content", (), ()),
+    "write_temp_file": ("content", ("temp_file_id",), ("version",)),
 }
-"""Calls that take standard input, and under which name."""
+"""Calls that take standard input -> under which name, and what they need and may have
+beside it.
+
+Here, because standard input goes first and a host keeps it until a call uses it: what is
+wrong must be found before.
+"""
 
 WRAPS = ("wrap_output", "wrap_input")
 """Calls that answer the text itself if it is short."""
+
+ERROR = "<fd_error "
+"""How the answer of a call that failed begins."""
+
+MOST_TEXT_BYTES = 8 * 1024 * 1024
+"""The longest text that a call hands back (``vfs.content`` has the bound)."""
 
 _NUMBERS = frozenset(
     {
@@ -103,19 +115,60 @@ def _run(argv: list[str]) -> int:
     else:
         raise UsageError(f"unknown command {shown(word)}")
     arguments = _read(word, positional, argv[1:])
-    client = Door("fd")
     if name in TAKES_INPUT:
-        token = _put_stdin(client)
-        under = TAKES_INPUT[name]
-        arguments[under] = token if under == "token" else {"token": token}
-    return _answer(client.fd_call(name, **arguments), is_text=name in WRAPS)
+        _check(word, name, arguments)
+        return _call_with_input(name, arguments)
+    return _answer(Door("fd").fd_call(name, **arguments))
+
+
+def _check(word: str, name: str, arguments: dict[str, object]) -> None:
+    """Find what is wrong with a call that takes standard input, before it is read.
+
+    Raises:
+        UsageError: the host would refuse it.
+    """
+    _, needed, possible = TAKES_INPUT[name]
+    for given in arguments:
+        if given not in (*needed, *possible):
+            raise UsageError(f"{word} has no option --{given.replace('_', '-')}")
+    for wanted in needed:
+        if wanted not in arguments:
+            raise UsageError(f"{word} takes {_usage(needed)}")
+
+
+def _call_with_input(name: str, arguments: dict[str, object]) -> int:
+    """Put standard input in, make the call that uses it, and print its answer."""
+    client = Door("fd")
+    under = TAKES_INPUT[name][0]
+    start = bytearray()
+    token = _put_stdin(client, start=start)
+    arguments[under] = token if under == "token" else {"token": token}
+    try:
+        answer = client.fd_call(name, **arguments)
+    except client_errors().FsProxyError:
+        _drop(client, token)
+        raise
+    if name in WRAPS and answer.encode() == start:
+        return _print(answer)  # as it came, though it may look like an error
+    if answer.startswith(ERROR):
+        _drop(client, token)
+    return _answer(answer, is_text=name in WRAPS)
+
+
+def _drop(client: Client, token: str) -> None:
+    """Have the host forget what a call that failed may not have used.
+
+    What is said to be an error's text is handed back, or refused if it is too long, and
+    not kept in either case; that a token was used after all, the answer tells nobody.
+    """
+    client.fd_call("wrap_output", token=token, is_error=True)
 
 
 def _answer(answer: str, *, is_text: bool = False) -> int:
-    """Print an answer: XML as lines, a text that was handed back as it came."""
-    is_xml = not is_text or answer.startswith(("<fd_result ", "<fd_error "))
+    """Print an answer: XML as lines, a text that was handed back as it is."""
+    is_xml = not is_text or answer.startswith(("<fd_result ", ERROR))
     _print(answer + "\n" if is_xml and not answer.endswith("\n") else answer)
-    return FAILED if answer.startswith("<fd_error ") else OK
+    return FAILED if answer.startswith(ERROR) else OK
 
 
 def _call(words: list[str]) -> int:
@@ -140,11 +193,23 @@ def _put(words: list[str]) -> int:
     return _print(_put_stdin(Door("fd"), *words) + "\n")
 
 
-def _put_stdin(client: Client, token: str | None = None) -> str:
+def _put_stdin(
+    client: Client, token: str | None = None, *, start: bytearray | None = None
+) -> str:
+    """Put standard input in; return its token.
+
+    Args:
+        client: the connection.
+        token: of the content that it is added to.
+        start: takes what is put in; no more than shows that it is longer than any text
+            that a call hands back.
+    """
     is_used = False
     for piece in pieces():
         token = client.fd_put(piece, token)
         is_used = True
+        if start is not None and len(start) <= MOST_TEXT_BYTES:
+            start += piece
     # Without a piece the host has not seen the token: it may not know it.
     return token if is_used and token is not None else client.fd_put(b"", token)
 
@@ -189,11 +254,12 @@ def _value(option: str, rest: Iterator[str]) -> str:
 
 def _enter(found: dict[str, object], name: str, value: str) -> None:
     if name == "lines":
-        first, _, last = value.partition("-")
+        first, dash, last = value.partition("-")
         if not (first.isdigit() and (last or first).isdigit()):
-            raise UsageError("--lines takes FIRST-LAST")
+            raise UsageError("--lines takes FIRST-LAST, FIRST- (to the end) or a line")
         _enter(found, "start_line", first)
-        _enter(found, "end_line", last or first)
+        if last or not dash:
+            _enter(found, "end_line", last or first)
     elif name in _NUMBERS:
         if not value.removeprefix("-").isdigit() or not value.isascii():
             raise UsageError(f"--{name.replace('_', '-')} takes a number")
@@ -222,6 +288,7 @@ def _help() -> str:
         f"  {'put':14}{'[TOKEN]':36}standard input as content; print its token\n"
         f"  {'call':14}{'NAME JSON':36}any call\n"
         "\nEvery parameter of a call is an option: --start-line 3, --regex, --no-create.\n"
+        "Lines are also --lines 3-5, --lines 3- (to the end) or --lines 3 (that one).\n"
         "\nexample: make test 2>&1 | sandhost fd wrap --source tool:make\n"
         "\nexit status: 0 done, 1 the host reports an error, 2 wrong usage or not in a"
         " child\n"

@@ -190,7 +190,11 @@ units="1">
         ("read fd:1 x", "--page takes a number"),
         ("list more", "list takes no argument"),
         ("wrap --source", "--source needs a value"),
+        ("wrap --text a", "wrap has no option --text"),
+        ("temp-create --version 1", "temp-create has no option --version"),
+        ("temp-write --version 1", "temp-write takes TEMP_FILE_ID"),
         ("read fd:1 --lines 3-x", "--lines takes FIRST-LAST"),
+        ("read fd:1 --lines -3", "--lines takes FIRST-LAST"),
         ("search fd:1 a --regex=yes", "--regex takes true or false"),
         ("call read_fd [", "not JSON"),
         ("call", "call takes a name"),
@@ -221,6 +225,53 @@ def test_what_is_handed_back_is_what_came_and_a_token_must_be_known(
             for name in ("summarize_fd", "fork")
         ),
     ]
+
+
+MOST_TOKENS = 64
+"""Contents that a client may have begun and not used."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "wrap --frob 1",
+        f"wrap --source {'s' * 501}",
+        "temp-write temp:9",
+        "temp-create",  # not listed in [tools] enabled
+    ],
+)
+def test_a_command_that_fails_leaves_no_content_behind(
+    tmp_path: Path, words: str
+) -> None:
+    text = '[tools]\nenabled = ["read_fd", "write_temp_file"]\n'
+    script = f"""
+        for i in $(seq {MOST_TOKENS - 1}); do echo x | $0 fd put; done >/dev/null
+        for i in 1 2; do echo x | $0 fd {words} >/dev/null; done 2>/dev/null
+        echo short | $0 fd wrap
+        """
+    outcome = run_with(tmp_path, text, script)
+    assert (outcome.out, outcome.err) == (b"short\n", b"")
+
+
+@pytest.mark.parametrize("word", ["wrap", "wrap-input"])
+def test_what_looks_like_an_answer_is_handed_back_as_it_came(
+    tmp_path: Path, word: str
+) -> None:
+    script = f"""
+        printf '<fd_error type="x">' | $0 fd {word}; echo $?
+        printf '<fd_result fd="x">' | $0 fd {word}; echo $?
+        """
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert outcome.out == b'<fd_error type="x">0\n<fd_result fd="x">0\n'
+
+
+def test_lines_may_go_to_the_end(tmp_path: Path) -> None:
+    script = """
+        seq 1 5000 | $0 fd wrap >/dev/null
+        $0 fd read fd:1 --lines 4998- | grep -c '^4'
+        $0 fd read fd:1 --lines 4998 | grep -c '^4'
+        """
+    assert run_with(tmp_path, CONFIG, script).out == b"2\n1\n"
 
 
 def test_outside_a_child_the_command_says_so(tmp_path: Path) -> None:
