@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ import trio
 
 from supervisor.config import ConfigError, load_config
 from supervisor.fds.service import make_service
-from supervisor.run import complain
+from supervisor.run import STOPPING_SIGNALS, complain
 from vfs.aio import AsyncClient
 from vfs.content import UnknownCallError
 from vfs.filesystem import Filesystem
@@ -29,6 +30,7 @@ from vfs.policy import Ledger, Policy, close_places, open_place
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from anyio import AsyncFile
     from mcp import types
     from mcp.server.lowlevel import Server
 
@@ -77,7 +79,7 @@ class OwnTools:
 
 
 def serve(config: str | None, root: str | None) -> int:
-    """Serve until the client closes stdin; return the exit status."""
+    """Serve until the client closes stdin; return the exit status, 128+n by signal."""
     try:
         import mcp  # noqa: F401, PLC0415 - an extra: say so before anything begins
     except ImportError:
@@ -99,11 +101,53 @@ def serve(config: str | None, root: str | None) -> int:
 async def _serve(config: Config | None, root: str | None) -> int:
     from mcp.server.stdio import stdio_server  # noqa: PLC0415 - an extra
 
-    async with _tools(config, root) as tools:
-        server = await make_server(tools)
-        async with stdio_server() as (reader, writer):
-            await server.run(reader, writer, server.create_initialization_options())
-    return OK
+    with trio.CancelScope() as scope, _stopping(scope) as came:
+        async with _tools(config, root) as tools:
+            server = await make_server(tools)
+            async with stdio_server(_standard_input()) as (reader, writer):
+                options = server.create_initialization_options()
+                await server.run(reader, writer, options)
+    return 128 + came[0] if came else OK
+
+
+@contextmanager
+def _stopping(scope: trio.CancelScope) -> Iterator[list[int]]:
+    """Cancel a scope by a signal, so that everything is cleaned up; yield what came.
+
+    A handler and no task: in a nursery the errors that ``serve`` tells would come as
+    groups.  A second signal does what it does without us.
+    """
+    token = trio.lowlevel.current_trio_token()
+    came: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        came.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        token.run_sync_soon(scope.cancel)
+
+    before = {number: signal.signal(number, stop) for number in STOPPING_SIGNALS}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _standard_input() -> AsyncFile[str]:
+    """Return stdin, with lines that need not be waited for.
+
+    What the package takes by itself waits in a thread for the next line, and a
+    cancelled server with it, until the client closes stdin.
+    """
+    from anyio import AsyncFile, to_thread  # noqa: PLC0415 - an extra's
+
+    class Lines(AsyncFile[str]):
+        async def __aiter__(self) -> AsyncIterator[str]:
+            read = self.wrapped.readline
+            while line := await to_thread.run_sync(read, abandon_on_cancel=True):
+                yield line
+
+    return Lines(open(0, encoding="utf-8", errors="replace", closefd=False))
 
 
 async def make_server(tools: Tools) -> Server[dict[str, object]]:

@@ -1,5 +1,7 @@
 """`sandhost mcp`: a real MCP client, in a child and alone."""
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
+from tests.helpers.command import ENVIRONMENT, SANDHOST, heard, running, sandhost
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -86,6 +88,37 @@ def test_in_a_child_it_offers_the_hosts(tmp_path: Path) -> None:
     ]
     assert lines[2].endswith("'line 2']")
     assert lines[4].startswith("True ['invalid fd call: ")
+
+
+BEGIN = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_at_once_and_leaves_nothing(
+    tmp_path: Path, number: int
+) -> None:
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    with running("mcp", env=env, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(json.dumps(BEGIN).encode() + b"\n")
+        process.stdin.flush()
+        heard(process, b"serverInfo")
+        assert [*tmp_path.glob("sandhost-fds-*")]
+        process.send_signal(number)
+        # Its stdin is still open: an end that comes does not come from there.
+        assert process.wait(timeout=20) == 128 + number
+        assert process.stderr.read() == b""
+    assert not [*tmp_path.iterdir()]
 
 
 def test_without_the_extra_it_says_what_to_install(
