@@ -106,6 +106,8 @@ class Door(Client):
         _signal.alarm(QUIET_S)
 
     def _explain(self, number: int, _: object) -> None:
+        if not self._held:
+            return  # the reply came with the alarm
         _signal.signal(number, self._signalled)
         _signal.alarm(HOLD_S - QUIET_S)
         complain(self._word, _WAITS, 0)

@@ -111,6 +111,11 @@ class Endpoint:
         """Whether other processes may use the connection too."""
         return self._shared
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is given up, so that every further request fails."""
+        return self._lost is not None
+
     def _claim(self, top_level: bool | None) -> bool:
         return self.top_level if top_level is None else top_level
 

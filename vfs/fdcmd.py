@@ -205,11 +205,17 @@ def _put_stdin(
             that a call hands back.
     """
     is_used = False
-    for piece in pieces():
-        token = client.fd_put(piece, token)
-        is_used = True
-        if start is not None and len(start) <= MOST_TEXT_BYTES:
-            start += piece
+    is_new = token is None
+    try:
+        for piece in pieces():
+            token = client.fd_put(piece, token)
+            is_used = True
+            if start is not None and len(start) <= MOST_TEXT_BYTES:
+                start += piece
+    except KeyboardInterrupt:
+        if is_new and token is not None and not client.is_lost:
+            _drop(client, token)  # a host keeps it until it is used
+        raise
     # Without a piece the host has not seen the token: it may not know it.
     return token if is_used and token is not None else client.fd_put(b"", token)
 

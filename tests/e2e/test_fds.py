@@ -227,6 +227,18 @@ def test_what_is_handed_back_is_what_came_and_a_token_must_be_known(
     ]
 
 
+INTERRUPTED = """
+import fcntl, signal, subprocess, sys, termios
+process = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, close_fds=False)
+process.stdin.write(b"x" * 3_000_000)
+process.stdin.flush()
+while any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4))):
+    pass
+process.send_signal(signal.SIGINT)
+print(process.wait())
+"""
+"""Starts a command, writes to it, and interrupts it when it has taken everything."""
+
 MOST_TOKENS = 64
 """Contents that a client may have begun and not used."""
 
@@ -251,6 +263,21 @@ def test_a_command_that_fails_leaves_no_content_behind(
         """
     outcome = run_with(tmp_path, text, script)
     assert (outcome.out, outcome.err) == (b"short\n", b"")
+
+
+def test_a_command_that_is_interrupted_leaves_no_content_behind(
+    tmp_path: Path,
+) -> None:
+    # More than a pipe holds: when the last of it is taken, the first has its token.
+    script = f"""
+        for i in $(seq {MOST_TOKENS - 1}); do echo x | $0 fd put; done >/dev/null
+        for i in 1 2; do
+            python3 -c '{INTERRUPTED}' $0 fd wrap
+        done
+        echo short | $0 fd wrap
+        """
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert (outcome.out, outcome.err) == (b"130\n130\nshort\n", b"")
 
 
 @pytest.mark.parametrize("word", ["wrap", "wrap-input"])
