@@ -129,9 +129,10 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
     if section.enabled is False:
         text = "false changes nothing while [tools] enabled lists one of its tools"
         yield "file_descriptor.enabled", text
-    if section.max_direct_output_chars < section.default_page_size:
-        text = "less than default_page_size: one page would hold what is stored"
-        yield "file_descriptor.max_direct_output_chars", text
+    for key in ("max_direct_output_chars", "max_input_chars"):
+        if getattr(section, key) < section.default_page_size:
+            text = "less than default_page_size: one page would hold what is stored"
+            yield f"file_descriptor.{key}", text
 
 
 def _odd_tools(tools: ToolsSection, *, has_model: bool) -> Iterator[tuple[str, str]]:

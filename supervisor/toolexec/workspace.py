@@ -14,6 +14,7 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 from supervisor.toolexec.routes import RefusedError
@@ -25,6 +26,8 @@ NAME = b"/workspace"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import trio
 
 
@@ -43,16 +46,27 @@ async def open_cwd(
 
     Raises:
         RefusedError: 400: it is no directory beneath the workspace.
+        OSError: the host has no descriptor left, or no memory.
     """
-    with contextlib.suppress(OSError):
-        rest = beneath_name(cwd)
-        if rest is not None:
-            with contextlib.suppress(OSError):
-                return open_directory(workspace_fd, rest)
-        if cwd.startswith(b"/") and b"\0" not in cwd:
+    rest = beneath_name(cwd)
+    if rest is not None:
+        with _nothing_there():
+            return open_directory(workspace_fd, rest)
+    if cwd.startswith(b"/") and b"\0" not in cwd:
+        with _nothing_there():
             # Anywhere on the host, a dead network file system included.
             return await in_thread(_open_host_path, workspace_fd, cwd, share=share)
     raise refused()
+
+
+@contextlib.contextmanager
+def _nothing_there() -> Iterator[None]:
+    """Pass over what a name leads to nowhere for, but not what the host has too few of."""
+    try:
+        yield
+    except OSError as why:
+        if why.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+            raise
 
 
 def beneath_name(cwd: bytes) -> bytes | None:

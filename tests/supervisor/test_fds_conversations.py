@@ -12,7 +12,7 @@ from supervisor.fds.conversations import Conversations
 from supervisor.fds.prompt import INSTRUCTIONS, enriched, instructions
 from supervisor.fds.service import FdService
 from supervisor.fds.toolloop import MOST_ROUNDS, ModelError, Reply
-from tests.helpers.contents import text_of
+from tests.helpers.contents import asking, failed, text_of
 from tests.helpers.sessions import Hall, hall
 from vfs.content import Checkpoints, Json, Process, Settings, Store
 from vfs.filesystem import Client
@@ -448,3 +448,32 @@ def test_the_block_is_the_designs_and_knows_what_is_enabled() -> None:
     once = enriched("Be good.", {"read_fd"})
     assert enriched(once, {"read_fd"}) == once
     assert enriched("", None) == INSTRUCTIONS
+
+
+async def test_a_spawn_is_given_each_descriptor_once(scene: Make) -> None:
+    made = scene(words("ok"))
+    for text in ("one whole\n", "two\nlines\n", "three\n"):
+        made.process.add_text(text, "test")
+    parts = [{"fd": "fd:2", "end_line": 1}, "fd:1", "fd:1", "fd:3"]
+    await made.process.call(
+        "spawn", program="expert", query="q", additional_preload_fds=parts
+    )
+    system = made.model.seen[0][0]["content"]
+    assert system.count("<preload ") == 3
+    assert system.count('<preload fd="fd:1"') == system.count('<preload fd="fd:3"') == 1
+    assert '<preload fd="fd:4" from="fd:2" lines="1-1">\ntwo\n' in system
+
+
+async def test_a_spawn_shows_no_more_than_a_conversation_holds(scene: Make) -> None:
+    made = scene(words("ok"))
+    made.process.add_text("line\n" * 100_000, "test")
+    parts = [{"fd": "fd:1", "start_line": 1} for _ in range(200)]
+    answer = await asking(
+        made.process,
+        "spawn",
+        program="expert",
+        query="q",
+        additional_preload_fds=parts,
+    )
+    assert failed(answer)[0] == "invalid_parameter"
+    assert not made.model.seen

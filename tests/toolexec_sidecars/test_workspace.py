@@ -1,6 +1,8 @@
 """A tool's working directory: beneath the workspace, or refused."""
 
+import errno
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +117,20 @@ async def test_the_whole_file_system_may_be_a_workspace(tmp_path: Path) -> None:
         assert await opened(fd, b".") == "/"
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("cwd", [b".", b"/workspace/sub", b"PATH"])
+async def test_a_host_without_descriptors_does_not_say_that_nothing_is_there(
+    held: int, cwd: bytes
+) -> None:
+    # attack 18
+    cwd = cwd.replace(b"PATH", os.fsencode(workspace.path_of(held)))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    await opened(held, cwd)  # what it takes beside descriptors is there from now on
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError) as refused:  # noqa: PT011 - the number counts
+            await workspace.open_cwd(held, cwd)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert refused.value.errno == errno.EMFILE

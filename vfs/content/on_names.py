@@ -99,7 +99,10 @@ def delete_fd_section(process: Process, *, fd: str, ref_id: str) -> bytes:
 
 def keep_fds(process: Process, *, fds: list[Json]) -> bytes:
     """Give up every descriptor but these, for good."""
-    found = [process.table.find(fd if isinstance(fd, str) else "") for fd in fds]
+    if not all(isinstance(fd, str) for fd in fds):
+        text = "Descriptors are kept whole: give their ids"
+        raise FdError(INVALID_PARAMETER, text)
+    found = [process.table.find(str(fd)) for fd in fds]
     process.table.keep_only({fd.number for fd in found})
     return fdxml.empty("fd_list", (("count", len(process.table.fds)),))
 

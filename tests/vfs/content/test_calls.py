@@ -455,6 +455,8 @@ def test_a_process_may_give_descriptors_up() -> None:
     assert ask(made, "keep_fds", fds=["fd:1"]).get("count") == "1"
     assert failed(ask(made, "read_fd", name="two"))[0] == "not_found"
     assert failed(ask(made, "keep_fds", fds=["fd:2"]))[0] == "not_found"
+    part = {"fd": "fd:1", "start_line": 1}
+    assert failed(ask(made, "keep_fds", fds=[part]))[0] == "invalid_parameter"
     made.add_text("three", "test")
     assert list(made.table.fds) == [1, 3]
 
@@ -470,3 +472,15 @@ def test_a_call_that_awaits_is_not_done_at_once() -> None:
         holding(LINES).call_now("fd_to_file", fd="fd:1", file_path="a")
     answer = waiting(holding(LINES), "fd_to_file", fd="fd:1", file_path="a")
     assert failed(answer)[0] == "file_operation"
+
+
+def test_blocks_that_are_nested_too_deep_to_be_written_are_an_error() -> None:
+    nested: list[object] = []
+    for _ in range(5000):
+        nested = [nested]
+    blocks = [{"type": "image", "data": nested}]
+    answer = ask(holding("text"), "wrap_output", blocks=blocks)
+    assert failed(answer)[::2] == (
+        "invalid_parameter",
+        "The blocks are nested too deep",
+    )
