@@ -10,6 +10,9 @@ Rules of this file.
 2. In chunk framing every line ends in CRLF, and nothing else is taken for its end: two
    readers that differ about that see two requests in one (attack 33).
 3. A request that has a length and is chunked as well is refused, whatever it holds.
+4. What a reader keeps is bounded by the body's bound and by one line's.  Chunks may be as
+   small as they like, for of their sizes nothing is kept; what framing may hold without
+   end (extensions, trailers) has ``MAX_EXTRA_BYTES`` in all.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ has 128 arguments of 4,096 bytes that are all escaped."""
 MAX_CHUNK_LINE_BYTES = 256
 """Longest line of a chunk's size, extensions included."""
 
+MAX_EXTRA_BYTES = MAX_HEAD_BYTES
+"""Most of what chunk framing holds beyond sizes and line ends: extensions, blanks and
+zeros before a size, and trailers, which are header lines and have their bound."""
+
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _LENGTH = re.compile(rb"[0-9]{1,19}")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
@@ -40,7 +47,7 @@ class FramingError(Exception):
 
 
 class HeadTooLargeError(Exception):
-    """A head beyond its bounds: 431."""
+    """A head, or what stands for more of it in chunks, beyond its bounds: 431."""
 
 
 class BodyTooLargeError(Exception):
@@ -97,6 +104,7 @@ class BodyReader:
         self.body = bytearray()
         self.rest = b""
         self._buffer = bytearray()
+        self._extra_bytes = 0
         lengths = [value for name, value in headers if name == b"content-length"]
         codings = [value for name, value in headers if name == b"transfer-encoding"]
         if codings and (lengths or version == b"1.0"):
@@ -108,6 +116,7 @@ class BodyReader:
         self._left = int(lengths[0]) if lengths else 0
         if self._left > MAX_BODY_BYTES:
             raise BodyTooLargeError
+        self._is_chunked = bool(codings)
         self._step = self._size_line if codings else self._last_part
         self.is_complete = not codings and self._left == 0
 
@@ -117,6 +126,7 @@ class BodyReader:
         Raises:
             FramingError: what is there is no chunk.
             BodyTooLargeError: it is longer than it may be.
+            HeadTooLargeError: its extensions and trailers are.
         """
         self._buffer += data
         while not self.is_complete and self._step():
@@ -124,6 +134,24 @@ class BodyReader:
         if self.is_complete:
             self.rest += self._buffer
             self._buffer.clear()
+
+    def held(self) -> tuple[bytes | bytearray, ...]:
+        """Return what brings another reader to where this one is, once it is fed that.
+
+        The parts are no copies: they are good until more is taken in.  All that was
+        decoded is one chunk of them, however many it came in.
+        """
+        if not self._is_chunked:
+            return self.body, self._buffer, self.rest
+        size, behind = len(self.body) + self._left, b""
+        if self._step in {self._size_line, self._trailer_line}:
+            behind += b"\r\n" if size else b""
+        if self._step == self._trailer_line:
+            behind += b"0\r\n"
+        if self.is_complete:
+            behind += b"\r\n"
+        start = b"%x\r\n" % size if size else b""
+        return start, self.body, behind, self._buffer, self.rest
 
     # Each step takes what it can and tells whether the next one may begin.
 
@@ -133,7 +161,7 @@ class BodyReader:
         return False
 
     def _size_line(self) -> bool:
-        line = self._line(MAX_CHUNK_LINE_BYTES)
+        line = self._line(MAX_CHUNK_LINE_BYTES, FramingError("a long chunk size"))
         if line is None:
             return False
         size = _SIZE.fullmatch(line)
@@ -142,6 +170,7 @@ class BodyReader:
         self._left = int(size[1], 16)
         if len(self.body) + self._left > MAX_BODY_BYTES:
             raise BodyTooLargeError
+        self._take_extra(len(line) - len(b"%x" % self._left))
         self._step = self._chunk if self._left else self._trailer_line
         return True
 
@@ -161,9 +190,11 @@ class BodyReader:
         return True
 
     def _trailer_line(self) -> bool:
-        line = self._line(MAX_HEAD_BYTES)
+        longest = MAX_EXTRA_BYTES - self._extra_bytes
+        line = self._line(longest, HeadTooLargeError())
         if line is None:
             return False
+        self._take_extra(len(line) + 2 if line else 0)
         if line and not _TRAILER.fullmatch(line):
             raise FramingError("a bad trailer")
         self.is_complete = not line
@@ -175,11 +206,18 @@ class BodyReader:
         self.body += part
         self._left -= len(part)
 
-    def _line(self, longest: int) -> bytes | None:
+    def _take_extra(self, size_bytes: int) -> None:
+        self._extra_bytes += size_bytes
+        if self._extra_bytes > MAX_EXTRA_BYTES:
+            raise HeadTooLargeError
+
+    def _line(self, longest: int, too_long: Exception) -> bytes | None:
         """Take a line off the buffer, without its CRLF; None if it is not all there."""
         end = self._buffer.find(b"\n", 0, longest + 2)
-        if end < 0 and len(self._buffer) <= longest + 1:
-            return None
+        if end < 0:
+            if len(self._buffer) <= longest + 1:
+                return None
+            raise too_long
         if end < 1 or self._buffer[end - 1] != 0x0D:
             raise FramingError("a line without CRLF in the chunks")
         line = bytes(self._buffer[: end - 1])

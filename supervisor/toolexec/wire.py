@@ -7,6 +7,9 @@ Rules of this file.
    connection is dropped.  Sending has no time-out (spec: no write time-out).
 3. Who is refused before all it sent was read gets the chance to read that: the host
    half-closes and drains for ``DRAIN_S`` (RFC 9112, 9.6).
+4. Of a request nothing is kept that is not bounded: its head, and its body as decoded.
+   The bytes that framed it are not kept, for a client may send them without end.
+5. Whoever asks with HEAD gets heads and no bodies (RFC 9110, 9.3.2).
 """
 
 from __future__ import annotations
@@ -75,7 +78,8 @@ class Wire:
         sock: non-blocking; owned.
 
     Attributes:
-        received: what has come of the request, while that is being received.
+        received: what brings another wire to where this one is in its request, while
+            that is being received: its head, then what the body's reader holds.
         unsent: what the client has not taken of what is being sent.
     """
 
@@ -86,7 +90,8 @@ class Wire:
         )
         self._got = b""
         self._ahead = b""
-        self.received: list[bytes] = []
+        self._is_head = False
+        self.received: list[bytes | bytearray] = []
         self.unsent = memoryview(b"")
 
     # The request
@@ -112,15 +117,17 @@ class Wire:
             raise GoneError
         try:
             body = BodyReader(head.headers, head.version)
-            body.feed(self._got)
+            self._feed(body, self._got)
             if self._http.they_are_waiting_for_100_continue and not body.is_complete:
                 await self._go_on(head, first_look)
             while not body.is_complete:
-                body.feed(await self._receive_body())
+                self._feed(body, await self._receive_body())
         except FramingError as why:
             raise RefusedAtOnceError(toolexec.bad_request(str(why))) from None
         except BodyTooLargeError:
             raise RefusedAtOnceError(toolexec.PAYLOAD_TOO_LARGE) from None
+        except HeadTooLargeError:
+            raise RefusedAtOnceError(toolexec.HEAD_TOO_LARGE) from None
         if body.rest or self._has_more():
             refusal = toolexec.bad_request("bytes after the body")
             raise RefusedAtOnceError(refusal)
@@ -137,24 +144,31 @@ class Wire:
         )
         self._http.next_event()
 
+    def _feed(self, body: BodyReader, data: bytes) -> None:
+        body.feed(data)
+        self._got = b""
+        self.received[1:] = body.held()
+
     async def _receive_head(self) -> Head:
         reader = HeadReader()
-        has_begun = False
+        so_far = bytearray()
+        self.received = [so_far]
         while True:
             data = await self._receive()
             if not data:
-                if not has_begun:
+                if not so_far:
                     raise GoneError
                 refusal = toolexec.bad_request("the head ended early")
                 raise RefusedAtOnceError(refusal)
-            has_begun = True
-            self.received.append(data)
+            so_far += data
+            self._is_head = so_far.startswith(b"HEAD ")
             try:
                 cut = reader.feed(data)
             except HeadTooLargeError:
                 raise RefusedAtOnceError(toolexec.HEAD_TOO_LARGE) from None
             if cut is not None:
                 text, self._got = cut
+                self.received = [text]
                 return self._parse(text)
 
     def _parse(self, text: bytes) -> Head:
@@ -187,7 +201,6 @@ class Wire:
             if not data:
                 refusal = toolexec.bad_request("the body ended early")
                 raise RefusedAtOnceError(refusal)
-            self.received.append(data)
             return data
         raise GoneError
 
@@ -246,7 +259,7 @@ class Wire:
     ) -> None:
         """Send a whole reply."""
         head = self.head(status, len(body), exit_code, headers or [])
-        await self.send(head, body)
+        await self.send(head, b"" if self._is_head else body)
 
     async def reply_nothing(self) -> None:
         """Send a 204."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.toolexec_body import (
     MAX_BODY_BYTES,
+    MAX_EXTRA_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEAD_LINES,
     BodyReader,
@@ -184,6 +185,64 @@ def test_a_body_has_so_many_bytes_and_no_more() -> None:
         read(half + half + b"1\r\nx\r\n", CHUNKED)
     with pytest.raises(BodyTooLargeError):
         read(b"ffffffffffffffff\r\n", CHUNKED)
+
+
+def test_trailers_have_so_many_bytes_and_no_more() -> None:
+    line = b"A: " + b"x" * 1019 + b"\r\n"
+    assert len(line) * 64 == MAX_EXTRA_BYTES
+    assert read(b"0\r\n" + line * 64 + b"\r\n", CHUNKED, [99]).is_complete
+    for more in (line * 64 + b"A:", line * 65, b"A: " + b"x" * MAX_EXTRA_BYTES):
+        for sizes in ([], [5000] * 12):
+            with pytest.raises(HeadTooLargeError):
+                read(b"0\r\n" + more + b"\r\n", CHUNKED, sizes)
+
+
+def test_extensions_have_so_many_bytes_and_no_more() -> None:
+    for extra in (b";" + b"x" * 249, b" " * 250):
+        chunk = b"1" + extra + b"\r\na\r\n"
+        assert not read(chunk * (MAX_EXTRA_BYTES // 250), CHUNKED).is_complete
+        with pytest.raises(HeadTooLargeError):
+            read(chunk * (MAX_EXTRA_BYTES // 250 + 1), CHUNKED)
+    with pytest.raises(HeadTooLargeError):  # zeros before a size
+        read(b"0000000001\r\na\r\n" * (MAX_EXTRA_BYTES // 9 + 1), CHUNKED)
+    with pytest.raises(HeadTooLargeError):  # together with trailers
+        read(
+            (b"1;" + b"x" * 249 + b"\r\na\r\n") * 262
+            + b"0\r\nA: bcdefghijklmnop\r\nB: "
+            + b"x" * 60
+            + b"\r\n",
+            CHUNKED,
+        )
+
+
+def test_a_body_may_come_in_chunks_of_a_byte() -> None:
+    reader = read(b"1\r\nx\r\n" * MAX_BODY_BYTES, CHUNKED)
+    # What is kept of it is its body: the sizes are gone.
+    assert sum(map(len, reader.held())) < MAX_BODY_BYTES + 32
+    reader.feed(b"0\r\n\r\n")
+    assert (reader.is_complete, len(reader.body)) == (True, MAX_BODY_BYTES)
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=20), max_size=4),
+    st.sampled_from([b"", b"A: b\r\n"]),
+    st.sampled_from([b"", b"5"]),
+    st.data(),
+)
+def test_another_reader_goes_on_from_what_one_holds(
+    parts: list[bytes], trailers: bytes, after: bytes, draw: st.DataObject
+) -> None:
+    body = b"".join(parts)
+    data = b"".join(b"%x;a\r\n%b\r\n" % (len(p), p) for p in parts)
+    data += b"0\r\n" + trailers + b"\r\n" + after
+    for headers, stream in (
+        (CHUNKED, data),
+        (length(b"%d" % len(body)), body + after),
+    ):
+        at = draw.draw(st.integers(0, len(stream)))
+        held = b"".join(read(stream[:at], headers).held())
+        other = read(held + stream[at:], headers)
+        assert (other.is_complete, bytes(other.body), other.rest) == (True, body, after)
 
 
 @given(

@@ -4,7 +4,9 @@ import socket
 
 import pytest
 
+from protocol.toolexec_body import MAX_BODY_BYTES, MAX_HEAD_BYTES
 from supervisor.toolexec import wire
+from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
 
 pytestmark = pytest.mark.slow
@@ -209,3 +211,53 @@ async def test_bytes_after_a_request_that_runs_are_not_a_request(scene: Scene) -
         reply = parse(data + await receive_all(sock))
     assert reply.body == b"a\nb\n"
     assert len(scene.stage.events("exec.started")) == 1
+
+
+# attack 15: what frames a body, without end; nobody has shown a token.
+# spec E7
+@pytest.mark.parametrize(
+    "endless",
+    [
+        b"0\r\n" + (b"X-A: " + b"a" * 6000 + b"\r\n") * 20,
+        (b"1;" + b"e" * 250 + b"\r\na\r\n") * 400,
+    ],
+)
+async def test_framing_beyond_its_bound_is_431(scene: Scene, endless: bytes) -> None:
+    head = scene.head(None, "Transfer-Encoding: chunked", token=None)
+    reply = await scene.say(head + endless, half_close=True)
+    assert (reply.status, reply.body) == (431, b"request headers too large\n")
+    assert_nothing_ran(scene)
+
+
+# attack 15: what is kept of a request for another program of this host is bounded.
+async def test_of_framing_nothing_is_kept(scene: Scene) -> None:
+    head = scene.head(None, "Transfer-Encoding: chunked")
+    with await scene.connect() as sock:
+        await send(sock, head + b"1\r\nx\r\n" * (MAX_BODY_BYTES - 1))
+        await send(sock, b"1\r")
+        (server,) = (one for one in scene.tool.servers if one.connections)
+        (connection,) = server.connections.values()
+        bound = MAX_HEAD_BYTES + MAX_BODY_BYTES
+
+        def kept() -> int:
+            return sum(map(len, connection.wire.received))
+
+        await eventually(lambda: kept() > MAX_BODY_BYTES, 30.0)
+        assert kept() < bound
+        await send(sock, b"\ny\r\n0\r\n\r\n")
+        assert parse(await receive_all(sock)).status == 400  # it is no form of a tool
+
+
+# RFC 9110, 9.3.2
+async def test_a_reply_to_head_has_no_body(scene: Scene) -> None:
+    for line, status in (
+        ("HEAD /exec HTTP/1.1", b"405"),
+        ("HEAD /nowhere HTTP/1.1", b"404"),
+        ("HEAD /exec HTTP/3.0", b"400"),
+    ):
+        with await scene.connect() as sock:
+            await send(sock, scene.head(None, line=line))
+            reply = await receive_all(sock)
+        assert reply.split()[1] == status
+        assert reply.endswith(b"\r\n\r\n")
+        assert reply.count(b"\r\n\r\n") == 1
