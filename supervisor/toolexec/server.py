@@ -5,6 +5,11 @@ Rules of this file.
 1. A connection is a task in the nursery of its listener, and ends with it.
 2. A listener has ``MAX_CONNECTIONS`` at once; one more is told that the server is busy.
    So one child's idle connections take nothing from another's.
+3. Of those that are told so a listener has ``MAX_REFUSED`` at once.  Who comes then waits
+   in the kernel's queue, where it takes no descriptor of the host.
+4. All listeners together have a quarter of the host's descriptors; beyond that each has
+   only its equal part, so that floods at some take nothing from the others.
+5. On a listener that children share each has ``PER_CHILD`` connections that can last.
 
 Sources: unix(7), RFC 9112.
 """
@@ -13,24 +18,44 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.toolexec import BUSY
+from protocol.toolexec import BUSY, Exec, Notify, Replay
+from supervisor.accepting import ACCEPT_PAUSE_S, OUT_OF_RESOURCES
 from supervisor.control_socket import identity_of, listening, listening_on
 from supervisor.toolexec.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
+    from protocol.toolexec import Refusal, Request
+    from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.moments import Task
     from supervisor.toolexec.service import ToolExec
 
 MAX_CONNECTIONS = 256
 """Connections of one listener: its executions, their readers, and those that signal."""
+
+MAX_REFUSED = 8
+"""Connections of one listener that are being told that it is busy: who reads that and
+goes takes a millisecond, who does not holds its place for the wire's ``DRAIN_S``."""
+
+MIN_CONNECTIONS = 4
+"""A listener's part of the descriptors, however many listeners there are."""
+
+PER_CHILD = MAX_CONNECTIONS // 4
+"""Connections with an execution that one child has on a listener of all children: as
+many as its executions by default.  The others, of which none lasts, are not counted, so
+that it can always signal what it runs."""
+
+SHORTAGE_TOLD_S = 5.0
+"""Between two lines of log about one shortage of descriptors."""
 
 BACKLOG = 128
 """Connections that may wait to be accepted while the host is busy for a moment."""
@@ -46,36 +71,93 @@ LONGEST_PATH_BYTES = 107
 """Room in sockaddr_un, unix(7); the host could do with more, a client could not."""
 
 
+class Places:
+    """The places for connections of one host, over all its listeners.
+
+    Attributes:
+        listeners: how many there are.
+        taken: by connections that are served.
+    """
+
+    def __init__(self) -> None:
+        self.listeners = 0
+        self.taken = 0
+        self._told_at = -SHORTAGE_TOLD_S
+
+    def has_one(self, held: int) -> bool:
+        """Whether a listener that holds so many may have one more."""
+        if held >= MAX_CONNECTIONS:
+            return False
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        all_of_them = soft // 4
+        part = max(MIN_CONNECTIONS, all_of_them // max(1, self.listeners))
+        return self.taken < all_of_them or held < part
+
+    def is_shortage_news(self) -> bool:
+        """Whether a shortage of descriptors is to be told now."""
+        now = trio.current_time()
+        if now - self._told_at < SHORTAGE_TOLD_S:
+            return False
+        self._told_at = now
+        return True
+
+
 class Server:
     """One listener and its connections.
 
     Args:
         service: what serves them.
         listener: owned.
+        is_shared: all children come here, and not one.
     """
 
-    def __init__(self, service: ToolExec, listener: trio.SocketListener) -> None:
+    def __init__(
+        self, service: ToolExec, listener: trio.SocketListener, *, is_shared: bool
+    ) -> None:
         self._service = service
         self._listener = listener
+        self._is_shared = is_shared
         self.connections: dict[int, Connection] = {}
+        self._lasting: dict[ChildExecutions, int] = {}
+        self._refused: set[int] = set()
+        self._room = trio.Event()
         self._nursery: trio.Nursery | None = None
 
     async def run(
         self, task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Accept and serve until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started(self)
-            await trio.serve_listeners(self._serve, [self._listener])
+        places = self._service.places
+        places.listeners += 1
+        try:
+            async with self._listener, trio.open_nursery() as self._nursery:
+                task_status.started(self)
+                while True:
+                    await self._accept(self._nursery)
+        finally:
+            places.listeners -= 1
 
     def go_on(self, connection: Connection, task: Task | None, unsent: bytes) -> None:
         """Go on with a connection of the program before; see ``Connection.serve``."""
         if self._nursery is None:
             raise RuntimeError("a server that does not run has no connections")
-        self._nursery.start_soon(self._own, connection, task, unsent)
+        self._enter(self._nursery, connection, task, unsent)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
-        accepted = stream.socket
+    async def _accept(self, nursery: trio.Nursery) -> None:
+        """Accept one connection, once there is room for it."""
+        while len(self._refused) >= MAX_REFUSED and not self._has_place():
+            self._room = trio.Event()
+            await self._room.wait()
+        try:
+            accepted = (await self._listener.accept()).socket
+        except OSError as why:
+            if why.errno not in OUT_OF_RESOURCES:
+                raise
+            if self._service.places.is_shortage_news():
+                text = f"toolexec: cannot accept a connection: {why.strerror}"
+                self._service.log("ERROR", f"{text}; those that come wait")
+            await trio.sleep(ACCEPT_PAUSE_S)
+            return
         family, kind = accepted.family, accepted.type
         # The plain socket beneath: its calls need no task switch when they do not wait.
         sock = socket.socket(family, kind, 0, accepted.detach())
@@ -83,21 +165,61 @@ class Server:
         # A piece of output should fit, or the host waits in the middle of each; the
         # kernel takes as much of this as wmem_max allows.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-        connection = Connection(self._service, sock)
-        if len(self.connections) >= MAX_CONNECTIONS:
-            await connection.refuse_at_once(BUSY)
-            return
-        await self._own(connection)
+        make = partial(_Shared, self) if self._is_shared else Connection
+        connection = make(self._service, sock)
+        if self._has_place():
+            self._enter(nursery, connection)
+        else:
+            self._refused.add(sock.fileno())
+            nursery.start_soon(self._refuse, connection, sock.fileno())
 
-    async def _own(
-        self, connection: Connection, task: Task | None = None, unsent: bytes = b""
+    def _has_place(self) -> bool:
+        return self._service.places.has_one(len(self.connections))
+
+    def _enter(
+        self,
+        nursery: trio.Nursery,
+        connection: Connection,
+        task: Task | None = None,
+        unsent: bytes = b"",
     ) -> None:
+        # Counted before its task begins: more may be accepted until then.
         number = connection.wire.sock.fileno()
         self.connections[number] = connection
+        self._service.places.taken += 1
+        nursery.start_soon(self._own, connection, number, task, unsent)
+
+    async def _own(
+        self, connection: Connection, number: int, task: Task | None, unsent: bytes
+    ) -> None:
         try:
             await connection.serve(task, unsent)
         finally:
             del self.connections[number]
+            self._service.places.taken -= 1
+            self._room.set()
+
+    async def _refuse(self, connection: Connection, number: int) -> None:
+        try:
+            await connection.refuse_at_once(BUSY)
+        finally:
+            self._refused.discard(number)
+            self._room.set()
+
+    @contextmanager
+    def lasting(self, owner: ChildExecutions) -> Iterator[bool]:
+        """Hold a connection that lasts, if its child may have one more (rule 5)."""
+        held = self._lasting.get(owner, 0)
+        if held >= PER_CHILD:
+            yield False
+            return
+        self._lasting[owner] = held + 1
+        try:
+            yield True
+        finally:
+            self._lasting[owner] -= 1
+            if not self._lasting[owner]:
+                del self._lasting[owner]
 
     @property
     def listener_fd(self) -> int:
@@ -106,7 +228,26 @@ class Server:
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
-        return (self.listener_fd, *self.connections)
+        return (self.listener_fd, *self.connections, *self._refused)
+
+
+class _Shared(Connection):
+    """A connection of a listener that children share.
+
+    Those that a program of this host hands to the next are not counted there: no more
+    of them come.
+    """
+
+    def __init__(self, server: Server, service: ToolExec, sock: socket.socket) -> None:
+        super().__init__(service, sock)
+        self._server = server
+
+    async def _answer(self, request: Request) -> Refusal | None:
+        owner = self._owner
+        if owner is None or not isinstance(request, Exec | Replay | Notify):
+            return await super()._answer(request)
+        with self._server.lasting(owner) as is_admitted:
+            return await super()._answer(request) if is_admitted else BUSY
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -27,6 +28,7 @@ from supervisor.gate import Gate
 from supervisor.toolexec import handover, handover_state
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.server import (
+    Places,
     Server,
     activated_listener,
     tcp_listener,
@@ -98,6 +100,7 @@ class ToolExec:
         shared: what listens where all children may come.
         left: what the program before has left, until all of it is entered.
         entered: the executions among that, by child, in the order of the state.
+        places: for connections, over all that listens.
         large_output: makes a handle of a finished execution's output, or answers None
             to have it sent as it is; None where nobody can.
     """
@@ -122,6 +125,7 @@ class ToolExec:
         self.shared: list[Server] = []
         self.left: ToolExecState | None = None
         self.entered: dict[str, list[Execution]] = {}
+        self.places = Places()
         self._servers: set[Server] = set()
         self._children: dict[str, ChildExecutions] = {}
         self.gate = Gate()
@@ -188,9 +192,13 @@ class ToolExec:
         await nursery.start(self._serve, listener)
 
     async def _serve(
-        self, listener: trio.SocketListener, task_status: trio.TaskStatus[Server]
+        self,
+        listener: trio.SocketListener,
+        *,
+        is_shared: bool = False,
+        task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        server = Server(self, listener)
+        server = Server(self, listener, is_shared=is_shared)
         self._servers.add(server)
         try:
             await server.run(task_status)
@@ -303,7 +311,8 @@ class ToolExec:
             return
         for url, listener in opened:
             self.shared_url = self.shared_url or url
-            self.shared.append(await nursery.start(self._serve, listener))
+            serve = partial(self._serve, is_shared=True)
+            self.shared.append(await nursery.start(serve, listener))
 
     def close(self) -> None:
         """Give back what belongs to no child."""

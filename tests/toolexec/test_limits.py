@@ -1,5 +1,8 @@
 """Slots: as many as configured, a share for everybody, nobody starves."""
 
+import os
+import resource
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -116,3 +119,135 @@ async def _ask_until_refused(scene: Scene) -> bytes:
         with await scene.connect() as sock:
             return await receive_all(sock)
     raise AssertionError
+
+
+# attack 18: connections without end take a bounded number of descriptors.
+# spec E32
+async def test_a_flood_waits_outside(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(server, "MAX_REFUSED", 2)
+    other = await scene.tenant()
+    most = 0
+
+    def count() -> int:
+        nonlocal most
+        held = [len(one.descriptors()) for one in scene.tool.servers]
+        most = max(most, *held)
+        return max(held)
+
+    with ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(await scene.connect())
+        await eventually(lambda: count() == 1 + 4 + 2)
+        request = scene.request(b"tool=true", token=other.token)
+        for _ in range(3):
+            assert (await scene.say(request, tenant=other)).status == 200
+            count()
+    # What has waited is looked at, and is gone; then there is room.
+    await eventually(lambda: count() == 1, 15.0)
+    assert most == 1 + 4 + 2
+    assert (await scene.run("tool=true")).status == 200
+
+
+async def test_who_waits_is_served_when_one_goes(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(server, "MAX_REFUSED", 0)
+    first = await scene.connect()
+    await eventually(lambda: any(one.connections for one in scene.tool.servers))
+    with await scene.connect() as second:
+        await send(second, scene.request(b"tool=true"))
+        with trio.move_on_after(0.1):
+            await receive_all(second)
+            raise AssertionError
+        first.close()
+        assert parse(await receive_all(second)).status == 200
+
+
+# attack 18: of a small limit all listeners have their part.
+# spec E32
+def test_listeners_share_a_quarter_of_the_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (160, 160))
+    places = server.Places()
+    places.listeners = 5
+    places.taken = 39
+    assert places.has_one(39)
+    places.taken = 40
+    assert not places.has_one(8)
+    assert places.has_one(7)
+    places.listeners = 1000
+    assert not places.has_one(4)
+    assert places.has_one(3)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1_048_576, 1_048_576))
+    assert places.has_one(255)
+    assert not places.has_one(256)
+
+
+# attack 18: a host without descriptors says so, in one line, and goes on listening.
+async def test_a_shortage_of_descriptors_is_survived(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str]] = []
+    failures = []
+    is_news = scene.tool.places.is_shortage_news
+
+    def counted() -> bool:
+        failures.append(is_news())
+        return failures[-1]
+
+    monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+    monkeypatch.setattr(scene.tool.places, "is_shortage_news", counted)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        free = os.dup(sock.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            sock.connect(scene.child.path)
+            await eventually(lambda: len(failures) == 3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await send(sock, scene.request(b"tool=true"))
+        assert parse(await receive_all(sock)).status == 200
+    text = "toolexec: cannot accept a connection: Too many open files"
+    assert said == [("ERROR", f"{text}; those that come wait")]
+
+
+# spec S7: one child's connections on a listener of all leave the others alone.
+# spec E32
+async def test_a_child_has_a_share_of_a_common_listener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PER_CHILD", 3)
+    async with opened_scene(tmp_path, unix=False) as scene:
+        other = await scene.tenant()
+        replay = scene.head(line="GET /exec/mine?from=5 HTTP/1.1")
+        (common,) = scene.tool.shared
+        with ExitStack() as stack:
+            sock = stack.enter_context(await scene.connect())
+            form = b"tool=sleep&arg=1000"
+            await send(sock, scene.request(form, "X-Aifo-Exec-Id: mine"))
+            await eventually(lambda: scene.tool._slots.used == 1)
+            for _ in range(2):
+                sock = stack.enter_context(await scene.connect())
+                await send(sock, replay)
+            await eventually(lambda: sum(common._lasting.values()) == 3)
+            for data in (replay, scene.request(b"tool=true")):
+                reply = await scene.say(data)
+                assert (reply.status, reply.body) == (503, b"busy\n")
+                assert reply.headers[b"retry-after"] == b"1"
+            request = scene.request(b"tool=true", token=other.token)
+            assert (await scene.say(request, tenant=other)).status == 200
+            # What lasts not is not counted: it can end what it runs.
+            signal = scene.request(
+                b"exec_id=mine&signal=KILL", line="POST /signal HTTP/1.1"
+            )
+            assert (await scene.say(signal)).status == 204
+        await eventually(lambda: not common._lasting)
+        assert (await scene.run("tool=true")).status == 200
