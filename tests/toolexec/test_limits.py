@@ -121,7 +121,7 @@ async def _ask_until_refused(scene: Scene) -> bytes:
     raise AssertionError
 
 
-# attack 18: connections without end take a bounded number of descriptors.
+# Using up descriptors: connections without end take a bounded number of descriptors.
 # spec E32
 async def test_a_flood_waits_outside(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +167,7 @@ async def test_who_waits_is_served_when_one_goes(
         assert parse(await receive_all(second)).status == 200
 
 
-# attack 18: of a small limit all listeners have their part.
+# Using up descriptors: of a small limit all listeners have their part.
 # spec E32
 def test_listeners_share_a_quarter_of_the_descriptors(
     monkeypatch: pytest.MonkeyPatch,
@@ -188,7 +188,7 @@ def test_listeners_share_a_quarter_of_the_descriptors(
     assert not places.has_one(256)
 
 
-# attack 18: a host without descriptors says so, in one line, and goes on listening.
+# Using up descriptors: a host without descriptors says so, in one line, and goes on listening.
 async def test_a_shortage_of_descriptors_is_survived(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
