@@ -131,11 +131,12 @@ class Execution:
             fd3: it has FD 3, as a nested client of the child.
 
         Raises:
+            RefusedError: a limit of its child is passed.
             SpawnError: it did not start.
             OSError: a pipe or a door cannot be had.
         """
         if self.owner.growth is not None:
-            await self.owner.growth.begin()
+            await self.owner.growth.begin(self.tool)
         ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)
         self._pump = OutputPump(ours, self.log)
         try:

@@ -5,7 +5,12 @@ not stop it. The host looks: before the first tool, ten times a second while one
 and when one has ended, before anybody is told its exit code. A tool that runs while a
 limit is passed, and passed by more than when it began, is ended.
 
-Rule of this file: who has no limit of bytes or files costs nothing.
+Rules of this file.
+
+1. Who has no limit of bytes or files costs nothing.
+2. No tool is started while a limit is passed, nor before what the ones before it left has
+   been looked at: many tools that are done before anybody looks pass a limit by what one
+   of them makes, not by the sum.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from protocol.toolexec import shown
+from supervisor.toolexec.routes import RefusedError
 from vfs import growth
 from vfs.hostio import in_thread
 from vfs.policy import FILES, SIZE_BYTES
@@ -37,6 +44,8 @@ LAST_LOOK_S = 1.0
 TRIES = 3
 """Times that a look begins anew because something was moved."""
 
+_REFUSED = "forbidden: tool '%s' is not permitted while a limit is passed: %s\n"
+
 
 class Growth:
     """Charges a child for what its tools make; see `of`.
@@ -54,19 +63,42 @@ class Growth:
         self._looks = 0
         self._pause_s = PAUSE_S
         self._closed = 0
+        self._ended = 0  # tools
+        self._seen = -1  # of those, the ones that had ended when a look began
 
-    async def begin(self) -> None:
+    async def begin(self, tool: str) -> None:
+        """Let a tool start, or refuse it (rule 2).
+
+        Args:
+            tool: its name.
+
+        Raises:
+            RefusedError: a limit is passed.
+            OSError: it cannot be looked at what is there, so nothing may run.
+        """
+        ended = self._ended
+        await self._look_first()
+        while self._seen < ended:  # a look that answers all may have failed
+            await self.look()
+        if self._passed():
+            await self.look()  # the child may have removed something
+            limit = self._passed()
+            if limit:
+                raise RefusedError(403, (_REFUSED % (shown(tool), limit)).encode())
+
+    async def _look_first(self) -> None:
         """Look at what is there before the first tool.
 
         Raises:
-            OSError: it cannot be looked at, so nothing may run.
+            OSError: it cannot be looked at.
         """
         ledger = self._session.client.ledger
         async with self._lock:
             if ledger.before is None:
+                ended = self._ended
                 found = await self._content()
                 ledger.before = growth.before_all(self._charged(), found)
-                self._closed = found.closed
+                self._closed, self._seen = found.closed, ended
 
     async def look(self) -> None:
         """Charge what is there now; one look answers all who wait for it.
@@ -74,18 +106,18 @@ class Growth:
         Raises:
             OSError: it cannot be looked at.
         """
-        await self.begin()  # if the program before did not know of this
+        await self._look_first()  # if the program before did not know of this
         wanted = self._looks + 1
         async with self._lock:
             if self._looks >= wanted:  # one that began after this was asked for
                 return
             begun_s = trio.current_time()
             self._looks += 1
-            charged = self._charged()
+            ended, charged = self._ended, self._charged()
             found = await self._content()
             ledger = self._session.client.ledger
             growth.settle(ledger, charged, found, self._charged())
-            self._closed = found.closed
+            self._closed, self._seen = found.closed, ended
             took_s = trio.current_time() - begun_s
             self._pause_s = max(PAUSE_S, PAUSE_LOOKS * took_s)
 
@@ -96,6 +128,7 @@ class Growth:
             nursery: where a look goes on that takes longer.
         """
         done = trio.Event()
+        self._ended += 1
 
         async def look() -> None:
             with suppress(OSError):
@@ -121,6 +154,10 @@ class Growth:
             for name, limit, used in self._uses():
                 if used > max(limit, at_first[name]):
                     return name
+
+    def _passed(self) -> str:
+        """Return the name of a limit that is passed; empty for none."""
+        return next((name for name, limit, used in self._uses() if used > limit), "")
 
     def _uses(self) -> list[tuple[str, int, int]]:
         """Return the limits: name, most, used."""

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
@@ -10,10 +10,12 @@ import trio
 import trio.testing
 
 import vfs.growth
+from protocol import toolexec
 from supervisor.toolexec import growth
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Reply, Scene, Tenant, opened_scene
 from vfs.growth import MovedError
+from vfs.places import Place
 from vfs.policy import FILES, SIZE_BYTES
 
 pytestmark = pytest.mark.slow
@@ -87,13 +89,80 @@ async def test_a_tool_that_makes_more_than_its_child_may_have_is_ended(
     note = b"sandhost: ended, for a limit of its child is passed: bytes\n"
     assert reply.body == b"begun\n" + note
     assert used(tenant)[0] > ROOM
-    # It may still take away, as long as that may take, but not add.
-    with trio.fail_after(30):
-        more = await sh(scene, tenant, "while :; do echo x >>g; done")
-    assert more.code == 128 + 9
-    less = await sh(scene, tenant, "sleep 0.5; rm f g")
-    assert (less.code, less.body) == (0, b"")
-    assert used(tenant) == (0, 0)
+
+
+# spec S7
+async def test_while_a_limit_is_passed_no_tool_is_started(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "PAUSE_S", math.inf)
+    tenant = await bounded(scene, max_bytes=ROOM, max_files=3)
+    assert await tenant.puppet.ask(b"MKDIR false made\n") == b"OK"
+    refused = "forbidden: tool 'sh' is not permitted while a limit is passed: %s\n"
+    for script, limit, names in (
+        ("head -c 300000 /dev/zero >f", "bytes", [b"f"]),
+        ("touch 1 2 3", "files", [b"1", b"2", b"3"]),
+    ):
+        # It is done before anybody looks; what it left is counted all the same.
+        assert (await sh(scene, tenant, script)).code == 0
+        for _ in range(3):
+            again = await sh(scene, tenant, "head -c 300000 /dev/zero >more")
+            assert (again.status, again.code) == (403, toolexec.REFUSED)
+            assert again.body == (refused % limit).encode()
+        assert not (scene.workspace / "more").exists()
+        # The child makes room for itself, and has tools again.
+        for name in names:
+            assert await tenant.puppet.ask(b"REMOVE false %b\n" % name) == b"OK"
+        assert (await sh(scene, tenant, "true")).code == 0
+    assert used(tenant) == (0, 1)
+
+
+async def test_a_start_waits_for_the_look_at_what_was_left(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "LAST_LOOK_S", 0.01)
+    monkeypatch.setattr(growth, "PAUSE_S", math.inf)
+    tenant = await bounded(scene, max_bytes=ROOM)
+    assert (await sh(scene, tenant, "true")).code == 0
+    real, let_go = vfs.growth.content_of, threading.Event()
+
+    def slow(places: Iterable[Place]) -> vfs.growth.Content:
+        let_go.wait(30)
+        return real(places)
+
+    monkeypatch.setattr(vfs.growth, "content_of", slow)
+    assert (await sh(scene, tenant, "head -c 300000 /dev/zero >f")).code == 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expect_refusal, scene, tenant)
+        one = scene.tool.children[tenant.puppet.child.id].growth
+        assert one is not None
+        lock = one._lock
+        await eventually(lambda: lock.statistics().tasks_waiting > 0)
+        let_go.set()
+    assert not (scene.workspace / "g").exists()
+
+
+async def expect_refusal(scene: Scene, tenant: Tenant) -> None:
+    """Run a tool that is refused."""
+    assert (await sh(scene, tenant, "echo x >g")).status == 403
+
+
+async def test_what_could_not_be_looked_at_is_looked_at_before_a_start(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "PAUSE_S", math.inf)
+    tenant = await bounded(scene, max_bytes=ROOM)
+    assert (await sh(scene, tenant, "true")).code == 0
+
+    def broken(_places: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vfs.growth, "content_of", broken)
+        assert (await sh(scene, tenant, "head -c 300000 /dev/zero >f")).code == 0
+        assert (await sh(scene, tenant, "echo x >g")).status == 500
+    assert (await sh(scene, tenant, "echo x >g")).status == 403
+    assert not (scene.workspace / "g").exists()
 
 
 # spec S7
@@ -169,7 +238,7 @@ async def test_one_look_answers_all_who_wait_for_it(
     tenant = await bounded(scene, max_bytes=ROOM)
     one = growth.of(tenant.puppet.child)
     assert one is not None
-    await one.begin()
+    await one.begin("sh")
     go_on = threading.Event()
     looks = []
 
