@@ -8,8 +8,8 @@ Rules of this file.
 1. A shim is POSIX sh and curl.  What the tool prints goes to stdout as it comes; the
    exit code is that of the trailer, 1 if there is none.
 2. curl runs in the background: a signal reaches the tool through ``/signal`` at once,
-   and what the tool prints then is still seen.  Started so, it ignores SIGINT, so that
-   Ctrl-C on a terminal does not take it from the shim.
+   and what the tool prints then is still seen.  It ignores SIGINT, so that Ctrl-C on a
+   terminal does not take it from the shim.
 3. The token goes to curl in a file that nobody else may read, not on its command line.
 4. Only what is a shim is replaced by a shim.
 """
@@ -88,7 +88,9 @@ early=
 trap 'again=1; forward INT' INT
 trap 'again=1; forward TERM' TERM
 trap 'again=1; forward HUP' HUP
-( ask --no-buffer -D "$tmp/h" -H 'TE: trailers' \
+# bash does not have it ignore INT by itself where INT has a trap.
+( trap '' INT
+  ask --no-buffer -D "$tmp/h" -H 'TE: trailers' \
     --data-urlencode "$field=$name" "$@" "$base/$endpoint" ) &
 pid=$!
 if [ -n "$early" ]; then forward "$early"; fi

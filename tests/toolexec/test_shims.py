@@ -1,6 +1,7 @@
 """Shims against the real server: ours, and one as strangers write it, in three shells."""
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -89,3 +90,33 @@ async def test_shims_run_tools_of_the_host(
         ) as process:
             out, _ = await trio.to_thread.run_sync(process.communicate)
         assert (out.decode(), process.returncode) == (said, code)
+
+
+@pytest.fixture(params=[*SHELLS, ("bash",), ("sh",)], ids=" ".join)
+def any_shell(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """A shell to run shims with; "sh" is bash by that name."""
+    if request.param != ("sh",):
+        return installed(request.param)
+    (tmp_path / "sh").symlink_to(shutil.which(installed(("bash",))[0]) or "")
+    return [str(tmp_path / "sh")]
+
+
+# spec toolexec 7: what a terminal's Ctrl-C sends goes to the shim's whole group.
+async def test_ctrl_c_leaves_a_tool_its_last_words_and_its_exit_code(
+    scene: Scene, tmp_path: Path, any_shell: list[str]
+) -> None:
+    shims = make_shims(scene, tmp_path / "shims", foreign=False)
+    script = "trap 'echo got; exit 5' INT; echo up; while :; do sleep 0.1; done"
+    with subprocess.Popen(  # noqa: ASYNC220
+        [*any_shell, str(shims / "sh"), "-c", script],
+        env=environment(scene, scene.child.url, tmp_path),
+        cwd=scene.workspace,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert await trio.to_thread.run_sync(process.stdout.readline) == b"up\n"
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = await trio.to_thread.run_sync(process.communicate)
+    assert out.endswith(b"got\n")
+    assert process.returncode == 5
