@@ -12,6 +12,9 @@ Rules of this file.
    terminal does not take it from the shim.
 3. The token goes to curl in a file that nobody else may read, not on its command line.
 4. Only what is a shim is replaced by a shim.
+5. What a shim calls is never a shim, whatever their names and wherever they lie in PATH:
+   it takes its own directory out of its PATH, and a shim that another one calls all the
+   same, from a second directory, gives way to the command of its name.
 """
 
 from __future__ import annotations
@@ -37,6 +40,21 @@ _BODY = r"""
 # AIFO_TOOLEEXEC_URL and AIFO_TOOLEEXEC_TOKEN say where and as whom.
 
 fail() { printf '%s: %s\n' "$name" "$1" >&2; exit 1; }
+
+own=${0%/*}
+[ "$own" != "$0" ] || own=.
+before=$PATH rest=${PATH:+$PATH:} path=
+while [ -n "$rest" ]; do
+  dir=${rest%%:*} rest=${rest#*:}
+  [ "${dir:-.}" -ef "$own" ] || path=$path:$dir
+done
+PATH=${path#:}
+if [ -n "${SANDHOST_SHIM:-}" ]; then
+  [ "$PATH" != "$before" ] || fail 'a shim is called by a shim, and nothing else is found'
+  exec "$name" "$@"
+fi
+SANDHOST_SHIM=$name
+export SANDHOST_SHIM
 
 url=${AIFO_TOOLEEXEC_URL:-}
 [ -n "$url" ] || fail 'AIFO_TOOLEEXEC_URL is not set: no host runs tools here'

@@ -1,9 +1,12 @@
 """Shims against the real server: ours, and one as strangers write it, in three shells."""
 
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -120,3 +123,55 @@ async def test_ctrl_c_leaves_a_tool_its_last_words_and_its_exit_code(
         out, _ = await trio.to_thread.run_sync(process.communicate)
     assert out.endswith(b"got\n")
     assert process.returncode == 5
+
+
+def test_shims_call_no_shims(tmp_path: Path, shell: list[str]) -> None:
+    names = ("curl", "mktemp", "od", "printf", "rm", "sh", "sleep", "tr")
+    for where in ("one", "two"):
+        install(str(tmp_path / where), names)
+    (tmp_path / "linked").symlink_to(tmp_path / "one")
+    (tmp_path / "tmp").mkdir()
+    # A server that takes a connection and says nothing shows that curl was called.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        env = {
+            "PATH": f"linked:{tmp_path}/two/:{tmp_path}/one:{os.environ['PATH']}",
+            "TMPDIR": str(tmp_path / "tmp"),
+            "AIFO_TOOLEEXEC_URL": f"http://127.0.0.1:{server.getsockname()[1]}/exec",
+            "AIFO_TOOLEEXEC_TOKEN": "t",
+        }
+        server.settimeout(10)
+        with subprocess.Popen(
+            [*shell, str(tmp_path / "one" / "tr"), "a", "b"],
+            env=env,
+            cwd=tmp_path,
+            start_new_session=True,
+        ) as process:
+            try:
+                with server.accept()[0] as line:
+                    line.settimeout(10)
+                    asked = b""
+                    while not asked.endswith(b"&arg=a&arg=b"):
+                        asked += line.recv(65_536)
+                assert process.wait(timeout=10) == 1
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    assert b"\r\n\r\ntool=tr&" in asked
+    assert re.search(rb"X-Aifo-Exec-Id: [0-9a-f]{32}\r\n", asked)
+    assert not os.listdir(tmp_path / "tmp")
+
+
+def test_a_shim_that_finds_nothing_but_shims_says_so(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    install(str(tmp_path / "bin"), ["tr"])
+    done = subprocess.run(
+        [str(shutil.which(shell[0])), *shell[1:], str(tmp_path / "bin" / "tr")],
+        env={"PATH": "/nowhere", "SANDHOST_SHIM": "make"},
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=10,
+    )
+    assert done.returncode == 1
+    why = b"tr: a shim is called by a shim, and nothing else is found\n"
+    assert done.stderr == why
