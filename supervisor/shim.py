@@ -41,6 +41,8 @@ _BODY = r"""
 
 fail() { printf '%s: %s\n' "$name" "$1" >&2; exit 1; }
 
+# A shim calls no shim: its own directory leaves its PATH. One that is called by another
+# shim all the same is the command of its name that comes next.
 own=${0%/*}
 [ "$own" != "$0" ] || own=.
 before=$PATH rest=${PATH:+$PATH:} path=
@@ -61,19 +63,6 @@ url=${AIFO_TOOLEEXEC_URL:-}
 [ -n "${AIFO_TOOLEEXEC_TOKEN:-}" ] || fail 'AIFO_TOOLEEXEC_TOKEN is not set'
 command -v curl >/dev/null 2>&1 || fail 'curl is not installed'
 
-tmp=$(mktemp -d "${TMPDIR:-/tmp}/sandhost-shim.XXXXXX") || fail 'no temporary directory'
-trap 'rm -rf "$tmp"' EXIT
-( umask 077
-  printf 'Authorization: Bearer %s\n' "$AIFO_TOOLEEXEC_TOKEN" >"$tmp/a" ) ||
-  fail 'cannot write to the temporary directory'
-
-case $url in
-unix://*) socket=${url#unix://}; url=http://localhost/exec ;;
-*) socket= ;;
-esac
-base=${url%/exec}
-id=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
-
 # -q: no ~/.curlrc; the host is never behind a proxy.
 ask() {
   if [ -n "$socket" ]; then set -- --unix-socket "$socket" "$@"; fi
@@ -93,6 +82,28 @@ forward() {
   done
 }
 
+# Before there is anything to be left behind: a signal ends nothing halfway. What comes
+# before the tool is asked for ends the shim then; what comes before curl is there is
+# forwarded when it is. mktemp, of the same group, says what it made.
+pid= early= again= tmp=
+trap 'trap "" INT TERM HUP; [ -z "$tmp" ] || rm -rf "$tmp"' EXIT
+trap 'again=1; forward INT' INT
+trap 'again=1; forward TERM' TERM
+trap 'again=1; forward HUP' HUP
+tmp=$(trap '' INT TERM HUP; mktemp -d "${TMPDIR:-/tmp}/sandhost-shim.XXXXXX") ||
+  fail 'no temporary directory'
+( trap '' INT TERM HUP
+  umask 077
+  printf 'Authorization: Bearer %s\n' "$AIFO_TOOLEEXEC_TOKEN" >"$tmp/a" ) ||
+  fail 'cannot write to the temporary directory'
+
+case $url in
+unix://*) socket=${url#unix://}; url=http://localhost/exec ;;
+*) socket= ;;
+esac
+base=${url%/exec}
+id=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+
 for arg do
   shift
   set -- "$@" --data-urlencode "arg=$arg"
@@ -100,12 +111,11 @@ done
 if [ "$endpoint" = exec ]; then
   set -- --data-urlencode "cwd=$PWD" -H "X-Aifo-Exec-Id: $id" "$@"
 fi
-# A signal that comes before curl is there is forwarded when it is.
-pid=
-early=
-trap 'again=1; forward INT' INT
-trap 'again=1; forward TERM' TERM
-trap 'again=1; forward HUP' HUP
+case $early in
+INT) exit 130 ;;
+TERM) exit 143 ;;
+HUP) exit 129 ;;
+esac
 # bash does not have it ignore INT by itself where INT has a trap.
 ( trap '' INT
   ask --no-buffer -D "$tmp/h" -H 'TE: trailers' \

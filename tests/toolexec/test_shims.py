@@ -175,3 +175,40 @@ def test_a_shim_that_finds_nothing_but_shims_says_so(
     assert done.returncode == 1
     why = b"tr: a shim is called by a shim, and nothing else is found\n"
     assert done.stderr == why
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_shim_that_is_ended_early_leaves_nothing(
+    tmp_path: Path, any_shell: list[str], number: signal.Signals
+) -> None:
+    install(str(tmp_path / "shims"), ["make"])
+    for name in ("tmp", "bin"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "made")
+    os.mkfifo(tmp_path / "gate")
+    slow = tmp_path / "bin" / "mktemp"
+    made = f'made=$({shutil.which("mktemp")} "$@")'
+    slow.write_text(f"#!/bin/sh\n{made}\n: >made\nread -r x <gate\necho $made\n")
+    slow.chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path / "tmp"),
+        "AIFO_TOOLEEXEC_URL": f"unix://{tmp_path}/nobody",
+        "AIFO_TOOLEEXEC_TOKEN": "t",
+    }
+    with subprocess.Popen(
+        [*any_shell, str(tmp_path / "shims" / "make")],
+        env=env,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        (tmp_path / "made").read_bytes()
+        assert os.listdir(tmp_path / "tmp")
+        os.killpg(process.pid, number)
+        gate = os.open(tmp_path / "gate", os.O_RDWR)  # waits for no reader
+        os.write(gate, b"go\n")
+        _, err = process.communicate(timeout=10)
+        os.close(gate)
+    assert (process.returncode, err) == (128 + number, b"")
+    assert not os.listdir(tmp_path / "tmp")
