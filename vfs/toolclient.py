@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 
-from vfs.toolclient_wire import BrokenLineError, Endpoint, ToolError, encode
+from vfs.toolclient_wire import BrokenLineError, Endpoint, ToolError, encode, pause
 
 __all__ = ["BrokenLineError", "Completed", "Execution", "ToolClient", "ToolError"]
 
@@ -232,7 +232,7 @@ class Execution:
                 if not self._resumes or misses > RESUMES:
                     text = f"the line to execution {self.id} broke: {why}"
                     raise BrokenLineError(text) from why
-                _pause(RESUME_PAUSE_S * 2**misses)
+                pause(RESUME_PAUSE_S * 2**misses)
 
     def wait(self) -> int:
         """Return the exit code; output that nobody took is dropped."""
@@ -348,9 +348,3 @@ def _restore(previous: Mapping[int, object]) -> None:
         import signal  # noqa: PLC0415
 
         signal.signal(number, handler)  # type: ignore[arg-type]
-
-
-def _pause(seconds: float) -> None:
-    import select  # noqa: PLC0415
-
-    select.select([], [], [], seconds)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10.0
 """Longest wait for a listening host to take a connection and a request."""
 
+QUEUE_PAUSE_S = 0.01
+"""Between two attempts to be taken where too many are waiting."""
+
 HEAD_BYTES = 65_536
 """Longest line of a reply."""
 
@@ -232,11 +235,36 @@ def _connect(address: tuple[str, int] | str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(CONNECT_TIMEOUT_S)
-        sock.connect(address)
+        _connect_unix(sock, address)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _connect_unix(sock: socket.socket, path: str) -> None:
+    """Connect, however many are waiting to be taken.
+
+    A socket with a timeout is non-blocking, and connect(2) answers it EAGAIN at once
+    where the listener's queue is full; nothing tells when there is room again.
+    """
+    import time  # noqa: PLC0415 - see toolclient, rule 4
+
+    until_s = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        try:
+            return sock.connect(path)
+        except BlockingIOError as why:
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{path!r} takes no connection") from why
+            pause(QUEUE_PAUSE_S)
+
+
+def pause(seconds: float) -> None:
+    """Do nothing for a while."""
+    import select  # noqa: PLC0415 - see toolclient, rule 4
+
+    select.select([], [], [], seconds)
 
 
 def encode(form: list[tuple[bytes, bytes]]) -> bytes:
