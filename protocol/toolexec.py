@@ -59,8 +59,15 @@ REASONS = {
 _EXEC_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _PIECES = re.compile(rb"[\t\n\v\f\r =]+")
 _ABSOLUTE = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
-_SECRET = re.compile(r"--?(?:token|password|api-key|key)", re.IGNORECASE)
-_BEARER = re.compile(r"(bearer\s+)\S.*", re.IGNORECASE | re.DOTALL)
+# A word that a secret follows, what may stand between, and all the rest: where a secret
+# ends depends on who reads it, in a script on its quotes.
+_SECRET = re.compile(
+    r"((?:(?<![\w-])--?(?:token|password|api[-_]?key|key)(?![\w-])|bearer(?![a-z]))"
+    r"[\s=:,\"']*)(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+# Long enough to be a child's token, or the MAC of a narrowed one.
+_TOKEN = re.compile(r"(?<![0-9a-f])[0-9a-f]{32,}", re.IGNORECASE)
 _MAX_OFFSET_DIGITS = 18
 
 
@@ -364,21 +371,22 @@ def shown(text: str) -> str:
 def redacted(args: Sequence[bytes]) -> str:
     """Return arguments for a log line, without what may be a secret.
 
-    Left out is what follows ``--token``, ``--password``, ``--api-key``, ``--key``
-    (in the next argument or after ``=``) and what follows ``Bearer``.
+    Left out is what follows ``--token``, ``--password``, ``--api-key``, ``--key`` and
+    ``Bearer``: the rest of the argument, wherever in it that begins, or the next argument
+    if there is no rest. So is what has the shape of a token.
     """
     found: list[str] = []
     hidden = False
     for arg in args:
-        text = shown(_text(arg))
-        name, equals, _ = text.partition("=")
+        text = _text(arg)
+        secret = _SECRET.search(text)
+        is_next = secret is not None and not secret[2]
         if hidden:
-            text, hidden = "***", False
-        elif _SECRET.fullmatch(name):
-            text = f"{name}=***" if equals else name
-            hidden = not equals
-        else:
-            hidden = text.lower() == "bearer"
-            text = _BEARER.sub(r"\1***", text)
-        found.append(text)
+            # What stands for the secret of another word may be such a word itself.
+            hidden = is_next or not text.strip()
+            text = "***"
+        elif secret is not None:
+            hidden = is_next
+            text = text[: secret.end(1)] + ("" if hidden else "***")
+        found.append(shown(_TOKEN.sub("***", text)))
     return " ".join(found)
