@@ -458,7 +458,7 @@ async def test_a_spawn_is_given_each_descriptor_once(scene: Make) -> None:
     await made.process.call(
         "spawn", program="expert", query="q", additional_preload_fds=parts
     )
-    system = made.model.seen[0][0]["content"]
+    system = str(made.model.seen[0][0]["content"])
     assert system.count("<preload ") == 3
     assert system.count('<preload fd="fd:1"') == system.count('<preload fd="fd:3"') == 1
     assert '<preload fd="fd:4" from="fd:2" lines="1-1">\ntwo\n' in system
