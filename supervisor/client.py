@@ -219,7 +219,9 @@ class HostClient:
         Raises:
             ControlError: it was not, and goes on as it was.
         """
-        before = int(self.stats()["generation"])
+        before = self.stats().get("generation")
+        if not isinstance(before, int):
+            raise ControlError("only the program of `sandhost serve` can be replaced")
         try:
             call(self.path, "replace", {}, timeout_s=ORDER_TIMEOUT_S)
         except ControlError:

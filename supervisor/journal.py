@@ -132,7 +132,10 @@ def open_journal(path: str | None, complain: Callable[[str], None]) -> Journal:
     """
     if path is None:
         return Journal(-1, complain)
+    # A pipe that nobody reads is refused, and one that is full is a fault to be told:
+    # neither holds the host up.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+    flags |= os.O_NONBLOCK
     return Journal(os.open(path, flags, 0o600), complain)
 
 

@@ -2,11 +2,15 @@
 
 A host that has nothing to say should not wait for its logger: importing it costs as
 much as starting three children.  Levels are loguru's names.
+
+Nobody is waited for either: what a pipe or a terminal does not take at once is counted, and
+that is told when it takes lines again.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 
 LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 """Level names and their numbers."""
+
+LINE_BYTES = select.PIPE_BUF
+"""Longest line: what a pipe that is ready takes at once."""
 
 _TEXT = "{time:HH:mm:ss.SSS} {level: <7} {message}"  # loguru ends the line itself
 
@@ -60,7 +67,7 @@ class Log:
         if as_json:
             logger.add(_write_json, level=self._level, format="{message}", catch=True)
         elif sys.stderr is not None:
-            logger.add(sys.stderr, level=self._level, format=_TEXT, catch=True)
+            logger.add(_write_text, level=self._level, format=_TEXT, catch=True)
         self._logger = logger
         return logger
 
@@ -74,4 +81,45 @@ def _write_json(message: Message) -> None:
         "message": record["message"],
         **record["extra"],
     }
-    os.write(2, msgspec.json.encode(line) + b"\n")
+    data = msgspec.json.encode(line)
+    if len(data) >= LINE_BYTES:  # as much of it as is a line of JSON still
+        line = {name: line[name] for name in ("time", "level", "message")}
+        line["message"] = record["message"][: LINE_BYTES // 8]
+        data = msgspec.json.encode(line)
+    _stderr.write(data + b"\n")
+
+
+def _write_text(message: Message) -> None:
+    text = str(message).encode("utf-8", "backslashreplace")
+    _stderr.write(text if len(text) <= LINE_BYTES else text[: LINE_BYTES - 1] + b"\n")
+
+
+class _Stderr:
+    """Descriptor 2, which is others' too: it cannot be made non-blocking for this alone.
+
+    Attributes:
+        lost: lines that it did not take since it took one.
+    """
+
+    def __init__(self) -> None:
+        self.lost = 0
+
+    def write(self, line: bytes) -> None:
+        """Write a line of ``LINE_BYTES`` at most, or count it."""
+        if self.lost and self._is_ready():
+            os.write(
+                2, b"%d lines of log are missing here: nobody read them\n" % self.lost
+            )
+            self.lost = 0
+        if self._is_ready():
+            os.write(2, line)
+        else:
+            self.lost += 1
+
+    @staticmethod
+    def _is_ready() -> bool:
+        # Then a pipe takes PIPE_BUF bytes at least, without a wait (pipe(7)).
+        return bool(select.select((), (2,), (), 0)[1])
+
+
+_stderr = _Stderr()

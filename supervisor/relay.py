@@ -20,9 +20,9 @@ from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.run import (
     HOST_FAILED,
-    STOPPING_SIGNALS,
     complain,
     guarded,
+    heeded_signals,
     innermost,
 )
 from supervisor.sandbox import AUTO, NONE, PROFILES, Machine, Wanted
@@ -84,7 +84,7 @@ async def _relay(
     fds: tuple[str, ...] | None,
 ) -> int:
     stopped_by: list[int] = []
-    with trio.open_signal_receiver(*STOPPING_SIGNALS) as signals:
+    with trio.open_signal_receiver(*heeded_signals()) as signals:
         async with trio.open_nursery() as nursery:
             launcher = Launcher(launchpad)
             await nursery.start(launcher.run)

@@ -123,9 +123,21 @@ def _what(why: BaseException) -> str:
     return f"cannot use {os.fsdecode(why.filename)!r}: {why.strerror}"
 
 
+def heeded_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that stop a host: not what it was started to ignore.
+
+    nohup(1) has it ignore SIGHUP, and the `&` of a script SIGINT.
+    """
+    return tuple(
+        number
+        for number in STOPPING_SIGNALS
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN
+    )
+
+
 async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -> int:
     log = Log(options.log_level, as_json=options.log_json)
-    with trio.open_signal_receiver(*STOPPING_SIGNALS) as signals:
+    with trio.open_signal_receiver(*heeded_signals()) as signals:
         journal = open_journal(options.journal, lambda text: log.write("WARNING", text))
         cgroups.settle(launchpad.pid)
         try:

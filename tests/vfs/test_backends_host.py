@@ -236,11 +236,18 @@ def test_what_a_killed_host_was_publishing(tmp_path: Path) -> None:
     assert done.returncode == -9
     left = [name for name in os.listdir(tmp_path) if name.startswith(".sandhost-")]
     assert len(left) == 1
+    # What a user calls alike is none of the host's.
+    others = [".sandhost-notes", ".sandhost-", left[0] + "0", left[0][:-1] + "x"]
+    for name in others:
+        (tmp_path / name).touch()
     host = host_directory(tmp_path)
     # One that is being published by a host that lives stays.
     handle = opened(host, b"new", b"w", staged=True)
     handle._give_name()  # type: ignore[attr-defined]
     host.remove_stale()
+    assert {name for name in others if (tmp_path / name).exists()} == set(others)
+    for name in others:
+        (tmp_path / name).unlink()
     now = [name for name in os.listdir(tmp_path) if name.startswith(".sandhost-")]
     assert len(now) == 1
     assert now != left

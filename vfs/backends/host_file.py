@@ -269,7 +269,7 @@ def remove_stale(dir_fd: int) -> None:
     fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         with os.scandir(fd) as entries:
-            hidden = [e.name for e in entries if e.name.startswith(_PREFIX_TEXT)]
+            hidden = [e.name for e in entries if _is_staged(e.name)]
         for name in hidden:
             with contextlib.suppress(OSError):  # locked, gone, or not ours to remove
                 _remove_if_unlocked(fd, name)
@@ -277,7 +277,10 @@ def remove_stale(dir_fd: int) -> None:
         os.close(fd)
 
 
-_PREFIX_TEXT = STAGED_PREFIX.decode()
+def _is_staged(name: str) -> bool:
+    """Tell whether a name is one of ``_hidden_name``: users have some that begin alike."""
+    rest = name.removeprefix(STAGED_PREFIX.decode())
+    return len(rest) == 16 and rest != name and set(rest) <= set("0123456789abcdef")
 
 
 def _remove_if_unlocked(dir_fd: int, name: str) -> None:

@@ -1,0 +1,111 @@
+"""Whoever does not read what a host says does not hold it up, and can still stop it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor.logs import LINE_BYTES
+from tests.helpers.command import heard, running, sandhost, shell
+
+pytestmark = pytest.mark.slow
+
+ASKING = """
+from vfs.client import Client
+client = Client()
+for number in range(400):
+    for what in (client.stat, client.open):
+        try:
+            what("/" + "denied" * 40 + str(number))
+        except OSError:
+            pass
+print("asked", flush=True)
+"""
+
+
+def filled(writer: int) -> int:
+    """Fill a pipe; return how much there is in it."""
+    os.set_blocking(writer, False)
+    written = 0
+    try:
+        while True:
+            written += os.write(writer, b"x" * 512)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+        return written
+
+
+def test_a_full_stderr_holds_up_nobody(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    size = filled(writer)
+    (tmp_path / "ask.py").write_text(ASKING)
+    command = (sys.executable, tmp_path / "ask.py")
+    options = ("--cwd", tmp_path, "--log-level", "debug")
+    with running(
+        "run", "--sandbox", "none", *options, "--", *command,
+        stderr=writer, stdin=subprocess.PIPE,
+    ) as host:  # fmt: skip
+        os.close(writer)
+        assert heard(host, b"asked\n")
+        os.read(reader, size)
+        host.send_signal(signal.SIGTERM)
+        said = b""
+        while piece := os.read(reader, 65_536):
+            said += piece
+        assert host.wait(10) == 143
+    os.close(reader)
+    assert b"lines of log are missing here" in said
+
+
+def test_a_journal_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    begun = time.monotonic()
+    outcome = sandhost("run", "--journal", tmp_path / "pipe", "--", "true")
+    assert time.monotonic() - begun < 20
+    assert outcome.status == 125
+    assert b"No such device or address" in outcome.err
+    assert str(tmp_path / "pipe").encode() in outcome.err
+
+
+def test_a_long_line_is_a_line_of_json_still() -> None:
+    program = (
+        "from supervisor.logs import Log; Log(as_json=True)"
+        ".write('ERROR', 'a' * 9000, path='b' * 9000)"
+    )
+    outcome = shell(f'"$PYTHON" -c "{program}" 2>&1 | "$PYTHON" -c "$READ"', env={
+        "PYTHON": sys.executable,
+        "READ": "import json, sys; d = sys.stdin.read(); j = json.loads(d);"
+        " print(j['level'], len(d))",
+    })  # fmt: skip
+    level, size = outcome.out.split()
+    assert level == b"ERROR"
+    assert int(size) <= LINE_BYTES
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_it_was_started_to_ignore_does_not_stop_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    name = number.name.removeprefix("SIG")
+    script = (
+        f"trap '' {name}\n"
+        f"$S run --cwd {tmp_path} -- sh -c 'sleep 2; exit 7' & host=$!\n"
+        f"for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; kill -{name} $host; done\n"
+        "wait $host; echo $?"
+    )
+    assert shell(script).out == b"7\n"
+
+
+def test_a_run_cannot_be_replaced_and_says_so(tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    command = ("sh", "-c", "echo up; sleep 100")
+    with running("run", "--control", control, "--", *command) as host:
+        assert heard(host, b"up\n")
+        outcome = sandhost("reload", "--exec", "--control", control)
+        assert outcome.status != 0
+        assert b"only the program of `sandhost serve` can be replaced" in outcome.err
+        assert b"internal error" not in outcome.err
