@@ -40,7 +40,7 @@ def main() -> None:
             raise
         text = f"sandhost: internal error: {type(why).__name__}: {why}"
         hint = "; set SANDHOST_TRACEBACK=1 for a report"
-        os.write(2, " ".join((text + hint).split()).encode(errors="replace") + b"\n")
+        _say(" ".join((text + hint).split()))
         status = 125
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -58,7 +58,7 @@ def _main(words: list[str]) -> int:
     if os.access(beside, os.F_OK):
         text = "supervisord is installed in the same environment and shares the package"
         hint = "install sandhost into an environment of its own"
-        os.write(2, f"sandhost: {text} 'supervisor'; {hint}\n".encode())
+        _say(f"sandhost: {text} 'supervisor'; {hint}")
         return 125
     if words and words[0] in LIGHT:
         return _light(words[0])(words[1:])
@@ -69,7 +69,7 @@ def _main(words: list[str]) -> int:
     if spawns and not {"-h", "--help"} & set(words[1:2]):
         if words[0] == "relay" and not _has_door():
             text = "not inside a child: FD 3 is not open; start it with sandhost run"
-            os.write(2, f"sandhost relay: {text}\n".encode())
+            _say(f"sandhost relay: {text}")
             return 125
         from supervisor.launchpad_start import start_launchpad  # noqa: PLC0415
 
@@ -77,13 +77,19 @@ def _main(words: list[str]) -> int:
         try:
             launchpad = _inherited(words[0]) or start_launchpad()
         except OSError as why:
-            sys.stderr.write(
-                f"sandhost {words[0]}: cannot start the launchpad: {why.strerror}\n"
-            )
+            _say(f"sandhost {words[0]}: cannot start the launchpad: {why.strerror}")
             return 125
     from supervisor.cli import run_cli  # noqa: PLC0415 - after the launchpad
 
     return run_cli(words, launchpad)
+
+
+def _say(line: str) -> None:
+    """Say one line on stderr, if that takes it: the status tells the rest."""
+    try:
+        os.write(2, line.encode(errors="replace") + b"\n")
+    except OSError:
+        return
 
 
 def _light(word: str) -> Callable[[list[str]], int]:

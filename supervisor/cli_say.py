@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -23,7 +24,7 @@ def print_bytes(data: bytes) -> None:
     """Print bytes at once; a reader that went away is no fault.
 
     Raises:
-        SystemExit: nobody reads any more; 0, as for ``head``.
+        CommandError: it cannot be written.
     """
     if sys.stdout is None:
         return
@@ -34,9 +35,13 @@ def print_bytes(data: bytes) -> None:
     except BrokenPipeError:
         # The interpreter would complain again when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as why:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise CommandError(f"cannot write to stdout: {why.strerror}") from None
 
 
 def say(title: str, text: str) -> None:
-    """Say one line on stderr."""
+    """Say one line on stderr, if there is one to say it on: the status tells the rest."""
     line = "".join(c if c.isprintable() else "?" for c in text)
-    os.write(2, f"{title}: {line}\n".encode(errors="backslashreplace"))
+    with contextlib.suppress(OSError):
+        os.write(2, f"{title}: {line}\n".encode(errors="backslashreplace"))

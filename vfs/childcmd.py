@@ -147,8 +147,15 @@ def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
 def complain(word: str, text: str, status: int = FAILED) -> int:
     """Tell what is wrong, in one line; return the status."""
     line = f"sandhost {word}: {text.translate(_CONTROL)}\n"
-    os.write(2, line.encode(errors="surrogateescape"))
+    _write_error(line.encode(errors="surrogateescape"))
     return status
+
+
+def _write_error(line: bytes) -> None:
+    try:
+        os.write(2, line)
+    except OSError:  # closed, or a full disk: the status tells the rest
+        return
 
 
 def shown(name: bytes | str) -> str:

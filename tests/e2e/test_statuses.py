@@ -119,3 +119,29 @@ def test_a_second_signal_insists() -> None:
         process.send_signal(signal.SIGTERM)
         assert finished(process).status == 143
         assert time.monotonic() - begin < 4  # the grace period is 5 s
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("run --bogus -- true", 125),
+        ("check-config /nope", 2),
+        ("ps --control /nope", 2),
+        ("run -- no-such-command", 127),
+        ("run --pass-env S -- sh -c '$S fs cat nope 2>/dev/full'", 1),
+    ],
+)
+def test_a_status_does_not_depend_on_who_takes_the_line(
+    words: str, status: int
+) -> None:
+    for where in ("/dev/full", "&-"):
+        outcome = shell(f"export S; $S {words} 2>{where}")
+        assert outcome.status == status
+
+
+def test_a_report_that_cannot_be_written_is_one_line() -> None:
+    outcome = shell("$S doctor >/dev/full")
+    assert outcome.err == (
+        b"sandhost doctor: cannot write to stdout: No space left on device\n"
+    )
+    assert outcome.status not in {0, 125}
