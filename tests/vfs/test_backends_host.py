@@ -54,6 +54,19 @@ def test_what_is_no_file_is_refused(
     assert host.stat(b"fifo").kind == "fifo"
 
 
+# rename(2) leaves two names of one file as they are.
+def test_a_renaming_of_one_file_onto_itself_replaces_nothing(
+    host: HostDirectory, tmp_path: Path
+) -> None:
+    put(host, b"a", b"content")
+    os.link(tmp_path / "a", tmp_path / "b")
+    assert host.rename(b"a", host, b"b") is None
+    assert names(host) == [b"a", b"b"]
+    host.remove(b"b")
+    assert host.rename(b"a", host, b"./a") is None
+    assert content(host, b"a") == b"content"
+
+
 # spec A4: REMOVE and RENAME are about the link, never about what it names.
 # attack 3, attack 5
 def test_links_are_removed_and_renamed_themselves(

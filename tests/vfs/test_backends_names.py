@@ -142,7 +142,8 @@ def test_renaming(tree: Backend) -> None:
     assert names(tree) == [b"d"]
     tree.rename(b"d", tree, b"e/")
     assert names(tree, b"e") == [b"b"]
-    tree.rename(b"e/b", tree, b"e/b")
+    for same in (b"e/b", b"./e/b"):
+        assert tree.rename(b"e/b", tree, same) is None, "nothing has gone"
     assert names(tree, b"e") == [b"b"]
 
 

@@ -202,6 +202,22 @@ async def test_what_a_renaming_replaces_is_free_again(world: World) -> None:
     room.fs.disconnect(room.client, "test")
 
 
+# attack 20: whoever renames a file onto itself gains nothing.
+async def test_a_renaming_that_does_nothing_frees_nothing(world: World) -> None:
+    room = Room(world, size_bytes=100, files=2)
+    file = room.open(b"a", b"w")
+    room.fs.write(file, bytes(60))
+    room.fs.close(file)
+    (world.where / "root" / "second").hardlink_to(world.where / "root" / "a")
+    for new in (b"second", b"a", b"./a"):
+        await room.fs.rename_waiting(room.client, b"a", new, claim=False)
+    (world.where / "root" / "second").unlink()
+    for new in (b"a", b"./a"):
+        await room.fs.rename_waiting(room.client, b"a", new, claim=False)
+    assert (room.used["bytes"], room.used["files"]) == (60, 1)
+    room.fs.disconnect(room.client, "test")
+
+
 # attack 20
 async def test_files_are_bounded(world: World) -> None:
     room = Room(world, files=2)

@@ -212,11 +212,13 @@ class HostDirectory:
             self._entry(old) as (old_fd, old_last),
             target._entry(new) as (new_fd, new_last),  # noqa: SLF001 - same class
         ):
-            mode = os.stat(old_last, dir_fd=old_fd, follow_symlinks=False).st_mode
-            _check_slash(old, mode)
-            _check_slash(new, mode)
+            status = os.stat(old_last, dir_fd=old_fd, follow_symlinks=False)
+            _check_slash(old, status.st_mode)
+            _check_slash(new, status.st_mode)
             replaced = what_goes(new_fd, new_last)
             os.rename(old_last, new_last, src_dir_fd=old_fd, dst_dir_fd=new_fd)
+            if replaced and replaced.identity == (status.st_dev, status.st_ino):
+                return None  # two names of one file: rename(2) leaves both
             return replaced
 
     def narrow(
