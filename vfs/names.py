@@ -94,8 +94,7 @@ class Names:
         ledger = client.ledger
         removed = await in_thread(backend.remove, rest, share=ledger.threads)
         self._credit(ledger, removed)
-        if ledger.used[FILES] > 0:
-            ledger.charge(FILES, -1)
+        _credit_entry(ledger)
 
     async def rename_waiting(
         self, client: Client, old: bytes, new: bytes, *, claim: bool
@@ -107,7 +106,10 @@ class Names:
         target, new_rest = await self._located(client, new, claim=claim, write=True)
         ledger = client.ledger
         rename = partial(source.rename, old_rest, target, new_rest)
-        self._credit(ledger, await in_thread(rename, share=ledger.threads))
+        replaced = await in_thread(rename, share=ledger.threads)
+        if replaced is not None:
+            self._credit(ledger, replaced)
+            _credit_entry(ledger)
 
     @staticmethod
     def _credit(ledger: Ledger | None, removed: Removed | None) -> None:
@@ -151,6 +153,12 @@ class Names:
         policy.check_available()
         place, rest = policy.candidates(name, read=read, write=write)[0]
         return place.backend, rest
+
+
+def _credit_entry(ledger: Ledger) -> None:
+    """Give back an entry that has gone; what was there before was never charged."""
+    if ledger.used[FILES] > 0:
+        ledger.charge(FILES, -1)
 
 
 def _knock(policy: Policy, name: bytes) -> None:

@@ -248,6 +248,28 @@ async def test_files_are_bounded(world: World) -> None:
     room.fs.disconnect(room.client, "test")
 
 
+# attack 20: to save under another name and to rename needs room for one more, once.
+async def test_a_file_that_a_renaming_replaces_counts_no_more(world: World) -> None:
+    room = Room(world, files=2)
+    for _ in range(4):
+        room.fs.close(room.open(b"new", b"w"))
+        await room.fs.rename_waiting(room.client, b"new", b"saved", claim=False)
+        assert room.used["files"] == 1
+    for name in (b"d", b"e"):
+        if name == b"e":
+            await room.fs.remove_waiting(room.client, b"saved", claim=False)
+        room.fs.make_directory(room.client, name, claim=False)
+    await room.fs.rename_waiting(room.client, b"d", b"e", claim=False)
+    assert room.used["files"] == 1
+    # What was there before was not charged, and gives nothing.
+    await room.fs.rename_waiting(room.client, b"e", b"f", claim=False)
+    await room.fs.remove_waiting(room.client, b"f", claim=False)
+    (world.where / "root" / "old").touch()
+    await room.fs.rename_waiting(room.client, b"old", b"file", claim=False)
+    assert room.used["files"] == 0
+    room.fs.disconnect(room.client, "test")
+
+
 # attack 20: a link that leads to nothing is one new file, and no endless search.
 def test_a_file_that_is_made_through_a_link_counts(world: World) -> None:
     room = Room(world, files=1)
