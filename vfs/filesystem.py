@@ -108,7 +108,7 @@ class Filesystem(OpenFiles):
             self._forget(file)
             closed.append(file.fileno)
             reason = why
-            file.give_back(file.staged_growth)
+            file.give_back_staged(file.staged_growth)
             try:
                 file.abandon()
             except OSError as failure:
@@ -134,7 +134,7 @@ class Filesystem(OpenFiles):
         distant = [f for f in client.files.values() if f.handle.mount.is_distant]
         for file in distant:
             self._forget(file)
-            file.give_back(file.staged_growth)
+            file.give_back_staged(file.staged_growth)
             self._closing[file] = file.handle.descriptors()
             reason = why
             try:
@@ -183,16 +183,18 @@ class Filesystem(OpenFiles):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         handle: Handle
         place: Place | None = None
-        staged = False
+        staged = has_reserved = False
         try:
             if top_level and not ledger.bounds_files:
                 handle = policy.host.open(
                     name, mode, create=mode.creates, exclusive=False, staged=False
                 )
             elif top_level:
-                handle = open_in(policy.host, name, mode, ledger, staged=staged)
+                handle, _ = open_in(policy.host, name, mode, ledger, staged=False)
             else:
-                handle, place, staged = open_restricted(policy, name, mode, ledger)
+                handle, place, staged, has_reserved = open_restricted(
+                    policy, name, mode, ledger
+                )
             if self.is_secret is not None:
                 self._refuse_secret(handle)
             must_empty = (
@@ -200,6 +202,7 @@ class Filesystem(OpenFiles):
             )
         except BaseException:
             ledger.charge(OPEN_FILES, -1)
+            ledger.release_files(int(has_reserved))
             raise
         file = OpenFile(
             next(tables.filenos),
@@ -213,6 +216,7 @@ class Filesystem(OpenFiles):
             staged,
         )
         file.must_empty = must_empty
+        file.has_reserved = has_reserved
         self._enter(file)
         return file
 
@@ -236,7 +240,9 @@ class Filesystem(OpenFiles):
         if full or not ledger.charge(OPEN_FILES, 1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         try:
-            handle, place = open_staged(policy, name, ledger, top_level=claim)
+            handle, place, has_reserved = open_staged(
+                policy, name, ledger, top_level=claim
+            )
         except BaseException:
             ledger.charge(OPEN_FILES, -1)
             raise
@@ -252,6 +258,7 @@ class Filesystem(OpenFiles):
             staged=True,
         )
         file.durability = "close"
+        file.has_reserved = has_reserved
         self._enter(file)
         return file
 

@@ -40,6 +40,8 @@ class Ledger:
         bounds_files: here or above, the number of files is bounded.
         before: (bytes, files, closed directories) that lay beneath its places before any
             of what is charged; None while nobody has looked (``vfs.growth``).
+        staged_files: entries that staged files will make, here and beneath: they are in
+            no directory yet, so they are bounded with the files but not among them.
         open: open files whose growth is bounded, over the whole tree of ledgers.
         threads: bounds the worker threads of the whole tree of ledgers.
     """
@@ -52,6 +54,7 @@ class Ledger:
         "max_file_bytes",
         "open",
         "parent",
+        "staged_files",
         "threads",
         "used",
     )
@@ -73,6 +76,7 @@ class Ledger:
         self.bounds_size = size_bytes is not None or file_bytes is not None
         self.bounds_files = files is not None
         self.before: tuple[int, int, int] | None = None
+        self.staged_files = 0
         self.open: set[OpenFile] = set()
         if parent is None:
             self.threads = trio.CapacityLimiter(THREADS_PER_CHILD)
@@ -100,6 +104,42 @@ class Ledger:
                 node = node.parent
         self.correct(kind, amount)
         return True
+
+    def charge_file(self) -> bool:
+        """Charge an entry that is about to be made, or nothing; tell whether."""
+        if not self._has_room_for_file():
+            return False
+        self.correct(FILES, 1)
+        return True
+
+    def reserve_file(self) -> bool:
+        """Reserve the entry of a staged file, here and above, or nothing; tell whether.
+
+        It is given back by ``release_files``, whatever becomes of the file.
+        """
+        if not self._has_room_for_file():
+            return False
+        self._add_staged(1)
+        return True
+
+    def release_files(self, count: int) -> None:
+        """Give back what ``reserve_file`` has reserved, so many times."""
+        self._add_staged(-count)
+
+    def _has_room_for_file(self) -> bool:
+        node: Ledger | None = self
+        while node is not None:
+            limit = node.limits[FILES]
+            if limit is not None and node.used[FILES] + node.staged_files >= limit:
+                return False
+            node = node.parent
+        return True
+
+    def _add_staged(self, amount: int) -> None:
+        node: Ledger | None = self
+        while node is not None:
+            node.staged_files += amount
+            node = node.parent
 
     def correct(self, kind: int, amount: int) -> None:
         """Charge what has happened already, allowed or not, here and above."""

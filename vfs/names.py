@@ -63,7 +63,7 @@ class Names:
     def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Make a directory; it counts as a file that was made (spec X1)."""
         backend, rest = self._locate(client, name, claim=claim, write=True)
-        if not client.ledger.charge(FILES, 1):
+        if not client.ledger.charge_file():
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         try:
             backend.make_directory(rest)
@@ -77,7 +77,7 @@ class Names:
         """Make it like ``make_directory``, in a worker thread."""
         backend, rest = await self._located(client, name, claim=claim, write=True)
         ledger = client.ledger
-        if not ledger.charge(FILES, 1):
+        if not ledger.charge_file():
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         try:
             await in_thread(backend.make_directory, rest, share=ledger.threads)

@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from vfs.ledger import SIZE_BYTES
+from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
     from vfs.backends import Handle, Mode, Removed
@@ -31,6 +31,7 @@ class OpenFile:
         durability: when fsync is paid: ``none``, ``close`` or ``write``.
         ledger: charged for growth, or None where nothing bounds it.
         must_empty: what it held is still to be truncated (``w`` of a long file).
+        has_reserved: its ledger keeps room for the entry that it will make (staged).
         is_plain: a write is one pwrite at the offset and a close one close, no more.
     """
 
@@ -39,6 +40,7 @@ class OpenFile:
         "durability",
         "fileno",
         "handle",
+        "has_reserved",
         "is_plain",
         "is_top_level",
         "ledger",
@@ -72,6 +74,7 @@ class OpenFile:
         self.handle = handle
         self.offset = 0
         self.must_empty = False
+        self.has_reserved = False
         self.place = place
         self.ledger = ledger
         self.staged = staged
@@ -166,6 +169,32 @@ class OpenFile:
         """What is charged for content that has not been published, bytes."""
         bounded = self.staged and self.ledger is not None
         return self.handle.size() if bounded else 0
+
+    def give_back_staged(self, growth: int) -> None:
+        """Take back what is charged for a staged file that never appears.
+
+        Args:
+            growth: its ``staged_growth``.
+        """
+        self.give_back(growth)
+        self._release_entry()
+
+    def charge_published(self, replaced: Removed | None) -> None:
+        """Charge the entry that a staged file has made, if it replaced none.
+
+        It stands there already, so it is charged even where somebody has just taken the
+        room: a count that is too low would never be right again.
+        """
+        if not self.staged or not self.client.ledger.bounds_files:
+            return
+        self._release_entry()
+        if replaced is None:
+            self.client.ledger.correct(FILES, 1)
+
+    def _release_entry(self) -> None:
+        if self.has_reserved:
+            self.has_reserved = False
+            self.client.ledger.release_files(1)
 
     def give_back_unlinked(self) -> None:
         """Take back what the content of a removed file was charged, at its last close.

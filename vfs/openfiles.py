@@ -20,6 +20,7 @@ from vfs.names import Names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfs.backends import Removed
     from vfs.openfile import OpenFile
 
 
@@ -115,7 +116,7 @@ class OpenFiles(Names):
             file.handle.close()
             return
         with self._closes(file):
-            self._credit(file.ledger, file.close())
+            self._account(file, file.close())
 
     async def close_waiting(self, file: OpenFile) -> None:
         """Close like ``close``, in a worker thread.
@@ -131,7 +132,7 @@ class OpenFiles(Names):
                     replaced = await in_thread(file.close, share=threads)
             finally:
                 del self._closing[file]
-            self._credit(file.ledger, replaced)
+            self._account(file, replaced)
 
     @contextmanager
     def _closes(self, file: OpenFile) -> Iterator[None]:
@@ -141,19 +142,24 @@ class OpenFiles(Names):
         try:
             yield
         except UnflushedError as why:
-            self._credit(file.ledger, why.replaced)  # it has the name all the same
+            self._account(file, why.replaced)  # it has the name all the same
             raise
         except BaseException:
-            file.give_back(growth)
+            file.give_back_staged(growth)
             raise
         finally:
             if self.observer is not None:
                 self.observer.file_closed(file, why=None)
 
+    def _account(self, file: OpenFile, replaced: Removed | None) -> None:
+        """Account for what took its name at its close, and for what had it before."""
+        self._credit(file.ledger, replaced)
+        file.charge_published(replaced)
+
     def abandon(self, file: OpenFile) -> None:
         """Close a file without publishing what is staged (spec A3b)."""
         self._forget(file)
-        file.give_back(file.staged_growth)
+        file.give_back_staged(file.staged_growth)
         file.abandon()
         if self.observer is not None:
             self.observer.file_closed(file, why=None)

@@ -4,7 +4,8 @@ Rules of this file.
 
 1. Every place that a name's text may lie in is asked, nearest first, until the kernel
    says that one holds it (spec A3, A4).
-2. Where the number of files is bounded, a file is charged before it is made.
+2. Where the number of files is bounded, a file is charged before it is made; one that
+   is staged takes its name later or never, so room is only reserved for it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 
 def open_restricted(
     policy: Policy, name: bytes, mode: Mode, ledger: Ledger
-) -> tuple[Handle, Place, bool]:
+) -> tuple[Handle, Place, bool, bool]:
     """Open a name in the restricted view (spec A3).
 
     Returns:
-        (the handle, where it was found, whether it is staged).
+        (the handle, where it was found, whether it is staged, whether an entry is
+        reserved for it).
 
     Raises:
         AccessDeniedError: no place holds the name with the rights that it takes.
@@ -41,17 +43,20 @@ def open_restricted(
     for place, rest in policy.candidates(name, read=mode.reads, write=mode.writes):
         staged = mode.empties and place.publish == PUBLISH_ON_CLOSE
         try:
-            handle = open_in(place.backend, rest, mode, ledger, staged=staged)
+            handle, reserved = open_in(place.backend, rest, mode, ledger, staged=staged)
         except AccessDeniedError:
             continue  # it leads out of this place; another one may hold it
-        return handle, place, staged
+        return handle, place, staged, reserved
     raise AccessDeniedError
 
 
 def open_staged(
     policy: Policy, name: bytes, ledger: Ledger, *, top_level: bool
-) -> tuple[Handle, Place | None]:
+) -> tuple[Handle, Place | None, bool]:
     """Open a file that takes a name later, wherever it may be written.
+
+    Returns:
+        (the handle, where it was found, whether an entry is reserved for it).
 
     Raises:
         AccessDeniedError: no place that may be written holds the name.
@@ -59,29 +64,37 @@ def open_staged(
     """
     mode = MODES[b"w"]
     if top_level:
-        return open_in(policy.host, name, mode, ledger, staged=True), None
+        handle, reserved = open_in(policy.host, name, mode, ledger, staged=True)
+        return handle, None, reserved
     for place, rest in policy.candidates(name, read=False, write=True):
         try:
-            return open_in(place.backend, rest, mode, ledger, staged=True), place
+            handle, reserved = open_in(place.backend, rest, mode, ledger, staged=True)
         except AccessDeniedError:
             continue  # it leads out of this place; another one may hold it
+        return handle, place, reserved
     raise AccessDeniedError
 
 
 def open_in(
     backend: Backend, name: bytes, mode: Mode, ledger: Ledger, *, staged: bool
-) -> Handle:
-    """Open a name in one tree, charging a file that is made where that is bounded."""
+) -> tuple[Handle, bool]:
+    """Open a name in one tree, charging a file that is made where that is bounded.
+
+    Returns:
+        (the handle, whether an entry is reserved for what is staged).
+    """
     if mode.creates and ledger.bounds_files:
-        return _open_counted(backend, name, mode, ledger, staged=staged)
-    return backend.open(name, mode, create=mode.creates, exclusive=False, staged=staged)
+        if staged:
+            return _open_reserving(backend, name, mode, ledger)
+        return _open_counted(backend, name, mode, ledger), False
+    create = mode.creates
+    handle = backend.open(name, mode, create=create, exclusive=False, staged=staged)
+    return handle, False
 
 
-def _open_counted(
-    backend: Backend, name: bytes, mode: Mode, ledger: Ledger, *, staged: bool
-) -> Handle:
+def _open_counted(backend: Backend, name: bytes, mode: Mode, ledger: Ledger) -> Handle:
     """Open where the number of files is bounded: know whether one is made."""
-    exclusive = not staged
+    exclusive = True
     while True:
         try:
             there = backend.open(
@@ -90,15 +103,12 @@ def _open_counted(
         except FileNotFoundError:
             pass
         else:
-            if not staged:
-                return there
-            there.close()
-            return backend.open(name, mode, create=True, exclusive=False, staged=True)
-        if not ledger.charge(FILES, 1):
+            return there
+        if not ledger.charge_file():
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         try:
             return backend.open(
-                name, mode, create=True, exclusive=exclusive, staged=staged
+                name, mode, create=True, exclusive=exclusive, staged=False
             )
         except FileExistsError:
             # Somebody made it meanwhile, or it is a link to nothing: once more.
@@ -107,6 +117,26 @@ def _open_counted(
         except BaseException:
             ledger.charge(FILES, -1)
             raise
+
+
+def _open_reserving(
+    backend: Backend, name: bytes, mode: Mode, ledger: Ledger
+) -> tuple[Handle, bool]:
+    """Open a staged file; reserve an entry unless there is one that it replaces."""
+    try:
+        backend.open(name, mode, create=False, exclusive=False, staged=False).close()
+    except FileNotFoundError:
+        reserved = ledger.reserve_file()
+        if not reserved:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)) from None
+    else:
+        reserved = False
+    try:
+        staged = backend.open(name, mode, create=True, exclusive=False, staged=True)
+    except BaseException:
+        ledger.release_files(int(reserved))
+        raise
+    return staged, reserved
 
 
 def emptied_at_once(handle: Handle, ledger: Ledger) -> bool:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.worlds import World, close, world
 from vfs.filesystem import Client, Filesystem, OpenFile
+from vfs.growth import before_all, charged_to, content_of, settle
+from vfs.hostio import Mount
 from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES, Ledger
 
 __all__ = ["world"]
@@ -321,6 +323,69 @@ async def test_what_is_replaced_on_close_is_free_again(staging: Room) -> None:
         else:
             await room.fs.close_waiting(file)
         assert room.used["bytes"] == 40
+    room.fs.disconnect(room.client, "test")
+
+
+# spec A3b, attack 20: nor does the entry that a staged file did not make cost anything.
+async def test_the_entry_of_what_was_staged_and_dropped_is_free_again(
+    world: World,
+) -> None:
+    room = Room(world, files=1)
+    room.policy.places[0].publish = "on-close"
+    for end in ("abandoned", "close", "waiting", "gone", "distant"):
+        client = room.connect(room.client)
+        file = room.fs.open(client, b"new", b"w", False)
+        refused(lambda: room.open(b"other", b"w"), errno.EDQUOT)
+        refused(
+            lambda: room.fs.make_directory(room.client, b"d", claim=False), errno.EDQUOT
+        )
+        if end == "abandoned":
+            room.fs.abandon(file)
+        elif end == "distant":
+            file.handle.mount = Mount("nfs")
+            await room.fs.end_distant(client, "test")
+        elif end != "gone":
+            (room.world.where / "root" / "new").mkdir()
+            with pytest.raises(IsADirectoryError):
+                await close(room.fs, file, waiting=end == "waiting")
+            (room.world.where / "root" / "new").rmdir()
+        room.fs.disconnect(client, "test")
+        assert (room.used["files"], room.top.staged_files) == (0, 0)
+    room.fs.close(room.fs.open_replacing(room.client, b"new", claim=False))
+    assert (room.used["files"], room.top.staged_files) == (1, 0)
+    room.fs.disconnect(room.client, "test")
+
+
+# spec A3b, attack 20
+async def test_two_that_are_staged_for_one_name_are_one_file(staging: Room) -> None:
+    room = staging
+    for _ in range(3):
+        first, second = room.open(b"new", b"w"), room.open(b"new", b"w")
+        assert room.top.staged_files == 2
+        await room.fs.close_waiting(first)
+        assert (room.used["files"], room.top.staged_files) == (1, 1)
+        room.fs.close(second)
+        assert (room.used["files"], room.top.staged_files) == (1, 0)
+        await room.fs.remove_waiting(room.client, b"new", claim=False)
+        assert room.used["files"] == 0
+    room.fs.disconnect(room.client, "test")
+
+
+# What is staged lies in no directory, so a look at the places takes nothing off for it.
+def test_a_look_at_the_places_leaves_what_is_staged(staging: Room) -> None:
+    room = staging
+    ledger = room.top
+    file = room.open(b"new", b"w")
+    charged = charged_to(ledger)
+    ledger.before = before_all(charged, content_of(room.policy.places))
+    settle(ledger, charged, content_of(room.policy.places), charged)
+    room.fs.abandon(file)
+    assert room.used["files"] == 0
+    file = room.open(b"new", b"w")
+    charged = charged_to(ledger)
+    settle(ledger, charged, content_of(room.policy.places), charged)
+    room.fs.close(file)
+    assert room.used["files"] == 1
     room.fs.disconnect(room.client, "test")
 
 
