@@ -7,6 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from vfs.backends.host import will_replace
 from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class OpenFile:
         ledger: charged for growth, or None where nothing bounds it.
         must_empty: what it held is still to be truncated (``w`` of a long file).
         has_reserved: its ledger keeps room for the entry that it will make (staged).
+        must_replace: there was no room to reserve one when it was closed.
         is_plain: a write is one pwrite at the offset and a close one close, no more.
     """
 
@@ -46,6 +48,7 @@ class OpenFile:
         "ledger",
         "mode",
         "must_empty",
+        "must_replace",
         "name",
         "offset",
         "opened_at",
@@ -75,6 +78,7 @@ class OpenFile:
         self.offset = 0
         self.must_empty = False
         self.has_reserved = False
+        self.must_replace = False
         self.place = place
         self.ledger = ledger
         self.staged = staged
@@ -179,6 +183,17 @@ class OpenFile:
         self.give_back(growth)
         self._release_entry()
 
+    def reserve_entry(self) -> None:
+        """Reserve the entry of a staged file that is about to appear.
+
+        What it was to replace when it was opened may have gone since; where there is no
+        room, ``close`` publishes only over something.
+        """
+        ledger = self.client.ledger
+        if self.staged and ledger.bounds_files and not self.has_reserved:
+            self.has_reserved = ledger.reserve_file()
+            self.must_replace = not self.has_reserved
+
     def charge_published(self, replaced: Removed | None) -> None:
         """Charge the entry that a staged file has made, if it replaced none.
 
@@ -229,6 +244,8 @@ class OpenFile:
             if self.staged and not self.client.policy.places:
                 # Its client gave up every right before: nobody may publish for it.
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            if self.must_replace and not will_replace(self.handle):
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
             if self.staged or durable:
                 return self.handle.publish(durable=durable)
         finally:

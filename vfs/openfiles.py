@@ -139,6 +139,7 @@ class OpenFiles(Names):
         """Forget a file that is closed inside, and account for what came of it."""
         self._forget(file)
         growth = file.staged_growth
+        file.reserve_entry()
         try:
             yield
         except UnflushedError as why:

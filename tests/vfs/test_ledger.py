@@ -371,6 +371,46 @@ async def test_two_that_are_staged_for_one_name_are_one_file(staging: Room) -> N
     room.fs.disconnect(room.client, "test")
 
 
+# spec A3b, attack 20: what a staged file was to replace may go before its CLOSE.
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_a_staged_file_whose_old_one_has_gone_is_a_new_one(
+    world: World, waiting: bool
+) -> None:
+    room = Room(world, files=2)
+    room.policy.places[0].publish = "on-close"
+    room.fs.close(room.open(b"a", b"w"))
+    file = room.open(b"a", b"w")
+    await room.fs.remove_waiting(room.client, b"a", claim=False)
+    assert (room.used["files"], room.top.staged_files) == (0, 0)
+    await close(room.fs, file, waiting=waiting)
+    assert (room.used["files"], room.top.staged_files) == (1, 0)
+    # Where there is no room for it, it never appears.
+    for gone in ("removed", "renamed"):
+        if gone == "renamed":
+            await room.fs.remove_waiting(room.client, b"other", claim=False)
+            room.fs.close(room.open(b"a", b"w"))
+            room.fs.close(room.open(b"c", b"w"))
+        file = room.open(b"a", b"w")
+        if gone == "removed":
+            await room.fs.remove_waiting(room.client, b"a", claim=False)
+            for name in (b"b", b"other"):
+                room.fs.close(room.open(name, b"w"))
+            await room.fs.rename_waiting(room.client, b"b", b"c", claim=False)
+        else:
+            await room.fs.rename_waiting(room.client, b"a", b"d", claim=False)
+        with pytest.raises(OSError, match="quota"):
+            await close(room.fs, file, waiting=waiting)
+        assert (room.used["files"], room.top.staged_files) == (2, 0)
+        assert "a" not in os.listdir(world.where / "root")
+        if gone == "removed":
+            await room.fs.remove_waiting(room.client, b"c", claim=False)
+    # To replace something takes no room.
+    await close(room.fs, room.open(b"d", b"w"), waiting=waiting)
+    assert (room.used["files"], room.top.staged_files) == (2, 0)
+    assert not list(room.fs.descriptors())
+    room.fs.disconnect(room.client, "test")
+
+
 # What is staged lies in no directory, so a look at the places takes nothing off for it.
 def test_a_look_at_the_places_leaves_what_is_staged(staging: Room) -> None:
     room = staging
