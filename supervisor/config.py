@@ -7,6 +7,7 @@ What compares two sections goes into ``_CROSS_CHECKS``.
 
 from __future__ import annotations
 
+import stat
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,18 +110,40 @@ def _may_be_granted(path: str, *, is_written: bool) -> bool:
     return is_written and Path(path).parent.is_dir()  # a file that it will make
 
 
-def _check_places(
+def _not_a_root(path: str) -> str:
+    """Return why a path can be no root; empty if it is a directory."""
+    if not path or "\0" in path:
+        return f"not a path: {path!r}"
+    try:
+        is_directory = stat.S_ISDIR(Path(path).stat().st_mode)
+    except FileNotFoundError:
+        return f"there is no {path!r}; make it first"
+    except OSError as why:
+        return f"cannot use {path!r}: {why.strerror}"
+    return "" if is_directory else f"{path!r} is not a directory"
+
+
+def _check_grants(
     config: Config, named: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     del named
-    roots: dict[str, Path] = {}
     for name, policy in config.policy.items():
         where = f"policy.{joined(name)}"
         for key in ("read", "write"):
             for path in getattr(policy, key):
                 if not _may_be_granted(path, is_written=key == "write"):
                     yield f"{where}.{key}", f"there is no {path!r}; make it first"
+
+
+def _check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    del named
+    roots: dict[str, Path] = {}
+    for name, policy in config.policy.items():
         if policy.root is None:
+            continue
+        where = f"policy.{joined(name)}"
+        if why := _not_a_root(policy.root):
+            yield f"{where}.root", why
             continue
         root = Path(policy.root).absolute()
         for other, theirs in roots.items():
@@ -140,7 +163,8 @@ _CROSS_CHECKS: tuple[
     _check_walls,
     check_tools,
     check_preset_tools,
-    _check_places,
+    _check_grants,
+    _check_roots,
 )
 """What one section says of another; also told the document as it was read."""
 

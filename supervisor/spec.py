@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import dataclass, field
@@ -114,11 +115,13 @@ class ChildSpec:
         """Resolve and hold the root and the grants (spec A3).
 
         Raises:
-            OSError: one of them cannot be reached; its path is in ``filename``.
+            OSError: one of them cannot be reached, or the root is no directory; its path
+                is in ``filename``.
         """
         hold = partial(open_place, publish=self.publish, durability=self.durability)
         places = [hold(self.root, read=True, write=True, relative=b"")]
         try:
+            _check_directory(self.root, places[0])
             for path in dict.fromkeys((*self.read, *self.write)):
                 may_read, may_write = path in self.read, path in self.write
                 places.append(hold(path, read=may_read, write=may_write))
@@ -126,6 +129,20 @@ class ChildSpec:
             close_places(places)
             raise
         return tuple(places)
+
+
+def _check_directory(path: str, root: Place) -> None:
+    """Raise ``OSError`` if what is held is a file, or one that is yet to be made.
+
+    That is a grant; as a root it would answer every name with "not available".
+    """
+    if root.only is None:
+        return
+    # Whoever shows only the reason (``ps``) still says what it is about.
+    if os.path.exists(path):  # noqa: PTH110 - a str, and no pathlib yet
+        raise NotADirectoryError(errno.ENOTDIR, "the root is no directory", path)
+    why = "there is no such root; make it first"
+    raise FileNotFoundError(errno.ENOENT, why, path)
 
 
 def minimal_env(tmp: str) -> dict[str, str]:

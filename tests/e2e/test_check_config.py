@@ -123,3 +123,25 @@ def test_a_child_may_have_as_many_open_files_as_the_limits_say(tmp_path: Path) -
     outcome = sandhost(*words, cwd=tmp_path)
     assert outcome.out.splitlines()[0] == b"OK 1000"
     assert outcome.out.splitlines()[1].startswith(b"ERROR")
+
+
+def faults(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return (key, reason) of each fault."""
+    return [(row["key"], row["reason"]) for row in json.loads(outcome.out)]
+
+
+# spec face: a root is a directory that is there; a child with another one would find
+# every name "not available".
+def test_a_root_is_a_directory_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "file").touch()
+    text = "".join(
+        f"[policy.{name}]\nroot = '{name}'\n" for name in ("root", "file", "gone")
+    )
+    assert faults(check(tmp_path, text, "--json")) == [
+        ("policy.file.root", "'file' is not a directory"),
+        ("policy.gone.root", "there is no 'gone'; make it first"),
+    ]
+    outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path)
+    assert outcome.status == 1
+    assert b"cannot use c.toml: policy.file.root: 'file' is not" in outcome.err

@@ -40,13 +40,15 @@ def test_policy_run_gives_the_defaults(tmp_path: Path) -> None:
 
 
 def test_options_go_before_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    text = '[policy.run]\nroot = "missing"\nlimits = { open_files = 1 }\n'
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    text = '[policy.run]\nroot = "own"\nlimits = { open_files = 1 }\n'
     script = "for n in a b; do printf 'OPEN %s w false\\n' $n >&3; read -r r <&3; echo $r; done"
     options = ("--root", "other", "--limit", "open_files=2")
     outcome = run_with(tmp_path, text, script, *options)
     assert (outcome.status, outcome.out) == (0, b"OK 1000\nOK 1001\n")
     assert sorted(p.name for p in (tmp_path / "other").iterdir()) == ["a", "b"]
+    assert not list((tmp_path / "own").iterdir())
 
 
 def test_a_top_level_right_may_come_from_the_configuration(tmp_path: Path) -> None:
@@ -101,9 +103,19 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[policy.run]\nquota = -5\n", "policy.run.quota: weighted tokens"),
         ("[policy.run]\nmodel = ' '\n", "policy.run.model: a model's name"),
         ("[policy.x]\nread = ['/no/such']\n", "policy.x.read: there is no '/no/such'"),
+        ("[policy.x]\nroot = '/no/such'\n", "policy.x.root: there is no '/no/such'"),
         (
-            "[policy.x]\nroot = '/srv/a'\n[policy.y]\nroot = '/srv/a/b'\n",
-            "policy.y.root: '/srv/a/b' and the root '/srv/a' of policy 'x' lie in one",
+            "[policy.x]\nroot = 'config.toml'\n",
+            "policy.x.root: 'config.toml' is not a directory",
+        ),
+        ("[policy.x]\nroot = ''\n", "policy.x.root: not a path: ''"),
+        (
+            "[policy.x]\nroot = 'config.toml/x'\n",
+            "policy.x.root: cannot use 'config.toml/x': Not a directory",
+        ),
+        (
+            "[policy.x]\nroot = '/usr'\n[policy.y]\nroot = '/usr/bin'\n",
+            "policy.y.root: '/usr/bin' and the root '/usr' of policy 'x' lie in one",
         ),
         ("[sidecar.x]\n", "sidecar.x.kind: is missing"),
         ("[sidecar.x]\nkind = 'cobol'\n", "sidecar.x.kind: 'cobol' is none of c-cpp"),

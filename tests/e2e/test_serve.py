@@ -193,3 +193,22 @@ def daemon_by(script: str, fd: int, where: Path) -> Any:
     config = text.partition("[child")[1] + text.partition("[child")[2]
     wrapper = ("bash", "-c", script, "sh", str(fd))
     return daemon(where, config, wrapper=wrapper, pass_fds=(fd,))
+
+
+# The configuration was right when it was read; what it names may be gone since.
+@pytest.mark.parametrize(
+    ("becomes", "why"),
+    [("nothing", "there is no such root"), ("file", "the root is no directory")],
+)
+def test_no_child_starts_in_a_root_that_is_none_any_more(
+    tmp_path: Path, becomes: str, why: str
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with daemon(tmp_path, f'[policy.p]\nroot = "{root}"\n') as running:
+        root.rmdir()
+        if becomes == "file":
+            root.touch()
+        with pytest.raises(ControlError, match=why):
+            running.client.spawn(["sleep", "1000"], policy="p")
+        assert running.end() == 0
