@@ -32,7 +32,12 @@ from supervisor.config_llm import check as check_llm
 from supervisor.config_metrics import MetricsSection, check_metrics
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
 from supervisor.config_read import Fault, Reader, joined
-from supervisor.config_sandbox import SandboxSection, check_sandboxes, check_use
+from supervisor.config_sandbox import (
+    SandboxSection,
+    check_required,
+    check_sandboxes,
+    check_use,
+)
 from supervisor.config_sidecar import SidecarSection, check_sidecars
 from supervisor.config_toolexec import ToolexecSection, check_toolexec
 
@@ -101,6 +106,10 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
     for name, policy in config.policy.items():
         for key, why in check_use(policy.sandbox, policy.network, known):
             yield f"policy.{joined(name)}.{key}", why
+        profile = config.sandbox.get(policy.sandbox)  # none: a fault told elsewhere
+        if profile is not None:
+            for key, why in check_required(policy.sandbox, policy.network, profile):
+                yield f"policy.{joined(name)}.{key}", why
 
 
 def _may_be_granted(path: str, *, is_written: bool) -> bool:

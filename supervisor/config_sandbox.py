@@ -66,6 +66,21 @@ def check_use(
         )
 
 
+def check_required(
+    sandbox: str, network: str | None, section: SandboxSection
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) if a policy's network takes away what its profile requires.
+
+    Args:
+        sandbox: the profile that it names.
+        network: ``none`` or ``host``; None for nothing said.
+        section: that profile.
+    """
+    if network == "host" and "netns" in section.required:
+        why = f"'host' contradicts sandbox {sandbox!r}, which requires the layer netns"
+        yield "network", f"{why}; take it out of one of them"
+
+
 def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | None:
     """Return a profile; None if there is none of that name."""
     if name in PROFILES:

@@ -217,9 +217,11 @@ class Plan:
         for layer, why in self.machine.lacking.items():
             self.leave(layers, layer, why)
         if os.geteuid() == 0:
-            layers.discard("userns")
+            why = "the host is root and makes the other namespaces without one"
+            self.drop(layers, "userns", why)
         if self.network == "host":
-            layers.discard("netns")
+            why = "the network 'host' leaves the child in the host's"
+            self.drop(layers, "netns", why)
         if os.geteuid() != 0 and "userns" not in layers:
             for layer in _NAMESPACES:
                 self.leave(layers, layer, "neither root nor a user namespace")
@@ -227,6 +229,21 @@ class Plan:
             if "mountns" not in layers:
                 self.leave(layers, layer, "needs the layer mountns")
         return layers
+
+    def drop(self, layers: set[str], layer: str, why: str) -> None:
+        """Do without a layer that has no use here: the child lacks nothing by that.
+
+        Raises:
+            SpawnError: it is required all the same; nothing that a machine could give
+                would help.
+        """
+        layers.discard(layer)
+        if layer in self.profile.required:
+            text = (
+                f"cannot start a child: the sandbox layer {layer!r} is required and not"
+                f" made here: {why}; take it out of 'required'"
+            )
+            raise SpawnError(errno.EINVAL, layer, text, why)
 
     def leave(self, layers: set[str], layer: str, why: str) -> None:
         """Do without a layer, if it was asked for.

@@ -138,6 +138,10 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
             "[policy.run]\nsandbox = 'none'\nnetwork = 'none'\n",
             "policy.run.network: 'none' contradicts sandbox 'none'",
         ),
+        (
+            "[sandbox.x]\nrequired = ['netns']\n[policy.run]\nsandbox = 'x'\nnetwork = 'host'",
+            "policy.run.network: 'host' contradicts sandbox 'x', which requires the",
+        ),
         ("[policy.run]\ntools = ['a/b']\n", "policy.run.tools: not the name of a"),
         ("[policy.run]\nread = 'x'\n", "policy.run.read: expected array, got str"),
         ("[policy.run]\ntypo = 1\n", "typo"),

@@ -130,6 +130,17 @@ def test_a_required_layer_that_is_missing_refuses_the_start() -> None:
     assert sandhost(*words).status == 0
 
 
+def test_a_required_layer_that_the_network_has_no_use_for_refuses_the_start(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("[sandbox.x]\nrequired = ['netns']\n")
+    words = ("run", "--config", config, "--sandbox", "x", "--network", "host")
+    outcome = sandhost(*words, "--", "touch", "done", cwd=tmp_path)
+    assert outcome.status == 125
+    assert outcome.said("'netns' is required and not made here: the network 'host'")
+
+
 def test_a_named_profile_is_what_it_says(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(

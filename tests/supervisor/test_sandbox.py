@@ -174,6 +174,23 @@ def test_a_required_layer_is_required_from_the_first_child_on(machine: Machine) 
     assert info.value.exit_status == 125
 
 
+# A child never runs in less than what is required, also where the host itself has no use
+# for the layer; and no report calls that layer missing where nobody requires it.
+@pytest.mark.parametrize(
+    ("layer", "network", "why"),
+    [("userns", "none", "the host is root"), ("netns", "host", "the network 'host'")],
+)
+def test_a_required_layer_that_has_no_use_here_refuses_the_start(
+    machine: Machine, layer: str, network: str, why: str
+) -> None:
+    said = f"'{layer}' is required and not made here: {why}"
+    with pytest.raises(SpawnError, match=said) as info:
+        Plan(named("mine", None, [layer]), network, machine).wanted()
+    assert info.value.exit_status == 125
+    plan = Plan(named("mine", None), network, machine)
+    assert layer not in plan.wanted() | plan.missing.keys()
+
+
 def test_users_are_given_to_one_child_at_a_time(machine: Machine) -> None:
     first, second = machine.take_user(), machine.take_user()
     assert first != second
