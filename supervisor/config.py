@@ -10,7 +10,7 @@ from __future__ import annotations
 import stat
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -144,25 +144,57 @@ def _check_grants(
                     yield f"{where}.{key}", f"there is no {path!r}; make it first"
 
 
+class _Root(NamedTuple):
+    """What is configured as a root.
+
+    Attributes:
+        policy: whose it is.
+        path: as it is shown.
+        identities: device and number of the directory and all above it, itself first.
+    """
+
+    policy: str
+    path: Path
+    identities: tuple[tuple[int, int], ...]
+
+    def lies_in(self, other: _Root) -> bool:
+        """Tell whether it is beneath another one; the same one is not."""
+        return other.identities[0] in self.identities[1:]
+
+
+def _root(policy: str, path: str) -> _Root:
+    # Two texts can name one directory, by links, by ``..``, by a second mount: what is
+    # compared is what is there.
+    here = Path(path).resolve(strict=True)
+    places = [place.stat() for place in (here, *here.parents)]
+    identities = tuple((place.st_dev, place.st_ino) for place in places)
+    return _Root(policy, Path(path).absolute(), identities)
+
+
 def _check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     del named
-    roots: dict[str, Path] = {}
+    roots: list[_Root] = []
     for name, policy in config.policy.items():
         if policy.root is None:
             continue
-        where = f"policy.{joined(name)}"
+        where = f"policy.{joined(name)}.root"
         if why := _not_a_root(policy.root):
-            yield f"{where}.root", why
+            yield where, why
             continue
-        root = Path(policy.root).absolute()
-        for other, theirs in roots.items():
-            if root in theirs.parents or theirs in root.parents:
+        try:
+            root = _root(name, policy.root)
+        except OSError as error:  # gone by now, or above it is what nobody may see
+            yield where, f"cannot use {policy.root!r}: {error.strerror}"
+            continue
+        for other in roots:
+            if root.lies_in(other) or other.lies_in(root):
                 why = (
-                    f"'{root}' and the root '{theirs}' of policy {other!r} lie in one"
-                    " another: one child would reach into the other's"
+                    f"'{root.path}' and the root '{other.path}' of policy"
+                    f" {other.policy!r} lie in one another: one child would reach into"
+                    " the other's"
                 )
-                yield f"{where}.root", why
-        roots[name] = root
+                yield where, why
+        roots.append(root)
 
 
 _CROSS_CHECKS: tuple[

@@ -145,3 +145,38 @@ def test_a_root_is_a_directory_that_is_there(tmp_path: Path) -> None:
     outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path)
     assert outcome.status == 1
     assert b"cannot use c.toml: policy.file.root: 'file' is not" in outcome.err
+
+
+# spec face: no root lies in another policy's, by whatever name; what only reads so does not.
+@pytest.mark.parametrize(
+    ("one", "other", "refused"),
+    [
+        ("in", "in/sub", True),
+        ("in/sub", "in", True),
+        ("in", "link/sub", True),
+        ("link", "in/sub", True),
+        ("in", "out/../in/sub", True),
+        ("deep/sub", "in", True),
+        ("in", "in/../out", False),
+        ("in", "link", False),  # one root for two policies
+        ("in", "in-evil", False),
+        ("in", "in/away", False),  # a link within that leads out
+    ],
+)
+def test_no_root_lies_in_another_one_whatever_it_is_called(
+    tmp_path: Path, one: str, other: str, *, refused: bool
+) -> None:
+    for name in ("in/sub", "out", "in-evil"):
+        (tmp_path / name).mkdir(parents=True)
+    for link, target in (("link", "in"), ("deep", "link"), ("in/away", "../out")):
+        (tmp_path / link).symlink_to(target)
+    text = f"[policy.a]\nroot = '{one}'\n[policy.b]\nroot = '{other}'\n"
+    outcome = check(tmp_path, text, "--json")
+    if not refused:
+        assert outcome.status == 0
+        return
+    ((key, reason),) = faults(outcome)
+    assert key == "policy.b.root"
+    assert (
+        f"'{tmp_path}/{other}' and the root '{tmp_path}/{one}' of policy 'a'" in reason
+    )
