@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config_read import joined
-from supervisor.sandbox import LAYERS, NONE, PROFILES, Profile, named
+from supervisor.sandbox import LAYERS, NEEDS_MOUNTNS, NONE, PROFILES, Profile, named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -38,10 +38,20 @@ def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str
         if not profile.unix_sockets and "seccomp" not in layers:
             why = "false is kept by the layer 'seccomp', which is not among the layers"
             yield f"{where}.unix_sockets", f"{why}; add it there"
-        for layer in profile.required:
-            if layer in LAYERS and layer not in layers:
-                why = f"{layer!r} is required but not among the layers; add it there"
-                yield f"{where}.required", why
+        for why in _not_to_be_had(profile.required, layers):
+            yield f"{where}.required", why
+
+
+def _not_to_be_had(required: Collection[str], layers: Collection[str]) -> Iterator[str]:
+    """Yield what is wrong with required layers on whatever machine."""
+    for layer in required:
+        if layer not in LAYERS:
+            continue  # is told as that
+        if layer not in layers:
+            yield f"{layer!r} is required but not among the layers; add it there"
+        elif layer in NEEDS_MOUNTNS and "mountns" not in layers:
+            why = f"{layer!r} is required and needs the layer 'mountns'"
+            yield f"{why}; add it to the layers"
 
 
 def check_use(

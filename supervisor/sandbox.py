@@ -57,6 +57,9 @@ USERS = 767
 """For each pid of a host: so many go into 32 bits for every pid that there can be (2**22),
 none of them the last number, which means "nobody"."""
 
+NEEDS_MOUNTNS = ("uid", "pidns")
+"""Layers that are nothing without the layer mountns, on whatever machine."""
+
 _ALWAYS = frozenset({"no_new_privs", "capabilities"})
 """Part of every profile but ``none``: they cost nothing and everybody has them."""
 
@@ -225,7 +228,7 @@ class Plan:
         if os.geteuid() != 0 and "userns" not in layers:
             for layer in _NAMESPACES:
                 self.leave(layers, layer, "neither root nor a user namespace")
-        for layer in ("uid", "pidns"):
+        for layer in NEEDS_MOUNTNS:
             if "mountns" not in layers:
                 self.leave(layers, layer, "needs the layer mountns")
         return layers

@@ -180,3 +180,12 @@ def test_no_root_lies_in_another_one_whatever_it_is_called(
     assert (
         f"'{tmp_path}/{other}' and the root '{tmp_path}/{one}' of policy 'a'" in reason
     )
+
+
+def test_a_profile_may_require_what_its_layers_carry(tmp_path: Path) -> None:
+    text = (
+        "[sandbox.a]\nlayers = ['mountns', 'uid']\nrequired = ['uid']\n"
+        "[sandbox.b]\nrequired = ['pidns']\n"
+        "[sandbox.c]\nlayers = ['pidns', 'seccomp']\nrequired = ['seccomp']\n"
+    )
+    assert check(tmp_path, text).status == 0

@@ -130,6 +130,14 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
             "[sandbox.x]\nlayers = ['uid']\nrequired = ['seccomp']\n",
             "sandbox.x.required: 'seccomp' is required but not among the layers",
         ),
+        (
+            "[sandbox.x]\nlayers = ['pidns', 'uid']\nrequired = ['uid']\n",
+            "sandbox.x.required: 'uid' is required and needs the layer 'mountns'",
+        ),
+        (
+            "[sandbox.x]\nlayers = ['userns', 'pidns']\nrequired = ['pidns']\n",
+            "sandbox.x.required: 'pidns' is required and needs the layer 'mountns'",
+        ),
         ("[metrics]\nlisten = 'tcp://0.0.0.0:1'\n", "'0.0.0.0' is not on loopback"),
         ("[metrics]\ntypo = 1\n", "metrics.typo"),
         ("[policy.run]\nsandbox = 'castle'\n", "policy.run.sandbox: no profile"),
