@@ -7,7 +7,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from vfs.backends.host import will_replace
 from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ class OpenFile:
             if self.staged and not self.client.policy.places:
                 # Its client gave up every right before: nobody may publish for it.
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-            if self.must_replace and not will_replace(self.handle):
+            if self.must_replace and not self.handle.will_replace():
                 raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
             if self.staged or durable:
                 return self.handle.publish(durable=durable)

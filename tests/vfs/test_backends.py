@@ -111,6 +111,15 @@ def test_a_directory_is_not_opened(tree: Backend, staged: bool) -> None:
 
 
 # spec A3b
+def test_a_staged_file_knows_whether_its_name_is_there(tree: Backend) -> None:
+    handle = opened(tree, b"a", b"w", staged=True)
+    assert not handle.will_replace()
+    opened(tree, b"a", b"w").close()
+    assert handle.will_replace()
+    handle.publish(durable=False)
+    handle.close()
+
+
 def test_a_staged_file_appears_when_it_is_published(tree: Backend) -> None:
     put(tree, b"a", b"old")
     handle = opened(tree, b"a", b"w+", staged=True)

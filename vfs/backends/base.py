@@ -73,6 +73,9 @@ class Handle(Protocol):
     def publish(self, *, durable: bool) -> Removed | None:
         """Make a staged file appear under its name; return what it replaced."""
 
+    def will_replace(self) -> bool:
+        """Tell whether the name of the file, which a staged one will take, is there."""
+
     def identity(self) -> tuple[int, int]:
         """Return what tells this file from any other."""
 

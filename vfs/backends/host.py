@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from vfs.backends.base import Backend, FileStatus, Handle, Mode, Removed
+from vfs.backends.base import Backend, FileStatus, Mode, Removed
 from vfs.backends.host_file import (
     HostHandle,
     StagedHandle,
@@ -259,13 +259,6 @@ class HostDirectory:
         if self.dir_fd >= 0:
             fd, self.dir_fd = self.dir_fd, -1
             os.close(fd)
-
-
-def will_replace(handle: Handle) -> bool:
-    """Tell whether the name that a staged file will take stands for something now."""
-    if not isinstance(handle, StagedHandle):
-        raise TypeError("only a staged file of the host takes a name")
-    return what_goes(handle._dir_fd, handle._last) is not None  # noqa: SLF001 - its backend
 
 
 def _kind_of_entry(entry: os.DirEntry[str]) -> str:

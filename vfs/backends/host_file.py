@@ -120,6 +120,9 @@ class HostHandle:
             os.fsync(self.fd)
         return None
 
+    def will_replace(self) -> bool:
+        return True
+
     def identity(self) -> tuple[int, int]:
         status = os.fstat(self.fd)
         return (status.st_dev, status.st_ino)
@@ -184,6 +187,9 @@ class StagedHandle(HostHandle):
             except OSError as why:
                 raise UnflushedError(why, replaced) from why
         return replaced
+
+    def will_replace(self) -> bool:
+        return what_goes(self._dir_fd, self._last) is not None
 
     def _give_name(self) -> None:
         """Give the file a hidden name, in the place's directory if that can be."""

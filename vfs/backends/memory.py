@@ -99,13 +99,17 @@ class _Directory:
 class MemoryHandle:
     """An open file in memory; see ``base.Handle``."""
 
-    __slots__ = ("_file", "_on_publish", "fd", "mount")
+    __slots__ = ("_file", "_on_publish", "_replaces", "fd", "mount")
 
     def __init__(
-        self, file: _File, on_publish: Callable[[], Removed | None] | None
+        self,
+        file: _File,
+        on_publish: Callable[[], Removed | None] | None,
+        replaces: Callable[[], bool] = lambda: True,
     ) -> None:
         self._file = file
         self._on_publish = on_publish
+        self._replaces = replaces
         self.fd = -1
         self.mount = _MEMORY
 
@@ -141,6 +145,9 @@ class MemoryHandle:
     def publish(self, *, durable: bool) -> Removed | None:
         del durable  # memory never is
         return None if self._on_publish is None else self._on_publish()
+
+    def will_replace(self) -> bool:
+        return self._replaces()
 
     def identity(self) -> tuple[int, int]:
         return (_DEVICE, self._file.inode)
@@ -242,7 +249,7 @@ class MemoryDirectory:
             directory.put(last, file)
             return _removed(there)
 
-        return MemoryHandle(file, publish)
+        return MemoryHandle(file, publish, lambda: last in directory.entries)
 
     def stat(self, name: bytes) -> FileStatus:
         node = self._walk(name)
