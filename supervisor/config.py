@@ -112,11 +112,17 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
                 yield f"policy.{joined(name)}.{key}", why
 
 
-def _may_be_granted(path: str, *, is_written: bool) -> bool:
-    """Tell whether a grant can be held; what is no path at all is said elsewhere."""
-    if not path or "\0" in path or Path(path).exists():
-        return True
-    return is_written and Path(path).parent.is_dir()  # a file that it will make
+def _not_to_be_granted(path: str, *, is_written: bool) -> str:
+    """Return why a grant cannot be held; what is no path at all is said elsewhere."""
+    if not path or "\0" in path:
+        return ""
+    try:
+        # A file that is written may be one that the child will make.
+        if Path(path).exists() or (is_written and Path(path).parent.is_dir()):
+            return ""
+    except OSError as why:  # too long, or in what this user may not see
+        return f"cannot use {path!r}: {why.strerror}"
+    return f"there is no {path!r}; make it first"
 
 
 def _not_a_root(path: str) -> str:
@@ -140,8 +146,8 @@ def _check_grants(
         where = f"policy.{joined(name)}"
         for key in ("read", "write"):
             for path in getattr(policy, key):
-                if not _may_be_granted(path, is_written=key == "write"):
-                    yield f"{where}.{key}", f"there is no {path!r}; make it first"
+                if why := _not_to_be_granted(path, is_written=key == "write"):
+                    yield f"{where}.{key}", why
 
 
 class _Root(NamedTuple):

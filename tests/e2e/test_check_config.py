@@ -189,3 +189,13 @@ def test_a_profile_may_require_what_its_layers_carry(tmp_path: Path) -> None:
         "[sandbox.c]\nlayers = ['pidns', 'seccomp']\nrequired = ['seccomp']\n"
     )
     assert check(tmp_path, text).status == 0
+
+
+@pytest.mark.parametrize("key", ["read = ['{}']", "write = ['{}']", "root = '{}'"])
+def test_a_path_that_cannot_even_be_looked_at_is_a_fault_as_any_other(
+    tmp_path: Path, key: str
+) -> None:
+    text = f"[policy.a]\n{key.format('x' * 300)}\n"
+    ((where, reason),) = faults(check(tmp_path, text, "--json"))
+    assert where == f"policy.a.{key.split(maxsplit=1)[0]}"
+    assert reason.endswith("File name too long")
