@@ -18,16 +18,14 @@ import _signal  # type: ignore[import-not-found] # rule 1: `signal` loads enumer
 import os
 
 from vfs.client import Client
-from vfs.client_link import MAX_BODY_BYTES
 from vfs.client_turn import client_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from protocol import messages as m
-    from vfs.client_link import Name, Payload
 
 PIECE_BYTES = 1024 * 1024
 """One piece of a stream: so large that its round trip does not count."""
@@ -79,21 +77,10 @@ class Door(Client):
             if _signal.getsignal(number) != _signal.SIG_IGN:
                 _signal.signal(number, self._signalled)
 
-    def _ask(
-        self,
-        request: m.Request,
-        payload: Payload = b"",
-        *,
-        names: tuple[Name, ...] = (),
-        into: memoryview | None = None,
-        most: int = MAX_BODY_BYTES,
-        passed: list[int] | None = None,
-    ) -> tuple[m.Reply, bytes]:
+    def _ask(self, *args: Any, **more: Any) -> tuple[m.Reply, bytes]:
         """Do as ``BlockingEndpoint`` does; then what a signal has asked for."""
         try:
-            return super()._ask(
-                request, payload, names=names, into=into, most=most, passed=passed
-            )
+            return super()._ask(*args, **more)
         finally:
             if self._held:
                 self._end(self._held)

@@ -14,9 +14,9 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 
+from supervisor.accepting import OUT_OF_RESOURCES
 from supervisor.toolexec.routes import RefusedError
 from vfs.hostio import in_thread
 from vfs.policy import open_directory
@@ -65,7 +65,7 @@ def _nothing_there() -> Iterator[None]:
     try:
         yield
     except OSError as why:
-        if why.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        if why.errno in OUT_OF_RESOURCES:
             raise
 
 

@@ -20,9 +20,9 @@ MOST_IN_MEMORY_BYTES = 16 * 1024 * 1024
 is read as quickly, and the kernel may drop it when it needs the room."""
 
 STEP_BYTES = 128 * 1024
-"""What is read, written, hashed and looked at in one go: so it is in the second cache level for
-each of them.  One thread so takes as long as two that pass longer pieces on, for half of
-the processor's time, and does not need a second processor."""
+"""What is read, written, hashed and looked at in one go: it is in the second cache level
+for each of them.  So one thread takes about as long as two that pass longer pieces on,
+for less of the processor's time, and needs no second processor."""
 
 JOINED_BYTES = 16 * 1024
 """Shorter pieces are joined: each byte by itself would take forty times its memory."""
