@@ -237,7 +237,11 @@ def relay(  # noqa: PLR0913, PLR0917 - a command line
     ] = None,
     fd: Annotated[
         list[str] | None,
-        typer.Option("--fd", metavar="FD", help="Has only this LLM fd; repeatable."),
+        typer.Option(
+            "--fd",
+            metavar="FD[:LINES]",
+            help="Has only this LLM fd, or lines of it; repeatable.",
+        ),
     ] = None,
     no_fds: Annotated[
         bool, typer.Option("--no-fds", help="Has none of the LLM fds.")

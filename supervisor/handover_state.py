@@ -32,7 +32,7 @@ from vfs.handover import (  # noqa: TC001 - msgspec looks at them
 
 T = TypeVar("T")
 
-VERSION = 2
+VERSION = 3
 """Of the form below."""
 
 LAUNCHPAD = launchpad_wire.VERSION

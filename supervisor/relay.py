@@ -8,6 +8,7 @@ no policy: those are the real host's.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +33,16 @@ from vfs.relay import RelayError, open_relay
 if TYPE_CHECKING:
     from supervisor.launchpad_start import LaunchpadProcess
     from supervisor.spawned import SpawnedProcess
+    from vfs.relay import FdPart
 
 _OWN_ACCOUNT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET")
 """This process's own account at the host's model: not the nested child's."""
 
 _TOOLS_TOKEN = "AIFO_TOOLEEXEC_TOKEN"  # noqa: S105 - the name of a variable
+
+_LINES = re.compile(
+    r"(fd[:-][0-9]{1,18}):(?:([0-9]{1,18})|([0-9]{0,18})-([0-9]{0,18}))", re.ASCII
+)
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for the nested child (spec S6)."""
@@ -54,13 +60,28 @@ def run_nested(
         launchpad: started before this module was imported.
         command: its program and arguments.
         rights: what ``NARROW`` asks for; None leaves all of this process's.
-        fds: the only LLM fds that it gets; None: all of this process's.
+        fds: the only LLM fds that it gets, ``fd:1`` or lines of one,
+            ``fd:1:10-20``; None: all of this process's.
 
     Returns:
         Its exit status as ``run`` gives it.
     """
     Log("INFO").start()  # the relay tells which files it closed for a nested child
     return guarded("relay", _relay_or_say_why, launchpad, command, rights, fds)
+
+
+def fd_part(text: str) -> FdPart:
+    """Return what ``--fd`` names: ``fd:1``, or lines, as ``fd:1:10-20``, ``fd:1:7``."""
+    match = _LINES.fullmatch(text)
+    if match is None:
+        return text  # an id, or nothing that the host knows
+    fd, only, start, end = match.groups()
+    part: dict[str, str | int] = {"fd": fd}
+    if start or only:
+        part["start_line"] = int(start or only)
+    if end or only:
+        part["end_line"] = int(end or only)
+    return part
 
 
 async def _relay_or_say_why(
@@ -89,7 +110,8 @@ async def _relay(
             launcher = Launcher(launchpad)
             await nursery.start(launcher.run)
             async with open_relay() as relay:
-                nested = await relay.new_client(rights, fds)
+                parts = None if fds is None else [fd_part(fd) for fd in fds]
+                nested = await relay.new_client(rights, parts)
                 try:
                     door = nested.child_end.fileno()
                     env = _environment(relay.dialect, rights)

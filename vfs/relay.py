@@ -40,6 +40,8 @@ from vfs.relay_serial import SerialLane
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
+    FdPart = str | Mapping[str, str | int]  # "fd:1", or fd, start_line, end_line
+
 # The commands with a payload of hosts that have no CAPS to ask, by dialect.
 _FIRST_COMMANDS = {1: frozenset({b"WRITE"}), 2: frozenset({b"WRITE", b"LLM_CHAT"})}
 
@@ -96,7 +98,7 @@ class Relay:
     async def new_client(
         self,
         rights: Mapping[str, object] | None = None,
-        fds: Iterable[str] | None = None,
+        fds: Iterable[FdPart] | None = None,
     ) -> NestedClient:
         """Return a connection for a nested child.
 
@@ -104,8 +106,8 @@ class Relay:
             rights: what it may do of what this process may: ``read``, ``write`` (lists
                 of names), ``model``, ``quota``.  None: all of it, in the restricted
                 view.
-            fds: the only LLM fds that it has of this process's; None: all that are
-                there now.
+            fds: the only LLM fds that it has of this process's: ids, or lines of one,
+                which get a new id; None: all that are there now.
 
         Raises:
             RelayError: rights or descriptors were given and the host cannot narrow.
@@ -177,7 +179,9 @@ class Relay:
             attached.disconnect()
             raise
 
-    async def _keep_fds(self, attached: AsyncClient | None, fds: Iterable[str]) -> None:
+    async def _keep_fds(
+        self, attached: AsyncClient | None, fds: Iterable[FdPart]
+    ) -> None:
         if attached is None:
             raise RelayError(
                 "cannot choose the LLM fds of a nested client: the host has no ATTACH,"

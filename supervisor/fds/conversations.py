@@ -24,16 +24,15 @@ from vfs.content import FdError, Param, Tool
 from vfs.content.arguments import FDS, STRING, STRINGS
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, NOT_FOUND
 from vfs.content.on_wrapping import exceeded, wrap
-from vfs.content.selecting import line_span, lines_of
+from vfs.content.selecting import lines_of, part_span
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.fds.service import FdService
-    from supervisor.fds.toolloop import Model, Reply
+    from supervisor.fds.toolloop import Message, Model, Reply
     from vfs.content import Content, Json, LlmFd, Process
-    from vfs.content.blob import Blob
     from vfs.content.pages import Span
     from vfs.filesystem import Client
 
@@ -179,7 +178,7 @@ class Conversations:
             async with trio.open_nursery() as nursery:
                 for number, child in enumerate(children):
                     await self.loop.begin(child, child.program)
-                    self._open_branch(child, number + 1)
+                    await self._open_branch(child, number + 1)
                     nursery.start_soon(
                         self._run, child, prompts[number], answers, number
                     )
@@ -192,13 +191,16 @@ class Conversations:
         ]
         return fdxml.listing("fork_result", (("children", len(rows)),), rows)
 
-    def _open_branch(self, child: Process, number: int) -> None:
+    async def _open_branch(self, child: Process, number: int) -> None:
         """Answer the calls that are open where the copy was made."""
         for call_id in unanswered(child.messages):
             text = f"You are copy {number}. Do what the user says next."
-            child.messages.append(
-                {"role": "tool", "tool_call_id": call_id, "content": text}
-            )
+            message: Message = {
+                "role": "tool",
+                "tool_call_id": call_id,
+                "content": text,
+            }
+            await self.loop.say(child, message)
 
     async def _run(
         self,
@@ -314,27 +316,22 @@ class Preloads:
         ]
         found = [process.table.find(str(part["fd"])) for part in wanted]
         # All numbers that are taken are known before one is given anew.
-        for fd, part in zip(found, wanted, strict=True):
-            if len(part) == 1:
+        spans = [part_span(fd, part) for fd, part in zip(found, wanted, strict=True)]
+        for fd, span in zip(found, spans, strict=True):
+            if span is None:
                 table.next_number = max(table.next_number, fd.number + 1)
-        for fd, part in zip(found, wanted, strict=True):
-            if len(part) > 1:
-                await self._add_lines(fd, part)
+        for fd, span in zip(found, spans, strict=True):
+            if span is not None:
+                await self._add_lines(fd, span)
             elif fd.number not in table.fds:  # named twice, it is there once
                 held = process.shared.store.hold(fd.content)
                 table.enter(replace(fd, content=held, sections=dict(fd.sections)))
                 await self.show(fd)
 
-    async def _add_lines(self, fd: LlmFd, part: dict[str, Json]) -> None:
-        start, end = part.get("start_line"), part.get("end_line")
-        span = line_span(
-            fd,
-            start if isinstance(start, int) else None,
-            end if isinstance(end, int) else None,
-        )
+    async def _add_lines(self, fd: LlmFd, span: Span) -> None:
         lines = lines_of(fd, span)
         source = f"{fd.id} lines {lines}"
-        add = partial(_add_part, self._child, fd.content.text, span, source)
+        add = partial(self._child.add_part, fd.content.text, span, source)
         new = await in_thread(add, share=self._process.threads)
         await self.show(new, ("from", fd.id), ("lines", lines))
 
@@ -359,16 +356,6 @@ class Preloads:
         shown = fdxml.verbatim("preload", attributes, blob.data[:end])
         self.shown.append(shown.decode())
         await trio.lowlevel.checkpoint()  # there may be many
-
-
-def _add_part(child: Process, text: Blob, span: Span, source: str) -> LlmFd:
-    writer = child.shared.store.writer()
-    try:
-        for piece in text.pieces(*span):
-            writer.add(piece)
-        return child.add(writer.finish(), source)
-    finally:
-        writer.close()
 
 
 async def _file(process: Process, path: str) -> Content:

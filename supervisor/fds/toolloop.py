@@ -127,10 +127,11 @@ class ToolLoop:
 
     async def say(self, process: Process, message: Message) -> None:
         """Add a message to a conversation."""
-        content = message.get("content")
-        if process.shared.settings.conversation_fds and isinstance(content, str):
+        if process.shared.settings.conversation_fds:
             try:
-                fd = await process.keep_text(content, f"message:{message['role']}")
+                fd = await process.keep_text(
+                    _words(message), f"message:{message['role']}"
+                )
             except FdError:
                 pass  # there is no room, or no text: the message goes without
             else:
@@ -310,6 +311,15 @@ async def _stored(process: Process, text: str) -> str:
     if answer != text and not answer.startswith("<fd_result "):
         raise ModelError(f"the input cannot be stored: {' '.join(answer.split())}")
     return answer
+
+
+def _words(message: Message) -> str:
+    """Return what a message says: its text, or else the calls that it makes, as JSON."""
+    content = message.get("content")
+    if isinstance(content, str) and content:
+        return content
+    calls = message.get("tool_calls")
+    return json.dumps(calls, ensure_ascii=False, indent=1) if calls else ""
 
 
 def _as_sent(message: Message, *, marks: bool = True) -> Message:

@@ -314,6 +314,7 @@ def test_outside_a_child_the_command_says_so(tmp_path: Path) -> None:
         ("", ["fd:1", "fd:2"]),
         ("--fd fd:2", ["fd:2"]),
         ("--fd fd-1 --fd fd:2", ["fd:1", "fd:2"]),
+        ("--fd fd:1:3998- --fd fd:2", ["fd:2", "fd:3"]),
         ("--no-fds", []),
     ],
 )
@@ -334,10 +335,48 @@ def test_a_nested_child_has_what_it_is_given(
     assert [line[-4:] for line in after.splitlines()] == ["fd:1", "fd:2"]
 
 
-def test_a_nested_child_is_not_started_with_what_is_not_there(tmp_path: Path) -> None:
-    outcome = run_with(tmp_path, CONFIG, "$0 relay --fd fd:9 -- echo ran")
+@pytest.mark.parametrize(
+    ("lines", "there"),
+    [
+        ("2-3", [b"2", b"3"]),
+        ("-2", [b"1", b"2"]),
+        ("4000-", [b"4000"]),
+        ("7", [b"7"]),
+        ("3999-9999", [b"3999", b"4000"]),
+    ],
+)
+def test_a_nested_child_has_the_lines_it_is_given(
+    tmp_path: Path, lines: str, there: list[bytes]
+) -> None:
+    script = f"""
+        seq 1 4000 | $0 fd wrap >/dev/null
+        $0 relay --fd fd:1:{lines} -- sh -c '
+            $0 fd read fd:1 || true; $0 fd read fd:2 --all; $0 fd info fd:2' $0
+        """
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert outcome.status == 0, outcome.err
+    assert b"fd:1 not found" in outcome.out
+    body = outcome.out.partition(b"<fd_content ")[2].partition(b"</fd_content>")[0]
+    assert body.partition(b">")[2].split() == there
+    assert b'source="fd:1 lines ' in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("fd", "why"),
+    [
+        ("fd:9", "File descriptor fd:9 not found"),
+        ("fd:1:x", "File descriptor fd:1:x not found"),
+        ("fd:1:3-2", "Invalid line range 3-2. Valid range: 1-4000"),
+        ("fd:1:0-2", "Invalid line range 0-2. Valid range: 1-4000"),
+    ],
+)
+def test_a_nested_child_is_not_started_with_what_is_not_there(
+    tmp_path: Path, fd: str, why: str
+) -> None:
+    script = f"seq 1 4000 | $0 fd wrap >/dev/null; $0 relay --fd {fd} -- echo ran"
+    outcome = run_with(tmp_path, CONFIG, script)
     assert (outcome.status, outcome.out) == (125, b"")
-    assert outcome.said("cannot choose the LLM fds: File descriptor fd:9 not found")
+    assert outcome.said(f"cannot choose the LLM fds: {why}")
 
 
 def test_a_checkpoint_outlives_the_host(tmp_path: Path) -> None:

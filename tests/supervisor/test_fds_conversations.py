@@ -382,16 +382,27 @@ async def test_every_message_may_have_a_descriptor(scene: Make) -> None:
     await made.chat("more", "mine")
     kept = made.conversations.conversation(made.client, "mine")
     assert [message.get("fd") for message in kept.messages] == [
-        *("fd:1", "fd:2", None, "fd:3", "fd:4", "fd:5", "fd:6")
+        f"fd:{number}" for number in range(1, 8)
     ]
     rows = ET.fromstring(await kept.call("list_fds"))
-    assert [row.get("source") for row in rows][:3] == [
-        *("message:system", "message:user", "message:tool")
+    assert [row.get("source") for row in rows][:4] == [
+        *("message:system", "message:user", "message:assistant", "message:tool")
     ]
+    calls = ET.fromstring(await kept.call("read_fd", fd="fd-3"))
+    assert json.loads(text_of(calls)) == calling(("list_fds", {}))["tool_calls"]
     page = ET.fromstring(await kept.call("read_fd", fd="fd-2"))
     assert text_of(page) == "first words"
     sent = made.model.seen[-1][1]
     assert sent["content"] == 'first words\n<message fd="fd:2"/>'
+
+
+async def test_every_message_of_a_fork_may_have_a_descriptor(scene: Make) -> None:
+    fork = calling(("fork", {"prompts": ["go on"]}))
+    made = scene(fork, words("one"), words("done"), conversation_fds=True)
+    await made.chat("go")
+    copy = made.model.seen[1]
+    marks = [str(message["content"]).rpartition("\n")[2] for message in copy]
+    assert marks[3:] == ['<message fd="fd:4"/>', '<message fd="fd:5"/>']
 
 
 async def test_marked_parts_of_a_reply_are_descriptors_by_name(scene: Make) -> None:

@@ -219,3 +219,31 @@ def test_a_long_document_that_is_none_is_told_as_a_short_one(
     document = b'{"name": "wrap_output", "arguments": {"text": "%b"' % (b"x" * 100_000)
     with pytest.raises(ValueError, match=said):
         on_fds._parse(document + tail)
+
+
+async def test_a_content_counts_once_until_its_last_holder_has_gone(
+    hall: Hall,
+) -> None:
+    service = FdService(hall.fs, Store(), TOOLS, max_store=20_000)
+    line = connected(hall, service)
+    process = service.process_of(line.client)
+    allowance = process.shared.allowance
+    assert allowance is not None
+    for _ in range(3):
+        assert "fd_result" in await call(line, "wrap_output", text="x" * 15_000)
+    assert allowance.used == 15_000
+    fork = process.fork()
+    await call(line, "keep_fds", fds=[])
+    assert allowance.used == 15_000  # the fork has it
+    answer = await call(line, "wrap_output", text="y" * 15_000)
+    assert "Cannot store content: Disk quota exceeded" in answer
+    fork.close()
+    assert allowance.used == 0
+    # Who gives descriptors up can go on for ever.
+    for number in range(10):
+        answer = await call(line, "wrap_output", text=f"{number}" * 15_000)
+        assert "fd_result" in answer
+        await call(line, "keep_fds", fds=[])
+    assert allowance.used == 0
+    assert not service.store.blobs
+    service.close()

@@ -12,6 +12,7 @@ What it is not: it knows no wire, no child process and no model.  An ``LlmFd`` i
 open file: another type, another table, another word.  Read on in ``docs/llm-fds.md``.
 """
 
+from vfs.content.allowance import Allowance
 from vfs.content.arguments import Json, Param, Tool, chat_schema, parameters_schema
 from vfs.content.blob import Content
 from vfs.content.checkpoints import Checkpoints, Retention
@@ -26,7 +27,7 @@ from vfs.content.process import (
     UnknownCallError,
 )
 from vfs.content.store import Store
-from vfs.content.table import Allowance, FdTable, LlmFd
+from vfs.content.table import FdTable, LlmFd
 from vfs.content.tempfiles import TempFiles
 from vfs.content.tools import TOOLS
 

@@ -144,7 +144,7 @@ def _is_fd_part(value: object) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("fd"), str):
         return False
     lines = {"start_line", "end_line"}
-    numbers = all(type(v) is int for k, v in value.items() if k in lines)
+    numbers = all(v is None or type(v) is int for k, v in value.items() if k in lines)
     return numbers and set(value) <= {"fd", *lines}
 
 

@@ -90,7 +90,6 @@ class ProcessState(msgspec.Struct):
     shared: int
     fds: list[FdState]
     next_number: int
-    charged: int
     messages: Any
     program: str
     claim: bool
@@ -103,7 +102,6 @@ class SharedState(msgspec.Struct):
     """What the processes of one child share; files are (id, version, keys)."""
 
     owner: str
-    used: int
     made: int
     files: list[tuple[str, int, list[str]]]
 
@@ -211,7 +209,6 @@ class Leaving:
             shared=self._shared(process.shared),
             fds=[_fd_state(fd) for fd in table.fds.values()],
             next_number=table.next_number,
-            charged=table._charged,
             messages=process.messages,
             program=process.program,
             claim=process.claim,
@@ -230,13 +227,12 @@ class Leaving:
         number = self._numbers.get(id(shared))
         if number is None:
             number = self._numbers[id(shared)] = len(self.shared)
-            allowance, temps = shared.allowance, shared.temps
+            temps = shared.temps
             files = [
                 (file.id, file.version, _keys(file.content))
                 for file in temps._files.values()
             ]
-            used = 0 if allowance is None else allowance.used
-            self.shared.append(SharedState(shared.owner, used, temps._made, files))
+            self.shared.append(SharedState(shared.owner, temps._made, files))
         return number
 
 
@@ -342,19 +338,17 @@ class Entering:
         self, left: SharedState, make_shared: Callable[[str], Shared]
     ) -> Shared:
         shared = make_shared(left.owner)
-        if shared.allowance is not None:
-            shared.allowance.used = left.used
         shared.temps._made = left.made
         for file_id, version, keys in left.files:
             file = TempFile(file_id, version, self._content(keys))
-            shared.temps._files[file_id] = file
+            shared.temps.enter(file)
         return shared
 
     def process(self, left: ProcessState) -> Process:
         """Return the process that was taken down; whose it is has to be said."""
         shared = self._shared[left.shared]
         table = FdTable(shared.store, shared.allowance)
-        table.next_number, table._charged = left.next_number, left.charged
+        table.next_number = left.next_number
         for fd in left.fds:
             table.enter(
                 LlmFd(
@@ -373,7 +367,9 @@ class Entering:
         process.claim, process.depth = left.claim, left.depth
         process._put_contents = left.put_contents
         for one in left.writers:
-            process._writers[one.token] = self._writer(one)
+            writer = process._writers[one.token] = self._writer(one)
+            if shared.allowance is not None:
+                shared.allowance.used += writer.size  # it was taken piece by piece
         return process
 
     def _writer(self, left: WriterState) -> Writer:

@@ -104,22 +104,14 @@ def content_xml(
 
 
 def _extract(process: Process, fd: LlmFd, selection: Selection, mode: str) -> bytes:
-    text = fd.content.text
-    writer = process.shared.store.writer()
-    try:
-        for piece in text.pieces(*selection.span):
-            writer.add(piece)
-        content = writer.finish()
-    finally:
-        writer.close()
-    new = process.add(content, f"extract:{fd.id}")
+    new = process.add_part(fd.content.text, selection.span, f"extract:{fd.id}")
     return fdxml.empty(
         "fd_extraction",
         (
             ("source_fd", fd.id),
             ("new_fd", new.id),
             ("mode", mode),
-            ("content_size", content.text.index.chars),
+            ("content_size", new.content.text.index.chars),
         ),
     )
 

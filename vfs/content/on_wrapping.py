@@ -125,16 +125,23 @@ def result_xml(process: Process, fd: LlmFd, message: str) -> bytes:
 def _wrap_blocks(
     process: Process, blocks: list[dict[str, Json]], source: str, limit: int
 ) -> bytes:
-    """Return a list of blocks, each text in it wrapped by itself (as MCP has them)."""
-    done = [_wrap_block(process, block, source, limit) for block in blocks]
+    """Return a list of blocks, each text in it wrapped by itself (as MCP has them).
+
+    Raises:
+        FdError: one of them cannot be stored or written; then none was stored.
+    """
+    before = set(process.table.fds)
     try:
-        try:
-            return json.dumps(done, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return json.dumps(done).encode()
-    except RecursionError:
+        done = [_wrap_block(process, block, source, limit) for block in blocks]
+        return json.dumps(done, ensure_ascii=False).encode()
+    except (FdError, UnicodeEncodeError, RecursionError) as why:
+        process.table.keep_only(before)
+        if isinstance(why, FdError):
+            raise
         # To write them takes a little more of the stack than to read them did.
         text = "The blocks are nested too deep"
+        if isinstance(why, UnicodeEncodeError):
+            text = "The blocks have a lone surrogate, which is no character"
         raise FdError(INVALID_PARAMETER, text) from None
 
 

@@ -23,29 +23,22 @@ import trio
 from protocol import fdxml
 from vfs.content.arguments import Json, Tool, bind
 from vfs.content.errors import INVALID_PARAMETER, FdError
-from vfs.content.table import Allowance, FdTable
+from vfs.content.long_calls import is_long, is_long_text
+from vfs.content.table import FdTable
 from vfs.content.tempfiles import TempFiles
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vfs.content.blob import Content
+    from vfs.content.allowance import Allowance
+    from vfs.content.blob import Blob, Content
     from vfs.content.checkpoints import Checkpoints
     from vfs.content.files import Files
+    from vfs.content.pages import Span
     from vfs.content.store import Store
     from vfs.content.table import LlmFd
     from vfs.content.writer import Writer
-
-INLINE_BYTES = 256 * 1024
-"""Longest content that is worked on in the Trio thread: a fifth of a millisecond."""
-
-INLINE_ROWS = 20
-"""Longest list that is made in the Trio thread: 0.3 ms, or 8 ms where the languages of
-contents have to be guessed first."""
-
-INLINE_CHARS_BYTES = 4 * INLINE_BYTES
-"""What as many characters take at most."""
 
 SUMMARY_S = 10.0
 """Longest wait for a summary: a model answers within seconds, or the result goes
@@ -170,7 +163,7 @@ class Process:
             try:
                 values = bind(tool, args, kwargs)
                 work = partial(tool.run, self, **values)
-                if self._is_long(tool, values):
+                if is_long(self, tool, values):
                     answer = await in_thread(work, share=self.threads)
                 else:
                     answer = work()
@@ -226,50 +219,6 @@ class Process:
             raise UnknownCallError(f"not enabled: {name}")
         return tool
 
-    @property
-    def _is_tight(self) -> bool:
-        """Whether to store as much as is short may have to wait for the disk."""
-        return self.shared.store.is_tight(INLINE_CHARS_BYTES)
-
-    def _is_long(self, tool: Tool, values: Mapping[str, object]) -> bool:
-        """Whether a call is one for a worker thread."""
-        if tool.lists:
-            return max(len(self.table.fds), self.table.sections) > INLINE_ROWS
-        if not tool.is_slow:
-            return False
-        if "unit" in values:
-            return True  # to count units takes long in a short text too
-        if tool.name == "read_temp_file":
-            return self.shared.temps.size(values["temp_file_id"]) > INLINE_BYTES
-        if not values.keys() & {"fd", "name"}:
-            return self._is_tight or any(
-                not isinstance(value, str) or len(value) > INLINE_BYTES
-                for value in values.values()
-            )
-        return self._reads_long(values)
-
-    def _reads_long(self, values: Mapping[str, object]) -> bool:
-        fd, name = values.get("fd"), values.get("name")
-        try:
-            found = self.table.find(
-                fd if isinstance(fd, str) else None,
-                name if isinstance(name, str) else None,
-            )
-        except FdError:
-            return False
-        if found.content.text.size > INLINE_BYTES:
-            return not self._is_a_page(found, values)
-        return bool(values.get("extract_to_new_fd")) and self._is_tight
-
-    @staticmethod
-    def _is_a_page(fd: LlmFd, values: Mapping[str, object]) -> bool:
-        """Whether only a page of what is in memory is read: as quick at any length."""
-        return (
-            values.keys() <= {"fd", "name", "page"}
-            and fd.page_size <= INLINE_BYTES
-            and fd.content.text.in_memory is not None
-        )
-
     # Contents
 
     def add(self, content: Content, source: str, *, name: str = "") -> LlmFd:
@@ -289,9 +238,19 @@ class Process:
     async def keep_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
         """Do as ``add_text``, in a worker thread where it takes long."""
         work = partial(self.add_text, text, source, name=name)
-        if len(text) > INLINE_BYTES or self._is_tight:
+        if is_long_text(self, text):
             return await in_thread(work, share=self.threads)
         return work()
+
+    def add_part(self, text: Blob, span: Span, source: str) -> LlmFd:
+        """Give a part of a text a descriptor of its own."""
+        writer = self.shared.store.writer()
+        try:
+            for piece in text.pieces(*span):
+                writer.add(piece)
+            return self.add(writer.finish(), source)
+        finally:
+            writer.close()
 
     def put_text(self, text: str) -> Content:
         """Keep a text; the caller holds it."""

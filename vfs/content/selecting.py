@@ -22,6 +22,9 @@ from vfs.content.pages import Span
 from vfs.content.units import find_units
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vfs.content.arguments import Json
     from vfs.content.table import LlmFd
     from vfs.content.units import Unit
 
@@ -138,6 +141,25 @@ def line_span(fd: LlmFd, start: int | None, end: int | None) -> Span:
     data = text.data
     begin = index.line_start(data, first)
     return Span(begin, index.lines_end(data, begin, first, last - first + 1))
+
+
+def part_span(fd: LlmFd, part: Mapping[str, Json]) -> Span | None:
+    """Return which lines ``{"fd": ..., "start_line": ..., "end_line": ...}`` means.
+
+    Returns:
+        None if it names no line: it means the whole descriptor.
+
+    Raises:
+        FdError: ``invalid_range``.
+    """
+    start, end = part.get("start_line"), part.get("end_line")
+    if start is None and end is None:
+        return None
+    return line_span(
+        fd,
+        start if isinstance(start, int) else None,
+        end if isinstance(end, int) else None,
+    )
 
 
 def _by_mode(fd: LlmFd, wanted: Selector) -> Selection:

@@ -12,7 +12,6 @@ Rules of this file.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NewType
@@ -25,6 +24,9 @@ from vfs.content.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfs.content.allowance import Allowance
     from vfs.content.blob import Content
     from vfs.content.store import Store
 
@@ -77,42 +79,6 @@ class LlmFd:
         return self.content.raw is not None
 
 
-class Allowance:
-    """What the processes of one child may keep, in bytes of content put in.
-
-    Args:
-        limit: bytes.
-    """
-
-    __slots__ = ("_lock", "limit", "used")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> None:
-        """Take room for content.
-
-        Raises:
-            FdError: ``file_operation``: there is not so much left.
-        """
-        with self._lock:
-            if self.used + size <= self.limit:
-                self.used += size
-                return
-        raise FdError(
-            FILE_OPERATION,
-            "Cannot store content: Disk quota exceeded",
-            f"Limit: {self.limit} bytes for all descriptors of this program",
-        )
-
-    def give_back(self, size: int) -> None:
-        """Give room back."""
-        with self._lock:
-            self.used -= size
-
-
 class FdTable:
     """The descriptors of one process.
 
@@ -130,7 +96,6 @@ class FdTable:
         self.next_number = 1
         self._store = store
         self._allowance = allowance
-        self._charged = 0
         self._names: dict[str, int] = {}
         self._own: set[int] = set()  # what nobody else shares (rule 3)
 
@@ -143,7 +108,7 @@ class FdTable:
             FdError: there are too many, or too much; the content is given back.
         """
         try:
-            self._charge(content)
+            self._admit(content)
         except FdError:
             self._store.drop(content)
             raise
@@ -164,13 +129,12 @@ class FdTable:
             self._own.add(fd.number)
         return self.fds[fd.number]
 
-    def _charge(self, content: Content) -> None:
+    def _admit(self, content: Content) -> None:
         if len(self.fds) >= MOST_FDS:
             text = f"Cannot store content: {MOST_FDS} descriptors are open"
             raise FdError(FILE_OPERATION, text)
         if self._allowance is not None:
-            self._allowance.take(content.stored_bytes)
-            self._charged += content.stored_bytes
+            self._allowance.hold(content)
 
     def find(self, fd: str | None, name: str | None = None) -> LlmFd:
         """Return the descriptor of an id or a name; the id counts if both are there.
@@ -241,59 +205,84 @@ class FdTable:
         other = FdTable(self._store, self._allowance)
         other.next_number = self.next_number
         other._names = dict(self._names)
-        self._store.hold_all([fd.content for fd in self.fds.values()])
+        contents = self._contents()
+        self._store.hold_all(contents)
+        if self._allowance is not None:
+            self._allowance.hold_again(contents)
         other.fds = dict(self.fds)
         self._own.clear()
         return other
 
     def keep_only(self, numbers: set[int]) -> None:
         """Give up every descriptor but these."""
-        for number in [n for n in self.fds if n not in numbers]:
+        self.drop([number for number in self.fds if number not in numbers])
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Give up descriptors."""
+        contents = []
+        for number in numbers:
             fd = self.fds[number]
             self.unname(fd)
             del self.fds[number]
             self._own.discard(number)
-            self._store.drop(fd.content)
+            contents.append(fd.content)
+        self._drop(contents)
 
     def enter(self, fd: LlmFd) -> None:
-        """Enter a descriptor that was one before, this table's alone now."""
+        """Enter a descriptor that was one before, this table's alone now.
+
+        Its content is held by the caller; the table holds it now.
+        """
         self.fds[fd.number] = fd
         self._own.add(fd.number)
         if fd.name:
             self._names[fd.name] = fd.number
+        if self._allowance is not None:
+            self._allowance.hold_again((fd.content,))
 
     def take_over(self, other: FdTable) -> None:
-        """Hold what another table holds, in place of everything held here.
+        """Hold what another table, that nothing bounds, holds in place of all held here.
 
         Raises:
             FdError: ``file_operation``: it is more than may be kept; nothing changed.
         """
-        charge = sum(fd.content.stored_bytes for fd in other.fds.values())
-        allowance = self._allowance
-        if allowance is not None:
-            allowance.give_back(self._charged)
-            try:
-                allowance.take(charge)
-            except FdError:
-                allowance.take(self._charged)
-                raise
-            self._charged = 0
-        self.close()
-        self._charged = charge if allowance is not None else 0
+        if self._allowance is not None:
+            self._exchange(self._allowance, other._contents())
+        self._store.drop_all(self._contents())
         self.fds, other.fds = other.fds, {}
         self._names, other._names = other._names, {}
         self._own, other._own = other._own, set()
         self.next_number = other.next_number
 
+    def _exchange(self, allowance: Allowance, new: list[Content]) -> None:
+        """Let new contents count in place of those that are here, or change nothing."""
+        held: list[Content] = []
+        allowance.drop(self._contents())
+        try:
+            for content in new:
+                allowance.hold(content)
+                held.append(content)
+        except FdError:
+            allowance.drop(held)
+            allowance.hold_again(self._contents())
+            raise
+
     def close(self) -> None:
         """Give every content back."""
-        fds, self.fds = self.fds, {}
+        contents = self._contents()
+        self.fds = {}
         self._names.clear()
         self._own.clear()
-        self._store.drop_all([fd.content for fd in fds.values()])
-        charged, self._charged = self._charged, 0
+        self._drop(contents)
+
+    def _contents(self) -> list[Content]:
+        return [fd.content for fd in self.fds.values()]
+
+    def _drop(self, contents: list[Content]) -> None:
+        # Before the store lets go of them: a size is asked of what is there.
         if self._allowance is not None:
-            self._allowance.give_back(charged)
+            self._allowance.drop(contents)
+        self._store.drop_all(contents)
 
 
 def number_of(text: str) -> int | None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from vfs.content.errors import CONFLICT, FILE_OPERATION, NOT_FOUND, FdError
 
 if TYPE_CHECKING:
+    from vfs.content.allowance import Allowance
     from vfs.content.blob import Content
     from vfs.content.store import Store
-    from vfs.content.table import Allowance
 
 MOST_FILES = 10_000
 """Temporary files of one child."""
@@ -61,7 +61,7 @@ class TempFiles:
         with self._lock:
             try:
                 self._check_count()
-                self._charge(content, 1)
+                self._admit(content)
             except FdError:
                 self._drop(content)
                 raise
@@ -115,12 +115,11 @@ class TempFiles:
         with self._lock:
             try:
                 file = self._file_at(file_id, version)
-                self._charge(content, 1)
+                self._admit(content)
             except FdError:
                 self._drop(content)
                 raise
-            self._charge(file.content, -1)
-            self._drop(file.content)
+            self._give_up(file.content)
             file.content = content
             file.version += 1
             return file
@@ -147,21 +146,27 @@ class TempFiles:
         with self._lock:
             file = self.read(file_id)
             del self._files[file_id]
-            self._charge(file.content, -1)
-            self._drop(file.content)
+            self._give_up(file.content)
 
     def close(self) -> None:
         """Remove all."""
         for file_id in tuple(self._files):
             self.delete(file_id)
 
-    def _charge(self, content: Content, sign: int) -> None:
-        if self._allowance is None:
-            return
-        if sign > 0:
-            self._allowance.take(content.stored_bytes)
-        else:
-            self._allowance.give_back(content.stored_bytes)
+    def enter(self, file: TempFile) -> None:
+        """Enter a file that was one before; the table holds its content now."""
+        self._files[file.id] = file
+        if self._allowance is not None:
+            self._allowance.hold_again((file.content,))
+
+    def _admit(self, content: Content) -> None:
+        if self._allowance is not None:
+            self._allowance.hold(content)
+
+    def _give_up(self, content: Content) -> None:
+        if self._allowance is not None:
+            self._allowance.drop((content,))
+        self._drop(content)
 
     def _drop(self, content: Content) -> None:
         if self._store is not None:

@@ -455,10 +455,25 @@ def test_a_process_may_give_descriptors_up() -> None:
     assert ask(made, "keep_fds", fds=["fd:1"]).get("count") == "1"
     assert failed(ask(made, "read_fd", name="two"))[0] == "not_found"
     assert failed(ask(made, "keep_fds", fds=["fd:2"]))[0] == "not_found"
-    part = {"fd": "fd:1", "start_line": 1}
-    assert failed(ask(made, "keep_fds", fds=[part]))[0] == "invalid_parameter"
     made.add_text("three", "test")
     assert list(made.table.fds) == [1, 3]
+
+
+def test_a_process_may_keep_lines_of_a_descriptor() -> None:
+    made = holding("1\n2\n3\n")
+    made.add_text("two", "test")
+    part = {"fd": "fd-1", "start_line": 2, "end_line": None}
+    assert ask(made, "keep_fds", fds=[part, "fd:2"]).get("count") == "2"
+    assert list(made.table.fds) == [2, 3]
+    assert text_of(ask(made, "read_fd", fd="fd:3")) == "2\n3\n"
+    assert ask(made, "fd_info", fd="fd:3").get("source") == "fd:1 lines 2-3"
+    # All or nothing: what is wrong with one leaves everything as it is.
+    for wrong in ({"fd": "fd:3", "end_line": 0}, {"fd": "fd:1", "end_line": 1}):
+        answer = ask(made, "keep_fds", fds=[{"fd": "fd:3", "start_line": 1}, wrong])
+        assert failed(answer)[0] in {"invalid_range", "not_found"}
+        assert list(made.table.fds) == [2, 3]
+    made.close()
+    assert not made.shared.store.blobs
 
 
 async def test_a_long_content_is_worked_on_in_a_thread() -> None:
@@ -472,6 +487,18 @@ def test_a_call_that_awaits_is_not_done_at_once() -> None:
         holding(LINES).call_now("fd_to_file", fd="fd:1", file_path="a")
     answer = waiting(holding(LINES), "fd_to_file", fd="fd:1", file_path="a")
     assert failed(answer)[0] == "file_operation"
+
+
+@pytest.mark.parametrize("wrong", ["\ud800", "x" * 9000 + "\ud800"])
+def test_blocks_are_stored_all_or_none(wrong: str) -> None:
+    made = holding("text")
+    texts = ("long\n" * 2000, wrong)
+    blocks = [{"type": "text", "text": text} for text in texts]
+    kind, _, message = failed(ask(made, "wrap_output", blocks=blocks))
+    assert kind == "invalid_parameter"
+    assert message.endswith(" a lone surrogate, which is no character")
+    assert list(made.table.fds) == [1]
+    assert len(made.shared.store.blobs) == 1
 
 
 def test_blocks_that_are_nested_too_deep_to_be_written_are_an_error() -> None:

@@ -1,0 +1,92 @@
+"""Which calls take long, and belong in a worker thread.
+
+The Trio thread answers every client of the host, so that no step in it may take longer
+than 10 ms; a worker thread costs 0.1 ms, which a short call need not pay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfs.content.errors import FdError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vfs.content.arguments import Tool
+    from vfs.content.process import Process
+    from vfs.content.table import LlmFd
+
+INLINE_BYTES = 256 * 1024
+"""Longest content that is worked on in the Trio thread: a fifth of a millisecond."""
+
+INLINE_ROWS = 20
+"""Longest list that is made in the Trio thread: 0.3 ms, or 8 ms where the languages of
+contents have to be guessed first."""
+
+INLINE_CHARS_BYTES = 4 * INLINE_BYTES
+"""What as many characters take at most."""
+
+
+def is_long(process: Process, tool: Tool, values: Mapping[str, object]) -> bool:
+    """Tell whether a call is one for a worker thread.
+
+    Args:
+        process: whose call it is.
+        tool: what is called.
+        values: the parameters, checked.
+    """
+    if tool.lists:
+        return _lists_many(process, values)
+    if not tool.is_slow:
+        return False
+    if "unit" in values:
+        return True  # to count units takes long in a short text too
+    if tool.name == "read_temp_file":
+        return process.shared.temps.size(values["temp_file_id"]) > INLINE_BYTES
+    if not values.keys() & {"fd", "name"}:
+        return _is_tight(process) or any(
+            not isinstance(value, str) or len(value) > INLINE_BYTES
+            for value in values.values()
+        )
+    return _reads_long(process, values)
+
+
+def is_long_text(process: Process, text: str) -> bool:
+    """Tell whether to keep a text takes long."""
+    return len(text) > INLINE_BYTES or _is_tight(process)
+
+
+def _is_tight(process: Process) -> bool:
+    """Whether to store as much as is short may have to wait for the disk."""
+    return process.shared.store.is_tight(INLINE_CHARS_BYTES)
+
+
+def _lists_many(process: Process, values: Mapping[str, object]) -> bool:
+    if max(len(process.table.fds), process.table.sections) > INLINE_ROWS:
+        return True
+    parts = values.get("fds")  # lines of a descriptor are copied
+    return isinstance(parts, list) and any(isinstance(one, dict) for one in parts)
+
+
+def _reads_long(process: Process, values: Mapping[str, object]) -> bool:
+    fd, name = values.get("fd"), values.get("name")
+    try:
+        found = process.table.find(
+            fd if isinstance(fd, str) else None,
+            name if isinstance(name, str) else None,
+        )
+    except FdError:
+        return False
+    if found.content.text.size > INLINE_BYTES:
+        return not _is_a_page(found, values)
+    return bool(values.get("extract_to_new_fd")) and _is_tight(process)
+
+
+def _is_a_page(fd: LlmFd, values: Mapping[str, object]) -> bool:
+    """Whether only a page of what is in memory is read: as quick at any length."""
+    return (
+        values.keys() <= {"fd", "name", "page"}
+        and fd.page_size <= INLINE_BYTES
+        and fd.content.text.in_memory is not None
+    )
