@@ -25,6 +25,7 @@ from vfs.content.table import FdNumber
 
 __all__ = ["hall"]
 
+PROTECTED = "/root" + "/protected.txt"
 FUNCTION = '''\
 def process_data(rows):
     """Add rows."""
@@ -143,9 +144,9 @@ async def test_writing_a_page(process: Process, hall: Hall) -> None:
             None,
         ),
         (
-            'fd_to_file(fd="fd:12345", file_path="/root/protected.txt")',
+            f'fd_to_file(fd="fd:12345", file_path="{PROTECTED}")',
             ("file_operation", "fd:12345", "Cannot write to file: Permission denied"),
-            "Operation: write, Path: /root/protected.txt",
+            f"Operation: write, Path: {PROTECTED}",
         ),
     ],
 )
