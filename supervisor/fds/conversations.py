@@ -253,9 +253,11 @@ class Conversations:
             await preloads.add_fds(additional_preload_fds or ())
             for temp_id in additional_preload_temp_files or ():
                 _, held = process.shared.temps.hold(temp_id)
-                await preloads.show(child.add(held, temp_id), ("temp_file", temp_id))
+                new = await child.add_waiting(held, temp_id)
+                await preloads.show(new, ("temp_file", temp_id))
             for path in additional_preload_files or ():
-                fd = child.add(await _file(process, path), f"file:{path}")
+                held = await _file(process, path)
+                fd = await child.add_waiting(held, f"file:{path}")
                 await preloads.show(fd, ("file", path))
             await self.loop.begin(child, program, "\n".join(preloads.shown))
             answers = [(False, "not run")]
@@ -365,7 +367,7 @@ async def _file(process: Process, path: str) -> Content:
     writer = process.shared.store.writer()
     try:
         await process.files.read(path, writer.add)
-        return writer.finish()
+        return await in_thread(writer.finish, share=process.threads)
     except (OSError, ValueError) as why:
         reason = getattr(why, "strerror", None) or str(why)
         details = f"Operation: read, Path: {path}"

@@ -237,7 +237,10 @@ class FdService:
             token = await self._take_in(process, client, read)
             if token is None:
                 return None
-            answer = await process.call("wrap_output", token=token, source=source)
+            try:
+                answer = await process.call("wrap_output", token=token, source=source)
+            finally:
+                process.give_up(token)  # cancelled before it was its turn
         except FdError as why:
             return fdxml.failure(why.kind, why.fd, why.message, why.details)
         if self.processes.get(client.id) is process:

@@ -23,6 +23,7 @@ from protocol import fdxml
 from supervisor.dialogues import MOST_KEPT_CHARS, file_text, user_text
 from supervisor.fds.prompt import enriched
 from vfs.content import FOR_PROGRAMS, FdError, UnknownCallError, chat_schema
+from vfs.content.on_wrapping import INPUT_SOURCE
 from vfs.content.refs import extract
 from vfs.content.table import is_name
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS = 50
 """Calls of the model for one answer: each costs quota, and none ends the loop."""
+
+MOST_MESSAGES = 10_000
+"""Of one conversation: each call of the model goes through all, some 5 ms for as many."""
 
 MOST_RESULT_CHARS = 4 * 1024 * 1024
 """Longest answer of a tool in a conversation: far beyond any context, and eight of them
@@ -152,11 +156,13 @@ class ToolLoop:
             ModelError: the model did not come to one; nothing was said.
         """
         messages, before = process.messages, len(process.messages)
+        number = process.table.next_number
         try:
             return await self._ask(process, prompt, files, has_tools=has_tools)
         except BaseException:
             if process.messages is messages:  # else it is what a checkpoint held
                 del messages[before:]
+                _unsay(process, number)
             raise
 
     async def _ask(
@@ -181,6 +187,11 @@ class ToolLoop:
         raise ModelError(f"no answer after {MOST_ROUNDS} rounds of tool calls")
 
     async def _complete(self, process: Process, *, has_tools: bool) -> Reply:
+        if len(process.messages) > MOST_MESSAGES:
+            raise ModelError(
+                f"the conversation has {len(process.messages)} messages, more than"
+                f" {MOST_MESSAGES}"
+            )
         size = size_of(process.messages)
         if size > MOST_KEPT_CHARS:
             raise ModelError(
@@ -311,6 +322,17 @@ async def _stored(process: Process, text: str) -> str:
     if answer != text and not answer.startswith("<fd_result "):
         raise ModelError(f"the input cannot be stored: {' '.join(answer.split())}")
     return answer
+
+
+def _unsay(process: Process, number: int) -> None:
+    """Give up the descriptors of messages that were taken back, from a number on."""
+    fds = process.table.fds
+    said = [
+        one
+        for one, fd in fds.items()
+        if one >= number and fd.source.startswith(("message:", INPUT_SOURCE))
+    ]
+    process.table.drop(said)
 
 
 def _words(message: Message) -> str:

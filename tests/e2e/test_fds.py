@@ -379,6 +379,24 @@ def test_a_nested_child_is_not_started_with_what_is_not_there(
     assert outcome.said(f"cannot choose the LLM fds: {why}")
 
 
+def test_a_nested_child_does_not_get_by_a_checkpoint_what_it_was_not_given(
+    tmp_path: Path,
+) -> None:
+    script = """
+        seq 1 4000 | $0 fd wrap >/dev/null
+        id=$($0 fd checkpoint | cut -d'"' -f2)
+        $0 relay --no-fds -- sh -c '
+            $0 fd checkpoints; $0 fd restore $1; $0 fd list' $0 $id
+        $0 fd restore $id
+        """
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert outcome.status == 0, outcome.err
+    assert b'<checkpoints count="0"/>' in outcome.out
+    assert b"not found</message>" in outcome.out
+    assert b'<fd_list count="0"/>' in outcome.out
+    assert outcome.out.endswith(b'fds="1" messages="0"/>\n')
+
+
 def test_a_checkpoint_outlives_the_host(tmp_path: Path) -> None:
     text = CONFIG + f'[host]\nstate_dir = "{tmp_path}/state"\n'
     first = "seq 1 4000 | $0 fd wrap >/dev/null; $0 fd checkpoint one | cut -d'\"' -f2"

@@ -70,10 +70,15 @@ class KeptState:
 
 
 def state_of(process: Process) -> bytes:
-    """Return the conversation and the descriptors of a process."""
+    """Return the conversation and the descriptors of a process.
+
+    Each message is a line: to write or read all at once would hold the interpreter for
+    tenths of a second, in whichever thread it is done.
+    """
+    messages = process.messages
     document = {
         "next": process.table.next_number,
-        "messages": process.messages,
+        "messages": len(messages),
         "program": process.program,
         "fds": [
             {
@@ -88,7 +93,8 @@ def state_of(process: Process) -> bytes:
             for fd in process.table.fds.values()
         ],
     }
-    return json.dumps(document).encode()
+    lines = [json.dumps(one).encode() for one in (document, *messages)]
+    return b"\n".join(lines)
 
 
 # And back
@@ -172,10 +178,15 @@ _STATE: dict[str, Callable[[object], bool]] = {
 
 def read_state(state: bytes) -> KeptState | None:
     """Return what ``state_of`` said; None: this is nothing that it returned."""
+    head, *lines = state.split(b"\n")
     try:
-        document = json.loads(state)
+        document = json.loads(head)
+        said = [json.loads(line) for line in lines]
     except (ValueError, RecursionError):
         return None
+    if isinstance(document, dict) and (said or document.get("messages") == 0):
+        document["messages"] = said if document.get("messages") == len(said) else None
+    # Else it is as programs before wrote it: the messages are a part of the document.
     if not have(_STATE, document):
         return None
     fds = tuple(KeptFd(**row) for row in document.pop("fds"))

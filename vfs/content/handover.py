@@ -96,6 +96,8 @@ class ProcessState(msgspec.Struct):
     depth: int
     writers: list[WriterState]
     put_contents: int
+    checkpoints_seen: list[str] | None = None
+    checkpoints_made: list[str] = []
 
 
 class SharedState(msgspec.Struct):
@@ -215,6 +217,8 @@ class Leaving:
             depth=process.depth,
             writers=[self._writer(*one) for one in process._writers.items()],
             put_contents=process._put_contents,
+            checkpoints_seen=process.checkpoints.seen,
+            checkpoints_made=process.checkpoints.made,
         )
 
     def _writer(self, token: str, writer: Writer) -> WriterState:
@@ -366,6 +370,8 @@ class Entering:
         process.messages, process.program = left.messages, left.program
         process.claim, process.depth = left.claim, left.depth
         process._put_contents = left.put_contents
+        process.checkpoints.seen = left.checkpoints_seen
+        process.checkpoints.made = left.checkpoints_made
         for one in left.writers:
             writer = process._writers[one.token] = self._writer(one)
             if shared.allowance is not None:

@@ -40,16 +40,11 @@ def is_long(process: Process, tool: Tool, values: Mapping[str, object]) -> bool:
         return _lists_many(process, values)
     if not tool.is_slow:
         return False
-    if "unit" in values:
-        return True  # to count units takes long in a short text too
     if tool.name == "read_temp_file":
         return process.shared.temps.size(values["temp_file_id"]) > INLINE_BYTES
-    if not values.keys() & {"fd", "name"}:
-        return _is_tight(process) or any(
-            not isinstance(value, str) or len(value) > INLINE_BYTES
-            for value in values.values()
-        )
-    return _reads_long(process, values)
+    if values.keys() & {"fd", "name"}:
+        return _reads_long(process, values)
+    return _puts_long(process, values)
 
 
 def is_long_text(process: Process, text: str) -> bool:
@@ -69,7 +64,19 @@ def _lists_many(process: Process, values: Mapping[str, object]) -> bool:
     return isinstance(parts, list) and any(isinstance(one, dict) for one in parts)
 
 
+def _puts_long(process: Process, values: Mapping[str, object]) -> bool:
+    token = values.get("token")
+    if isinstance(token, str) and process.begun_bytes(token) > INLINE_BYTES:
+        return True
+    return _is_tight(process) or any(
+        not isinstance(value, str) or len(value) > INLINE_BYTES
+        for value in values.values()
+    )
+
+
 def _reads_long(process: Process, values: Mapping[str, object]) -> bool:
+    if "unit" in values:
+        return True  # to count units takes long in a short text too
     fd, name = values.get("fd"), values.get("name")
     try:
         found = process.table.find(

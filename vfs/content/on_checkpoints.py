@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol import fdxml
-from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
+from vfs.content.errors import (
+    FILE_OPERATION,
+    INVALID_PARAMETER,
+    NOT_FOUND,
+    FdError,
+)
 from vfs.content.on_reading import timestamp
 from vfs.hostio import in_thread
 
@@ -27,12 +32,14 @@ async def checkpoint_process(process: Process, *, label: str = "") -> bytes:
     made = await in_thread(
         checkpoints.save, process, owner, label, share=process.threads
     )
+    process.checkpoints.add(made.id)
     return _xml(made)
 
 
 async def restore_process(process: Process, *, checkpoint_id: str) -> bytes:
     """Make the process what it was."""
     checkpoints = _kept(process)
+    _check_seen(process, checkpoint_id)
     owner = process.shared.owner
     was = await in_thread(
         checkpoints.restore, process, owner, checkpoint_id, share=process.threads
@@ -46,6 +53,7 @@ async def restore_process(process: Process, *, checkpoint_id: str) -> bytes:
 async def delete_checkpoint(process: Process, *, checkpoint_id: str) -> bytes:
     """Forget a checkpoint, and free what only it held."""
     checkpoints = _kept(process)
+    _check_seen(process, checkpoint_id)
     owner = process.shared.owner
     await in_thread(checkpoints.delete, owner, checkpoint_id, share=process.threads)
     return fdxml.empty("checkpoint_deleted", (("id", checkpoint_id),))
@@ -57,7 +65,13 @@ async def list_checkpoints(process: Process) -> bytes:
     found = await in_thread(
         checkpoints.all_of, process.shared.owner, share=process.threads
     )
+    found = [one for one in found if process.checkpoints.sees(one.id)]
     return fdxml.listing("checkpoints", (("count", len(found)),), map(_xml, found))
+
+
+def _check_seen(process: Process, checkpoint: str) -> None:
+    if not process.checkpoints.sees(checkpoint):
+        raise FdError(NOT_FOUND, f"Checkpoint {checkpoint} not found")
 
 
 def _kept(process: Process) -> Checkpoints:

@@ -48,7 +48,7 @@ def mark_fd_section(
     if not replaced and process.table.sections >= MOST_SECTIONS:
         text = f"{MOST_SECTIONS} sections are marked already"
         raise FdError(INVALID_PARAMETER, text, fd=found.id)
-    process.table.owned(found).sections[ref_id] = (first, last)
+    process.table.mark(found, ref_id, (first, last))
     return fdxml.empty(
         "fd_section",
         (
@@ -93,7 +93,7 @@ def delete_fd_section(process: Process, *, fd: str, ref_id: str) -> bytes:
     found = process.table.find(fd)
     if ref_id not in found.sections:
         raise FdError(NOT_FOUND, f"Section {ref_id} not found", fd=found.id)
-    del process.table.owned(found).sections[ref_id]
+    process.table.unmark(found, ref_id)
     return fdxml.empty("fd_section_deleted", (("fd", found.id), ("ref_id", ref_id)))
 
 
@@ -115,6 +115,7 @@ def keep_fds(process: Process, *, fds: list[Json]) -> bytes:
         process.table.drop(made)
         raise
     process.table.keep_only(kept | made)
+    process.checkpoints.keep_own()
     return fdxml.empty("fd_list", (("count", len(process.table.fds)),))
 
 

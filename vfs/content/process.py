@@ -13,7 +13,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -23,7 +22,8 @@ import trio
 from protocol import fdxml
 from vfs.content.arguments import Json, Tool, bind
 from vfs.content.errors import INVALID_PARAMETER, FdError
-from vfs.content.long_calls import is_long, is_long_text
+from vfs.content.long_calls import INLINE_BYTES, is_long, is_long_text
+from vfs.content.own_checkpoints import OwnCheckpoints
 from vfs.content.table import FdTable
 from vfs.content.tempfiles import TempFiles
 from vfs.hostio import in_thread
@@ -134,6 +134,7 @@ class Process:
         caller: whose quota and rights its calls are made under; the owner's to read.
         claim: whether those rights count in full, or in the restricted view (spec A1).
         depth: how many forks and spawns it is from a client's own process.
+        checkpoints: those of its owner that it may go back to.
     """
 
     def __init__(self, shared: Shared, table: FdTable | None = None) -> None:
@@ -146,6 +147,7 @@ class Process:
         self.caller: object = None
         self.claim = True
         self.depth = 0
+        self.checkpoints = OwnCheckpoints()
         self._writers: dict[str, Writer] = {}
         self._put_contents = 0
         self._turn = trio.Lock()
@@ -163,27 +165,37 @@ class Process:
             try:
                 values = bind(tool, args, kwargs)
                 work = partial(tool.run, self, **values)
+                before = self.table.next_number
                 if is_long(self, tool, values):
                     answer = await in_thread(work, share=self.threads)
                 else:
                     answer = work()
                 if not isinstance(answer, bytes):
                     answer = await answer
-                return await self._with_summary(name, answer)
+                return await self._with_summary(name, answer, before)
             except FdError as why:
                 return _failure(why, kwargs, args)
 
-    async def _with_summary(self, name: str, answer: bytes) -> bytes:
-        """Add a summary to an ``fd_result``, if one can be had in time."""
+    async def _with_summary(self, name: str, answer: bytes, before: int) -> bytes:
+        """Add a summary to the ``fd_result`` of what was just stored, if it can be had.
+
+        Args:
+            name: of the call.
+            answer: which has it, if the call stored anything at all: what only looks
+                like one was handed on.
+            before: the number that the descriptor then got.
+        """
         shared = self.shared
+        fd = self.table.fds.get(before)
         if (
             not shared.settings.auto_summarize
             or shared.summarizer is None
             or name not in ("wrap_output", "wrap_input")
+            or fd is None
+            or fd.is_binary
             or not answer.startswith(b"<fd_result ")
         ):
             return answer
-        fd = self.table.fds[self.table.next_number - 1]
         summary: str | None = None
         with trio.move_on_after(SUMMARY_S):
             summary = await shared.summarizer.summary(self, fd)
@@ -234,6 +246,16 @@ class Process:
             FdError: ``invalid_parameter``: it holds a lone surrogate.
         """
         return self.add(self.put_text(text), source, name=name)
+
+    async def add_waiting(self, content: Content, source: str) -> LlmFd:
+        """Do as ``add``, in a worker thread where it takes long."""
+        if content.text.size <= INLINE_BYTES:
+            return self.add(content, source)
+        try:
+            return await in_thread(self.add, content, source, share=self.threads)
+        except trio.Cancelled:  # before it had begun
+            self.shared.store.drop(content)
+            raise
 
     async def keep_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
         """Do as ``add_text``, in a worker thread where it takes long."""
@@ -305,6 +327,16 @@ class Process:
             self.shared.allowance.give_back(writer.size)
         writer.close()
 
+    def begun_bytes(self, token: str) -> int:
+        """Return how much was put in under a token; 0 if it is not known."""
+        writer = self._writers.get(token)
+        return 0 if writer is None else writer.size
+
+    def give_up(self, token: str) -> None:
+        """Forget what was put in under a token, if it was not used."""
+        if token in self._writers:
+            self._end_writer(token)
+
     def knows(self, token: str) -> bool:
         """Tell whether a token stands for content."""
         return token in self._writers
@@ -333,13 +365,16 @@ class Process:
     def fork(self) -> Process:
         """Return a process that starts with everything this one has."""
         child = self._child(self.table.fork())
-        child.messages = copy.deepcopy(self.messages)
+        child.messages = list(self.messages)  # one that was said never changes
         child.program = self.program
+        child.checkpoints = self.checkpoints.fork()
         return child
 
     def spawn(self) -> Process:
         """Return a process with nothing of this one's."""
-        return self._child(None)
+        child = self._child(None)
+        child.checkpoints.keep_own()
+        return child
 
     def _child(self, table: FdTable | None) -> Process:
         child = Process(self.shared, table)

@@ -7,11 +7,14 @@ Rules of this file.
 3. A fork has everything its parent has under the same numbers and goes on from there;
    afterwards neither sees what the other does.  It shares every content, so it costs
    the same at any size: descriptors too are shared until one of the two changes them.
+4. A fork may be made while a call of the parent runs in a worker thread: whatever
+   changes a table holds its lock.  What comes to a table that is closed is refused.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NewType
@@ -98,6 +101,8 @@ class FdTable:
         self._allowance = allowance
         self._names: dict[str, int] = {}
         self._own: set[int] = set()  # what nobody else shares (rule 3)
+        self._lock = threading.RLock()
+        self._is_closed = False
 
     def add(
         self, content: Content, source: str, page_size: int, *, name: str = ""
@@ -108,21 +113,23 @@ class FdTable:
             FdError: there are too many, or too much; the content is given back.
         """
         try:
-            self._admit(content)
+            with self._lock:
+                self._admit(content)
+                fd = LlmFd(
+                    FdNumber(self.next_number), content, page_size, source, time.time()
+                )
+                self.next_number += 1
+                if name:
+                    self._names[name] = fd.number
+                    fd.name = name
+                self.fds[fd.number] = fd
+                self._own.add(fd.number)
         except FdError:
             self._store.drop(content)
             raise
-        number = FdNumber(self.next_number)
-        self.next_number += 1
-        fd = LlmFd(number, content, page_size, source, time.time())
-        self.fds[number] = fd
-        self._own.add(number)
-        if name:
-            self._names[name] = number
-            fd.name = name
         return fd
 
-    def owned(self, fd: LlmFd) -> LlmFd:
+    def _owned(self, fd: LlmFd) -> LlmFd:
         """Return a descriptor of this table to be changed: no fork sees it change."""
         if fd.number not in self._own:
             self.fds[fd.number] = replace(fd, sections=dict(fd.sections))
@@ -130,6 +137,8 @@ class FdTable:
         return self.fds[fd.number]
 
     def _admit(self, content: Content) -> None:
+        if self._is_closed:
+            raise FdError(FILE_OPERATION, "Cannot store content: the process has ended")
         if len(self.fds) >= MOST_FDS:
             text = f"Cannot store content: {MOST_FDS} descriptors are open"
             raise FdError(FILE_OPERATION, text)
@@ -164,16 +173,28 @@ class FdTable:
         Raises:
             FdError: ``invalid_parameter``: it is taken, looks like an id, or is none.
         """
-        self.check_name(name, fd)
-        self.unname(fd)
-        self.owned(fd).name = name
-        self._names[name] = fd.number
+        with self._lock:
+            self.check_name(name, fd)
+            self.unname(fd)
+            self._owned(fd).name = name
+            self._names[name] = fd.number
 
     def unname(self, fd: LlmFd) -> None:
         """Take a descriptor's name from it."""
-        if fd.name:
-            del self._names[fd.name]
-            self.owned(fd).name = ""
+        with self._lock:
+            if fd.name:
+                del self._names[fd.name]
+                self._owned(fd).name = ""
+
+    def mark(self, fd: LlmFd, ref_id: str, lines: tuple[int, int]) -> None:
+        """Mark lines of a descriptor, first and last, in place of an older mark."""
+        with self._lock:
+            self._owned(fd).sections[ref_id] = lines
+
+    def unmark(self, fd: LlmFd, ref_id: str) -> None:
+        """Forget a mark."""
+        with self._lock:
+            del self._owned(fd).sections[ref_id]
 
     def check_name(self, name: str, fd: LlmFd | None = None) -> None:
         """Raise ``FdError`` if ``fd`` may not have this name."""
@@ -203,14 +224,15 @@ class FdTable:
     def fork(self) -> FdTable:
         """Return a copy that goes its own way (rule 3)."""
         other = FdTable(self._store, self._allowance)
-        other.next_number = self.next_number
-        other._names = dict(self._names)
-        contents = self._contents()
-        self._store.hold_all(contents)
-        if self._allowance is not None:
-            self._allowance.hold_again(contents)
-        other.fds = dict(self.fds)
-        self._own.clear()
+        with self._lock:
+            other.next_number = self.next_number
+            other._names = dict(self._names)
+            contents = self._contents()
+            self._store.hold_all(contents)
+            if self._allowance is not None:
+                self._allowance.hold_again(contents)
+            other.fds = dict(self.fds)
+            self._own.clear()
         return other
 
     def keep_only(self, numbers: set[int]) -> None:
@@ -220,12 +242,13 @@ class FdTable:
     def drop(self, numbers: Iterable[int]) -> None:
         """Give up descriptors."""
         contents = []
-        for number in numbers:
-            fd = self.fds[number]
-            self.unname(fd)
-            del self.fds[number]
-            self._own.discard(number)
-            contents.append(fd.content)
+        with self._lock:
+            for number in numbers:
+                fd = self.fds[number]
+                self.unname(fd)
+                del self.fds[number]
+                self._own.discard(number)
+                contents.append(fd.content)
         self._drop(contents)
 
     def enter(self, fd: LlmFd) -> None:
@@ -233,12 +256,13 @@ class FdTable:
 
         Its content is held by the caller; the table holds it now.
         """
-        self.fds[fd.number] = fd
-        self._own.add(fd.number)
-        if fd.name:
-            self._names[fd.name] = fd.number
-        if self._allowance is not None:
-            self._allowance.hold_again((fd.content,))
+        with self._lock:
+            self.fds[fd.number] = fd
+            self._own.add(fd.number)
+            if fd.name:
+                self._names[fd.name] = fd.number
+            if self._allowance is not None:
+                self._allowance.hold_again((fd.content,))
 
     def take_over(self, other: FdTable) -> None:
         """Hold what another table, that nothing bounds, holds in place of all held here.
@@ -246,43 +270,47 @@ class FdTable:
         Raises:
             FdError: ``file_operation``: it is more than may be kept; nothing changed.
         """
-        if self._allowance is not None:
-            self._exchange(self._allowance, other._contents())
-        self._store.drop_all(self._contents())
-        self.fds, other.fds = other.fds, {}
-        self._names, other._names = other._names, {}
-        self._own, other._own = other._own, set()
-        self.next_number = other.next_number
-
-    def _exchange(self, allowance: Allowance, new: list[Content]) -> None:
-        """Let new contents count in place of those that are here, or change nothing."""
-        held: list[Content] = []
-        allowance.drop(self._contents())
-        try:
-            for content in new:
-                allowance.hold(content)
-                held.append(content)
-        except FdError:
-            allowance.drop(held)
-            allowance.hold_again(self._contents())
-            raise
+        with self._lock:
+            old, new = self._contents(), other._contents()
+            if self._allowance is not None:
+                _exchange(self._allowance, old, new)
+            self.fds, other.fds = other.fds, {}
+            self._names, other._names = other._names, {}
+            self._own, other._own = other._own, set()
+            self.next_number = other.next_number
+        self._store.drop_all(old)
 
     def close(self) -> None:
-        """Give every content back."""
-        contents = self._contents()
-        self.fds = {}
-        self._names.clear()
-        self._own.clear()
+        """Give every content back; nothing comes in any more."""
+        with self._lock:
+            self._is_closed = True
+            contents = self._contents()
+            self.fds = {}
+            self._names.clear()
+            self._own.clear()
         self._drop(contents)
 
     def _contents(self) -> list[Content]:
         return [fd.content for fd in self.fds.values()]
 
     def _drop(self, contents: list[Content]) -> None:
-        # Before the store lets go of them: a size is asked of what is there.
         if self._allowance is not None:
             self._allowance.drop(contents)
         self._store.drop_all(contents)
+
+
+def _exchange(allowance: Allowance, old: list[Content], new: list[Content]) -> None:
+    """Let new contents count in place of old ones, or change nothing."""
+    held: list[Content] = []
+    allowance.drop(old)
+    try:
+        for content in new:
+            allowance.hold(content)
+            held.append(content)
+    except FdError:
+        allowance.drop(held)
+        allowance.hold_again(old)
+        raise
 
 
 def number_of(text: str) -> int | None:

@@ -242,6 +242,9 @@ LOG = "".join(f"{n} error: a timeout of é request\n" for n in range(200_000))
         ("wrap_output", {"base64": "/w" + "A" * 8_000_002}),
         ("wrap_output", {"blocks": [{"type": "text", "text": LOG}] * 2}),
         ("wrap_input", {"text": LOG}),
+        ("wrap_output", {"token": "t1"}),
+        ("wrap_input", {"token": "t1"}),
+        ("wrap_output", {"token": "t2"}),
         ("read_fd", {"fd": "fd:1", "read_all": True}),
         ("read_fd", {"fd": "fd:1", "start_line": 9, "end_line": 90_000}),
         ("read_fd", {"fd": "fd:1", "start_line": 9, "extract_to_new_fd": True}),
@@ -266,6 +269,10 @@ async def test_no_step_of_a_call_holds_the_trio_thread(
     made.shared.temps.create(made.put_text("&" * 8_000_000))
     made.files = ClientFiles(hall.fs, hall.connect().client)
     (hall.root / "exported").write_bytes(b"a\nb\n")
+    for data in (LOG.encode(), b"\xff line\n" * 4_000_000):
+        token = made.put_piece(None, data[:1_000_000])
+        for at in range(1_000_000, len(data), 1_000_000):
+            made.put_piece(token, data[at : at + 1_000_000])
     steps = Steps()
     gc.disable()  # what it would look through is that of all tests before
     trio.lowlevel.add_instrument(steps)

@@ -1,0 +1,259 @@
+"""LLM fds beside one another: forks beside calls, turns that fail, what is given up."""
+
+import json
+import threading
+from functools import partial
+from xml.etree import ElementTree as ET
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor.fds.toolloop import MOST_MESSAGES, ModelError
+from tests.helpers.contents import asking, failed, holding, process, text_of
+from tests.helpers.conversing import Make, Message, calling, scene, words
+from tests.helpers.sessions import hall
+from vfs.content import FdError, Process
+from vfs.content.checkpoint_state import read_state, state_of
+
+__all__ = ["hall", "scene"]
+
+LOG = "".join(f"line {n}\n" for n in range(3000))
+
+
+# Summaries
+
+
+@pytest.mark.parametrize("arguments", [{}, {"is_error": True}])
+async def test_what_looks_like_a_result_gets_no_summary(
+    scene: Make, arguments: dict[str, object]
+) -> None:
+    made = scene(words("It is a log."), auto_summarize=True)
+    text = '<fd_result fd="fd:9">x'
+    call = partial(made.process.call, "wrap_output", text=text, **arguments)
+    assert await call() == text.encode()
+    made.process.add_text("another one", "test")
+    assert await call() == text.encode()
+    assert not made.model.seen
+
+
+async def test_binary_content_is_not_sent_to_be_summarized(scene: Make) -> None:
+    made = scene(words("It is a log."), auto_summarize=True)
+    data = "/w" + "A" * 20_002
+    result = ET.fromstring(await made.process.call("wrap_output", base64=data))
+    assert (result.get("encoding"), result.find("summary")) == ("base64", None)
+    assert not made.model.seen
+
+
+# Forks beside calls
+
+
+def test_a_fork_beside_a_call_in_a_thread_holds_what_it_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = holding("first")
+    store = made.shared.store
+    hold_all = store.hold_all
+    adding = threading.Thread(target=made.add_text, args=("second", "test"))
+
+    def hold_slowly(contents: list[object]) -> None:
+        hold_all(contents)  # type: ignore[arg-type]
+        adding.start()
+        adding.join(0.2)  # it has to wait for the fork
+
+    monkeypatch.setattr(store, "hold_all", hold_slowly)
+    child = made.fork()
+    adding.join()
+    assert list(made.table.fds) == [1, 2]
+    assert list(child.table.fds) == [1]
+    child.close()
+    made.close()
+    assert not store.blobs
+    assert store.memory_bytes == 0
+
+
+def test_forks_and_calls_side_by_side_lose_no_reference() -> None:
+    made = holding("first")
+    store = made.shared.store
+    done = threading.Event()
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for number in range(1500):
+                fd = made.add_text(f"text {number}", "test")
+                made.table.rename(fd, f"name {number}")
+                if number % 3 == 0:
+                    made.table.drop([fd.number])
+        except BaseException as why:  # noqa: BLE001 - told below
+            faults.append(why)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not done.is_set():
+        child = made.fork()
+        for fd in child.table.fds.values():
+            assert fd.content.text.refs > 0
+        child.close()
+    thread.join()
+    assert not faults
+    made.close()
+    assert not store.blobs
+    assert store.memory_bytes == 0
+
+
+def test_what_comes_after_the_end_is_refused_and_freed() -> None:
+    made = holding("first")
+    made.close()
+    with pytest.raises(FdError, match="the process has ended"):
+        made.add_text("late", "test")
+    assert not made.shared.store.blobs
+
+
+def test_a_mark_beside_a_fork_is_not_the_forks() -> None:
+    made = holding(LOG)
+    fd = made.table.fds[1]
+    child = made.fork()
+    made.table.mark(fd, "here", (1, 2))
+    assert made.table.fds[1].sections == {"here": (1, 2)}
+    assert not child.table.fds[1].sections
+    again = made.fork()
+    made.table.unmark(made.table.fds[1], "here")
+    assert again.table.fds[1].sections == {"here": (1, 2)}
+    for one in (made, child, again):
+        one.close()
+
+
+# Turns that fail
+
+
+async def test_a_turn_that_fails_leaves_no_descriptor(scene: Make) -> None:
+    def fail(messages: list[Message]) -> Message:
+        del messages
+        raise ModelError("the provider failed")
+
+    made = scene(words("hello"), conversation_fds=True)
+    await made.chat("go", "mine")
+    kept = made.conversations.conversation(made.client, "mine")
+    before = list(kept.table.fds)
+    made.model.script = [calling(("create_temp_file", {"content": "x"})), fail] * 5
+    for prompt in ("go on", "long\n" * 3000) * 2:
+        with pytest.raises(ModelError):
+            await made.chat(prompt, "mine")
+        assert list(kept.table.fds) == before
+    made.model.script = [words("done")]
+    assert await made.chat("again", "mine") == "done"
+
+
+async def test_a_conversation_has_a_bound_of_messages(scene: Make) -> None:
+    made = scene(words("hello"))
+    await made.chat("go", "mine")
+    kept = made.conversations.conversation(made.client, "mine")
+    kept.messages += [{"role": "user", "content": "x"}] * MOST_MESSAGES
+    with pytest.raises(ModelError, match=f"messages, more than {MOST_MESSAGES}"):
+        await made.chat("more", "mine")
+
+
+# What is given up
+
+
+async def test_a_spawn_sees_no_checkpoint_that_it_did_not_make(scene: Make) -> None:
+    made = scene(words("hello"))
+    parent = made.process
+    parent.add_text("secret of the parent", "test")
+    first = await asking(parent, "checkpoint_process")
+    fork, spawned = parent.fork(), parent.spawn()
+    for one, count in ((parent, "1"), (fork, "1"), (spawned, "0")):
+        listed = await asking(one, "list_checkpoints")
+        assert listed.get("count") == count
+    for name in ("restore_process", "delete_checkpoint"):
+        answer = await asking(spawned, name, checkpoint_id=first.get("id"))
+        assert failed(answer)[::2] == (
+            "not_found",
+            f"Checkpoint {first.get('id')} not found",
+        )
+    own = await asking(spawned, "checkpoint_process")
+    spawned.add_text("more", "test")
+    restored = await asking(spawned, "restore_process", checkpoint_id=own.get("id"))
+    assert restored.get("fds") == "0"
+    # Who gives descriptors up gives those up as well that a checkpoint holds.
+    await asking(fork, "keep_fds", fds=[])
+    assert (await asking(fork, "list_checkpoints")).get("count") == "0"
+    within = spawned.fork()
+    assert (await asking(within, "list_checkpoints")).get("count") == "1"
+    await asking(within, "keep_fds", fds=[])
+    assert (await asking(within, "list_checkpoints")).get("count") == "0"
+    for one in (fork, spawned, within):
+        one.close()
+
+
+async def test_who_is_cancelled_before_its_turn_leaves_nothing(scene: Make) -> None:
+    made = scene(words("hello"))
+    client, service, parent = made.client, made.service, made.process
+    pieces = [b"x" * 70_000, b""]
+
+    async def read() -> bytes:
+        await trio.lowlevel.checkpoint()
+        return pieces.pop(0)
+
+    async with parent._turn, trio.open_nursery() as nursery:
+        nursery.start_soon(service.wrap_pieces, client, read, "tool:head")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not pieces
+        nursery.cancel_scope.cancel()
+    assert not parent._writers
+    assert parent.shared.allowance is not None
+    assert parent.shared.allowance.used == 0
+    assert service.store.memory_bytes == 0
+
+
+# Long conversations
+
+
+def said(count: int) -> Process:
+    """Return a process with a conversation."""
+    made = process()
+    made.messages = [{"role": "user", "content": f"é\n{n}"} for n in range(count)]
+    return made
+
+
+def test_a_fork_copies_no_message() -> None:
+    made = said(3)
+    child = made.fork()
+    assert child.messages == made.messages
+    pairs = zip(child.messages, made.messages, strict=True)
+    assert all(one is other for one, other in pairs)
+    child.messages.append({"role": "user", "content": "x"})
+    assert len(made.messages) == 3
+
+
+def test_a_state_is_written_and_read_message_by_message() -> None:
+    made = said(3)
+    state = state_of(made)
+    assert len(state.split(b"\n")) == 4
+    kept = read_state(state)
+    assert kept is not None
+    assert kept.messages == made.messages
+    # As programs before wrote it: all in one.
+    document = json.loads(state.partition(b"\n")[0])
+    old = json.dumps({**document, "messages": made.messages}).encode()
+    before = read_state(old)
+    assert before == kept
+    lines = state.split(b"\n")
+    for wrong in (lines[:-1], [*lines, b"{}"], [*lines[:-1], b"["], [old, *lines[1:]]):
+        assert read_state(b"\n".join(wrong)) is None
+
+
+async def test_a_process_restored_has_every_message(scene: Make) -> None:
+    made = scene(words("hello"))
+    parent = made.process
+    parent.messages = said(100).messages
+    made_id = (await asking(parent, "checkpoint_process")).get("id")
+    parent.messages = []
+    await asking(parent, "restore_process", checkpoint_id=made_id)
+    assert parent.messages == said(100).messages
+    fd = parent.add_text("text", "test")
+    page = await asking(parent, "read_fd", fd=fd.id)
+    assert text_of(page) == "text"
