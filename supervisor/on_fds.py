@@ -102,7 +102,7 @@ def do_fd_put(session: Session, request: m.FdPut) -> bytes | None:
         return session.drain(_too_large(session, request.size))
     process = service.process_of(session.client)
     token = None if request.token is None else request.token.decode(errors="replace")
-    if token is not None and not process.knows(token):
+    if token is not None and token not in process.begun:
         return session.drain(invalid("token", request.token or b""))
     piece = session.conn.take_body()
     return session.collect(piece, partial(_begin_put, session, process, token))
@@ -128,4 +128,4 @@ async def _put(
 
 
 def _take(process: Process, token: str | None, piece: bytes | memoryview) -> str:
-    return process.put_piece(token, bytes(piece))
+    return process.begun.put(token, bytes(piece))

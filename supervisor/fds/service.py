@@ -240,7 +240,7 @@ class FdService:
             try:
                 answer = await process.call("wrap_output", token=token, source=source)
             finally:
-                process.give_up(token)  # cancelled before it was its turn
+                process.begun.drop(token)  # cancelled before it was its turn
         except FdError as why:
             return fdxml.failure(why.kind, why.fd, why.message, why.details)
         if self.processes.get(client.id) is process:
@@ -267,7 +267,7 @@ class FdService:
             allowance.give_back(taken)
             raise
         if self.processes.get(client.id) is process:
-            return process.adopt(writer)
+            return process.begun.enter(writer)
         writer.close()
         allowance.give_back(taken)
         return None

@@ -215,8 +215,8 @@ class Leaving:
             program=process.program,
             claim=process.claim,
             depth=process.depth,
-            writers=[self._writer(*one) for one in process._writers.items()],
-            put_contents=process._put_contents,
+            writers=[self._writer(*one) for one in process.begun],
+            put_contents=process.begun.made,
             checkpoints_seen=process.checkpoints.seen,
             checkpoints_made=process.checkpoints.made,
         )
@@ -369,11 +369,12 @@ class Entering:
         process = Process(shared, table)
         process.messages, process.program = left.messages, left.program
         process.claim, process.depth = left.claim, left.depth
-        process._put_contents = left.put_contents
+        process.begun.made = left.put_contents
         process.checkpoints.seen = left.checkpoints_seen
         process.checkpoints.made = left.checkpoints_made
         for one in left.writers:
-            writer = process._writers[one.token] = self._writer(one)
+            writer = self._writer(one)
+            process.begun.enter(writer, one.token)
             if shared.allowance is not None:
                 shared.allowance.used += writer.size  # it was taken piece by piece
         return process

@@ -66,7 +66,7 @@ def _lists_many(process: Process, values: Mapping[str, object]) -> bool:
 
 def _puts_long(process: Process, values: Mapping[str, object]) -> bool:
     token = values.get("token")
-    if isinstance(token, str) and process.begun_bytes(token) > INLINE_BYTES:
+    if isinstance(token, str) and process.begun.size(token) > INLINE_BYTES:
         return True
     return _is_tight(process) or any(
         not isinstance(value, str) or len(value) > INLINE_BYTES

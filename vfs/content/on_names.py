@@ -172,5 +172,5 @@ def _temp_xml(file: TempFile) -> bytes:
 def given_text(process: Process, text: str | dict[str, str]) -> Content:
     """Return the content of a text or of a token; the caller holds it."""
     if isinstance(text, dict):
-        return process.take_token(text["token"])
+        return process.begun.take(text["token"])
     return process.put_text(text)

@@ -53,7 +53,7 @@ def wrap_output(  # noqa: PLR0913 - the parameters of the call
     if base64 is not None:
         content = process.shared.store.put(_decoded(base64))
     elif token is not None:
-        content = process.take_token(token)
+        content = process.begun.take(token)
     else:
         content = given_text(process, text or "")
     return wrap(process, content, source, limit, exceeded(limit))
@@ -69,7 +69,7 @@ def wrap_input(
     if (text is None) == (token is None):
         raise FdError(INVALID_PARAMETER, "Give one of: text, token")
     content = (
-        given_text(process, text or "") if token is None else process.take_token(token)
+        given_text(process, text or "") if token is None else process.begun.take(token)
     )
     settings = process.shared.settings
     limit = settings.max_input if settings.page_input else -1

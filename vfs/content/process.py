@@ -21,6 +21,7 @@ import trio
 
 from protocol import fdxml
 from vfs.content.arguments import Json, Tool, bind
+from vfs.content.begun import Begun
 from vfs.content.errors import INVALID_PARAMETER, FdError
 from vfs.content.long_calls import INLINE_BYTES, is_long, is_long_text
 from vfs.content.own_checkpoints import OwnCheckpoints
@@ -38,14 +39,10 @@ if TYPE_CHECKING:
     from vfs.content.pages import Span
     from vfs.content.store import Store
     from vfs.content.table import LlmFd
-    from vfs.content.writer import Writer
 
 SUMMARY_S = 10.0
 """Longest wait for a summary: a model answers within seconds, or the result goes
 without."""
-
-MOST_TOKENS = 64
-"""Contents that one client may be putting in at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +132,7 @@ class Process:
         claim: whether those rights count in full, or in the restricted view (spec A1).
         depth: how many forks and spawns it is from a client's own process.
         checkpoints: those of its owner that it may go back to.
+        begun: what is being put in.
     """
 
     def __init__(self, shared: Shared, table: FdTable | None = None) -> None:
@@ -148,8 +146,7 @@ class Process:
         self.claim = True
         self.depth = 0
         self.checkpoints = OwnCheckpoints()
-        self._writers: dict[str, Writer] = {}
-        self._put_contents = 0
+        self.begun = Begun(shared.store, shared.allowance)
         self._turn = trio.Lock()
 
     # Calls
@@ -283,78 +280,6 @@ class Process:
             raise FdError(INVALID_PARAMETER, message) from None
         return self.shared.store.put(data)
 
-    def put_piece(self, token: str | None, piece: bytes) -> str:
-        """Take in a piece of content (``FD_PUT``); return the token it is under.
-
-        Raises:
-            KeyError: the token is not known.
-            FdError: there is no room.
-        """
-        if token is None:
-            if len(self._writers) >= MOST_TOKENS:
-                text = f"{MOST_TOKENS} contents are begun and not used"
-                raise FdError(INVALID_PARAMETER, text)
-            self._put_contents += 1
-            token = f"t{self._put_contents}"
-            self._writers[token] = self.shared.store.writer()
-        writer = self._writers[token]
-        try:
-            if self.shared.allowance is not None:
-                self.shared.allowance.take(len(piece))
-        except FdError:
-            self._end_writer(token)
-            raise
-        try:
-            writer.add(piece)
-        except FdError:
-            if self.shared.allowance is not None:
-                self.shared.allowance.give_back(len(piece))
-            self._end_writer(token)
-            raise
-        return token
-
-    def adopt(self, writer: Writer) -> str:
-        """Own what was put in elsewhere, and charged already; return its token."""
-        self._put_contents += 1
-        token = f"t{self._put_contents}"
-        self._writers[token] = writer
-        return token
-
-    def _end_writer(self, token: str) -> None:
-        """Forget a token; what its content was charged is given back."""
-        writer = self._writers.pop(token)
-        if self.shared.allowance is not None:
-            self.shared.allowance.give_back(writer.size)
-        writer.close()
-
-    def begun_bytes(self, token: str) -> int:
-        """Return how much was put in under a token; 0 if it is not known."""
-        writer = self._writers.get(token)
-        return 0 if writer is None else writer.size
-
-    def give_up(self, token: str) -> None:
-        """Forget what was put in under a token, if it was not used."""
-        if token in self._writers:
-            self._end_writer(token)
-
-    def knows(self, token: str) -> bool:
-        """Tell whether a token stands for content."""
-        return token in self._writers
-
-    def take_token(self, token: str) -> Content:
-        """Return what was put in under a token, which is used up; the caller holds it.
-
-        Raises:
-            FdError: ``invalid_parameter``: the token is not known.
-        """
-        writer = self._writers.get(token)
-        if writer is None:
-            raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
-        try:
-            return writer.finish()
-        finally:
-            self._end_writer(token)
-
     # Its life
 
     @property
@@ -387,8 +312,7 @@ class Process:
 
     def close(self) -> None:
         """Give everything back."""
-        for token in tuple(self._writers):
-            self._end_writer(token)
+        self.begun.close()
         self.table.close()
 
     def offered(self) -> tuple[Tool, ...]:

@@ -270,9 +270,9 @@ async def test_no_step_of_a_call_holds_the_trio_thread(
     made.files = ClientFiles(hall.fs, hall.connect().client)
     (hall.root / "exported").write_bytes(b"a\nb\n")
     for data in (LOG.encode(), b"\xff line\n" * 4_000_000):
-        token = made.put_piece(None, data[:1_000_000])
+        token = made.begun.put(None, data[:1_000_000])
         for at in range(1_000_000, len(data), 1_000_000):
-            made.put_piece(token, data[at : at + 1_000_000])
+            made.begun.put(token, data[at : at + 1_000_000])
     steps = Steps()
     gc.disable()  # what it would look through is that of all tests before
     trio.lowlevel.add_instrument(steps)
