@@ -3,7 +3,7 @@
 Rules of this file.
 
 1. A process that has no descriptor or memory to spare for a moment goes on listening:
-   who connects waits in the kernel's queue.
+   who connects waits in the kernel's queue.  Each try that fails so can be told of.
 2. Of bounded connections the one that idles longest makes room, once.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 ACCEPT_PAUSE_S = 0.1
 """Between tries to accept while the process has no descriptor or memory to spare."""
@@ -33,8 +33,14 @@ class Idler(Protocol):
 C = TypeVar("C", bound=Idler)
 
 
-async def accepted(listener: trio.SocketListener) -> trio.SocketStream:
+async def accepted(
+    listener: trio.SocketListener, tell: Callable[[OSError], None] | None = None
+) -> trio.SocketStream:
     """Wait for the next connection.
+
+    Args:
+        listener: where it comes.
+        tell: told of each try for which the process lacked something; None for nobody.
 
     Raises:
         OSError: the listener is of no use any more.
@@ -45,6 +51,8 @@ async def accepted(listener: trio.SocketListener) -> trio.SocketStream:
         except OSError as why:
             if why.errno not in OUT_OF_RESOURCES:
                 raise
+            if tell is not None:
+                tell(why)
             await trio.sleep(ACCEPT_PAUSE_S)
 
 

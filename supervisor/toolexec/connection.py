@@ -11,6 +11,8 @@ Rules of this file.
    started, and watched for once it runs (``replies``); who goes while it is being started
    is found gone when it has been, and the tool ends as any other does (spec E25).
 3. Whatever goes wrong here ends this connection and no other.
+4. Until its request is whole, and once that was refused unread, it idles: it may be
+   cancelled to make room for another one (``accepting``).  In between it may not.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import errno
 import os
 import traceback
 from typing import TYPE_CHECKING
+
+import trio
 
 from protocol import toolexec, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
@@ -53,10 +57,16 @@ class Connection(Replies):
     Args:
         service: what serves it.
         sock: non-blocking; owned.
+
+    Attributes:
+        idle_since: when it came, or was refused; None while a request is served (rule 4).
+        scope: of its service.
     """
 
     def __init__(self, service: ToolExec, sock: socket.socket) -> None:
         super().__init__(service, sock)
+        self.idle_since: float | None = trio.current_time()
+        self.scope = trio.CancelScope()
         self._is_received = False
         self._owner: ChildExecutions | None = None
         self._rights = toolexec_token.ALL
@@ -78,6 +88,13 @@ class Connection(Replies):
             unsent: bytes of its reply that are to be sent first.
         """
         try:
+            with self.scope:
+                await self._serve_or_refuse(task, unsent)
+        finally:
+            self.wire.close()
+
+    async def _serve_or_refuse(self, task: Task | None, unsent: bytes) -> None:
+        try:
             if task is None and not unsent:
                 await self._serve()
             else:
@@ -88,8 +105,6 @@ class Connection(Replies):
             pass
         except OSError as why:
             self._lost(why)
-        finally:
-            self.wire.close()
 
     async def refuse_at_once(self, refusal: Refusal) -> None:
         """Refuse without looking at the request, and close."""
@@ -104,10 +119,14 @@ class Connection(Replies):
             await self.wire.refuse(refusal)
         except OSError:
             return
+        self.idle_since = trio.current_time()
         await self.wire.drain()
 
     async def _serve(self) -> None:
         head, body = await self.wire.receive(self._first_look)
+        self.idle_since = None
+        if self.scope.cancel_called:  # to make room, while the last of it was received
+            raise GoneError
         await self._service.gate.passed()
         self._received()
         request = toolexec.check(head, body, self._is_authorized)
@@ -118,6 +137,7 @@ class Connection(Replies):
 
     def _received(self) -> None:
         self._is_received = True
+        self.idle_since = None
         self.wire.received.clear()
 
     async def _go_on(self, task: Task | None, unsent: bytes) -> None:

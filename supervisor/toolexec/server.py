@@ -3,10 +3,12 @@
 Rules of this file.
 
 1. A connection is a task in the nursery of its listener, and ends with it.
-2. A listener has ``MAX_CONNECTIONS`` at once; one more is told that the server is busy.
-   So one child's idle connections take nothing from another's.
-3. Of those that are told so a listener has ``MAX_REFUSED`` at once.  Who comes then waits
-   in the kernel's queue, where it takes no descriptor of the host.
+2. A listener has ``MAX_CONNECTIONS`` at once.  For one more that makes room which has been
+   there longest without a whole request; if none is, the one more is told that the
+   server is busy.  So nobody shuts others out by connecting only.
+3. Of those that are told so a listener has ``MAX_REFUSED`` at once, and one more if that
+   was awaited when there was still room.  Who comes then waits in the kernel's queue,
+   where it takes no descriptor of the host.
 4. All listeners together have a quarter of the host's descriptors; beyond that each has
    only its equal part, so that floods at some take nothing from the others.
 5. On a listener that children share each has ``PER_CHILD`` connections that can last.
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.toolexec import BUSY, Exec, Notify, Replay
-from supervisor.accepting import ACCEPT_PAUSE_S, OUT_OF_RESOURCES
+from supervisor.accepting import accepted, make_room
 from supervisor.control_socket import identity_of, listening, listening_on
 from supervisor.toolexec.connection import Connection
 
@@ -145,29 +147,20 @@ class Server:
 
     async def _accept(self, nursery: trio.Nursery) -> None:
         """Accept one connection, once there is room for it."""
-        while len(self._refused) >= MAX_REFUSED and not self._has_place():
+        while len(self._refused) >= MAX_REFUSED and not self._can_make_room():
             self._room = trio.Event()
             await self._room.wait()
-        try:
-            accepted = (await self._listener.accept()).socket
-        except OSError as why:
-            if why.errno not in OUT_OF_RESOURCES:
-                raise
-            if self._service.places.is_shortage_news():
-                text = f"toolexec: cannot accept a connection: {why.strerror}"
-                self._service.log("ERROR", f"{text}; those that come wait")
-            await trio.sleep(ACCEPT_PAUSE_S)
-            return
-        family, kind = accepted.family, accepted.type
+        new = (await accepted(self._listener, self._tell_of_shortage)).socket
+        family, kind = new.family, new.type
         # The plain socket beneath: its calls need no task switch when they do not wait.
-        sock = socket.socket(family, kind, 0, accepted.detach())
+        sock = socket.socket(family, kind, 0, new.detach())
         sock.setblocking(False)
         # A piece of output should fit, or the host waits in the middle of each; the
         # kernel takes as much of this as wmem_max allows.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         make = partial(_Shared, self) if self._is_shared else Connection
         connection = make(self._service, sock)
-        if self._has_place():
+        if self._has_place() or make_room(self.connections.values()) is not None:
             self._enter(nursery, connection)
         else:
             self._refused.add(sock.fileno())
@@ -175,6 +168,15 @@ class Server:
 
     def _has_place(self) -> bool:
         return self._service.places.has_one(len(self.connections))
+
+    def _can_make_room(self) -> bool:
+        among = self.connections.values()
+        return self._has_place() or any(one.idle_since is not None for one in among)
+
+    def _tell_of_shortage(self, why: OSError) -> None:
+        if self._service.places.is_shortage_news():
+            text = f"toolexec: cannot accept a connection: {why.strerror}"
+            self._service.log("ERROR", f"{text}; those that come wait")
 
     def _enter(
         self,

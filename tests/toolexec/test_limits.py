@@ -4,6 +4,7 @@ import os
 import resource
 import socket
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.helpers.toolscene import (
     Tenant,
     opened_scene,
     parse,
+    receive,
     receive_all,
     send,
 )
@@ -100,18 +102,72 @@ async def test_a_full_host_refuses_in_order(tmp_path: Path) -> None:
 
 
 # spec E32
-async def test_idle_connections_of_one_child_leave_others_alone(
+async def test_connections_of_one_child_leave_others_alone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 20)
     other = await scene.tenant()
     with ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(await scene.connect())
+        await stall(scene, stack, scene.child, 20)
+        await eventually(lambda: scene.tool._slots.used == 20, 15.0)
         reply = parse(await _ask_until_refused(scene))
         assert reply.status == 503
         request = scene.request(b"tool=true", token=other.token)
         assert (await scene.say(request, tenant=other)).status == 200
+
+
+# Who only connects, or sends half a request, or one that was refused unread, shuts nobody
+# out of a listener that all share: it makes room, the first that came first.
+# spec E32
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"POST /exec HTTP/1.1\r\nHost:",
+        b"POST /exec HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\ntool",
+        b"\x16\x03\x01\n\n",
+    ],
+)
+async def test_who_asks_for_nothing_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    async with opened_scene(tmp_path, unix=False) as scene:
+        (common,) = scene.tool.shared
+        with ExitStack() as stack:
+            await stall(scene, stack, scene.child, 1)
+            await eventually(lambda: scene.tool._slots.used == 1, 15.0)
+            strangers = []
+            for count in (2, 3, 4):
+                sock = stack.enter_context(await scene.connect())
+                await send(sock, said)
+                await eventually(partial(_has, common, count))
+                strangers.append(sock)
+            if said.endswith(b"\n\n"):  # it is drained when that was said
+                for sock in strangers:
+                    reply = await receive(sock)
+                    assert reply.startswith(b"HTTP/1.1 400 ")
+            assert (await scene.run("tool=true")).status == 200
+            await receive_all(strangers[0])
+            assert scene.tool._slots.used == 1
+
+
+def _has(common: server.Server, count: int) -> bool:
+    return len(common.connections) == count
+
+
+# spec E32
+async def test_who_is_served_does_not_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    async with opened_scene(tmp_path, unix=False) as scene:
+        with ExitStack() as stack:
+            await stall(scene, stack, scene.child, 2)
+            await eventually(lambda: scene.tool._slots.used == 2, 15.0)
+            for _ in range(3):
+                assert parse(await _ask_until_refused(scene)).status == 503
+            assert scene.tool._slots.used == 2
 
 
 async def _ask_until_refused(scene: Scene) -> bytes:
@@ -138,6 +194,8 @@ async def test_a_flood_waits_outside(
         return max(held)
 
     with ExitStack() as stack:
+        await stall(scene, stack, scene.child, 4)
+        await eventually(lambda: scene.tool._slots.used == 4, 15.0)
         for _ in range(40):
             stack.enter_context(await scene.connect())
         await eventually(lambda: count() == 1 + 4 + 2)
@@ -145,7 +203,7 @@ async def test_a_flood_waits_outside(
         for _ in range(3):
             assert (await scene.say(request, tenant=other)).status == 200
             count()
-    # What has waited is looked at, and is gone; then there is room.
+    # What has waited is looked at, and is gone.
     await eventually(lambda: count() == 1, 15.0)
     assert most == 1 + 4 + 2
     assert (await scene.run("tool=true")).status == 200
@@ -156,9 +214,13 @@ async def test_who_waits_is_served_when_one_goes(
 ) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(server, "MAX_REFUSED", 0)
-    first = await scene.connect()
-    await eventually(lambda: any(one.connections for one in scene.tool.servers))
-    with await scene.connect() as second:
+    with ExitStack() as stack:
+        first = stack.enter_context(await scene.connect())
+        await send(first, scene.request(b"tool=sleep&arg=1000"))
+        await eventually(lambda: scene.tool._slots.used == 1)
+        # The one that was awaited when the first could still have made room.
+        assert parse(await _ask_until_refused(scene)).status == 503
+        second = stack.enter_context(await scene.connect())
         await send(second, scene.request(b"tool=true"))
         with trio.move_on_after(0.1):
             await receive_all(second)
