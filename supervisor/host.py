@@ -36,6 +36,7 @@ from supervisor.cgroups import Groups, Reserve
 from supervisor.child import Child
 from supervisor.fork_watch import ForkWatch
 from supervisor.holdings import Baseline
+from supervisor.host_proc import shows_host
 from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
 from supervisor.launchpad_kernel import SHORT_SLICE_NS, ask_for_slices
@@ -163,6 +164,7 @@ class Host:
         self.fs = Filesystem(max_host_files=max(64, soft - RESERVED_DESCRIPTORS))
         events = FileEvents(journal, self.child_of, log.write)
         self.fs.on_denied = events.denied
+        self.fs.shows_host = shows_host
         if journal.is_on or log.writes("INFO"):
             self.fs.observer = events
         self.on_overdue: Callable[[Child], None] = lambda _child: None

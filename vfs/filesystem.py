@@ -58,7 +58,8 @@ class Filesystem(OpenFiles):
 
     ``observer`` is told of every file; ``on_denied`` of every client that reached for
     what it may not (spec A1), with the command and the name; ``is_secret`` is asked of
-    every file that is opened whether it is one that no client may have.
+    every file that is opened whether it is one that no client may have, ``shows_host``
+    of those that show processes.
 
     Args:
         max_host_files: most files open at once over all clients: what the process's
@@ -69,6 +70,7 @@ class Filesystem(OpenFiles):
         super().__init__()
         self.on_denied: Callable[[Client, str, bytes], None] | None = None
         self.is_secret: Callable[[Handle], bool] | None = None
+        self.shows_host: Callable[[Handle], bool] | None = None
         self._max_host_files = max_host_files
 
     # Clients
@@ -195,7 +197,7 @@ class Filesystem(OpenFiles):
                 handle, place, staged, has_reserved = open_restricted(
                     policy, name, mode, ledger
                 )
-            if self.is_secret is not None:
+            if handle.mount.is_proc or self.is_secret is not None:
                 self._refuse_secret(handle)
             must_empty = (
                 mode.empties and not staged and not emptied_at_once(handle, ledger)
@@ -304,6 +306,8 @@ class Filesystem(OpenFiles):
             ):
                 return self.open(client, name, word, True)
             handle = open_again(name, flags)
+            if handle.mount.is_proc or self.is_secret is not None:
+                self._refuse_secret(handle)
             used[OPEN_FILES] += 1
             fileno = next(tables.filenos)
             new = OpenFile(fileno, name, mode, client, handle, True, None, None, False)
@@ -313,6 +317,13 @@ class Filesystem(OpenFiles):
         return again
 
     def _refuse_secret(self, handle: Handle) -> None:
-        if self.is_secret is not None and self.is_secret(handle):
+        """Close a file that no client may have, and raise for it."""
+        ask = (self.shows_host if handle.mount.is_proc else None, self.is_secret)
+        try:
+            is_secret = any(one is not None and one(handle) for one in ask)
+        except BaseException:
+            handle.close()
+            raise
+        if is_secret:
             handle.close()
             raise AccessDeniedError

@@ -213,6 +213,9 @@ class Mount:
     """How one mounted file system is to be read and written.
 
     Attributes:
+        kind: of file system, as the table of mounts calls it; ``unknown`` for one that is
+            not in there.
+        is_proc: it shows processes, or nobody knows whether it does.
         in_memory: nothing on it ever waits for a disk.
         inline: small writes may run in the Trio thread now.
         is_distant: any call may wait for another machine or process.
@@ -230,11 +233,15 @@ class Mount:
         "in_memory",
         "inline",
         "is_distant",
+        "is_proc",
+        "kind",
         "read",
         "write_page",
     )
 
     def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.is_proc = kind in {"proc", "unknown"}
         self._nowait = kind in _NOWAIT_FILE_SYSTEMS
         self.in_memory = kind in _MEMORY_FILE_SYSTEMS
         self.inline = self.in_memory or self._nowait

@@ -9,7 +9,6 @@ Rule: keys pass through here into their providers and are kept nowhere else (I10
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -96,8 +95,7 @@ async def open_llm(
         stack.callback(host.holders.discard, service.descriptors)
         host.services.llm = service
         stack.callback(setattr, host.services, "llm", None)
-        pids = (os.getpid(), host.launcher.launchpad_pid)
-        host.fs.is_secret = SecretFiles(key_files, pids)
+        host.fs.is_secret = SecretFiles(key_files) if key_files else None
         before = None if left is None else handover.read(left).endpoint
         if before is not None and not section.endpoint:
             handover_endpoint.close(before)

@@ -12,6 +12,7 @@ from supervisor.session_base import EOF, PROCESS_EXIT
 from tests.helpers.hosts import eventually, favoured
 from tests.helpers.llmscene import KEY, ChatLine, Scene, open_scene, request, scene
 from tests.helpers.sessions import NEIGHBOUR_S
+from vfs.policy import Ledger
 
 __all__ = ["scene"]
 
@@ -365,17 +366,15 @@ async def test_the_key_is_blotted_out(scene: Scene, order: bytes) -> None:
     assert not any(KEY.encode() in text for text in texts)
 
 
-# spec L13, attack 24: not even a top-level child may read where the key is.
-async def test_files_that_show_the_key_are_nobodys(scene: Scene) -> None:
+# spec L13, attack 24: not even a top-level child may read where the key is. What shows the
+# host's memory is nobody's, with a model and without: `tests/attacks/test_host_proc.py`.
+async def test_files_that_hold_the_key_are_nobodys(scene: Scene) -> None:
     where = scene.hall.where
     (where / "link").hardlink_to(where / "key")
     line = scene.connect(scene.hall.policy(top_level=True))
     for name in (
         os.fsencode(where / "key"),
         os.fsencode(where / "link"),
-        b"/proc/self/environ",
-        b"/proc/%d/mem" % os.getpid(),
-        b"/proc/thread-self/environ",
     ):
         for mode in (b"r", b"r+", b"w"):
             reply = await line.ask(b"OPEN %b %b true\n" % (name, mode))
@@ -387,6 +386,23 @@ async def test_files_that_show_the_key_are_nobodys(scene: Scene) -> None:
     assert (where / "key").read_text() == KEY + "\n"
     assert (await line.ask(b"OPEN /proc/version r true\n")).startswith(b"OK ")
     assert scene.hall.ledger.used[0] == 1
+
+
+# spec L13, attack 24: an OPEN that is sent again and again is answered in fewer steps.
+async def test_a_link_that_is_turned_to_the_key_shows_nothing(scene: Scene) -> None:
+    where = scene.hall.where
+    link = where / "turned"
+    link.symlink_to("/proc/version")
+    ledger = Ledger(open_files=256)  # as a child's
+    line = scene.connect(scene.hall.policy(top_level=True), ledger=ledger)
+    request = b"OPEN %b r true\n" % os.fsencode(link)
+    for _ in range(4):
+        assert (await line.ask(request)).startswith(b"OK ")
+    link.unlink()
+    link.symlink_to(where / "key")
+    for _ in range(2):
+        assert (await line.ask(request)).startswith(b"ERROR VFS access denied")
+    assert ledger.used[0] == 4
 
 
 # spec L14, S5: one waits for a provider, another reads.

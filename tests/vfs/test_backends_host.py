@@ -20,7 +20,7 @@ from tests.helpers.trees import (
     opened,
     put,
 )
-from vfs.backends import MODES, HostDirectory
+from vfs.backends import MODES, Handle, HostDirectory
 from vfs.errors import AccessDeniedError
 
 __all__ = ["host"]
@@ -293,3 +293,53 @@ def test_staging_where_there_are_no_unnamed_files(
         handle.close()
         assert os.listdir(tmp_path) == ["a"]
         assert (tmp_path / "a").read_text() == ("fresh" if publish else "old")
+
+
+# What has no name is refused there, but not what has just lost it: to another, or altogether.
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_goes_while_it_is_opened_by_its_path_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    top_level = HostDirectory(-1, beneath=False)
+    name = os.fsencode(tmp_path / "file")
+    plain_fstat = os.fstat
+
+    def going(fd: int) -> os.stat_result:
+        if is_replaced:
+            (tmp_path / "new").rename(tmp_path / "file")
+        else:
+            (tmp_path / "file").unlink()
+        return plain_fstat(fd)
+
+    for is_again in (False, True):
+        (tmp_path / "file").write_text("old")
+        (tmp_path / "new").write_text("new")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fstat", going)
+            handle: Handle
+            if is_again:
+                handle = top_level.open_again(name, os.O_RDONLY)
+            else:
+                handle = opened(top_level, name, b"r")
+        assert handle.pread(9, 0) == b"old"
+        assert os.fstat(handle.fd).st_nlink == 0
+        handle.close()
+
+
+# A file system may count no names (FUSE): what it says is not believed then.
+def test_a_file_whose_names_are_not_counted_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top_level = HostDirectory(-1, beneath=False)
+    (tmp_path / "file").write_text("x")
+    plain_fstat = os.fstat
+
+    def uncounted(fd: int) -> os.stat_result:
+        fields = list(plain_fstat(fd))
+        fields[3] = 0
+        return os.stat_result(fields)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", uncounted)
+        handle = opened(top_level, os.fsencode(tmp_path / "file"), b"r")
+    handle.close()

@@ -100,6 +100,8 @@ class HostDirectory:
             status = os.fstat(fd)
             if status.st_mode & _TYPE_MASK != stat.S_IFREG:
                 _check_regular(status.st_mode)
+            if not status.st_nlink and not self._beneath:
+                self._check_named(name, fd, status)
             return HostHandle(fd, status.st_dev)
         except BaseException:
             os.close(fd)
@@ -117,10 +119,28 @@ class HostDirectory:
             status = os.fstat(fd)
             if status.st_mode & _TYPE_MASK != stat.S_IFREG:
                 _check_regular(status.st_mode)
+            if not status.st_nlink:
+                self._check_named(name, fd, status)
             return HostHandle(fd, status.st_dev)
         except BaseException:
             os.close(fd)
             raise
+
+    def _check_named(self, name: bytes, fd: int, found: os.stat_result) -> None:
+        """Refuse a file without a name: what a process has open, and ``/proc`` leads to.
+
+        The host has logs and staged files of other clients open so.  One that was
+        removed or replaced since it was opened is let through, and so is one of a file
+        system that counts no names (FUSE).
+        """
+        if not os.readlink(b"/proc/self/fd/%d" % fd).endswith(b" (deleted)"):
+            return
+        try:
+            now = os.stat(name, dir_fd=self.dir_fd)
+        except OSError:
+            return
+        if os.path.samestat(now, found):
+            raise AccessDeniedError
 
     def _open_staged(self, name: bytes) -> StagedHandle:
         dir_fd, last = self._resolve_entry(name)
