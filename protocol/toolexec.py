@@ -338,8 +338,8 @@ def _read_signal(head: Head, asked: _Asked) -> Request | Refusal:
 def _read_notify(head: Head, asked: _Asked) -> Request | Refusal:
     if version_of(head) != 2:
         return BAD_NOTIFY_VERSION
-    call = toolexec_form.call_of(asked.form, b"cmd")
-    return Notify(_text(call.tool), call.args)
+    command, args = toolexec_form.notification_of(asked.form)
+    return Notify(_text(command), args)
 
 
 def _read_health(_head: Head, _asked: _Asked) -> Request | Refusal:

@@ -37,7 +37,7 @@ MAX_EXTRA_BYTES = MAX_HEAD_BYTES
 zeros before a size, and trailers, which are header lines and have their bound."""
 
 _BLANK_LINE = re.compile(rb"\n\r?\n")
-_LENGTH = re.compile(rb"[0-9]{1,19}")
+_LENGTH = re.compile(rb"[0-9]{1,20}")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 

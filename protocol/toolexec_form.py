@@ -68,39 +68,57 @@ def pairs(*parts: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def call_of(form: list[tuple[bytes, bytes]], key: bytes = b"tool") -> Call:
+def call_of(form: list[tuple[bytes, bytes]]) -> Call:
     """Return the call that a form describes.
 
     Args:
         form: from ``pairs``.
-        key: what names the tool: ``tool``, or ``cmd`` for a notification.
 
     Raises:
-        FormError: it names none, or breaks a bound.
+        FormError: it names no tool, or breaks a bound.
     """
-    tool, cwd = last(form, key), last(form, b"cwd")
-    args = [value for name, value in form if name == b"arg"]
+    tool = _name(form, b"tool")
+    cwd = last(form, b"cwd")
     if cwd is None:
         cwd = b"."
-    if not tool:
-        raise FormError(f"no {key.decode()}")
-    if len(tool) > MAX_TOOL_BYTES:
-        raise FormError(f"{key.decode()} longer than {MAX_TOOL_BYTES} bytes")
-    _check_cwd(cwd)
-    if len(args) > MAX_ARGS:
-        raise FormError(f"more than {MAX_ARGS} arguments")
-    if max(map(len, args), default=0) > MAX_ARG_BYTES:
-        raise FormError(f"an argument longer than {MAX_ARG_BYTES} bytes")
-    if any(b"\0" in value for value in (tool, cwd, *args)):
-        raise FormError("a NUL byte")
-    return Call(tool, cwd, tuple(args))
-
-
-def _check_cwd(cwd: bytes) -> None:
     if len(cwd) > MAX_CWD_BYTES:
         raise FormError(f"cwd longer than {MAX_CWD_BYTES} bytes")
     if cwd != b"." and not cwd.startswith(b"/"):
         raise FormError("cwd is neither '.' nor an absolute path")
+    return Call(tool, cwd, _args(form, tool, cwd))
+
+
+def notification_of(
+    form: list[tuple[bytes, bytes]],
+) -> tuple[bytes, tuple[bytes, ...]]:
+    """Return the command and the arguments that a form notifies with.
+
+    Raises:
+        FormError: as for ``call_of``; it has no ``cwd``, so one is passed over.
+    """
+    command = _name(form, b"cmd")
+    return command, _args(form, command)
+
+
+def _name(form: list[tuple[bytes, bytes]], key: bytes) -> bytes:
+    name = last(form, key)
+    if not name:
+        raise FormError(f"no {key.decode()}")
+    if len(name) > MAX_TOOL_BYTES:
+        raise FormError(f"{key.decode()} longer than {MAX_TOOL_BYTES} bytes")
+    return name
+
+
+def _args(form: list[tuple[bytes, bytes]], *others: bytes) -> tuple[bytes, ...]:
+    """Return the arguments, once they and the other values are found to be usable."""
+    args = [value for name, value in form if name == b"arg"]
+    if len(args) > MAX_ARGS:
+        raise FormError(f"more than {MAX_ARGS} arguments")
+    if max(map(len, args), default=0) > MAX_ARG_BYTES:
+        raise FormError(f"an argument longer than {MAX_ARG_BYTES} bytes")
+    if any(b"\0" in value for value in (*others, *args)):
+        raise FormError("a NUL byte")
+    return tuple(args)
 
 
 def last(form: list[tuple[bytes, bytes]], key: bytes) -> bytes | None:

@@ -41,6 +41,7 @@ def toolexec_settings(
         tcp=tcp,
         max_executions=section.max_executions,
         timeout_s=_timeout(section.timeout, environ),
+        is_timeout_forced=bool(environ.get(TIMEOUT_SECS)),
         verbose=section.verbose,
         log_limit_bytes=parse_size(section.log_limit),
         log_dir=log_dir,

@@ -13,6 +13,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from protocol.toolexec import Refusal
+    from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.service import ToolExec
 
@@ -109,11 +111,11 @@ class Replies:
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.timed_out:
-                return toolexec.TIMEOUT
+                return _of(execution, toolexec.TIMEOUT)
             if execution.fault is not None:
-                return toolexec.host_fault(execution.fault)
+                return _of(execution, toolexec.host_fault(execution.fault))
             code = execution.code or 0
-            headers = [(b"X-Exec-Id", execution.id.encode())]
+            headers = [_exec_id(execution)]
             handle = await self._as_handle(task)
             if handle is not None:
                 await self.wire.reply(200, handle, code, headers)
@@ -160,7 +162,7 @@ class Replies:
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.fault is not None:
-                return toolexec.host_fault(execution.fault)
+                return _of(execution, toolexec.host_fault(execution.fault))
             handle = await self._as_handle(task)
             if handle is None:
                 return await self._stream(task, self._reader(task))
@@ -233,6 +235,15 @@ class Replies:
             return None
         execution = task.execution
         return await offer(execution.owner.child, execution)
+
+
+def _exec_id(execution: Execution) -> tuple[bytes, bytes]:
+    return b"X-Exec-Id", execution.id.encode()
+
+
+def _of(execution: Execution, refusal: Refusal) -> Refusal:
+    """Return a refusal that says which execution it ends."""
+    return replace(refusal, headers=(*refusal.headers, _exec_id(execution)))
 
 
 def _chunk(data: bytes) -> tuple[bytes, bytes, bytes]:

@@ -72,6 +72,7 @@ class ToolExecSettings:
         tcp: (address, port) to listen on; None for no TCP.
         max_executions: at once.
         timeout_s: time limit of an execution, seconds; 0 for none.
+        is_timeout_forced: no sidecar's own limit counts beside it.
         verbose: say what is run; frame buffered output.
         log_limit_bytes: most that is kept of one execution's output.
         log_dir: where that is kept; None for the system's temporary directory.
@@ -82,6 +83,7 @@ class ToolExecSettings:
     tcp: tuple[str, int] | None = ("127.0.0.1", 0)
     max_executions: int = 64
     timeout_s: float = 0.0
+    is_timeout_forced: bool = False
     verbose: bool = False
     log_limit_bytes: int = 256 * 1024 * 1024
     log_dir: str | None = None
@@ -262,7 +264,9 @@ class ToolExec:
 
     def timeout_of(self, target: Target) -> float:
         """Return the time limit of an execution, seconds; 0 for none."""
-        return target.timeout_s or self._settings.timeout_s
+        settings = self._settings
+        own = 0.0 if settings.is_timeout_forced else target.timeout_s
+        return own or settings.timeout_s
 
     def log(self, level: str, text: str) -> None:
         """Write a line to the host's log."""

@@ -52,6 +52,10 @@ RECEIVE_BYTES = 65_536
 CONTENT_TYPE = (b"Content-Type", b"text/plain; charset=utf-8")
 CLOSE = (b"Connection", b"close")
 
+# Some clients of old sent one more behind a request's body (RFC 9112, 2.2).
+_EMPTY_LINE = re.compile(rb"\A\r?\n")
+_IS_HEAD = re.compile(rb"(?:\r?\n)?HEAD ")
+
 # h11 joins folded lines and takes any HTTP/x.y; RFC 9112 (5.2) lets a server refuse.
 _FOLDED = re.compile(rb"\n[ \t]")
 _VERSIONS = (b"1.0", b"1.1")
@@ -161,7 +165,7 @@ class Wire:
                 refusal = toolexec.bad_request("the head ended early")
                 raise RefusedAtOnceError(refusal)
             so_far += data
-            self._is_head = so_far.startswith(b"HEAD ")
+            self._is_head = _IS_HEAD.match(so_far) is not None
             try:
                 cut = reader.feed(data)
             except HeadTooLargeError:
@@ -172,6 +176,7 @@ class Wire:
                 return self._parse(text)
 
     def _parse(self, text: bytes) -> Head:
+        text = _EMPTY_LINE.sub(b"", text, count=1)
         try:
             self._http.receive_data(text)
             event = self._http.next_event()

@@ -77,6 +77,29 @@ def test_a_bad_form_says_why(text: bytes, why: str) -> None:
     assert str(caught.value) == why
 
 
+# A notification has no directory: what is said of one is passed over, as any unknown key.
+@pytest.mark.parametrize("cwd", [b"src", b"", b"/" + b"x" * 5000, b"/%00"])
+def test_a_notification_has_no_directory(cwd: bytes) -> None:
+    pairs = form.pairs(b"cmd=say&arg=1&cwd=" + cwd)
+    assert form.notification_of(pairs) == (b"say", (b"1",))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"tool=say", "no cmd"),
+        (b"cmd=" + b"x" * 65, "cmd longer than 64 bytes"),
+        (b"cmd=a" + b"&arg=x" * 129, "more than 128 arguments"),
+        (b"cmd=a&arg=" + b"x" * 4097, "an argument longer than 4096 bytes"),
+        (b"cmd=a%00", "a NUL byte"),
+    ],
+)
+def test_a_bad_notification_says_why(text: bytes, why: str) -> None:
+    with pytest.raises(form.FormError) as caught:
+        form.notification_of(form.pairs(text))
+    assert str(caught.value) == why
+
+
 def test_what_is_at_a_bound_passes() -> None:
     text = b"tool=" + b"t" * 64 + b"&cwd=/" + b"d" * 4095
     found = call(text + b"&arg=" + b"a" * 4096 + b"&arg=x" * 127)

@@ -77,6 +77,51 @@ async def test_a_head_may_end_its_lines_in_lf_only(scene: Scene) -> None:
     assert (await scene.say(head + b"tool=true")).status == 200
 
 
+# RFC 9112, 2.2: one empty line before the request is passed over.
+@pytest.mark.parametrize("line", [b"\r\n", b"\n"])
+async def test_an_empty_line_before_a_request_is_passed_over(
+    scene: Scene, line: bytes
+) -> None:
+    reply = await scene.say(line + scene.request(b"tool=true"))
+    assert (reply.status, reply.code) == (200, 0)
+    with await scene.connect() as sock:
+        await send(sock, line + scene.head(line="HEAD /healthz HTTP/1.1"))
+        head = await receive_all(sock)
+        assert head.startswith(b"HTTP/1.1 405 ")
+        assert head.endswith(b"\r\n\r\n")
+    with await scene.connect() as sock:
+        for part in line:
+            await send(sock, bytes((part,)))
+        await send(sock, scene.request(b"tool=true"))
+        assert parse(await receive_all(sock)).status == 200
+    reply = await scene.say(2 * line + scene.request(b"tool=true"))
+    assert (reply.status, reply.code) == (400, 86)
+
+
+# A length that no body has, of as many digits as anybody likes.
+# attack 15, attack 14
+@pytest.mark.parametrize(
+    ("digits", "status"),
+    [
+        ("9" * 8, 413),
+        ("9" * 19, 413),
+        ("18446744073709551616", 413),
+        ("9" * 20, 413),
+        ("9" * 21, 400),
+        ("9" * 5000, 400),
+        ("\u0665", 400),
+        ("5_0", 400),
+    ],
+)
+async def test_a_length_beyond_all_bounds_is_refused(
+    scene: Scene, digits: str, status: int
+) -> None:
+    reply = await scene.say(scene.head(None, f"Content-Length: {digits}") + FORM)
+    assert (reply.status, reply.code) == (status, 86)
+    assert_nothing_ran(scene)
+    assert (await scene.run("tool=true")).status == 200
+
+
 # attack 15: lengths that lie.
 # spec E10
 async def test_a_body_that_ends_early_is_never_run(scene: Scene) -> None:

@@ -218,6 +218,19 @@ async def test_a_time_limit_ends_a_tool(tmp_path: Path) -> None:
         assert reply.code == 0
 
 
+# spec toolexec 1: environment variables win over the configuration file, sidecars included.
+# spec E2, E25
+async def test_the_time_limit_of_the_environment_wins_over_a_sidecars(
+    tmp_path: Path,
+) -> None:
+    async with opened_scene(tmp_path, timeout_s=0.2, is_timeout_forced=True) as scene:
+        scene.routes.timeout_s = 100.0
+        reply = await scene.run("tool=sleep&arg=1000", proto="1")
+        assert (reply.status, reply.body, reply.code) == (504, b"timeout\n", 124)
+        reply = await scene.run("tool=sleep&arg=1000")
+        assert (reply.body, reply.code) == (b"aifo-coder proxy timeout\n", 124)
+
+
 @pytest.mark.parametrize("name", ["INT", "term", "SIGHUP", "QUIT", "USR1", "sigusr2"])
 # spec E36
 async def test_a_signal_reaches_the_group(scene: Scene, name: str) -> None:

@@ -57,6 +57,15 @@ async def test_without_args_they_must_be_the_configured_ones(tmp_path: Path) -> 
             assert b"arguments" in reply.body
 
 
+# spec toolexec 5: its fields are cmd and arg; others are ignored (spec toolexec 4).
+# spec E33
+@pytest.mark.parametrize("cwd", ["src", "/workspace/nowhere", ""])
+async def test_a_directory_is_passed_over(tmp_path: Path, cwd: str) -> None:
+    command = ("/usr/bin/printf", "%s", "{args}")
+    reply = await notified(tmp_path, *command, form=f"cmd=printf&arg=1&cwd={cwd}")
+    assert (reply.status, reply.body) == (200, b"1")
+
+
 @pytest.mark.parametrize("name", ["/bin/sh", "bash", "..%2fsh", "SH"])
 async def test_another_command_is_403(tmp_path: Path, name: str) -> None:
     reply = await notified(tmp_path, "/bin/sh", "{args}", form=f"cmd={name}")

@@ -143,7 +143,8 @@ def test_the_environment_wins() -> None:
         section = ToolexecSection(listen=listen, timeout="5s")
         settings = toolexec_settings(section, environ)
         assert settings.tcp == ("::", 0)
-        assert settings.timeout_s == 7.0
+        assert (settings.timeout_s, settings.is_timeout_forced) == (7.0, True)
+    assert not toolexec_settings(ToolexecSection(), {}).is_timeout_forced
     with pytest.raises(OSError, match="cannot use AIFO_TOOLEEXEC_TIMEOUT_SECS"):
         toolexec_settings(ToolexecSection(), {"AIFO_TOOLEEXEC_TIMEOUT_SECS": "soon"})
 

@@ -39,6 +39,8 @@ async def test_a_stubborn_tool_meets_every_step_of_its_time_limit(
         assert reply.code == 124
         if proto == "1":
             assert (reply.status, reply.body) == (504, b"timeout\n")
+            # spec toolexec 5: the id comes back, with v1 and v2.
+            assert len(reply.headers[b"x-exec-id"]) == 32
         else:
             steps = [b"on", b"int", b"term", b"aifo-coder proxy timeout"]
             lines = reply.body.splitlines()  # some shells also tell of their sleep
