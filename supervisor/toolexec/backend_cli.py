@@ -7,9 +7,10 @@ Rules of this file.
 2. A container carries the host that made it, as (pid, start time), in a label.  It is
    removed when the sidecar stops; what a dead host left is found by that label and
    removed at the next start (attack 39).
-3. Killing ``CLI exec`` does not kill what it started in the container.  There, a shell
-   watches its standard input, which ends when the command here does, and ends the
-   tool's process group.
+3. Killing ``CLI exec`` does not kill what it started in the container, nor does a signal
+   get there.  There, a shell reads the names of signals from its standard input, hands
+   them on to the tool's process group, and ends that when its input ends, as it does
+   with the command or the host here.
 4. An engine is asked with a time limit; its commands get none of the host's variables
    but those that say where the engine is.
 """
@@ -82,9 +83,11 @@ export PATH
 exec 3<&0 </dev/null
 group=$$
 (
-  trap '' TERM INT HUP
+  trap '' TERM INT HUP QUIT USR1 USR2
   exec >/dev/null 2>&1
-  read -r never <&3
+  while read -r name <&3; do
+    kill -s "$name" -- "-$group" || kill -s "$name" "$group"
+  done
   kill -s TERM -- "-$group" || kill -s TERM "$group"
   sleep 1
   kill -s KILL -- "-$group" || kill -s KILL "$group"
@@ -92,10 +95,6 @@ group=$$
 exec "$@" 3<&-
 """
 """Runs a tool in the container: ``sh -c INSIDE sh PATH TOOL [ARG]...`` (rule 3)."""
-
-# A pipe that holds its own other end: the engine's command sees no end of input before
-# its own.
-OUTSIDE = 'true | { "$@" 0<>/proc/self/fd/0; }'
 
 FIND = 'PATH=${1:+$1:}$PATH; command -v "$2" >/dev/null'
 
@@ -212,11 +211,13 @@ class CliSidecar(Backend):
         words = ["exec", "-i", *(("-t",) if self.tty else ()), "-w", there]
         words += [self.container, "sh", "-c", INSIDE, "sh", self._path, tool]
         words += map(os.fsdecode, args)
+        executable = self._engine()
         return SpawnPlan(
-            executable="/bin/sh",
-            argv=("sh", "-c", OUTSIDE, "sh", self._engine(), *words),
+            executable=executable,
+            argv=(os.path.basename(executable), *words),  # noqa: PTH119 - a str
             env=dict(self._cli_env),
             cwd=here,
+            reads_signals=True,
         )
 
     async def _probe(self, tool: str) -> str | None:

@@ -270,7 +270,7 @@ class Connection(Replies):
         if execution is None or execution.process is None:
             return toolexec.NOT_FOUND
         number = self._service.signals[request.signal]
-        if not await signal_group(execution.process, number):
+        if not await signal_group(execution.process, execution.line, number):
             return toolexec.NOT_FOUND
         await self.wire.reply_nothing()
         return None

@@ -5,12 +5,15 @@ Rules of this file.
 1. A ladder is a table of (seconds, signal); its steps go to the whole tree.
 2. What forks away from a step is ended when the tool itself is dead: the launchpad
    kills whatever stands beneath it then.
+3. A tool that does not stand beneath the launchpad is told of signals by a line of its
+   own.  SIGKILL goes to what stands here for it, and the end of the line tells it of that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -48,11 +51,59 @@ _PIDFD_SIGNAL_PROCESS_GROUP = 4
 """Since Linux 6.9: pidfd_send_signal(2)."""
 
 
-async def climb(process: SpawnedProcess, ladder: Ladder, begun_s: float) -> None:
+class SignalLine:
+    """The writing end of a tool's input, where that takes the names of signals.
+
+    Args:
+        fd: of a pipe; owned.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        os.set_blocking(fd, False)
+
+    def tell(self, number: int) -> bool:
+        """Tell of a signal; return whether somebody was there to be told.
+
+        One more for somebody who has thousands to read is as one more that is pending.
+        """
+        if self.fd < 0:
+            return False
+        try:
+            os.write(self.fd, b"%b\n" % signal.Signals(number).name[3:].encode())
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Say that nobody is there any more; likewise a second time."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+async def signal_tree(
+    process: SpawnedProcess, line: SignalLine | None, number: int
+) -> None:
+    """Signal a tool and all beneath it.
+
+    Raises:
+        LaunchpadLost: everything is ended anyhow.
+    """
+    if line is None or number == signal.SIGKILL or not line.tell(number):
+        await process.signal_tree(number)
+
+
+async def climb(
+    process: SpawnedProcess, line: SignalLine | None, ladder: Ladder, begun_s: float
+) -> None:
     """Send one signal after the other, each at its time; cancel it when it has ended.
 
     Args:
         process: is ended, with all beneath it.
+        line: see rule 3; None for a tool that is beneath it.
         ladder: see rule 1.
         begun_s: when that was begun, by Trio's clock; a step whose time has passed long
             ago was taken by the program before.
@@ -63,15 +114,24 @@ async def climb(process: SpawnedProcess, ladder: Ladder, begun_s: float) -> None
             continue
         await trio.sleep_until(begun_s + after_s)
         with contextlib.suppress(LaunchpadLost):  # then everything is ended anyhow
-            await process.signal_tree(number)
+            await signal_tree(process, line, number)
 
 
-async def signal_group(process: SpawnedProcess, number: int) -> bool:
+async def signal_group(
+    process: SpawnedProcess, line: SignalLine | None, number: int
+) -> bool:
     """Signal the tool's process group; it has been delivered when this returns.
+
+    Args:
+        process: the tool.
+        line: see rule 3: it is told then.
+        number: of the signal.
 
     Returns:
         False if the tool has ended.
     """
+    if line is not None and number != signal.SIGKILL:
+        return line.tell(number)
     for pidfd in process.descriptors():
         try:
             signal.pidfd_send_signal(pidfd, number, None, _PIDFD_SIGNAL_PROCESS_GROUP)

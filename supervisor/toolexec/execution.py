@@ -27,7 +27,13 @@ from supervisor import walled
 from supervisor.spawn_request import SpawnRequest
 from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.door import open_door
-from supervisor.toolexec.ending import AT_ONCE, CLIENT_GONE, TIME_IS_UP, climb
+from supervisor.toolexec.ending import (
+    AT_ONCE,
+    CLIENT_GONE,
+    TIME_IS_UP,
+    SignalLine,
+    climb,
+)
 from supervisor.toolexec.outputlog import LogFullError
 from supervisor.toolexec.outputpump import OutputPump
 from supervisor.toolexec.slots import BusyError
@@ -70,6 +76,7 @@ class Execution:
         passed: the limit of its child that it was ended for; empty for none.
         finished: set when the code is there.
         owner: the executions of its child.
+        line: tells its tool of signals that do not reach it; None where they do.
         door_client: the nested client that its tool is; empty for none.
         climbs: (ladder, when it was begun) of each way in which it is being ended.
         timeout_at: when its time is up.
@@ -88,6 +95,7 @@ class Execution:
         self.finished = trio.Event()
         self.process: SpawnedProcess | None = None
         self.owner = owner
+        self.line: SignalLine | None = None
         self.door_client = ""
         self.climbs: list[tuple[Ladder, float]] = []
         self.timeout_at = math.inf
@@ -143,15 +151,28 @@ class Execution:
             if tty:
                 os.set_inheritable(ours, False)
             os.set_blocking(ours, False)
-            null = self.owner.null_fd
-            fds = ((null, 0), (theirs, 1), (theirs, 2))
-            if fd3:
-                await self._launch_with_door(plan, cwd_fd, fds)
-            else:
-                request = spawn_request(plan, cwd_fd, fds)
-                self.process = await self._launch(plan, request)
+            with self._input(plan) as given:
+                fds = ((given, 0), (theirs, 1), (theirs, 2))
+                if fd3:
+                    await self._launch_with_door(plan, cwd_fd, fds)
+                else:
+                    request = spawn_request(plan, cwd_fd, fds)
+                    self.process = await self._launch(plan, request)
         finally:
             os.close(theirs)
+
+    @contextmanager
+    def _input(self, plan: SpawnPlan) -> Iterator[int]:
+        """Have what its process reads from: nothing, or the line that it is told by."""
+        if not plan.reads_signals:
+            yield self.owner.null_fd
+            return
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        self.line = SignalLine(writer)
+        try:
+            yield reader
+        finally:
+            os.close(reader)
 
     async def _launch_with_door(
         self, plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
@@ -204,7 +225,7 @@ class Execution:
         if self.owner.growth is not None:
             self._do_aside(self._enforce_growth, self.owner.growth)
         for ladder, begun_s in self.climbs:  # of the program before
-            self._do_aside(climb, process, ladder, begun_s)
+            self._do_aside(climb, process, self.line, ladder, begun_s)
 
     async def _pump_all(self, pump: OutputPump) -> None:
         """Log what the tool prints; a tool whose output cannot be kept is ended."""
@@ -256,7 +277,7 @@ class Execution:
         if self.process is not None and not self.finished.is_set():
             begun_s = trio.current_time()
             self.climbs.append((ladder, begun_s))
-            self._do_aside(climb, self.process, ladder, begun_s)
+            self._do_aside(climb, self.process, self.line, ladder, begun_s)
 
     async def abandon(self, *, keep: bool = False) -> None:
         """Finish what has not begun; ``keep`` what is in its log."""
@@ -302,6 +323,8 @@ class Execution:
             self._pump.close()
         if self.process is not None:
             self.process.close()
+        if self.line is not None:
+            self.line.close()
         if self.code is None:
             self.code = TIMED_OUT if self.timed_out else _code(status)
         for scope in self._aside:
@@ -323,6 +346,8 @@ class Execution:
         if self.process is not None:
             for fd in self.process.descriptors():
                 yield fd, "pidfd"
+        if self.line is not None and self.line.fd >= 0:
+            yield self.line.fd, "line of signals"
         for fd in self.log.descriptors():
             yield fd, "output log"
 

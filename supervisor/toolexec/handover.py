@@ -31,7 +31,7 @@ from supervisor.handover_parts import process_from, process_state
 from supervisor.toolexec import door
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.connection import Connection
-from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP
+from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, SignalLine
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.handover_state import (
     ChildState,
@@ -163,13 +163,15 @@ class _Leaving:
         state.process = process_state(execution.process)
         state.pipe = -1 if execution._pump is None else execution._pump.pipe
         state.door_client = execution.door_client
+        if execution.line is not None:
+            state.line = execution.line.fd
         if not execution.timed_out and execution.timeout_at < math.inf:
             state.timeout_s = max(0.001, execution.timeout_at - now)
         names = {id(ladder): name for name, ladder in LADDERS.items()}
         state.climbs = [
             (names[id(ladder)], now - begun_s) for ladder, begun_s in execution.climbs
         ]
-        self._fds |= {state.process.pidfd, state.pipe}
+        self._fds |= {state.process.pidfd, state.pipe, state.line}
         return name
 
     def _log(self, log: OutputLog) -> LogState:
@@ -256,6 +258,8 @@ def _enter_execution(executions: ChildExecutions, left: ExecutionState) -> Execu
     execution.process = process_from(host.launcher, left.process)
     execution._pump = OutputPump(left.pipe, log)
     execution.door_client = left.door_client
+    if left.line >= 0:
+        execution.line = SignalLine(left.line)
     for session in executions.child.sessions():
         if left.door_client and session.client.id == left.door_client:
             execution._door = AsyncExitStack()

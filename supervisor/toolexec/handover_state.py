@@ -33,6 +33,7 @@ class ExecutionState(msgspec.Struct):
 
     Attributes:
         where: ``live``, ``kept``, or empty: only a reader knows it any more.
+        line: what its tool is told of signals by; -1 for none.
     """
 
     id: str
@@ -48,6 +49,7 @@ class ExecutionState(msgspec.Struct):
     timeout_s: float = 0.0
     climbs: list[tuple[str, float]] = []
     door_client: str = ""
+    line: int = -1
 
 
 class ChildState(msgspec.Struct):

@@ -44,6 +44,8 @@ class SpawnPlan:
         shared: what it may write there: the workspace.
         kept: likewise, of the child's own.
         programs: what it may read and execute there.
+        reads_signals: signals do not reach the tool; it reads their names, one a line,
+            from its input, and ends when that ends.
     """
 
     executable: str
@@ -55,6 +57,7 @@ class SpawnPlan:
     shared: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    reads_signals: bool = False
 
 
 class Target(Protocol):

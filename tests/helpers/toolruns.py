@@ -79,9 +79,12 @@ async def run_tool(
     target = await sidecars.route(child, tool, cwd, ALL)
     cwd_fd = await target.open_cwd(cwd, child)
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    null, line = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1
     try:
         plan = await target.command(child, tool, args, cwd_fd)
+        if plan.reads_signals:
+            os.close(null)
+            null, line = os.pipe2(os.O_CLOEXEC)
         request = SpawnRequest(
             executable=plan.executable,
             argv=plan.argv,
@@ -104,6 +107,8 @@ async def run_tool(
         out += more_out
     os.close(reader)
     status = await process.wait_exit()
+    if line >= 0:
+        os.close(line)
     await process.wait_swept()
     process.close()
     code = 128 + status.signal if status.signal is not None else status.code

@@ -23,6 +23,7 @@ from supervisor.logs import Log
 from supervisor.toolexec import backend_cli
 from supervisor.toolexec.backend_cli import INSIDE
 from supervisor.toolexec.routes import RefusedError
+from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.hosts import CHILDREN, Stage, eventually, stage
 from tests.helpers.shells import SHELLS
 from tests.helpers.stock import strangers
@@ -220,6 +221,59 @@ async def test_an_engine_that_does_not_answer_delays_nobody_for_ever(
     await eventually(lambda: not strangers(stage.launchpad))
 
 
+STUBBORN = (
+    "trap 'echo int' INT; trap 'echo hup' HUP; trap 'echo usr1' USR1; trap 'exit 9' TERM;"
+    " echo on; while :; do sleep 0.05; done 2>/dev/null"
+)
+
+ASK = """
+from vfs.toolclient import ToolClient
+tools = ToolClient()
+run = tools.start("cargo", cwd="/workspace")
+said, names = b"", ["USR1", "HUP", "INT", "TERM"]
+for piece in run:
+    said += piece
+    while names and said.count(b"\\n") > 4 - len(names):
+        assert run.signal(names.pop(0))
+print(said.split(), run.exit_code, run.signal("INT"))
+"""
+
+
+def in_a_run(engine: Engine, code: str, **section: Any) -> str:
+    """Have a child of `sandhost run` do something with a tool in a container."""
+    bin_dir = program(engine.home / "bin", "cargo", STUBBORN)
+    words = ["[toolexec]", "[sidecar.r]"]
+    for key, value in engine.section(path=[bin_dir], **section).items():
+        words.append(f"{key} = {json.dumps(value)}")
+    (engine.home / "c.toml").write_text("\n".join(words))
+    done = sandhost(
+        *("run", "--config", str(engine.home / "c.toml"), "--sandbox", "none", "--"),
+        *(sys.executable, "-c", code),
+        env={**ENVIRONMENT, "HOME": str(engine.home)},
+    )
+    assert done.status == 0, done.err
+    assert engine.containers() == []
+    return done.out.decode()
+
+
+# A signal to an engine's command does not get into the container.
+# spec E36
+def test_signals_reach_a_tool_in_a_container(engine: Engine) -> None:
+    said = in_a_run(engine, ASK)
+    assert said == "[b'on', b'usr1', b'hup', b'int'] 9 False\n"
+
+
+# spec E25
+def test_a_time_limit_asks_a_tool_in_a_container_first(engine: Engine) -> None:
+    code = (
+        "from vfs.toolclient import ToolClient; done = ToolClient().run('cargo', cwd='/workspace');"
+        " print(done.output.split(), done.exit_code)"
+    )
+    said = in_a_run(engine, code, timeout="1s")
+    note = b"aifo-coder proxy timeout".split()
+    assert said == f"{[b'on', b'int', *note]} 124\n"
+
+
 # Inside the container: the shell that runs a tool, and ends it when the line ends.
 
 
@@ -252,6 +306,22 @@ def test_the_shell_inside_is_transparent(
         assert process.stdout is not None
         assert process.stdout.read() == b"a b\n"  # its own input is empty
         assert process.wait(timeout=15) == 7
+
+
+def test_it_hands_signals_on(inside: Callable[..., subprocess.Popen[bytes]]) -> None:
+    script = (
+        "trap 'echo got' USR1; trap 'exit 5' INT; echo on; while :; do sleep 0.05; done"
+    )
+    with inside("/bin/sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"on\n"
+        process.stdin.write(b"USR1\nNONE\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"got\n"
+        process.stdin.write(b"INT\n")
+        process.stdin.flush()
+        assert process.wait(timeout=15) == 5
 
 
 def test_it_ends_the_tool_when_its_input_ends(

@@ -2,10 +2,14 @@
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
 from supervisor.control_client import ControlError
+from tests.helpers.hosts import CHILDREN
+from tests.helpers.toolruns import program
 from tests.helpers.toolupgrade import opened_tools, rest, until
 
 pytestmark = pytest.mark.slow
@@ -133,6 +137,28 @@ def test_what_ends_a_tool_goes_on() -> None:
         assert b"int\n" in reply.body
         assert reply.body.endswith(b"\naifo-coder proxy timeout\n")
         assert reply.code == 124
+
+
+# A tool in a container is told of signals by a line, which the next program has.
+def test_a_tool_in_a_container_is_still_told_of_signals(tmp_path: Path) -> None:
+    script = f"export HOME={tmp_path}; exec {sys.executable} -I -S {CHILDREN}/engine.py"
+    cli = program(tmp_path, "docker", f'{script} "$@"') + "/docker"
+    sidecar = f'backend = "docker"\nimage = "toolchain:1"\ncli = "{cli}"'
+    told = "trap 'echo told; exit 5' USR1; : >told; while :; do sleep 0.05; done"
+    with opened_tools(sidecar=sidecar) as tools:
+        reply = tools.begin(told, 2, "X-Aifo-Exec-Id: told")
+        ended = tools.begin("trap 'exit 6' INT; : >ended; sleep 1000 & wait", 1)
+        for name in ("told", "ended"):
+            tools.hear(name)
+        tools.replace()
+        ended.close()
+        with tools.connect() as sock:
+            body = b"exec_id=told&signal=USR1"
+            sock.sendall(tools.head("POST /signal HTTP/1.1", len(body), 2) + body)
+            assert b" 204 " in sock.recv(65_536)
+        found = rest(reply)
+        assert (found.body[-5:], found.code) == (b"told\n", 5)
+        assert tools.run("exit 3").code == 3
 
 
 def test_a_tool_that_ends_between_two_programs_is_answered() -> None:

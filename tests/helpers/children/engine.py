@@ -2,12 +2,14 @@
 
 argv: a command of the engine. `$HOME` holds one directory for each container: `record`,
 and `stopped`, a FIFO that `wait` reads and `rm` ends. A command in a container is run
-here, in the mounted directory; every call is appended to `$HOME/calls`.
+here, in the mounted directory and in a session of its own: signals do not get there, what
+`exec` is given to read does, and its end. Every call is appended to `$HOME/calls`.
 """
 # ruff: noqa: T201, S606
 
 import json
 import os
+import select
 import shutil
 import sys
 from contextlib import suppress
@@ -60,9 +62,33 @@ def execute(words: list[str]) -> None:
     env = {"PATH": os.environ["PATH"], "IN_CONTAINER": name, **found["env"]}
     if "-i" not in flags:
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    if os.getpgrp() != os.getpid():
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if pid == 0:
         os.setsid()  # as an engine does
-    os.execvpe(command[0], command, env)
+        os.dup2(theirs, 0)
+        os.closerange(3, 64)
+        os.execvpe(command[0], command, env)
+    os.close(theirs)
+    relay(os.pidfd_open(pid), ours)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(128 - code if code < 0 else code)
+
+
+def relay(process: int, line: int) -> None:
+    """Hand on what there is to read until a process ends."""
+    sources = [0, process]
+    while True:
+        ready, _, _ = select.select(sources, [], [])
+        if process in ready:
+            return
+        data = os.read(0, 4096)
+        if data:
+            os.write(line, data)
+        else:
+            os.close(line)
+            sources.remove(0)
 
 
 def wait(name: str) -> None:
