@@ -7,7 +7,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.config_toolexec import parse_listen
@@ -18,7 +17,7 @@ from supervisor.toolexec.service import ToolExecSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from supervisor.config_toolexec import ToolexecSection
+    from supervisor.config_toolexec import NotifySection, ToolexecSection
 
 BIND_HOST = "AIFO_TOOLEEXEC_BIND_HOST"
 TIMEOUT_SECS = "AIFO_TOOLEEXEC_TIMEOUT_SECS"
@@ -36,7 +35,7 @@ def toolexec_settings(
     bind_host = environ.get(BIND_HOST)
     if bind_host:
         tcp = (bind_host, tcp[1] if tcp is not None else 0)
-    settings = ToolExecSettings(
+    return ToolExecSettings(
         unix=unix,
         tcp=tcp,
         max_executions=section.max_executions,
@@ -45,13 +44,15 @@ def toolexec_settings(
         verbose=section.verbose,
         log_limit_bytes=parse_size(section.log_limit),
         log_dir=log_dir,
+        notify=_notify(section.notify),
     )
-    notify = section.notify
-    if notify is not None:
-        timeout_s = parse_duration(notify.timeout)
-        command = NotifyCommand(tuple(notify.command), timeout_s, notify.max_args)
-        settings = replace(settings, notify=command)
-    return settings
+
+
+def _notify(section: NotifySection | None) -> NotifyCommand | None:
+    if section is None:
+        return None
+    timeout_s = parse_duration(section.timeout)
+    return NotifyCommand(tuple(section.command), timeout_s, section.max_args)
 
 
 def _timeout(text: str, environ: Mapping[str, str]) -> float:

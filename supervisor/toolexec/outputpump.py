@@ -13,10 +13,7 @@ Rules of this file.
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
-import termios
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -24,7 +21,7 @@ import trio
 
 from supervisor.toolexec.logstores import HEAD_BYTES
 from supervisor.toolexec.outputlog import PIECE_BYTES
-from supervisor.toolexec.splicing import SPLICED_BYTES, Tap
+from supervisor.toolexec.splicing import SPLICED_BYTES, Tap, waiting_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,9 +78,7 @@ class OutputPump:
     def stop_at_what_is_there(self) -> None:
         """Take what the pipe holds now for the last: others hold it for ever."""
         if not self.eof.is_set():
-            waiting = array.array("i", [0])
-            fcntl.ioctl(self._pipe, termios.FIONREAD, waiting)
-            self._last_bytes = waiting[0]
+            self._last_bytes = waiting_in(self._pipe)
             if self._idle is not None:
                 self._idle.cancel()
 

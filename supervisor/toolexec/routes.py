@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
     from protocol.toolexec_token import Rights
     from supervisor.child import Child
 
@@ -38,7 +36,8 @@ class SpawnPlan:
         executable: an absolute path; execve(2) says whether it is one of a program.
         argv: what the program sees, its own name first.
         env: all of its environment.
-        cwd: its working directory, for people.
+        cwd: its working directory as the host sees it; what is spawned there begins in
+            the descriptor that goes with the plan, and its walls show it by this name.
         rlimits: (resource, soft, hard) as for setrlimit(2).
         is_walled: it runs in what its child runs in; else as the host does.
         shared: what it may write there: the workspace.
@@ -124,10 +123,6 @@ class Routes(Protocol):
         Raises:
             RefusedError: 403 or 409.
         """
-        ...
-
-    async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
-        """Make ready for a child; ``stack`` takes what is to be undone at its end."""
         ...
 
     def busy(self) -> str | None:

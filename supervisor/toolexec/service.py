@@ -143,7 +143,6 @@ class ToolExec:
         self, child: Child, stack: AsyncExitStack
     ) -> dict[str, str]:
         """Give a child its token and socket; see ``Service``."""
-        await self.routes.child_starting(child, stack)
         executions = await self.own(child, stack)
         url = self.shared_url
         if self._settings.unix and child.spec.run_dir is not None:
@@ -344,9 +343,6 @@ class NoSidecars:
     ) -> Target:
         """Never asked, for nothing is permitted."""
         raise NotImplementedError(tool)
-
-    async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
-        """Nothing is to be made ready."""
 
     def busy(self) -> str | None:
         """Nothing is."""

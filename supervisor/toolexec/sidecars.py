@@ -27,7 +27,6 @@ from supervisor.toolexec.supervision import supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
-    from contextlib import AsyncExitStack
 
     from protocol.toolexec_token import Rights
     from supervisor.child import Child
@@ -139,10 +138,6 @@ class Sidecars:
             if await sidecar.has(child, tool, cwd) and sidecar.is_running:
                 return sidecar
         raise unavailable(tool, self.sidecars)
-
-    async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
-        """See ``routes.Routes``; ``backend_local.state_of`` makes it at first use."""
-        del child, stack
 
     def busy(self) -> str | None:
         """See ``routes.Routes``."""

@@ -42,6 +42,13 @@ _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint
 _libc.tee.restype = ctypes.c_ssize_t
 
 
+def waiting_in(pipe: int) -> int:
+    """Return how many bytes a pipe or a terminal holds."""
+    found = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, found)
+    return found[0]
+
+
 class Tap:
     """The pipe of a tool that prints much, with one aside of it.
 
@@ -74,9 +81,7 @@ class Tap:
 
     def waiting(self) -> int:
         """Return how many bytes the tool's pipe holds."""
-        found = array.array("i", [0])
-        fcntl.ioctl(self._pipe, termios.FIONREAD, found)
-        return found[0]
+        return waiting_in(self._pipe)
 
     def set_aside(self, size: int, before: bytes, after: bytes) -> bool:
         """Put a piece that waits in the tool's pipe aside too, framed.

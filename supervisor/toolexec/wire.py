@@ -268,9 +268,7 @@ class Wire:
 
     async def reply_nothing(self) -> None:
         """Send a 204."""
-        reason = toolexec.REASONS[204]
-        event = h11.Response(status_code=204, headers=[CLOSE], reason=reason)
-        await self.send(self._http.send(event) or b"")
+        await self.send(self._head(204, [CLOSE]))
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal."""

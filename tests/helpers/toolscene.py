@@ -14,7 +14,7 @@ import re
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,6 @@ class DirectoryRoutes:
         if tool == "elsewhere":
             raise RefusedError(409, b"tool 'elsewhere' not available\n")
         return self
-
-    async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
-        """Take note of it."""
-        self.asked.append("child_starting")
 
     def busy(self) -> str | None:
         """Nothing is."""
