@@ -7,6 +7,8 @@ What compares two sections goes into ``_CROSS_CHECKS``.
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import tomllib
 from pathlib import Path
@@ -31,7 +33,7 @@ from supervisor.config_llm import LlmSection, check_preset_tools
 from supervisor.config_llm import check as check_llm
 from supervisor.config_metrics import MetricsSection, check_metrics
 from supervisor.config_policy import PolicySection, check_policies, limit_texts
-from supervisor.config_read import Fault, Reader, joined
+from supervisor.config_read import Fault, Reader, joined, not_a_directory
 from supervisor.config_sandbox import (
     SandboxSection,
     check_required,
@@ -54,6 +56,21 @@ __all__ = [
     "limit_texts",
     "load_config",
 ]
+
+
+MOST_BYTES = 16 * 1024 * 1024
+"""Of a file: ``host.max_children`` children have less."""
+
+_NOTHING = os.makedev(1, 3)
+"""/dev/null, which many write for an empty file (null(4))."""
+
+_KINDS = {
+    stat.S_IFIFO: "it is a pipe",
+    stat.S_IFSOCK: "it is a socket",
+    stat.S_IFDIR: "it is a directory",
+    stat.S_IFCHR: "it is a device",
+    stat.S_IFBLK: "it is a device",
+}
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,19 +142,6 @@ def _not_to_be_granted(path: str, *, is_written: bool) -> str:
     return f"there is no {path!r}; make it first"
 
 
-def _not_a_root(path: str) -> str:
-    """Return why a path can be no root; empty if it is a directory."""
-    if not path or "\0" in path:
-        return f"not a path: {path!r}"
-    try:
-        is_directory = stat.S_ISDIR(Path(path).stat().st_mode)
-    except FileNotFoundError:
-        return f"there is no {path!r}; make it first"
-    except OSError as why:
-        return f"cannot use {path!r}: {why.strerror}"
-    return "" if is_directory else f"{path!r} is not a directory"
-
-
 def _check_grants(
     config: Config, named: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
@@ -184,7 +188,7 @@ def _check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
         if policy.root is None:
             continue
         where = f"policy.{joined(name)}.root"
-        if why := _not_a_root(policy.root):
+        if why := not_a_directory(policy.root):
             yield where, why
             continue
         try:
@@ -257,9 +261,23 @@ def load_config(path: str) -> Config:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(_text_of(path).decode())
     except OSError as why:
         raise ConfigError(path, [Fault("", str(why.strerror))], "read") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as why:
         raise ConfigError(path, [Fault("", f"not TOML: {why}")]) from None
+
+
+def _text_of(path: str) -> bytes:
+    status = os.stat(path)  # noqa: PTH116 - a str, as the faults show it
+    if not stat.S_ISREG(status.st_mode) and status.st_rdev != _NOTHING:
+        what = _KINDS[stat.S_IFMT(status.st_mode)]
+        why = f"{what} and no file; write the configuration into one"
+        raise OSError(errno.EINVAL, why)
+    # Without a wait, should it have become a pipe by now.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    with open(os.open(path, flags), "rb") as file:
+        text = file.read(MOST_BYTES + 1) or b""
+    if len(text) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes")
+    return text

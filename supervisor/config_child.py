@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import signal
 from graphlib import CycleError, TopologicalSorter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.config_read import joined, named
-from supervisor.options import OptionError, parse_duration, parse_size
+from supervisor.config_read import joined, named, not_a_directory
+from supervisor.options import OptionError, parse_duration, parse_period, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +24,9 @@ MIN_LOG_BYTES = 4096
 
 MAX_LOGS_KEPT = 1000
 """More rotated files than anybody reads."""
+
+MOST_RINGS_TOLD = 100
+"""Each takes a look at all children; nobody mends more of them in one go."""
 
 # A directory of its log bears the name.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -76,11 +80,24 @@ def check_children(section: Mapping[str, ChildSection]) -> Iterator[tuple[str, s
         for other in child.after:
             if other not in section:
                 yield f"{joined(name)}.after", f"there is no child {other!r}"
-    try:
-        start_order({name: child.after for name, child in section.items()})
-    except CycleError as why:
-        ring = " after ".join(reversed(why.args[1]))
-        yield joined(why.args[1][0]) + ".after", f"they wait for each other: {ring}"
+    after = {name: child.after for name, child in section.items()}
+    for name, ring in islice(_rings(after), MOST_RINGS_TOLD):
+        yield f"{joined(name)}.after", f"they wait for each other: {ring}"
+
+
+def _rings(after: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+    """Yield (name, ring) until none is left that a word less in ``after`` would not end."""
+    left = {name: list(others) for name, others in after.items()}
+    while True:
+        try:
+            start_order(left)
+        except CycleError as why:
+            ring = why.args[1]  # each is waited for by the next; begins and ends alike
+            waiting, waited_for = ring[0], ring[-2]
+            left[waiting] = [name for name in left[waiting] if name != waited_for]
+            yield waiting, " after ".join(reversed(ring))
+        else:
+            return
 
 
 def is_child_name(name: str) -> bool:
@@ -126,8 +143,8 @@ def _check_command(child: ChildSection) -> Iterator[tuple[str, str]]:
     for variable, value in child.env.items():
         if not variable or "=" in variable or "\0" in variable + value:
             yield f"env.{joined(variable)}", "not a possible variable"
-    if child.cwd is not None and ("\0" in child.cwd or not child.cwd):
-        yield "cwd", f"not a path: {child.cwd!r}"
+    if child.cwd is not None and (why := not_a_directory(child.cwd)):
+        yield "cwd", why
 
 
 def _check(child: ChildSection) -> Iterator[tuple[str, str]]:
@@ -138,16 +155,11 @@ def _check(child: ChildSection) -> Iterator[tuple[str, str]]:
     yield from named("backoff", parse_duration, child.backoff, OptionError)
     if child.max_restarts < 0:
         yield "max_restarts", "at least 0"
-    yield from named("within", _period, child.within, OptionError)
+    yield from named("within", parse_period, child.within, OptionError)
     yield from named("stop_signal", stop_signal, child.stop_signal, OptionError)
     yield from named("log.max_size", _log_size, child.log.max_size, OptionError)
     if not 0 <= child.log.keep <= MAX_LOGS_KEPT:
         yield "log.keep", f"at least 0, at most {MAX_LOGS_KEPT}"
-
-
-def _period(text: str) -> None:
-    if parse_duration(text) <= 0:
-        raise OptionError("more than 0s")
 
 
 def _log_size(text: str) -> None:

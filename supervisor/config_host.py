@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config_read import named
-from supervisor.options import OptionError, parse_duration, parse_size
+from supervisor.options import OptionError, parse_duration, parse_period, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ def check_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
             yield "line", "only 64K, the wire's own limit"
     except OptionError as why:
         yield "line", str(why)
-    yield from named("deadline", parse_duration, section.deadline, OptionError)
+    yield from named("deadline", parse_period, section.deadline, OptionError)
     for key in ("open_files_per_client", "clients_per_child"):
         if getattr(section, key) < 1:
             yield key, "at least 1"

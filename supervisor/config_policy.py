@@ -8,7 +8,7 @@ import msgspec
 
 from supervisor.config_llm import check_policy
 from supervisor.config_read import joined, named
-from supervisor.options import OptionError, parse_limits
+from supervisor.options import OptionError, limit_faults
 from supervisor.toolexec.kinds import is_tool_name
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
         if value not in allowed:
             yield key, f"one of {', '.join(allowed)}, not {value!r}"
     yield from _check_lists(policy)
-    yield from named("limits", parse_limits, limit_texts(policy), OptionError)
+    for name, reason in limit_faults(policy.limits):
+        yield f"limits.{joined(name)}", reason
 
 
 def _check_lists(policy: PolicySection) -> Iterator[tuple[str, str]]:

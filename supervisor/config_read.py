@@ -13,7 +13,9 @@ Rules of this file.
 from __future__ import annotations
 
 import re
+import stat
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 
 import msgspec
@@ -156,3 +158,16 @@ def named(
         parse(value)
     except fault as why:
         yield key, str(why)
+
+
+def not_a_directory(path: str) -> str:
+    """Return why a path is no directory that is there; empty if it is one."""
+    if not path or "\0" in path:
+        return f"not a path: {path!r}"
+    try:
+        is_directory = stat.S_ISDIR(Path(path).stat().st_mode)
+    except FileNotFoundError:
+        return f"there is no {path!r}; make it first"
+    except OSError as why:
+        return f"cannot use {path!r}: {why.strerror}"
+    return "" if is_directory else f"{path!r} is not a directory"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config_read import joined, named
-from supervisor.options import OptionError, parse_duration, parse_limits
+from supervisor.options import Limits, OptionError, limit_faults, parse_duration
 from supervisor.sandbox import PROFILES
 from supervisor.toolexec.kinds import KINDS, is_tool_name
 
@@ -119,12 +119,10 @@ def _faults_of_paths(section: SidecarSection) -> Iterator[tuple[str, str]]:
 
 def _faults_of_limits(section: SidecarSection) -> Iterator[tuple[str, str]]:
     yield from named("timeout", parse_duration, section.timeout, OptionError)
-    try:
-        parse_limits(limit_texts(section))
-    except OptionError as why:
-        yield "limits", str(why)
-        return
-    for name in section.limits:
-        if name not in _KERNEL_LIMITS:
+    for name, reason in limit_faults(section.limits):
+        yield f"limits.{joined(name)}", reason
+    for name in Limits._fields:
+        if name in section.limits and name not in _KERNEL_LIMITS:
             known = ", ".join(_KERNEL_LIMITS)
-            yield "limits", f"{name}: a tool has {known}; files are the child's limit"
+            reason = f"a tool has {known}; files are the child's limit"
+            yield f"limits.{name}", reason

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import resource
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)i?B?", re.ASCII)
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -45,6 +48,18 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise OptionError(f"not a time: {text!r}; write seconds, or 500ms, 30s, 5m")
     return float(match[1]) * _DURATION_FACTORS[match[2] or ""]
+
+
+def parse_period(text: str) -> float:
+    """Return seconds, as ``parse_duration``, but never none.
+
+    Raises:
+        OptionError: it is no time, or 0.
+    """
+    period_s = parse_duration(text)
+    if period_s <= 0:
+        raise OptionError("more than 0s")
+    return period_s
 
 
 class Limits(NamedTuple):
@@ -92,37 +107,112 @@ FEWEST_CPUS = 0.01
 
 _SIZES = frozenset({"memory", "bytes", "file_size"})
 
+MOST_BYTES = 2**63 - 1
+"""The kernel counts sizes of files and memory in 63 bits (loff_t, RLIM_INFINITY)."""
+
+_LEAST = {"memory": 1 << 20, "cpu": 1, "processes": 1}
+"""With less nothing starts: it would be killed, or fail, before its first instruction.
+
+A loaded program has 128 KiB of stack already (execve(2)), and its C library.  Of the others
+0 is none at all: no open file, not a byte more, no file made, every file empty.
+"""
+
+_MOST = {"cpu": MOST_BYTES // 10**9 - 1, "processes": 1 << 22}
+"""The kernel counts processors' time in nanoseconds, and we add a second; it has no more
+processes (PID_MAX_LIMIT), and ``pids.max`` takes no higher number."""
+
+_CAP_SYS_RESOURCE = 24
+
 
 def parse_limits(texts: list[str]) -> Limits:
     """Return limits from ``memory=512M,cpu=60`` lists.
 
     Raises:
-        OptionError: an unknown name, a bad value, a name given twice.
+        OptionError: unknown names, bad values, names given twice: all of them.
     """
     found: dict[str, Any] = {}
+    faults = []
     for item in ",".join(texts).split(",") if texts else ():
         name, equals, value = item.partition("=")
         name = name.strip()
         if not equals or name not in Limits._fields:
             known = ", ".join(Limits._fields)
-            raise OptionError(f"not a limit: {item!r}; write NAME=VALUE with {known}")
-        if name in found:
-            raise OptionError(f"limit {name} is given twice")
-        found[name] = _limit(name, value)
+            faults.append(f"not a limit: {item!r}; write NAME=VALUE with {known}")
+        elif name in found:
+            faults.append(f"limit {name} is given twice")
+        else:
+            try:
+                found[name] = _limit(name, value)
+            except OptionError as why:
+                faults.append(str(why))
+                found[name] = 0
+    if faults:
+        raise OptionError("; ".join(faults))
     return Limits(**found)
 
 
+def limit_faults(values: Mapping[str, float | str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, reason) for each limit of a configuration that is none."""
+    for name, value in values.items():
+        if name not in Limits._fields:
+            yield name, f"unknown limit; known are {', '.join(Limits._fields)}"
+            continue
+        try:
+            _limit(name, str(value))
+        except OptionError as why:
+            yield name, str(why)
+
+
 def _limit(name: str, value: str) -> int | float:
-    if name in _SIZES:
-        return parse_size(value)
     if name == "cpus":
         if _CPUS.fullmatch(value) is None or float(value) < FEWEST_CPUS:
             why = f"write a number from {FEWEST_CPUS} on, 0.5 say"
             raise OptionError(f"not a limit of cpus: {value!r}; {why}")
         return float(value)
-    if not (value.isascii() and value.isdigit() and len(value) < 16):
+    if name in _SIZES:
+        number = parse_size(value)
+    elif value.isascii() and value.isdigit() and len(value) < 16:
+        number = int(value)
+    else:
         raise OptionError(f"not a number for limit {name}: {value!r}")
-    return int(value)
+    least, most = _LEAST.get(name, 0), _MOST.get(name, MOST_BYTES)
+    if number < least:
+        what = "1M" if name == "memory" else str(least)
+        raise OptionError(
+            f"limit {name} is {value}: nothing starts with less than {what};"
+            " leave it out for no limit"
+        )
+    if number > most:
+        raise OptionError(
+            f"limit {name} is {value}: at most {most}; leave it out for no limit"
+        )
+    _check_hard_limit(name, number, value)
+    return number
+
+
+def _check_hard_limit(name: str, number: int, value: str) -> None:
+    """Refuse what this process may give to no other.
+
+    Raises:
+        OptionError: it is above this process's own hard limit (getrlimit(2)).
+    """
+    limits: Any = {name: number}
+    for which, _, hard in Limits(**limits).rlimits():
+        _, most = resource.getrlimit(which)
+        if most != resource.RLIM_INFINITY and hard > most and not _may_raise_limits():
+            raise OptionError(
+                f"limit {name} is {value}: the host's own hard limit is {most};"
+                " write no more than that, or raise it where the host is started"
+            )
+
+
+def _may_raise_limits() -> bool:
+    """Tell whether this process has CAP_SYS_RESOURCE (proc_pid_status(5), CapEff)."""
+    with open("/proc/self/status", "rb") as status:  # noqa: PTH123 - and no pathlib yet
+        for line in status:
+            if line.startswith(b"CapEff:"):
+                return bool(int(line.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
+    return False
 
 
 def parse_env(texts: list[str]) -> dict[str, str]:

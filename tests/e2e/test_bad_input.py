@@ -71,7 +71,7 @@ REFUSED = 125
         (("run", "--journal", "no/such/file", "--", "true"), "No such file"),
         (("run", "--journal", ".", "--", "true"), "Is a directory"),
         (("run", "--config", "missing", "--", "true"), "'missing': No such file"),
-        (("run", "--config", ".", "--", "true"), "Is a directory"),
+        (("run", "--config", ".", "--", "true"), "cannot read '.': it is a directory"),
         (("run", "--root", "a\nb\x1b[2J", "--", "true"), "no such directory"),
         (("pipeline",), "Missing argument"),
         (("pipeline", "--", "true", ":::"), "a part of the pipeline is empty"),

@@ -1,11 +1,13 @@
 """`sandhost check-config F`: every fault at once, with file, key and reason."""
 
 import json
+import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import Outcome, sandhost
+from tests.helpers.command import Outcome, sandhost, without
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +52,7 @@ KEYS = {
     "host.color",
     "policy.run.read",
     "policy.run.publish",
-    'policy."two words".limits',
+    'policy."two words".limits.wishes',
     "child.a.command",
     "child.a.policy",
     "child.a.restart",
@@ -101,6 +103,42 @@ def test_a_good_file_is_0_and_no_toml_is_2(
     tmp_path: Path, text: str, status: int
 ) -> None:
     assert check(tmp_path, text).status == status
+
+
+# What has no end, or none until somebody writes, is not waited for.
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("check-config",), 2),
+        (("run", "--config"), 125),
+        (("serve", "--config"), 1),
+        (("shim", "bin", "--config"), 2),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "said"), [("pipe", "a pipe"), (".", "a directory"), ("/dev/zero", "a dev")]
+)
+def test_what_is_no_file_is_said(
+    tmp_path: Path, words: tuple[str, ...], status: int, kind: str, said: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    more = ("--", "true") if words[0] == "run" else ()
+    outcome = sandhost(*words, kind, *more, cwd=tmp_path)
+    assert outcome.status == status
+    assert outcome.said(f"it is {said}")
+    assert outcome.said("and no file; write the configuration into one")
+
+
+def test_nothing_is_a_configuration_without_faults() -> None:
+    assert sandhost("check-config", "/dev/null").status == 0
+
+
+def test_a_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
+    with (tmp_path / "c.toml").open("wb") as file:
+        file.truncate(1 << 40)
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path)
+    assert outcome.status == 2
+    assert outcome.said("it has more than 16777216 bytes")
 
 
 def test_a_file_that_is_not_there_is_2() -> None:
@@ -199,3 +237,76 @@ def test_a_path_that_cannot_even_be_looked_at_is_a_fault_as_any_other(
     ((where, reason),) = faults(check(tmp_path, text, "--json"))
     assert where == f"policy.a.{key.split(maxsplit=1)[0]}"
     assert reason.endswith("File name too long")
+
+
+def test_every_ring_of_children_is_told(tmp_path: Path) -> None:
+    after = {"a": "b", "b": "ac", "c": "b", "d": "e", "e": "d", "own": ["own"]}
+    text = "".join(
+        f"[child.{name}]\ncommand = ['true']\nafter = {list(others)}\n"
+        for name, others in after.items()
+    )
+    found = faults(check(tmp_path, text, "--json"))
+    rings = {frozenset(reason.split(": ")[1].split(" after ")) for _, reason in found}
+    assert rings == {frozenset(ring) for ring in ("ab", "bc", "de", ["own"])}
+    assert len(found) == len(rings)
+    for key, reason in found:
+        assert key == f"child.{reason.split(': ')[1].split(' ')[0]}.after"
+
+
+def test_more_rings_than_anybody_mends_are_not_all_looked_for(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(40)]
+    text = "".join(
+        f"[child.{name}]\ncommand = ['true']\nafter = {names}\n" for name in names
+    )
+    assert len(faults(check(tmp_path, text, "--json"))) == 100
+
+
+# spec face: a directory that is not there would fail each start of the child.
+def test_a_childs_directory_is_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    text = "".join(
+        f"[child.{name}]\ncommand = ['true']\ncwd = '{name}'\n"
+        for name in ("there", "file", "gone")
+    )
+    assert faults(check(tmp_path, text, "--json")) == [
+        ("child.file.cwd", "'file' is not a directory"),
+        ("child.gone.cwd", "there is no 'gone'; make it first"),
+    ]
+
+
+def test_every_limit_that_cannot_be_is_told_with_its_own_key(tmp_path: Path) -> None:
+    limits = (
+        "{ memory = '999999999T', cpu = 0, processes = 0, file_size = '8388608T',"
+        " cpus = 0, open_files = -1, files = 0, bytes = 0, 'cpu=1,cpus' = 2 }"
+    )
+    sidecar = "[sidecar.s]\nkind = 'node'\nlimits = { memory = 1, files = 2, cpu = 1 }"
+    text = f"[limits]\ndeadline = '0s'\n[policy.p]\nlimits = {limits}\n{sidecar}\n"
+    found = dict(faults(check(tmp_path, text, "--json")))
+    assert list(found) == [
+        "limits.deadline",
+        "policy.p.limits.memory",
+        "policy.p.limits.cpu",
+        "policy.p.limits.processes",
+        "policy.p.limits.file_size",
+        "policy.p.limits.cpus",
+        "policy.p.limits.open_files",
+        'policy.p.limits."cpu=1,cpus"',
+        "sidecar.s.limits.memory",
+        "sidecar.s.limits.files",
+    ]
+    assert "at most 9223372036854775807" in found["policy.p.limits.memory"]
+    assert "nothing starts with less than 1" in found["policy.p.limits.cpu"]
+
+
+def test_a_limit_above_the_hosts_own_is_told(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = 1000 if hard == resource.RLIM_INFINITY else min(hard, 1000)
+    text = f"[policy.p]\nlimits = {{ processes = {most + 1} }}\n"
+    (tmp_path / "c.toml").write_text(text)
+    words = ("check-config", "--json", "c.toml")
+    wrapper = ("prlimit", f"--nproc={most}", *without("sys_resource"))
+    outcome = sandhost(*words, cwd=tmp_path, wrapper=wrapper)
+    ((key, reason),) = faults(outcome)
+    assert key == "policy.p.limits.processes"
+    assert f"the host's own hard limit is {most}" in reason

@@ -187,3 +187,31 @@ def test_a_number_of_processors_is_one(value: str) -> None:
     outcome = sandhost("run", "--limit", f"cpus={value}", "--", "true")
     assert outcome.status == 125
     assert outcome.said("not a limit of cpus")
+
+
+# With less nothing starts, and of what there is no more nobody can have it.
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("memory=0", "limit memory is 0: nothing starts with less than 1M"),
+        ("memory=1", "limit memory is 1: nothing starts with less than 1M"),
+        ("memory=999999999T", "limit memory is 999999999T: at most 9223372036854775807"),
+        ("file_size=8388608T", "at most 9223372036854775807"),
+        ("bytes=999999999999999T", "at most 9223372036854775807"),
+        ("cpu=0", "limit cpu is 0: nothing starts with less than 1"),
+        ("cpu=999999999999999", "at most 9223372035"),
+        ("processes=0", "limit processes is 0: nothing starts with less than 1"),
+        ("processes=4194305", "limit processes is 4194305: at most 4194304"),
+        ("cpu=0,memory=0,wishes=1", "1M; leave it out for no limit; not a limit"),
+    ],
+)
+def test_a_limit_that_nobody_can_keep_is_refused(limit: str, said: str) -> None:
+    outcome = sandhost("run", "--limit", limit, "--", "true")
+    assert outcome.status == 125
+    assert outcome.said("--limit: ")
+    assert outcome.said(said)
+
+
+@pytest.mark.parametrize("limit", ["open_files=0", "bytes=0", "files=0", "file_size=0"])
+def test_none_at_all_is_a_limit(limit: str) -> None:
+    assert sandhost("run", "--limit", limit, "--", "true").status == 0
