@@ -334,6 +334,7 @@ class Child(ChildClients):
 
     def _report(self) -> None:
         journal = self._host.journal
+        self._host.denials.forget(self.id)
         if self.exit is not None:
             journal.write(
                 "child.exited",

@@ -34,6 +34,7 @@ import trio
 
 from supervisor.cgroups import Groups, Reserve
 from supervisor.child import Child
+from supervisor.denials import Denials
 from supervisor.fork_watch import ForkWatch
 from supervisor.holdings import Baseline
 from supervisor.host_proc import shows_host
@@ -163,8 +164,9 @@ class Host:
         soft, _ = raise_descriptor_limit()
         self.fs = Filesystem(max_host_files=max(64, soft - RESERVED_DESCRIPTORS))
         events = FileEvents(journal, self.child_of, log.write)
-        self.fs.on_denied = events.denied
         self.fs.shows_host = shows_host
+        self.denials = Denials(journal, self.child_of, log.write)
+        self.fs.on_denied = self.denials.tell
         if journal.is_on or log.writes("INFO"):
             self.fs.observer = events
         self.on_overdue: Callable[[Child], None] = lambda _child: None
@@ -206,6 +208,8 @@ class Host:
         for service in self.services:
             service.client_gone(client)
         self._tell_failure(session)
+        if client.parent is None and client.pid is None:
+            return  # of a child that could not be started: nobody heard of it
         self.journal.write(
             "client.gone",
             child_id=self.child_of(client),

@@ -218,6 +218,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "file.closed": _file,
     "file.auto_closed": _file,
     "security.denied": lambda e: f"{e.get('command')} {e.get('filename')}",
+    "security.left_out": lambda e: f"{e.get('denials')} more denials",
     "llm.called": _called,
     "quota.denied": lambda e: f"a call of {e.get('model')}",
     "exec.started": _exec_started,

@@ -144,3 +144,45 @@ def test_a_command_forges_no_line(tmp_path: Path) -> None:
     assert sandhost("run", *words).status == 0
     (spawned,) = [row for row in events(journal) if row["event"] == "child.spawned"]
     assert spawned["command"] == ["true", '\n{"event": "x"}\n']
+
+
+FLOOD = (
+    "import os\n"
+    "for number in range(1000):\n"
+    "    name = b'/%d/' % number + b'\\xff' * 4000\n"
+    "    os.write(3, b'OPEN %b r true\\n' % name)\n"
+    "    while not os.read(3, 65536).endswith(b'\\n'): pass\n"
+)
+
+
+# attack 13, attack 23: what a child is denied fills no journal, and none of it is lost
+# without a count.
+def test_denials_are_bounded_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    words = ("run", "--journal", journal, "--log-format", "text", "--")
+    outcome = sandhost(*words, sys.executable, "-I", "-S", "-c", FLOOD)
+    assert outcome.status == 0
+    rows: list[dict[str, Any]] = [
+        json.loads(line) for line in journal.read_bytes().splitlines()
+    ]
+    denied = [row for row in rows if row["event"] == "security.denied"]
+    left_out = [row for row in rows if row["event"] == "security.left_out"]
+    assert 100 <= len(denied) < 200
+    assert len(denied) + sum(row["denials"] for row in left_out) == 1000
+    assert all(len(row["filename"]) == 256 for row in denied)
+    assert denied[7]["filename"].startswith("/7/\\xff\\xff")
+    assert {row["filename_bytes"] for row in denied[:10]} == {4003}
+    order = [row["event"] for row in rows]
+    assert "security.left_out" in order[order.index("client.gone") :]
+    assert order[-2:] == ["child.gone", "host.stopping"]
+    assert outcome.err.count(b"Denied OPEN") == len(denied)
+    assert b"more denials of child-1 were left out" in outcome.err
+
+
+# Who connects is gone at the end, and who never did is not.
+def test_a_child_that_cannot_be_started_has_no_client(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    outcome = sandhost("run", "--journal", journal, "--", "no-such-command")
+    assert outcome.status == 127
+    told = [json.loads(line)["event"] for line in journal.read_bytes().splitlines()]
+    assert told == ["host.started", "child.gone", "host.stopping"]
