@@ -38,9 +38,9 @@ def main() -> None:
     except Exception as why:
         if os.environ.get("SANDHOST_TRACEBACK"):
             raise
-        text = f"sandhost: internal error: {type(why).__name__}: {why}"
+        text = f"internal error: {type(why).__name__}: {why}"
         hint = "; set SANDHOST_TRACEBACK=1 for a report"
-        _say(" ".join((text + hint).split()))
+        _say("sandhost", " ".join((text + hint).split()))
         status = 125
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -58,7 +58,7 @@ def _main(words: list[str]) -> int:
     if os.access(beside, os.F_OK):
         text = "supervisord is installed in the same environment and shares the package"
         hint = "install sandhost into an environment of its own"
-        _say(f"sandhost: {text} 'supervisor'; {hint}")
+        _say("sandhost", f"{text} 'supervisor'; {hint}")
         return 125
     if words and words[0] in LIGHT:
         return _light(words[0])(words[1:])
@@ -69,7 +69,7 @@ def _main(words: list[str]) -> int:
     if spawns and not {"-h", "--help"} & set(words[1:2]):
         if words[0] == "relay" and not _has_door():
             text = "not inside a child: FD 3 is not open; start it with sandhost run"
-            _say(f"sandhost relay: {text}")
+            _say("sandhost relay", text)
             return 125
         from supervisor.launchpad_start import start_launchpad  # noqa: PLC0415
 
@@ -77,19 +77,17 @@ def _main(words: list[str]) -> int:
         try:
             launchpad = _inherited(words[0]) or start_launchpad()
         except OSError as why:
-            _say(f"sandhost {words[0]}: cannot start the launchpad: {why.strerror}")
+            _say(f"sandhost {words[0]}", f"cannot start the launchpad: {why.strerror}")
             return 125
     from supervisor.cli import run_cli  # noqa: PLC0415 - after the launchpad
 
     return run_cli(words, launchpad)
 
 
-def _say(line: str) -> None:
-    """Say one line on stderr, if that takes it: the status tells the rest."""
-    try:
-        os.write(2, line.encode(errors="replace") + b"\n")
-    except OSError:
-        return
+def _say(title: str, text: str) -> None:
+    from supervisor.cli_say import say  # noqa: PLC0415 - only what fails needs it
+
+    say(title, text)
 
 
 def _light(word: str) -> Callable[[list[str]], int]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from supervisor import cli_daemon, cli_fds, cli_observe, cli_tables
+from supervisor.cli_help import Commands
 from supervisor.cli_options import (  # noqa: TC001 - typer reads them at run time
     ControlOf,
     Json,
@@ -38,6 +39,7 @@ _COMMAND_LINE: Any = {"allow_interspersed_args": False}
 
 app = typer.Typer(
     name="sandhost",
+    cls=Commands,
     help="Host programs that a language model drives: one child, one door.",
     no_args_is_help=True,
     add_completion=False,

@@ -7,7 +7,6 @@ when a command is called.
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +16,7 @@ from supervisor.cli_options import (  # noqa: TC001 - typer reads them at run ti
     Json,
 )
 from supervisor.cli_say import CommandError, UsageFault, print_bytes, print_text, say
+from supervisor.here import absolute
 from supervisor.options import OptionError, parse_duration, parse_env
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def serve(
     wanted = log_format or configured.host.log_format
     options = ServeOptions(
         config=configured,
-        config_path=None if config is None else os.path.abspath(config),  # noqa: PTH100
+        config_path=None if config is None else absolute(config),
         control=control,
         log_level=log_level.upper(),
         log_json=None if wanted is None else wanted == "json",
@@ -103,12 +103,13 @@ def spawn(  # noqa: PLR0913, PLR0917
     """Start a child in the daemon: a command, or --name of a configured one."""
     if not command and name is None:
         raise UsageFault("give a command after --, or --name of a configured child")
-    if cwd is not None:
-        cwd = os.path.abspath(cwd)  # noqa: PTH100
     try:
+        cwd = None if cwd is None else absolute(cwd)
         variables = parse_env(env or [])
     except OptionError as why:
         raise UsageFault(str(why)) from None
+    except FileNotFoundError as why:
+        raise CommandError(f"--cwd: cannot use {cwd!r}: {why.strerror}") from None
     more = {"restart": restart, "env": variables, "cwd": cwd} if command else {}
     with _asking(control) as host:
         child = host.spawn(command or None, name=name, policy=policy, **more)

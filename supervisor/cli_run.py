@@ -12,6 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from supervisor.cli_say import CommandError, UsageFault
+from supervisor.here import absolute
 from supervisor.options import (
     Limits,
     OptionError,
@@ -157,7 +158,10 @@ def _existing(path: str | None) -> str | None:
         raise OptionError(f"cannot use {path!r}: not a directory")
     if not os.access(path, os.X_OK):
         raise OptionError(f"cannot use {path!r}: {os.strerror(errno.EACCES)}")
-    return os.path.abspath(path)  # noqa: PTH100 - links stay as they are
+    try:
+        return absolute(path)
+    except OSError as why:
+        raise OptionError(f"cannot use {path!r}: {why.strerror}") from None
 
 
 def _root(given: str | None, default: str | None) -> str | None:

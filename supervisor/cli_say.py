@@ -41,7 +41,10 @@ def print_bytes(data: bytes) -> None:
 
 
 def say(title: str, text: str) -> None:
-    """Say one line on stderr, if there is one to say it on: the status tells the rest."""
+    """Say one line on stderr, if there is one to say it on: the status tells the rest.
+
+    What runs inside a child has ``vfs.childcmd.complain``, which keeps the bytes of names.
+    """
     line = "".join(c if c.isprintable() else "?" for c in text)
     with contextlib.suppress(OSError):
         os.write(2, f"{title}: {line}\n".encode(errors="backslashreplace"))

@@ -34,7 +34,7 @@ def shim(
 
     They are POSIX sh and need curl.  Put DIR first into the PATH of a child.
     """
-    from supervisor.cli_say import CommandError  # noqa: PLC0415 - it imports this module
+    from supervisor.cli_say import CommandError, print_text  # noqa: PLC0415
     from supervisor.config import ConfigError, load_config  # noqa: PLC0415
     from supervisor.shim import ShimError, install  # noqa: PLC0415 - one command's
     from supervisor.toolexec.kinds import ALL_TOOLS  # noqa: PLC0415
@@ -47,5 +47,5 @@ def shim(
         installed = install(directory, names, notify=notify)
     except (ConfigError, ShimError) as why:
         raise CommandError(str(why)) from None
-    print(f"{len(installed)} shims in {directory}: {' '.join(installed)}")
+    print_text(f"{len(installed)} shims in {directory}: {' '.join(installed)}\n")
     return 0

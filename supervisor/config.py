@@ -276,7 +276,7 @@ def _text_of(path: str) -> bytes:
         raise OSError(errno.EINVAL, why)
     # Without a wait, should it have become a pipe by now.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    with open(os.open(path, flags), "rb") as file:
+    with os.fdopen(os.open(path, flags), "rb") as file:
         text = file.read(MOST_BYTES + 1) or b""
     if len(text) > MOST_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor import holdings
+from supervisor.here import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,10 +72,10 @@ def places_of(section: HostSection, control: str | None) -> Places:
         section: ``[host]``.
         control: the option ``--control``; goes before the configuration.
     """
-    runtime_dir = os.path.abspath(section.runtime_dir or _usual_runtime_dir())  # noqa: PTH100
-    state_dir = os.path.abspath(section.state_dir or _usual_state_dir())  # noqa: PTH100
+    runtime_dir = absolute(section.runtime_dir or _usual_runtime_dir())
+    state_dir = absolute(section.state_dir or _usual_state_dir())
     named = control or section.control or f"{runtime_dir}/control"
-    return Places(runtime_dir, state_dir, os.path.abspath(named))  # noqa: PTH100
+    return Places(runtime_dir, state_dir, absolute(named))
 
 
 def _usual_runtime_dir() -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol.toolexec_token import narrowed
 from supervisor import walled
+from supervisor.here import working_directory
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.run import (
@@ -162,7 +162,9 @@ async def _spawn(
     cwd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         request = SpawnRequest(
-            executable=find_executable(command[0], env.get("PATH"), str(Path.cwd())),
+            executable=find_executable(
+                command[0], env.get("PATH"), working_directory()
+            ),
             argv=command,
             env=env,
             cwd_fd=cwd,
@@ -173,7 +175,7 @@ async def _spawn(
         profile = PROFILES[NONE if env.get("FSPROXY_SANDBOX") == NONE else AUTO]
         network = "host" if env.get("FSPROXY_NETWORK") == "host" else "none"
         own = tuple(path for path in (env.get("TMPDIR"),) if path)
-        wanted = Wanted(profile, network, str(Path.cwd()), own)
+        wanted = Wanted(profile, network, working_directory(), own)
         wanted.no_groups = "a nested child is in its parent's"
         process, _ = await walled.spawn(launcher, Machine(), request, wanted)
         return process

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVarTuple
 import trio
 
 from supervisor import cgroups
+from supervisor.cli_say import say
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
 from supervisor.logs import Log
@@ -60,12 +61,8 @@ class RunOptions(ChildOptions):
 
 
 def complain(command: str, text: str) -> None:
-    """Say one line on stderr, if there is one to say it on."""
-    line = "".join(c if c.isprintable() else "?" for c in text)
-    try:
-        os.write(2, f"sandhost {command}: {line}\n".encode(errors="backslashreplace"))
-    except OSError:
-        return
+    """Say one line about a command on stderr."""
+    say(f"sandhost {command}", text)
 
 
 def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions) -> int:
@@ -103,7 +100,7 @@ def guarded(
         if isinstance(why, SpawnError):
             status = why.exit_status
     except* OSError as group:
-        complain(command, _what(innermost(group)))
+        complain(command, what_failed(innermost(group)))
     return status
 
 
@@ -115,7 +112,8 @@ def innermost(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return why
 
 
-def _what(why: BaseException) -> str:
+def what_failed(why: BaseException) -> str:
+    """Word an error of the system with what it was about."""
     if not isinstance(why, OSError) or not why.strerror:
         return str(why)
     if why.filename is None:

@@ -7,12 +7,12 @@ its one place here.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from supervisor.here import working_directory
 from supervisor.options import Limits, OptionError, parse_limits
 from supervisor.sandbox import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
@@ -114,7 +114,7 @@ def make_spec(
     limits = options.limits
     return ChildSpec(
         command=words,
-        cwd=options.cwd or _working_directory(),
+        cwd=options.cwd or working_directory(),
         root=scratch.root,
         run_dir=scratch.run,
         env=env,
@@ -141,11 +141,3 @@ def make_spec(
         model=options.model,
         quota=options.quota,
     )
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109 - a str is wanted
-    except FileNotFoundError:
-        text = "the working directory is gone; change to one that is there"
-        raise FileNotFoundError(errno.ENOENT, text) from None

@@ -185,7 +185,12 @@ def open_place(
     given = os.fsencode(path)
     if not given:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    given = os.path.join(os.getcwdb(), given)
+    if not given.startswith(b"/"):
+        try:
+            given = os.path.join(os.getcwdb(), given)
+        except FileNotFoundError as why:  # that directory was removed
+            why.filename = path
+            raise
     backend, only = HostDirectory(-1, beneath=False).narrow(given, create=write)
     try:
         real = backend.path() if only is None else _join(backend.path(), only)

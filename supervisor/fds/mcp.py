@@ -21,7 +21,8 @@ import trio
 
 from supervisor.config import ConfigError, load_config
 from supervisor.fds.service import make_service
-from supervisor.run import STOPPING_SIGNALS, complain
+from supervisor.here import absolute
+from supervisor.run import complain, heeded_signals, what_failed
 from vfs.aio import AsyncClient
 from vfs.content import UnknownCallError
 from vfs.filesystem import Filesystem
@@ -90,11 +91,12 @@ def serve(config: str | None, root: str | None) -> int:
         return USAGE
     try:
         configured = None if config is None else load_config(config)
+        root = None if root is None else absolute(root)
         return trio.run(_serve, configured, root)
     except ConfigError as why:
         complain("mcp", str(why))
     except OSError as why:
-        complain("mcp", f"{why.strerror or why}: {os.fsdecode(why.filename or '')!r}")
+        complain("mcp", what_failed(why))
     return FAILED
 
 
@@ -125,7 +127,7 @@ def _stopping(scope: trio.CancelScope) -> Iterator[list[int]]:
         signal.signal(number, signal.SIG_DFL)
         token.run_sync_soon(scope.cancel)
 
-    before = {number: signal.signal(number, stop) for number in STOPPING_SIGNALS}
+    before = {number: signal.signal(number, stop) for number in heeded_signals()}
     try:
         yield came
     finally:

@@ -183,12 +183,44 @@ def test_a_program_without_permission_is_126(tmp_path: Path) -> None:
     assert outcome.said("Permission denied")
 
 
-def test_a_working_directory_that_is_gone_is_said(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    outcome = shell("cd gone && rmdir ../gone && exec $S run -- true", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("run -- true", REFUSED, "the working directory is gone; change to one"),
+        ("run --cwd . -- true", REFUSED, "--cwd: cannot use '.': the working dir"),
+        ("run --root . -- true", REFUSED, "--root: cannot use '.': the working dir"),
+        ("run --cwd / --read x -- true", REFUSED, "cannot use 'x': No such file"),
+        ("pipeline -- true", REFUSED, "the working directory is gone"),
+        ("serve --control x", 1, "the working directory is gone"),
+        ("spawn --cwd . -- true", 2, "--cwd: cannot use '.': the working directory"),
+        ("mcp --root .", 1, "the working directory is gone"),
+        ("check-config x", 2, "x: No such file or directory"),
+        ("ps --control x", 2, "no host at 'x'"),
+        ("shim x", 2, "cannot use 'x': No such file or directory"),
+    ],
+)
+def test_a_working_directory_that_is_gone_is_said(
+    tmp_path: Path, words: str, status: int, said: str
+) -> None:
+    (tmp_path / "gone").mkdir()
+    script = f"cd gone && rmdir ../gone && exec $S {words}"
+    outcome = shell(script, cwd=tmp_path)
+    assert outcome.status == status
+    assert outcome.said(said)
+
+
+def test_who_names_whole_paths_needs_no_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = "cd gone && rmdir ../gone && exec $S run --cwd / --read / -- pwd"
+    outcome = shell(script, cwd=tmp_path)
+    assert (outcome.status, outcome.out, outcome.err) == (0, b"/\n", b"")
+
+
+def test_a_nested_child_in_a_directory_that_is_gone_is_refused() -> None:
+    script = "mkdir $TMPDIR/g; cd $TMPDIR/g; rmdir $TMPDIR/g; exec $S relay -- true"
+    outcome = shell(f"export S; exec $S run --pass-env S -- sh -c '{script}'")
     assert outcome.status == REFUSED
-    assert outcome.said("the working directory is gone")
+    assert outcome.said("sandhost relay: the working directory is gone")
 
 
 def test_a_journal_on_a_full_disk_is_said_once_and_stops_nothing() -> None:
@@ -236,10 +268,31 @@ def test_too_few_descriptors_are_said(descriptors: int) -> None:
         assert outcome.said("sandhost")
 
 
-def test_help_that_cannot_be_written_is_said() -> None:
-    outcome = shell("exec $S run --help >/dev/full")
-    assert outcome.status != 0
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--help", 2),
+        ("", 2),
+        ("run --help", REFUSED),
+        ("ps --help", 2),
+        ("shim bin", 2),
+        ("fs --help", 1),
+    ],
+)
+def test_what_cannot_be_printed_is_said(
+    tmp_path: Path, words: str, status: int, unbuffered: str
+) -> None:
+    env = {"PYTHONUNBUFFERED": unbuffered}
+    outcome = shell(f"exec $S {words} >/dev/full", cwd=tmp_path, env=env)
+    assert outcome.status == status
+    assert outcome.said("cannot write to st")
     assert outcome.said("No space left on device")
+
+
+def test_a_reader_of_the_help_that_went_away_is_no_fault() -> None:
+    outcome = shell("{ $S run --help; echo $? >&2; } | :")
+    assert outcome.err == b"0\n"
 
 
 # A name that is no text, in the message about it.

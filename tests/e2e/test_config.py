@@ -158,7 +158,10 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[limits]\nline = '1M'\n", "limits.line"),
         ("[limits]\nclients_per_child = 0\n", "limits.clients_per_child"),
         ("[host]\ngrace = 'soon'\n", "host.grace: not a time: 'soon'"),
-        ("[policy.run]\nlimits = { wishes = 3 }\n", "policy.run.limits.wishes: unknown"),
+        (
+            "[policy.run]\nlimits = { wishes = 3 }\n",
+            "policy.run.limits.wishes: unknown",
+        ),
         ("[policy.run]\npublish = 'never'\n", "policy.run.publish"),
         ("[policy.run]\ndurability = 'maybe'\n", "policy.run.durability"),
         ("not toml", "not TOML"),

@@ -195,7 +195,10 @@ def test_a_number_of_processors_is_one(value: str) -> None:
     [
         ("memory=0", "limit memory is 0: nothing starts with less than 1M"),
         ("memory=1", "limit memory is 1: nothing starts with less than 1M"),
-        ("memory=999999999T", "limit memory is 999999999T: at most 9223372036854775807"),
+        (
+            "memory=999999999T",
+            "limit memory is 999999999T: at most 9223372036854775807",
+        ),
         ("file_size=8388608T", "at most 9223372036854775807"),
         ("bytes=999999999999999T", "at most 9223372036854775807"),
         ("cpu=0", "limit cpu is 0: nothing starts with less than 1"),

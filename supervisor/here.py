@@ -1,0 +1,34 @@
+"""Where relative paths begin: this process's working directory, if it is still there.
+
+getcwd(2) fails in a directory that was removed, with an error that names nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+GONE = "the working directory is gone; change to one that is there"
+
+
+def working_directory() -> str:
+    """Return it as an absolute path.
+
+    Raises:
+        FileNotFoundError: it was removed.
+    """
+    try:
+        return os.getcwd()  # noqa: PTH109 - a str is wanted
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, GONE) from None
+
+
+def absolute(path: str) -> str:
+    """Return a path as absolute text; links stay as they are.
+
+    Raises:
+        FileNotFoundError: it is relative to a working directory that was removed.
+    """
+    if not path.startswith("/"):
+        path = f"{working_directory()}/{path}"
+    return os.path.abspath(path)  # noqa: PTH100
