@@ -29,6 +29,10 @@ MAX_WRITE_BYTES = 16 * 1024 * 1024
 MAX_NAMES_BYTES = 65_536
 """Most that RENAME may declare for its two names; PATH_MAX is 4,096 on Linux."""
 
+MAX_LIST_ENTRIES = 100_000
+"""Most entries that one LIST answers (spec X1), some 6 MiB of JSON; a directory with more
+is ``failed to list 'F': Value too large for defined data type``."""
+
 MAX_NARROW_BYTES = 65_536
 """Largest NARROW document: some thousand paths, far above what a command line holds."""
 

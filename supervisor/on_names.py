@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from protocol import messages as m
     from supervisor.session import Session
 
-MAX_LIST_ENTRIES = 100_000
-"""Most entries that one LIST answers: about 6 MiB of JSON."""
-
 
 def named(
     word: str, verb: str, call: Callable[[Session, m.NameRequest], bytes]
@@ -104,8 +101,9 @@ def _status(size: int, mtime_ns: int, kind: str) -> bytes:
 
 
 async def _list(session: Session, request: m.NameRequest) -> bytes:
+    most = limits.MAX_LIST_ENTRIES
     entries = await session.fs.list_waiting(
-        session.client, request.name, claim=request.flag, limit=MAX_LIST_ENTRIES
+        session.client, request.name, claim=request.flag, limit=most
     )
     return await in_thread(_listing, entries, share=session.client.ledger.threads)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from docs import generate
+from supervisor.config import load_config
+from supervisor.config_fds import warnings
 from tests.architecture.tree import ROOT, relative, tree_files
 
 PAGES = tuple(path for path in tree_files() if path.suffix == ".md")
@@ -75,3 +77,64 @@ def test_the_tests_of_an_invariant_are_those_that_name_it() -> None:
     assert generate.invariants(page, {"I2": ("tests/a.py",)}) == (
         "## I1. A\n\nText.\n\nNamed by: no test yet\n\n## I2. B\n\nNamed by: `tests/a.py`\n"
     )
+
+
+EXAMPLES = tuple(
+    (page, number, text)
+    for page in PAGES
+    for number, text in enumerate(
+        re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+)
+
+
+def there(where: Path, text: str) -> str:
+    """Return an example whose files and directories are made, beneath a directory."""
+
+    def place(match: re.Match[str]) -> str:
+        path = where / match[2].lstrip("/")
+        if match[1].startswith("api_key_file"):
+            path.parent.mkdir(parents=True)
+            path.touch(mode=0o600)
+            path.write_text("a" * 40)
+        else:
+            path.mkdir(parents=True)
+        return f'{match[1]}"{path}"'
+
+    return re.sub(r'(\w+ = \[?)"(/(?:etc|srv)/[^"]*)"', place, text)
+
+
+@pytest.mark.parametrize(
+    ("page", "number", "text"),
+    EXAMPLES,
+    ids=[f"{relative(page)}-{number}" for page, number, _ in EXAMPLES],
+)
+def test_every_configuration_in_a_document_can_be_used(
+    tmp_path: Path, page: Path, number: int, text: str
+) -> None:
+    del page, number
+    config = tmp_path / "example.toml"
+    config.write_text(there(tmp_path, text))
+    assert not list(warnings(load_config(str(config))))
+
+
+def beginnings() -> set[str]:
+    """Return how the errors begin that the code answers with, as it has them."""
+    found = set()
+    for path in tree_files():
+        if path.suffix == ".py" and path.parts[len(ROOT.parts)] in PACKAGES:
+            text = path.read_text(encoding="utf-8")
+            found |= set(re.findall(r'\berror\(\s*b"([^"%]+)', text))
+            found |= set(re.findall(r'b"ERROR ([^"%]+)', text))
+    return found
+
+
+PACKAGES = ("protocol", "vfs", "supervisor")
+
+
+def test_every_reply_of_the_code_is_in_the_table() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    replies = page.partition("\n## Replies\n")[2].partition("\n## ")[0]
+    told = {text for text in beginnings() if " requires " not in text}  # F9
+    assert len(told) > 20
+    assert not {text for text in told if text.rstrip(" :'") not in replies}

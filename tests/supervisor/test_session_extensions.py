@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from protocol import COMMANDS, limits
-from supervisor.on_names import MAX_LIST_ENTRIES
 from tests.helpers.sessions import Hall, Line, hall
 
 __all__ = ["hall"]
@@ -152,8 +151,8 @@ async def test_stat_and_list(hall: Hall, line: Line) -> None:
 async def test_a_listing_that_is_too_long(
     hall: Hall, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.on_names.MAX_LIST_ENTRIES", 3)
-    assert MAX_LIST_ENTRIES > 3
+    assert limits.MAX_LIST_ENTRIES > 3
+    monkeypatch.setattr(limits, "MAX_LIST_ENTRIES", 3)
     for number in range(2):
         (hall.root / str(number)).touch()
     found = await document(line, b"LIST false .\n")
