@@ -14,6 +14,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -31,6 +32,7 @@ from vfs.childcmd import (
     shown,
     write,
 )
+from vfs.client_turn import client_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,10 +47,11 @@ _MANY = sys.maxsize
 class Doing:
     """A step: what fails inside is told as ``cannot VERB 'NAME': REASON``."""
 
-    __slots__ = ("_what",)
+    __slots__ = ("_names", "_what")
 
-    def __init__(self, verb: str, name: bytes | None = None) -> None:
-        self._what = verb if name is None else f"{verb} {shown(name)}"
+    def __init__(self, verb: str, *names: bytes) -> None:
+        self._names = names
+        self._what = f"{verb} {' to '.join(map(shown, names))}".rstrip()
 
     def __enter__(self) -> None:
         pass
@@ -56,7 +59,15 @@ class Doing:
     def __exit__(self, kind: object, why: BaseException | None, trace: object) -> None:
         # A reader that is gone is no failure of ours (``childcmd``, rule 3).
         if isinstance(why, OSError) and not isinstance(why, BrokenPipeError):
-            raise StepError(f"cannot {self._what}: {why.strerror or why}") from why
+            raise StepError(f"cannot {self._what}: {self._reason(why)}") from why
+
+    def _reason(self, why: OSError) -> str:
+        if why.errno == errno.EOVERFLOW:
+            return "the directory has more entries than one answer may tell (100,000)"
+        last = {os.path.basename(name.rstrip(b"/")) for name in self._names}
+        if why.errno == errno.EINVAL and last & {b".", b".."}:
+            return "'.' and '..' name no entry of a directory; write its own name"
+        return why.strerror or str(why)
 
 
 def main(argv: list[str]) -> int:
@@ -254,7 +265,15 @@ def _rm(call: Call) -> int:
 
 def _mv(call: Call) -> int:
     old, new = call.names
-    with Doing(f"rename {shown(old)} to", new):
+    with Doing("rename", old, new):
+        try:
+            told = call.client.caps().get("commands")
+        except client_errors().UnknownCommandError:
+            told = ()
+        # Who does not know the word takes its payload, the names, for a request.
+        if not isinstance(told, list) or "RENAME" not in told:
+            why = "the host does not know RENAME: it speaks an older FS Proxy protocol"
+            raise OSError(errno.ENOSYS, f"{why}; use cp and rm")
         call.client.rename(old, new, call.top_level)
     return OK
 

@@ -121,6 +121,25 @@ def test_a_signal_ends_it_at_once_and_leaves_nothing(
     assert not [*tmp_path.iterdir()]
 
 
+# nohup(1), and the `&` of a script.
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_it_was_started_to_ignore_does_not_end_it(number: signal.Signals) -> None:
+    trap = f"trap '' {number.name.removeprefix('SIG')}; exec \"$@\""
+    wrapper = ("sh", "-c", trap, "sh")
+    with running("mcp", stdin=subprocess.PIPE, wrapper=wrapper) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(BEGIN).encode() + b"\n")
+        process.stdin.flush()
+        heard(process, b"serverInfo")
+        process.send_signal(number)
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        process.stdin.write(json.dumps(ping).encode() + b"\n")
+        process.stdin.flush()
+        heard(process, b'"id":2')
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0
+
+
 def test_without_the_extra_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -466,3 +466,57 @@ def test_it_loads_nothing_that_it_does_not_need(
     )
     heavy = {"re", "json", "socket", "typing", "enum", "collections", "argparse"}
     assert not heavy & set(done.stderr.decode().split())
+
+
+# spec X1: the payload of a command that is not known would be read as requests.
+@pytest.mark.parametrize("more", [frozenset[bytes](), frozenset({b"CAPS", b"ATTACH"})])
+def test_mv_asks_nobody_who_does_not_know_it(more: frozenset[bytes]) -> None:
+    with FakeHost(unknown=more | {b"RENAME"}) as host, host.connect() as line:
+        host.files[b"a"] = bytearray(b"x")
+        done = fs(line, "mv", "a", "REMOVE true a\n")
+        assert (done.returncode, done.stdout) == (1, b"")
+        text = "the host does not know RENAME: it speaks an older FS Proxy protocol"
+        assert f"'REMOVE true a?': {text}; use cp and rm\n" in done.stderr.decode()
+        assert fs(line, "stat", "a").returncode == 0
+        assert b"a" in host.files
+
+
+@pytest.mark.parametrize(
+    ("words", "fails", "text"),
+    [
+        (
+            ("mkdir", ".."),
+            (m.MakeDir, b"failed to make '..': Invalid argument"),
+            "make directory '..': '.' and '..' name no entry of a directory; write its",
+        ),
+        (
+            ("rm", "a/./"),
+            (m.Remove, b"failed to remove 'a/./': Invalid argument"),
+            "remove 'a/./': '.' and '..' name no entry of a directory",
+        ),
+        (
+            ("mv", "a", "b/.."),
+            (m.Rename, b"failed to rename 'a': Invalid argument"),
+            "rename 'a' to 'b/..': '.' and '..' name no entry of a directory",
+        ),
+        (
+            ("rm", "a"),
+            (m.Remove, b"failed to remove 'a': Invalid argument"),
+            "remove 'a': Invalid argument\n",
+        ),
+        (
+            ("ls", "d"),
+            (m.ListDir, b"failed to list 'd': Value too large for defined data type"),
+            "list 'd': the directory has more entries than one answer may tell (100,000)",
+        ),
+    ],
+)
+def test_what_the_system_says_badly_is_said_well(
+    words: tuple[str, ...], fails: tuple[type[m.Request], bytes], text: str
+) -> None:
+    request, reply = fails
+    with FakeHost() as host, host.connect() as line:
+        host.fails[request] = b"ERROR " + reply + b"\n"
+        done = fs(line, *words)
+    assert done.returncode == 1
+    assert f"sandhost fs: cannot {text}" in done.stderr.decode()
