@@ -59,7 +59,7 @@ __all__ = [
 
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Of a file: ``host.max_children`` children have less."""
+"""Longest file: 100,000 children, of whom a host has no more, with a line each."""
 
 _NOTHING = os.makedev(1, 3)
 """/dev/null, which many write for an empty file (null(4))."""
