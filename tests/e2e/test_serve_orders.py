@@ -68,7 +68,7 @@ def test_what_cannot_be_spawned_is_refused_in_one_line(served: Daemon) -> None:
         ({"command": ["true"], "name": "../x"}, "a child's name"),
         ({"command": []}, "names no program"),
         ({"name": "ghost"}, "not configured"),
-        ({"command": ["true"], "cwd": "/nonexistent"}, "No such file"),
+        ({"command": ["true"], "cwd": "/nonexistent"}, "cwd: there is no"),
     ):
         with pytest.raises(ControlError, match=said):
             spawn(**words)
