@@ -9,7 +9,7 @@ Rules of this file.
 2. One line on stderr for each failure: what, to what, why.  Control characters in it
    become ``?``; the bytes of names stay what they are.
 3. A reader of our output that is gone is no failure: it has enough (as ``cat``).
-4. Ctrl-C and SIGTERM cost the child nothing but this process: ``Door``.
+4. Ctrl-C, SIGTERM and SIGHUP cost the child nothing but this process: ``Door``.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ may take longer, and what then is lost is worth more than the wait."""
 QUIET_S = 1
 """How long it waits without a word."""
 
+PARTING_S = 5
+"""How long a command that a signal ends may take to clean up behind itself: a host that
+does not answer keeps nobody."""
+
+TERMINATING = (_signal.SIGTERM, _signal.SIGHUP)
+"""Signals that a command ends by, once it has cleaned up."""
+
 _WAITS = (
     f"waits for the reply, {HOLD_S} s at most; once more ends it at once, and with it"
     " the use of descriptor 3 for the whole child"
@@ -56,23 +63,44 @@ class StepError(Exception):
     """One step failed; the text is the whole line."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP has come: what has an end is ended, then ``run`` dies of it.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class Door(Client):
     """FD 3 as a command uses it: a signal ends the command between two requests.
 
     A process that ends inside of one leaves a connection that nobody can use any more
-    (``vfs.client_turn``), and it is the whole child's.  So SIGINT and SIGTERM wait for
-    the reply, ``HOLD_S`` at most; a second one does not wait.  There is nothing to wait
-    for while another process has its turn, nor on a connection of one's own.
+    (``vfs.client_turn``), and it is the whole child's.  So SIGINT, SIGTERM and SIGHUP
+    wait for the reply, ``HOLD_S`` at most; a second one does not wait.  There is nothing
+    to wait for while another process has its turn, nor on a connection of one's own.
+
+    It ends by an exception, so that what it has begun can be dropped: that may take
+    ``PARTING_S``, and one more signal ends it at once.
 
     Args:
         word: of the command, as in ``sandhost WORD``.
+
+    Attributes:
+        last_ok: the last reply behind its ``OK``; empty: none came.  It is there also
+            when a signal has come with the reply and its request returned nothing.
     """
 
     def __init__(self, word: str) -> None:
         super().__init__()
+        self.last_ok = b""
         self._word = word
         self._held = 0
-        for number in (_signal.SIGINT, _signal.SIGTERM):
+        self._ending = 0
+        for number in (_signal.SIGINT, *TERMINATING):
             # Who started this may have said that they mean nothing (`&` of a shell).
             if _signal.getsignal(number) != _signal.SIG_IGN:
                 _signal.signal(number, self._signalled)
@@ -85,9 +113,16 @@ class Door(Client):
             if self._held:
                 self._end(self._held)
 
+    def _receive_line(self, *args: Any) -> m.Reply:
+        """Do as ``BlockingEndpoint`` does, and keep what it says."""
+        reply = super()._receive_line(*args)
+        if reply.ok:
+            self.last_ok = reply.text
+        return reply
+
     def _signalled(self, number: int, _: object) -> None:
-        if self._held or not self._turn.is_taken:
-            self._end(self._held or number)
+        if self._held or self._ending or not self._turn.is_taken:
+            self._end(self._ending or self._held or number)
         self._held = number
         _signal.signal(_signal.SIGALRM, self._explain)
         _signal.alarm(QUIET_S)
@@ -100,12 +135,16 @@ class Door(Client):
         complain(self._word, _WAITS, 0)
 
     def _end(self, number: int) -> NoReturn:
-        _signal.alarm(0)
         self._held = 0
-        if number == _signal.SIGTERM:
-            _signal.signal(number, _signal.SIG_DFL)
-            _signal.raise_signal(number)
+        self._ending = number
+        _signal.signal(_signal.SIGALRM, self._overdue)
+        _signal.alarm(PARTING_S)
+        if number in TERMINATING:
+            raise Terminated(number)
         raise KeyboardInterrupt
+
+    def _overdue(self, _: int, __: object) -> None:
+        self._end(self._ending)
 
 
 def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
@@ -117,6 +156,21 @@ def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
         argv: the arguments behind the word.
     """
     try:
+        return _outcome(word, work, argv)
+    except Terminated as why:
+        return _die(why.number)
+    except KeyboardInterrupt:
+        _signal.alarm(0)
+        return INTERRUPTED
+    finally:
+        # Behind this nobody takes the exception.
+        for number in TERMINATING:
+            if callable(_signal.getsignal(number)):
+                _signal.signal(number, _signal.SIG_DFL)
+
+
+def _outcome(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
+    try:
         return work(argv)
     except UsageError as why:
         return complain(word, f"{why}; see: sandhost {word} --help", USAGE)
@@ -124,11 +178,17 @@ def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
         return complain(word, str(why))
     except BrokenPipeError:
         return NO_READER  # rule 3
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except OSError as why:
         status = USAGE if isinstance(why, client_errors().NotAChildError) else FAILED
         return complain(word, why.strerror or str(why), status)
+
+
+def _die(number: int) -> int:
+    """End by a signal, as whoever sent it expects to see."""
+    _signal.alarm(0)
+    _signal.signal(number, _signal.SIG_DFL)
+    _signal.raise_signal(number)
+    return 128 + number  # the first process of a pid namespace outlives it
 
 
 def complain(word: str, text: str, status: int = FAILED) -> int:
@@ -161,13 +221,23 @@ def own_connection(client: Client) -> Client:
 
 
 def write(data: bytes) -> None:
-    """Write to standard output, waiting for whoever reads it."""
+    """Write to standard output, waiting for whoever reads it.
+
+    Raises:
+        BrokenPipeError: nobody reads it any more.
+        StepError: it cannot be written.
+    """
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(1, view) :]
         except BlockingIOError:
             _wait(1, writable=True)
+        except BrokenPipeError:
+            raise
+        except OSError as why:
+            text = f"cannot write to standard output: {why.strerror}"
+            raise StepError(text) from why
 
 
 def read_piece() -> bytes:
@@ -180,8 +250,19 @@ def read_piece() -> bytes:
 
 
 def pieces() -> Iterator[bytes]:
-    """Yield standard input to its end."""
-    while piece := read_piece():
+    """Yield standard input to its end.
+
+    Raises:
+        StepError: it cannot be read.
+    """
+    while True:
+        try:
+            piece = read_piece()
+        except OSError as why:
+            text = f"cannot read standard input: {why.strerror}"
+            raise StepError(text) from why
+        if not piece:
+            return
         yield piece
 
 

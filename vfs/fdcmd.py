@@ -10,6 +10,8 @@ Rules of this file.
    frequent ones, and says which arguments need no option.
 4. It uses FD 3 itself, turn by turn (spec T5): descriptors belong to the connection.
    Interrupted, it ends between two turns (``childcmd.Door``).
+5. What it puts in for a call is used by that call or dropped, however it ends: a host
+   keeps only so many contents that no call has used (``Begun``).
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ from vfs.client_turn import client_errors
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from vfs.client import Client
+    from typing import Self
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "read": ("read_fd", ("fd", "page"), "show a page (or --all, --start-line N ...)"),
@@ -138,30 +139,85 @@ def _check(word: str, name: str, arguments: dict[str, object]) -> None:
 
 def _call_with_input(name: str, arguments: dict[str, object]) -> int:
     """Put standard input in, make the call that uses it, and print its answer."""
-    client = Door("fd")
     under = TAKES_INPUT[name][0]
     start = bytearray()
-    token = _put_stdin(client, start=start)
-    arguments[under] = token if under == "token" else {"token": token}
-    try:
-        answer = client.fd_call(name, **arguments)
-    except client_errors().FsProxyError:
-        _drop(client, token)
-        raise
-    if name in WRAPS and answer.encode() == start:
-        return _print(answer)  # as it came, though it may look like an error
-    if answer.startswith(ERROR):
-        _drop(client, token)
+    with Begun(Door("fd")) as content:
+        token = content.put_stdin(start)
+        arguments[under] = token if under == "token" else {"token": token}
+        answer = content.door.fd_call(name, **arguments)
+        is_as_it_came = name in WRAPS and answer.encode() == start
+        if is_as_it_came or not answer.startswith(ERROR):
+            content.keep()
+        else:
+            content.drop()
+    if is_as_it_came:
+        return _print(answer)  # though it may look like an error
     return _answer(answer, is_text=name in WRAPS)
 
 
-def _drop(client: Client, token: str) -> None:
-    """Have the host forget what a call that failed may not have used.
+class Begun:
+    """Content that is put in: dropped at the end of the block if nothing has used it.
 
-    What is said to be an error's text is handed back, or refused if it is too long, and
-    not kept in either case; that a token was used after all, the answer tells nobody.
+    Args:
+        door: the connection.
+        token: of the content that is added to: another's, and never dropped; None
+            begins a new one.
+
+    Attributes:
+        door: as above.
     """
-    client.fd_call("wrap_output", token=token, is_error=True)
+
+    __slots__ = ("_is_ours", "_token", "door")
+
+    def __init__(self, door: Door, token: str | None = None) -> None:
+        self.door = door
+        self._token = token
+        self._is_ours = token is None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.drop()
+
+    def put_stdin(self, start: bytearray | None = None) -> str:
+        """Put standard input in; return its token.
+
+        Args:
+            start: takes what is put in; no more than shows that it is longer than any
+                text that a call hands back.
+        """
+        is_used = False
+        for piece in pieces():
+            self._token = self.door.fd_put(piece, self._token)
+            is_used = True
+            if start is not None and len(start) <= MOST_TEXT_BYTES:
+                start += piece
+        if not is_used or self._token is None:
+            # Without a piece the host has not seen the token: it may not know it.
+            self._token = self.door.fd_put(b"", self._token)
+        return self._token
+
+    def keep(self) -> None:
+        """Leave it: a call has used it, or somebody has its token."""
+        self._is_ours = False
+
+    def drop(self) -> None:
+        """Have the host forget it, unless it is to be kept.
+
+        What is said to be an error's text is handed back, or refused if it is too long,
+        and not kept in either case; if a call has used the token after all, that tells
+        only this answer.
+        """
+        # What came with a signal has not been returned: the reply is all there is.
+        token = self._token or self.door.last_ok.decode()
+        if not self._is_ours or not token or self.door.is_lost:
+            return
+        self.keep()
+        try:
+            self.door.fd_call("wrap_output", token=token, is_error=True)
+        except client_errors().FsProxyError:
+            return  # what ended it before is what is told
 
 
 def _answer(answer: str, *, is_text: bool = False) -> int:
@@ -190,34 +246,10 @@ def _put(words: list[str]) -> int:
     """``put [TOKEN]``: standard input as content; print its token."""
     if len(words) > 1:
         raise UsageError("put takes at most a token")
-    return _print(_put_stdin(Door("fd"), *words) + "\n")
-
-
-def _put_stdin(
-    client: Client, token: str | None = None, *, start: bytearray | None = None
-) -> str:
-    """Put standard input in; return its token.
-
-    Args:
-        client: the connection.
-        token: of the content that it is added to.
-        start: takes what is put in; no more than shows that it is longer than any text
-            that a call hands back.
-    """
-    is_used = False
-    is_new = token is None
-    try:
-        for piece in pieces():
-            token = client.fd_put(piece, token)
-            is_used = True
-            if start is not None and len(start) <= MOST_TEXT_BYTES:
-                start += piece
-    except KeyboardInterrupt:
-        if is_new and token is not None and not client.is_lost:
-            _drop(client, token)  # a host keeps it until it is used
-        raise
-    # Without a piece the host has not seen the token: it may not know it.
-    return token if is_used and token is not None else client.fd_put(b"", token)
+    with Begun(Door("fd"), *words) as content:
+        _print(content.put_stdin() + "\n")
+        content.keep()
+    return OK
 
 
 def _read(

@@ -234,10 +234,10 @@ process.stdin.write(b"x" * 3_000_000)
 process.stdin.flush()
 while any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4))):
     pass
-process.send_signal(signal.SIGINT)
+process.send_signal(signal.{number})
 print(process.wait())
 """
-"""Starts a command, writes to it, and interrupts it when it has taken everything."""
+"""Starts a command, writes to it, and ends it when it has taken everything."""
 
 MOST_TOKENS = 64
 """Contents that a client may have begun and not used."""
@@ -265,19 +265,24 @@ def test_a_command_that_fails_leaves_no_content_behind(
     assert (outcome.out, outcome.err) == (b"short\n", b"")
 
 
-def test_a_command_that_is_interrupted_leaves_no_content_behind(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("number", "status"), [("SIGINT", 130), ("SIGTERM", -15), ("SIGHUP", -1)]
+)
+def test_a_command_that_a_signal_ends_leaves_no_content_behind(
+    tmp_path: Path, number: str, status: int
 ) -> None:
     # More than a pipe holds: when the last of it is taken, the first has its token.
+    program = INTERRUPTED.replace("{number}", number)
     script = f"""
         for i in $(seq {MOST_TOKENS - 1}); do echo x | $0 fd put; done >/dev/null
         for i in 1 2; do
-            python3 -c '{INTERRUPTED}' $0 fd wrap
+            python3 -c '{program}' $0 fd wrap
         done
         echo short | $0 fd wrap
         """
     outcome = run_with(tmp_path, CONFIG, script)
-    assert (outcome.out, outcome.err) == (b"130\n130\nshort\n", b"")
+    said = f"{status}\n{status}\nshort\n"
+    assert (outcome.out.decode(), outcome.err) == (said, b"")
 
 
 @pytest.mark.parametrize("word", ["wrap", "wrap-input"])
