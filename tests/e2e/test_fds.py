@@ -285,6 +285,20 @@ def test_a_command_that_a_signal_ends_leaves_no_content_behind(
     assert (outcome.out.decode(), outcome.err) == (said, b"")
 
 
+def test_one_content_too_many_is_told_with_what_to_do(tmp_path: Path) -> None:
+    script = f"""
+        for i in $(seq {MOST_TOKENS}); do echo x | $0 fd put; done >/dev/null
+        echo short | $0 fd wrap || $0 fd call wrap_output '{{"token":"t1"}}'
+        echo short | $0 fd wrap
+        """
+    outcome = run_with(tmp_path, CONFIG, script)
+    assert outcome.out == b"x\nshort\n"
+    assert outcome.said(
+        "64 contents were put in and no call has used them, the most there may be; use"
+        " one (wrap_output takes its token), or start the child anew"
+    )
+
+
 @pytest.mark.parametrize("word", ["wrap", "wrap-input"])
 def test_what_looks_like_an_answer_is_handed_back_as_it_came(
     tmp_path: Path, word: str

@@ -60,7 +60,11 @@ class Begun:
         """
         if token is None:
             if len(self._writers) >= MOST_TOKENS:
-                text = f"{MOST_TOKENS} contents are begun and not used"
+                text = (  # a reply repeats 200 bytes of it (spec F6)
+                    f"{MOST_TOKENS} contents were put in and no call has used them, the"
+                    " most there may be; use one (wrap_output takes its token), or start"
+                    " the child anew"
+                )
                 raise FdError(INVALID_PARAMETER, text)
             token = self.enter(self._store.writer())
         writer = self._writers[token]
