@@ -24,6 +24,7 @@ from supervisor.fds.service import make_service
 from supervisor.here import absolute
 from supervisor.run import complain, heeded_signals, what_failed
 from vfs.aio import AsyncClient
+from vfs.client import NotAChildError
 from vfs.content import UnknownCallError
 from vfs.filesystem import Filesystem
 from vfs.policy import Ledger, Policy, close_places, open_place
@@ -95,6 +96,9 @@ def serve(config: str | None, root: str | None) -> int:
         return trio.run(_serve, configured, root)
     except ConfigError as why:
         complain("mcp", str(why))
+    except NotAChildError as why:
+        complain("mcp", str(why.strerror))
+        return USAGE
     except OSError as why:
         complain("mcp", what_failed(why))
     return FAILED
@@ -182,7 +186,22 @@ async def make_server(tools: Tools) -> Server[dict[str, object]]:
         content = types.TextContent(type="text", text=text)
         return types.CallToolResult(content=[content], is_error=failed)
 
-    return Server("sandhost", on_list_tools=list_tools, on_call_tool=call_tool)
+    return Server(
+        "sandhost",
+        version=_version(),
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def _version() -> str:
+    """Return what is installed; empty where this runs uninstalled."""
+    from importlib import metadata  # noqa: PLC0415 - slow, and for a client's eyes only
+
+    try:
+        return metadata.version("sandhost")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _program_tool(name: str) -> types.Tool:

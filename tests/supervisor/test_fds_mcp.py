@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -159,11 +160,21 @@ def test_a_wrong_option_is_told(tmp_path: Path) -> None:
     assert outcome.said("cannot read 'missing'")
 
 
+def test_a_door_that_is_not_there_is_told(tmp_path: Path) -> None:
+    env = {**ENVIRONMENT, "FSPROXY_FD": "77"}
+    outcome = sandhost("mcp", cwd=tmp_path, env=env)
+    assert outcome.status == 2
+    assert outcome.err == (
+        b"sandhost mcp: descriptor 77 is not open: this process is not the child of a"
+        b" host; start it with `sandhost run -- COMMAND`\n"
+    )
+
+
 async def test_the_server_runs_in_trio(tmp_path: Path) -> None:
     del tmp_path
     from supervisor.fds import mcp as module  # noqa: PLC0415 - needs the extra
 
     with module._own_process(None, None) as process:
         server = await module.make_server(module.OwnTools(process))
-    assert server.name == "sandhost"
+    assert (server.name, server.version) == ("sandhost", metadata.version("sandhost"))
     await trio.lowlevel.checkpoint()
