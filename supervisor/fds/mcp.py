@@ -4,6 +4,7 @@ Inside a child the descriptors are the host's, reached by FD 3.  Elsewhere this 
 has a store of its own, and files beneath ``--root`` if it is given.
 
 The package ``mcp`` (an extra) speaks anyio, which runs on Trio: no second event loop.
+Read next: ``supervisor.fds.mcp_stdio``, the streams and the end of a session.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -32,7 +34,6 @@ from vfs.policy import Ledger, Policy, close_places, open_place
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from anyio import AsyncFile
     from mcp import types
     from mcp.server.lowlevel import Server
 
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from vfs.content import Process
     from vfs.policy import Place
 
-OK, FAILED, USAGE = 0, 1, 2
+OK, FAILED, USAGE, NO_READER = 0, 1, 2, 141
+"""Exit statuses; the last one is 128 + the number of SIGPIPE, as with `sandhost fd`."""
 
 PROGRAM_TOOLS = ("wrap_output", "wrap_input")
 """What an MCP client is offered beside a model's tools: the way to put content in."""
@@ -81,7 +83,11 @@ class OwnTools:
 
 
 def serve(config: str | None, root: str | None) -> int:
-    """Serve until the client closes stdin; return the exit status, 128+n by signal."""
+    """Serve until the client closes stdin and has its answers.
+
+    Returns:
+        The exit status: ``NO_READER`` if it went without them, 128+n by signal.
+    """
     try:
         import mcp  # noqa: F401, PLC0415 - an extra: say so before anything begins
     except ImportError:
@@ -90,6 +96,11 @@ def serve(config: str | None, root: str | None) -> int:
     if root is not None and not Path(root).is_dir():
         complain("mcp", f"cannot use {root!r}: no such directory; make it first")
         return USAGE
+    # A descriptor that was closed would be the next one's that is opened here.
+    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
+        if stream is None:
+            complain("mcp", f"standard {name} is closed; a client speaks MCP there")
+            return FAILED
     try:
         configured = None if config is None else load_config(config)
         root = None if root is None else absolute(root)
@@ -105,15 +116,18 @@ def serve(config: str | None, root: str | None) -> int:
 
 
 async def _serve(config: Config | None, root: str | None) -> int:
-    from mcp.server.stdio import stdio_server  # noqa: PLC0415 - an extra
+    from supervisor.fds.mcp_stdio import Streams  # noqa: PLC0415 - needs the extra
 
     with trio.CancelScope() as scope, _stopping(scope) as came:
+        streams = Streams(scope)
         async with _tools(config, root) as tools:
-            server = await make_server(tools)
-            async with stdio_server(_standard_input()) as (reader, writer):
-                options = server.create_initialization_options()
-                await server.run(reader, writer, options)
-    return 128 + came[0] if came else OK
+            await streams.serve(await make_server(tools))
+    if came:
+        return 128 + came[0]
+    if streams.fault:
+        complain("mcp", streams.fault)
+        return FAILED
+    return NO_READER if streams.is_unread else OK
 
 
 @contextmanager
@@ -137,23 +151,6 @@ def _stopping(scope: trio.CancelScope) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _standard_input() -> AsyncFile[str]:
-    """Return stdin, with lines that need not be waited for.
-
-    What the package takes by itself waits in a thread for the next line, and a
-    cancelled server with it, until the client closes stdin.
-    """
-    from anyio import AsyncFile, to_thread  # noqa: PLC0415 - an extra's
-
-    class Lines(AsyncFile[str]):
-        async def __aiter__(self) -> AsyncIterator[str]:
-            read = self.wrapped.readline
-            while line := await to_thread.run_sync(read, abandon_on_cancel=True):
-                yield line
-
-    return Lines(open(0, encoding="utf-8", errors="replace", closefd=False))
 
 
 async def make_server(tools: Tools) -> Server[dict[str, object]]:

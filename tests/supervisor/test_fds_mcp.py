@@ -1,16 +1,28 @@
 """`sandhost mcp`: a real MCP client, in a child and alone."""
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
+import termios
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
-from tests.helpers.command import ENVIRONMENT, SANDHOST, heard, running, sandhost
+from tests.helpers.command import (
+    ENVIRONMENT,
+    SANDHOST,
+    finished,
+    heard,
+    running,
+    sandhost,
+    shell,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -103,6 +115,98 @@ BEGIN = {
 }
 
 
+def _call(number: int, name: str, **arguments: object) -> dict[str, object]:
+    params = {"name": name, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+def _lines_of(*messages: dict[str, object]) -> bytes:
+    return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+
+
+@pytest.mark.parametrize("where", ["alone", "in a child"])
+def test_what_was_asked_before_the_end_of_stdin_is_answered(
+    tmp_path: Path, where: str
+) -> None:
+    words: tuple[str, ...] = ("mcp",)
+    if where != "alone":
+        (tmp_path / "c.toml").write_text('[tools]\nenabled = ["read_fd"]\n')
+        words = ("run", "--config", "c.toml", "--", SANDHOST, "mcp")
+    asked = [BEGIN, *(_call(n, "wrap_output", text=f"text {n}") for n in range(2, 40))]
+    (tmp_path / "asked").write_bytes(_lines_of(*asked))
+    with (tmp_path / "asked").open() as stdin:
+        outcome = sandhost(*words, stdin=stdin, cwd=tmp_path)
+    assert (outcome.status, outcome.err) == (0, b"")
+    answers = [json.loads(line) for line in outcome.out.splitlines()]
+    assert sorted(answer["id"] for answer in answers) == list(range(1, 40))
+    assert all("error" not in answer for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("$S mcp <&-", "standard input is closed"),
+        ("$S mcp <asked >&-", "standard output is closed"),
+        (
+            "$S mcp <asked >/dev/full",
+            "cannot write to standard output: No space left on device",
+        ),
+        ("$S mcp 0>there", "cannot read standard input: Bad file descriptor"),
+    ],
+)
+def test_a_stream_that_cannot_be_used_is_told(
+    tmp_path: Path, script: str, said: str
+) -> None:
+    (tmp_path / "asked").write_bytes(_lines_of(BEGIN))
+    outcome = shell(script, cwd=tmp_path)
+    assert (outcome.status, outcome.out) == (1, b"")
+    assert outcome.said(f"sandhost mcp: {said}")
+
+
+def test_a_client_that_reads_no_more_ends_it_quietly(tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    with running("mcp", env=env, stdin=subprocess.PIPE, stdout=theirs) as process:
+        os.close(theirs)
+        assert process.stdin is not None
+        process.stdin.write(_lines_of(BEGIN))
+        process.stdin.flush()
+        # Its stdin is still open: an end that comes does not come from there.
+        assert process.wait(timeout=20) == 141
+        assert finished(process).err == b""
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_though_nobody_takes_its_answers(
+    tmp_path: Path, number: int
+) -> None:
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    with running("mcp", env=env, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        process.stdin.write(_lines_of(BEGIN))
+        process.stdin.flush()
+        heard(process, b"serverInfo")
+        # An answer that the pipe does not hold, and that nobody takes.
+        process.stdin.write(_lines_of(_call(2, "wrap_output", text="x" * 7000)))
+        process.stdin.close()
+        process.stdin = None
+        while not _waiting(process.stdout.fileno()):
+            assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(timeout=20) == 128 + number
+    assert not [*tmp_path.iterdir()]
+
+
+def _waiting(fd: int) -> int:
+    """Return how many bytes a pipe holds."""
+    told = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
+    return int.from_bytes(told, sys.byteorder)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_at_once_and_leaves_nothing(
     tmp_path: Path, number: int
@@ -178,3 +282,55 @@ async def test_the_server_runs_in_trio(tmp_path: Path) -> None:
         server = await module.make_server(module.OwnTools(process))
     assert (server.name, server.version) == ("sandhost", metadata.version("sandhost"))
     await trio.lowlevel.checkpoint()
+
+
+async def test_a_session_ends_when_each_request_is_answered_or_given_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    from mcp import types  # noqa: PLC0415 - an extra
+
+    from supervisor.fds.mcp_stdio import Streams  # noqa: PLC0415 - needs the extra
+
+    del autojump_clock
+    streams = Streams(trio.CancelScope())
+    await streams.answered()
+    for request_id in (1, 1, "a"):
+        streams.came(types.JSONRPCRequest(jsonrpc="2.0", id=request_id, method="m"))
+    left = [
+        types.JSONRPCResponse(jsonrpc="2.0", id=1, result={}),
+        types.JSONRPCResponse(jsonrpc="2.0", id=1, result={}),
+    ]
+    for message in left:
+        with trio.move_on_after(60) as scope:
+            await streams.answered()
+        assert scope.cancelled_caught
+        streams.went(message)
+    streams.came(
+        types.JSONRPCNotification(
+            jsonrpc="2.0", method="notifications/cancelled", params={"requestId": "a"}
+        )
+    )
+    await streams.answered()
+    assert not streams.is_unread
+
+
+async def test_a_session_ends_when_nobody_is_left_to_read(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mcp import types  # noqa: PLC0415 - an extra
+
+    from supervisor.fds import mcp_stdio  # noqa: PLC0415 - needs the extra
+
+    del autojump_clock
+    ours, theirs = os.pipe()
+    look = mcp_stdio._has_no_reader
+    monkeypatch.setattr(mcp_stdio, "_has_no_reader", lambda _: look(theirs))
+    streams = mcp_stdio.Streams(trio.CancelScope())
+    streams.came(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="m"))
+    with trio.move_on_after(60) as scope:
+        await streams.answered()
+    assert scope.cancelled_caught
+    os.close(ours)
+    await streams.answered()
+    assert streams.is_unread
+    os.close(theirs)
