@@ -104,15 +104,21 @@ class BlobFiles:
         """Remove contents that nobody holds.
 
         What the disk does not let go stays behind as a stray: ``remove_all_but`` of the
-        next host finds it, and no checkpoint misses it.
+        next host tries again, and no checkpoint misses it.
         """
         for name in names:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self.fd)
 
     def remove_all_but(self, held: set[str]) -> None:
-        """Remove what a host left that was killed: begun, or not held any more."""
+        """Remove what a host left that was killed: begun, or not held any more.
+
+        That is a regular file; whatever else stands here is somebody's, and stays.
+        """
         with os.scandir(self.fd) as entries:
-            strays = [entry.name for entry in entries if entry.name not in held]
-        for name in strays:
-            os.unlink(name, dir_fd=self.fd)
+            strays = [
+                entry.name
+                for entry in entries
+                if entry.name not in held and entry.is_file(follow_symlinks=False)
+            ]
+        self.remove(strays)

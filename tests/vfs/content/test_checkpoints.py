@@ -419,6 +419,20 @@ async def test_contents_that_nobody_came_to_hold_are_removed(
     assert len(os.listdir(tmp_path / "blobs")) == 2
 
 
+async def test_what_no_host_has_left_there_is_left_alone(
+    first: Process, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "blobs"
+    (blobs / "lost+found").mkdir()
+    (blobs / "link").symlink_to(tmp_path)
+    (blobs / "00.part").write_text("left by a host that was killed")
+    answer = await asking(first, "checkpoint_process")
+    assert answer.tag == "checkpoint"
+    names = set(os.listdir(blobs))
+    assert {"lost+found", "link"} < names
+    assert len(names) == 4, "two contents, and nothing that was begun"
+
+
 async def test_where_none_are_kept_that_is_told() -> None:
     made = Process(Shared(Store(), TOOLS))
     for name, arguments in (
