@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
             written = await _insert(files, file_path, part, line, process.threads)
         else:
             if create:
+                _check_is_no_directory(file_path)
                 await files.make_parents(file_path)
             put = files.replace if mode == "write" else files.append
             await put(file_path, part.write)
@@ -119,6 +121,12 @@ async def _check(files: Files, path: str, *, create: bool, exist_ok: bool) -> No
         raise FileExistsError(17, os.strerror(17))
     if not there and not create:
         raise FileNotFoundError(2, os.strerror(2))
+
+
+def _check_is_no_directory(path: str) -> None:
+    """Refuse what can only name a directory, before any is made for it."""
+    if os.path.basename(path) in ("", ".", ".."):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 class _Part:

@@ -121,6 +121,8 @@ async def test_insert_beyond_the_end_is_refused(hall: Hall, line: int) -> None:
         ({"file_path": "../out"}, "file_operation", "Permission denied"),
         ({"file_path": "old/under"}, "file_operation", "Not a directory"),
         ({"file_path": "directory"}, "file_operation", "Is a directory"),
+        ({"file_path": "new/deep/directory/"}, "file_operation", "Is a directory"),
+        ({"file_path": "new/deep/."}, "file_operation", "Is a directory"),
         ({"file_path": "a\0b"}, "file_operation", "No such file"),
         ({"file_path": ""}, "file_operation", "No such file"),
         ({"file_path": "new", "mode": "insert"}, "invalid_parameter", "insert_at"),
