@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfs.content.pages import PageTable, paginate
-from vfs.content.spool import FileMap, Slot
+from vfs.content.slots import Slot
+from vfs.content.spool import FileMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +59,8 @@ class Blob:
     @property
     def data(self) -> Buffer:
         """Return the bytes, or a mapping of the file that has them.
+
+        To be let go of soon: a mapping of a slot is a descriptor of the host.
 
         Raises:
             FdError: ``file_operation``: they lie in a slot and the disk refused.

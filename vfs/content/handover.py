@@ -25,7 +25,7 @@ from vfs.content.blob import PIECE_BYTES, Blob, Content
 from vfs.content.index import TextIndex
 from vfs.content.pages import PageTable
 from vfs.content.process import Process, Shared
-from vfs.content.spool import Slot
+from vfs.content.slots import Slot
 from vfs.content.table import FdNumber, FdTable, LlmFd
 from vfs.content.tempfiles import TempFile
 from vfs.errors import HandoverError
@@ -76,12 +76,13 @@ class FdState(msgspec.Struct):
 
 
 class WriterState(msgspec.Struct):
-    """What was put in under a token so far: in memory, or in the file ``fd``."""
+    """What was put in under a token so far: in memory, in the file ``fd``, or in a slot."""
 
     token: str
     size: int
     pieces: list[Piece]
     fd: int
+    slot: tuple[int, int] | None = None
 
 
 class ProcessState(msgspec.Struct):
@@ -152,8 +153,8 @@ class Leaving:
         """Take every content down."""
         files = dict(self._store.files())
         slots = [
-            SlotsState(size, file.fd, file._count, list(file._free))
-            for size, file in self._store.spool._slots.items()
+            SlotsState(size, file.fd, *file.numbers())
+            for size, file in self._store.spool.slots.items()
             if file.fd >= 0
         ]
         self.fds.update(one.fd for one in slots)
@@ -172,7 +173,7 @@ class Leaving:
         elif blob.in_memory is not None:
             data = self._put(memoryview(blob.in_memory))
         elif blob._slot is not None:
-            slot = blob._slot._file._slot_bytes, blob._slot._number
+            slot = blob._slot.address
         index = blob._index
         newlines = starts = None
         ends_line = False
@@ -222,10 +223,15 @@ class Leaving:
         )
 
     def _writer(self, token: str, writer: Writer) -> WriterState:
-        if writer._fd >= 0:
-            self.fds.add(writer._fd)
         pieces = [self._put(memoryview(piece)) for piece in writer._pieces]
-        return WriterState(token, writer.size, pieces, writer._fd)
+        state = WriterState(token, writer.size, pieces, -1)
+        incoming = writer.incoming
+        if incoming is not None and incoming.fd >= 0:
+            self.fds.add(incoming.fd)
+            state.fd = incoming.fd
+        elif incoming is not None and incoming.slot is not None:
+            state.slot = incoming.slot.address
+        return state
 
     def _shared(self, shared: Shared) -> int:
         number = self._numbers.get(id(shared))
@@ -280,9 +286,7 @@ class Entering:
         self._store = store
         self._memory_fd = state.memory_fd
         for one in state.slots:
-            file = store.spool._slots[one.slot_bytes]
-            file.fd, file._count, file._free = one.fd, one.count, one.free
-            store.spool.take_over(one.fd)
+            store.spool.slots[one.slot_bytes].take_over(one.fd, one.count, one.free)
         self._blobs = {one.key: self._blob(one) for one in state.blobs}
         self._shared = [self._enter_shared(one, make_shared) for one in shared]
 
@@ -296,9 +300,7 @@ class Entering:
     def _blob(self, left: BlobState) -> Blob:
         key = bytes.fromhex(left.key)
         if left.slot is not None:
-            slot_bytes, number = left.slot
-            file = self._store.spool._slots[slot_bytes]
-            blob = Blob(key, Slot(file, number, left.size))
+            blob = Blob(key, self._slot(left.slot, left.size))
         elif left.data is None:
             spool = self._store.spool
             spool.take_over(left.fd)
@@ -317,6 +319,10 @@ class Entering:
             blob._tables[size] = PageTable(size, self._array(piece), left.size)
         self._store.blobs[blob.key] = blob
         return blob
+
+    def _slot(self, address: tuple[int, int], size: int) -> Slot:
+        slot_bytes, number = address
+        return Slot(self._store.spool.slots[slot_bytes], number, size)
 
     def _read(self, piece: Piece) -> bytes:
         at, left = piece
@@ -384,6 +390,12 @@ class Entering:
         writer = self._store.writer()
         for piece in left.pieces:
             writer.add(self._read(piece))
+        if left.slot is not None:
+            slot = self._slot(left.slot, left.size)
+            data = slot.read()
+            for at in range(0, left.size, PIECE_BYTES):
+                writer.add(data[at : at + PIECE_BYTES])
+            slot.free()
         if left.fd >= 0:
             try:
                 at = 0

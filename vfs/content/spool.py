@@ -1,17 +1,17 @@
 """Files without a name for what memory does not hold.
 
-What it is: two places on the disk, and what stands for a content that lies there.  What
-it is not: it knows no keys, no holders and no limits (``vfs.content.store``).
+What it is: which place on the disk a content gets, and how it comes there.  What it is
+not: it knows no keys, no holders and no limits (``vfs.content.store``).
 
 Rules of this file.
 
 1. A file here never has a name: a host that is killed leaves nothing behind.
-2. A long content has a file of its own and is mapped: it is read as memory is, and the
-   kernel keeps of it what it has room for.  A mapping costs the host a descriptor.
-3. Short ones lie in slots of a few files, for a host has fewer descriptors than a model
-   may have contents.  A slot that is given back is used again; a file whose slots are
-   all free is emptied.
-4. A slot that was given back is never read: its next content is somebody else's.
+2. A content lies in a slot of a file that others share (``vfs.content.slots``): a host has
+   fewer descriptors than its children may have contents.
+3. A long one has a file of its own, which stays mapped: it is read as memory is, and the
+   kernel keeps of it what it has room for.  That takes two descriptors, so there are so
+   many such files and no more; then long contents lie in slots too, and are mapped anew
+   for each search.  So nobody's contents are refused for those of others.
 """
 
 from __future__ import annotations
@@ -20,33 +20,42 @@ import contextlib
 import errno
 import mmap
 import os
+import resource
 import tempfile
-import threading
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import FILE_OPERATION, FdError
+from vfs.content.slots import (
+    SLOT_SIZES,
+    SLOW_TO_FREE_BYTES,
+    WRITE_BYTES,
+    KeptMaps,
+    Slot,
+    SlotFile,
+    no_room,
+    release_pages,
+)
 from vfs.hostio import afterwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SLOT_SIZES = tuple(1024 * 4**n for n in range(5))
-"""1 KiB to 256 KiB: a content takes the smallest slot it fits, so at most four times
-its size."""
+    from vfs.content.index import Buffer
 
-MOST_IN_SLOT_BYTES = SLOT_SIZES[-1]
-"""To read as much out of a slot takes 20 us; longer contents are mapped."""
+LONG_BYTES = 16 * 1024 * 1024
+"""A longer content has a file of its own, if there is one to be had."""
 
-WRITE_BYTES = 1024 * 1024
-"""One write.  A kernel with large folios takes memory in pieces as long as the write, and
-the longest come from where nobody has written before: in a virtual machine that may be
-memory which its host has yet to find (1.3 instead of 0.3 s a GB)."""
+LIMIT_PER_FILE = 8
+"""One such file for so many descriptors that a process may have: contents take a quarter
+of them at most."""
 
-SLOW_TO_FREE_BYTES = 16 * 1024 * 1024
-"""A longer file is freed in a thread: to give a GiB back takes the kernel 70 to 200 ms."""
 
-UNMAP_BYTES = 16 * 1024 * 1024
-"""What is unmapped at once, with the interpreter held: a millisecond."""
+LIMIT_PER_MAP = 32
+MOST_KEPT_MAPS = 256
+"""Likewise for mappings of slots that are kept: to map one anew takes 20 us."""
+
+MOST_DESCRIPTORS = 1_048_576
+"""What Linux gives a process at most, if nobody has said anything else."""
 
 
 class FileMap(mmap.mmap):
@@ -71,9 +80,7 @@ class FileMap(mmap.mmap):
             afterwards(self._free_slowly, fd)
 
     def _free_slowly(self, fd: int) -> None:
-        size = len(self)
-        for start in range(0, size, UNMAP_BYTES):
-            self.madvise(mmap.MADV_DONTNEED, start, min(UNMAP_BYTES, size - start))
+        release_pages(self)
         self._unmap()
         self.spool.close_file(fd)
 
@@ -83,93 +90,92 @@ class FileMap(mmap.mmap):
             self.close()
 
 
-class Slot:
-    """A short content on the disk.
+class Incoming:
+    """A content on its way to the disk.
 
-    Attributes:
-        size: bytes.
-    """
-
-    __slots__ = ("_file", "_is_free", "_number", "size")
-
-    def __init__(self, file: SlotFile, number: int, size: int) -> None:
-        self._file = file
-        self._number = number
-        self._is_free = False
-        self.size = size
-
-    def read(self) -> bytes:
-        """Return the content.
-
-        Raises:
-            FdError: ``file_operation``: the disk refused, or the content is gone.
-        """
-        try:
-            data = self._file.read(self._number, self.size)
-        except OSError as why:
-            raise no_room(why, "read") from None
-        # After the read: what was free only then has been read before its next use.
-        if self._is_free or len(data) != self.size:
-            raise FdError(FILE_OPERATION, "Cannot read content: it is gone")
-        return data
-
-    def free(self) -> None:
-        """Give the slot back; safe to call twice."""
-        if not self._is_free:
-            self._is_free = True  # before somebody else may write there (rule 4)
-            self._file.free(self._number)
-
-
-class SlotFile:
-    """Slots of one size.
+    It moves to a larger slot, or to a file of its own, when it has outgrown where it is:
+    that copies a third of it at most.
 
     Args:
-        spool: opens the file when the first slot is taken.
-        slot_bytes: their size.
+        spool: has the places.
+        at_least: bytes that will come; more may.
+
+    Attributes:
+        fd: the file of its own; -1 for none.
+        slot: where it lies otherwise; None before the first byte.
+        size: bytes so far.
     """
 
-    def __init__(self, spool: Spool, slot_bytes: int) -> None:
+    def __init__(self, spool: Spool, at_least: int = 0) -> None:
         self.fd = -1
+        self.slot: Slot | None = None
+        self.size = 0
         self._spool = spool
-        self._slot_bytes = slot_bytes
-        self._free: list[int] = []
-        self._count = 0
-        self._lock = threading.Lock()
+        self._at_least = at_least
 
-    def put(self, data: bytes) -> Slot:
-        """Keep a content.
+    def add(self, piece: bytes | memoryview) -> None:
+        """Write a piece.
 
         Raises:
-            OSError: the disk refused.
+            FdError: ``file_operation``: the disk refused; nothing more can be added.
         """
-        with self._lock:
-            if self.fd < 0:
-                self.fd = self._spool.open_file()
-            if self._free:
-                number = self._free.pop()
-            else:
-                number = self._count
-                self._count += 1
         try:
-            _pwrite_all(self.fd, data, number * self._slot_bytes)
-        except BaseException:
-            self.free(number)
-            raise
-        return Slot(self, number, len(data))
+            if self.fd < 0:
+                self._find_room(max(self.size + len(piece), self._at_least))
+            if self.slot is None:
+                write_all(self.fd, piece)
+            else:
+                self.slot.append(piece)
+        except OSError as why:
+            raise no_room(why) from None
+        self.size += len(piece)
 
-    def read(self, number: int, size: int) -> bytes:
-        """Return the first bytes of a slot."""
-        return os.pread(self.fd, size, number * self._slot_bytes)
+    def _find_room(self, size: int) -> None:
+        before = self.slot
+        if before is not None and size <= before.room:
+            return
+        if size > LONG_BYTES and self._spool.has_files:
+            self.fd = self._spool.open_file()
+            if before is not None:
+                write_all(self.fd, before.read())
+            self.slot = None
+        else:
+            larger = self._spool.slot_for(size)
+            try:
+                if before is not None:
+                    larger.append(before.read())
+            except BaseException:
+                larger.free()
+                raise
+            self.slot = larger
+        if before is not None:
+            before.free()
 
-    def free(self, number: int) -> None:
-        """Take a slot back."""
-        with self._lock:
-            self._free.append(number)
-            if len(self._free) == self._count:
-                self._free.clear()
-                self._count = 0
-                self._spool.close_file(self.fd)
-                self.fd = -1
+    def finish(self) -> FileMap | Slot:
+        """Return what stands for it; it is the caller's now.
+
+        Raises:
+            FdError: ``file_operation``: it cannot be mapped; it is gone.
+        """
+        if self.fd < 0:
+            if self.slot is None:
+                raise RuntimeError("nothing has come in")
+            slot, self.slot = self.slot, None
+            return slot
+        fd, self.fd = self.fd, -1
+        try:
+            return self._spool.map(fd, self.size)
+        except OSError as why:
+            raise no_room(why) from None
+
+    def close(self) -> None:
+        """Give back what was not finished; safe to call twice."""
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.free()
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self._spool.close_file(fd)
 
 
 class Spool:
@@ -177,12 +183,43 @@ class Spool:
 
     Args:
         directory: where they are made; None: the system's temporary one.
+        most_files: contents with a file of their own; None: as many as the descriptors
+            that this process may have now allow.
     """
 
-    def __init__(self, directory: str | None = None) -> None:
+    def __init__(
+        self, directory: str | None = None, most_files: int | None = None
+    ) -> None:
         self._directory = directory
         self._open: set[int] = set()
-        self._slots = {size: SlotFile(self, size) for size in SLOT_SIZES}
+        limit = descriptor_limit()
+        self._most_files = limit // LIMIT_PER_FILE if most_files is None else most_files
+        kept = KeptMaps(min(MOST_KEPT_MAPS, limit // LIMIT_PER_MAP))
+        self.slots = {size: SlotFile(self, size, kept) for size in SLOT_SIZES}
+
+    @property
+    def has_files(self) -> bool:
+        """Whether one more content may have a file of its own."""
+        shared = sum(file.fd >= 0 for file in self.slots.values())
+        return len(self._open) - shared < self._most_files
+
+    def slot_for(self, size: int) -> Slot:
+        """Return an empty slot for a content.
+
+        Raises:
+            FdError: ``file_operation``: there is none for one that long.
+            OSError: the directory cannot have a file.
+        """
+        for slot_bytes, file in self.slots.items():
+            if size <= slot_bytes:
+                return file.take()
+        raise FdError(
+            FILE_OPERATION,
+            f"Cannot store content: longer than {SLOT_SIZES[-1]} bytes, which needs a"
+            " file of its own",
+            f"Limit: {self._most_files} such files in this host; store less at once, or"
+            " start the host with a higher limit of open files (ulimit -n)",
+        )
 
     def keep(self, data: bytes) -> FileMap | Slot:
         """Put a content on the disk; return what stands for it there.
@@ -190,19 +227,12 @@ class Spool:
         Raises:
             FdError: ``file_operation``: the disk refused.
         """
+        incoming = Incoming(self, len(data))
         try:
-            if 0 < len(data) <= MOST_IN_SLOT_BYTES:
-                size = next(size for size in SLOT_SIZES if len(data) <= size)
-                return self._slots[size].put(data)
-            fd = self.open_file()
-            try:
-                write_all(fd, data)
-            except BaseException:
-                self.close_file(fd)
-                raise
-            return self.map(fd, len(data))
-        except OSError as why:
-            raise no_room(why) from None
+            incoming.add(data)
+            return incoming.finish()
+        finally:
+            incoming.close()
 
     def map(self, fd: int, size: int) -> FileMap:
         """Return the content of a file from ``open_file``, which belongs to it now.
@@ -212,8 +242,7 @@ class Spool:
         """
         try:
             made = FileMap(fd, size, prot=mmap.PROT_READ)
-            status = os.fstat(fd)
-            made.identity = status.st_dev, status.st_ino
+            made.identity = _identity(fd)
         except BaseException:
             self.close_file(fd)
             raise
@@ -257,6 +286,25 @@ class Spool:
         for fd in tuple(self._open):
             yield fd, "content"
 
+    def identities(self) -> set[tuple[int, int]]:
+        """Return what tells its open files from others."""
+        found = set()
+        for fd in tuple(self._open):
+            with contextlib.suppress(OSError):  # a thread has just closed it
+                found.add(_identity(fd))
+        return found
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def descriptor_limit() -> int:
+    """Return how many descriptors this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
 
 def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
     """Return (file, descriptor) of each that this process has of some files."""
@@ -264,34 +312,20 @@ def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], i
     for name in os.listdir("/proc/self/fd") if files else ():
         fd = int(name)
         with contextlib.suppress(OSError):  # the listing's own is closed by now
-            status = os.fstat(fd)
-            if (status.st_dev, status.st_ino) in files:
-                found.append(((status.st_dev, status.st_ino), fd))
+            identity = _identity(fd)
+            if identity in files:
+                found.append((identity, fd))
     return found
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
+def write_all(fd: int, data: Buffer | memoryview) -> None:
     """Write all of it at the end of what was written."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view[:WRITE_BYTES]) :]
 
 
-def _pwrite_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view = view[done:]
-        offset += done
-
-
 def _open_unlinked(directory: str) -> int:
     fd, name = tempfile.mkstemp(dir=directory)
     os.unlink(name)
     return fd
-
-
-def no_room(why: OSError, verb: str = "store") -> FdError:
-    """Return what is told of a disk that refused."""
-    reason = os.strerror(why.errno or errno.EIO)
-    return FdError(FILE_OPERATION, f"Cannot {verb} content: {reason}")

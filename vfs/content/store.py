@@ -26,7 +26,7 @@ from blake3 import blake3
 from vfs.content.blob import Blob, Content
 from vfs.content.errors import FdError
 from vfs.content.index import Reader, TextIndex
-from vfs.content.spool import Slot, Spool, descriptors_of
+from vfs.content.spool import Spool, descriptors_of
 from vfs.content.writer import Writer
 from vfs.hostio import beside
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfs.content.index import Buffer
+    from vfs.content.slots import Slot
 
 DEFAULT_MAX_MEMORY = 256 * 1024 * 1024
 """Memory for contents over a whole host."""
@@ -287,16 +288,18 @@ class Store:
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, with a word for each."""
-        yield from self.spool.descriptors()
-        for _, fd in self.files():
-            yield fd, "content"
+        found = dict(self.spool.descriptors())
+        found.update((fd, "content") for _, fd in self.files())
+        yield from found.items()
 
     def files(self) -> list[tuple[tuple[int, int], int]]:
-        """Return (what tells a mapped file from others, descriptor) of each.
+        """Return (what tells a file from others, descriptor) of each of its contents.
 
-        Python keeps them to itself (mmap has a copy of its own); /proc has them.
+        Python keeps those of mappings to itself (mmap has a copy of its own); /proc has
+        them.
         """
         with self._lock:
             blobs = tuple(self.blobs.values())
         found = (blob.mapping for blob in blobs)
-        return descriptors_of({one.identity for one in found if one is not None})
+        mapped = {one.identity for one in found if one is not None}
+        return descriptors_of(mapped | self.spool.identities())

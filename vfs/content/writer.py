@@ -1,4 +1,4 @@
-"""Content that comes in pieces: in memory while it is short, then in a file."""
+"""Content that comes in pieces: in memory while it is short, then on the disk."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from vfs.content.index import Reader
-from vfs.content.spool import no_room, write_all
+from vfs.content.spool import Incoming
 
 if TYPE_CHECKING:
     from vfs.content.blob import Content
     from vfs.content.index import Buffer
-    from vfs.content.spool import Slot
+    from vfs.content.slots import Slot
     from vfs.content.store import Store
 
 MOST_IN_MEMORY_BYTES = 16 * 1024 * 1024
@@ -36,13 +36,14 @@ class Writer:
 
     Attributes:
         size: bytes so far.
+        incoming: what lies on the disk; None while it is in memory.
     """
 
     def __init__(self, store: Store) -> None:
         self.size = 0
         self._store = store
         self._pieces: list[bytes] = []
-        self._fd = -1
+        self.incoming: Incoming | None = None
         self._hash = blake3()
         self._reader = Reader()
         self._reserved = 0
@@ -53,13 +54,13 @@ class Writer:
         Raises:
             FdError: ``file_operation``: the disk refused; nothing more can be added.
         """
-        if self._fd < 0:
+        if self.incoming is None:
             self._keep(piece)
         view = memoryview(piece)
         for start in range(0, len(piece), STEP_BYTES):
             part = view[start : start + STEP_BYTES]
-            if self._fd >= 0:
-                self._write(part)
+            if self.incoming is not None:
+                self.incoming.add(part)
             self._hash.update(part)
             self._reader.feed(piece, start, start + len(part))
         self.size += len(piece)
@@ -67,7 +68,7 @@ class Writer:
     def _keep(self, piece: bytes) -> None:
         """Keep a piece in memory, or turn to the disk."""
         if not self._fits(len(piece)):
-            self._spill()
+            self._spill(self.size + len(piece))
         elif self._pieces and len(self._pieces[-1]) < JOINED_BYTES:
             self._pieces[-1] += piece
         else:
@@ -80,22 +81,13 @@ class Writer:
         self._reserved += size
         return True
 
-    def _spill(self) -> None:
-        try:
-            self._fd = self._store.spool.open_file()
-        except OSError as why:
-            raise no_room(why) from None
+    def _spill(self, size: int) -> None:
+        self.incoming = Incoming(self._store.spool, size)
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
-            self._write(piece)
+            self.incoming.add(piece)
         reserved, self._reserved = self._reserved, 0
         self._store.give_back(reserved)
-
-    def _write(self, piece: bytes | memoryview) -> None:
-        try:
-            write_all(self._fd, piece)
-        except OSError as why:
-            raise no_room(why) from None
 
     def digest(self) -> bytes:
         """Return the BLAKE3 of what was added so far."""
@@ -109,15 +101,11 @@ class Writer:
         """
         store = self._store
         data: Buffer | Slot
-        if self._fd < 0:
+        if self.incoming is None:
             pieces, self._pieces, self._reserved = self._pieces, [], 0
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         else:
-            fd, self._fd = self._fd, -1
-            try:
-                data = store.spool.map(fd, self.size)
-            except OSError as why:
-                raise no_room(why) from None
+            data = self.incoming.finish()
         return store.as_content(store.enter(self.digest(), data), self._reader.finish())
 
     def close(self) -> None:
@@ -125,6 +113,5 @@ class Writer:
         self._pieces = []
         reserved, self._reserved = self._reserved, 0
         self._store.give_back(reserved)
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            self._store.spool.close_file(fd)
+        if self.incoming is not None:
+            self.incoming.close()

@@ -134,6 +134,7 @@ def test_a_long_file_is_freed_beside_the_caller(
     monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
+    monkeypatch.setattr(spool_module, "LONG_BYTES", 1000)
     monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 1000)
     later: list[tuple[Callable[..., None], tuple[object, ...]]] = []
     monkeypatch.setattr(
@@ -144,7 +145,7 @@ def test_a_long_file_is_freed_beside_the_caller(
     assert len(text_of(ask(made, "read_fd", fd="fd:1"))) == 4000
     made.close()
     assert (made.shared.store.blobs, made.shared.store.disk_bytes) == ({}, 0)
-    assert len(list(made.shared.store.descriptors())) == 1, "until the pages are back"
+    assert list(made.shared.store.descriptors()) != [], "until the pages are back"
     for call, args in later:
         call(*args)
     assert list(made.shared.store.descriptors()) == []

@@ -12,7 +12,9 @@ from trio import CapacityLimiter
 
 from tests.helpers.contents import ask, asking, text_of
 from vfs.content import TOOLS, Content, FdError, Process, Shared, Store
-from vfs.content.spool import MOST_IN_SLOT_BYTES, SLOT_SIZES, Slot, Spool
+from vfs.content import spool as spool_module
+from vfs.content.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot
+from vfs.content.spool import LONG_BYTES, Spool
 from vfs.hostio import in_thread
 
 
@@ -26,11 +28,12 @@ def places(contents: list[Content]) -> str:
     return "".join("d" if c.text.in_memory is None else "m" for c in contents)
 
 
-@pytest.mark.parametrize("size", [100, MOST_IN_SLOT_BYTES + 1])
+@pytest.mark.parametrize("size", [100, MOST_COPIED_BYTES + 1, LONG_BYTES + 1])
 def test_what_came_first_moves_when_later_contents_need_the_room(
-    size: int, no_leaks: None
+    size: int, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
+    monkeypatch.setattr(spool_module, "afterwards", lambda call, *args: call(*args))
     store = Store(max_memory=3 * size)
     contents = [store.put(made_of(n, size)) for n in range(5)]
     assert places(contents) == "ddmmm"
@@ -147,11 +150,12 @@ def test_a_slot_is_used_again_and_its_old_content_never_read(no_leaks: None) -> 
     assert list(spool.descriptors()) == []
 
 
-@pytest.mark.parametrize("size", [200, MOST_IN_SLOT_BYTES + 1])
+@pytest.mark.parametrize("size", [200, MOST_COPIED_BYTES + 1, LONG_BYTES + 1])
 def test_a_full_disk_moves_nobody_and_is_told(
     monkeypatch: pytest.MonkeyPatch, size: int, no_leaks: None
 ) -> None:
     del no_leaks
+    monkeypatch.setattr(spool_module, "afterwards", lambda call, *args: call(*args))
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -172,21 +176,22 @@ def test_a_full_disk_moves_nobody_and_is_told(
     assert (store.blobs, store.memory_bytes) == ({}, 0)
 
 
-def test_contents_are_read_while_they_move(no_leaks: None) -> None:
+@pytest.mark.parametrize("size", [10_000, 300_000])  # copied, mapped
+def test_contents_are_read_while_they_move(size: int, no_leaks: None) -> None:
     del no_leaks
-    store = Store(max_memory=50_000)
-    contents = [store.put(made_of(n, 10_000)) for n in range(5)]
+    store = Store(max_memory=5 * size)
+    contents = [store.put(made_of(n, size)) for n in range(5)]
     wrong: list[int] = []
     over = threading.Event()
 
     def read() -> None:
         while not over.is_set():
             found = [content.text.data[:] for content in contents]
-            wrong.extend(n for n in range(5) if found[n] != made_of(n, 10_000))
+            wrong.extend(n for n in range(5) if found[n] != made_of(n, size))
 
     def put(first: int) -> None:
         for number in range(first, first + 200):
-            store.drop(store.put(made_of(number, 10_000)))
+            store.drop(store.put(made_of(number, size)))
         over.set()
 
     threads = [threading.Thread(target=read) for _ in range(2)]
