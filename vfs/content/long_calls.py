@@ -75,8 +75,10 @@ def _puts_long(process: Process, values: Mapping[str, object]) -> bool:
 
 
 def _reads_long(process: Process, values: Mapping[str, object]) -> bool:
-    if "unit" in values:
-        return True  # to count units takes long in a short text too
+    if "unit" in values or values.get("regex"):
+        # To count units takes long in a short text too, and so does an expression of
+        # many states.
+        return True
     fd, name = values.get("fd"), values.get("name")
     try:
         found = process.table.find(

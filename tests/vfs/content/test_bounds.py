@@ -53,6 +53,13 @@ async def test_units_are_counted_in_a_thread(hops: list[object]) -> None:
     assert len(hops) == 1
 
 
+async def test_expressions_are_looked_for_in_a_thread(hops: list[object]) -> None:
+    made = holding("a\n")
+    for regex in (False, True):
+        await asking(made, "search_fd", fd="fd:1", query="a", regex=regex)
+        assert len(hops) == regex
+
+
 def test_a_fork_of_many_descriptors_shares_them_until_one_changes() -> None:
     parent = process()
     for number in range(1000):

@@ -1,14 +1,16 @@
 """Search: lines that match, with context, resumable, in linear time."""
 
+import random
 import time
 from unittest import mock
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.contents import ask, failed, holding, text_of
-from vfs.content import searching
+from vfs.content import Process, searching
 
 TEXT = st.lists(st.text(st.sampled_from("aAb é."), max_size=8), max_size=20).map(
     "\n".join
@@ -104,6 +106,10 @@ def test_an_expression_stays_within_a_line(pattern: str, lines: list[str]) -> No
         ("x" * 10001, False),
         (chr(0xD800), False),
         (r"(a)\1", True),
+        (r"a\Cb", True),
+        (r"\\\C", True),
+        (r"\Q\C\E\C", True),
+        (r"(?i)(?:\pL{30}){9}", True),
     ],
 )
 def test_a_bad_query_is_told_and_the_search_not_begun(query: str, regex: bool) -> None:
@@ -180,3 +186,94 @@ def test_a_quotation_in_an_expression_may_be_open() -> None:
         holding("a.b\na-b\n"), "search_fd", fd="fd:1", query=r"\Qa.b", regex=True
     )
     assert answer.get("matches") == "1"
+
+
+def test_a_byte_that_may_end_a_line_is_refused_with_what_to_use() -> None:
+    made = holding("a\nb\nab\n")
+    answer = ask(made, "search_fd", fd="fd:1", query=r"a\Cb", regex=True)
+    assert failed(answer) == (
+        *("invalid_parameter", "fd:1"),
+        r"\C in the pattern is a byte, the end of a line too; use . for a character",
+    )
+
+
+@pytest.mark.parametrize(
+    "query", [r"a\\C", r"\Qa\C\E", r"\Qa\C", r"\x61\\\x43", r"a\pPC"]
+)
+def test_what_only_looks_like_any_byte_is_searched(query: str) -> None:
+    made = holding("b\na\\C\n")
+    answer = ask(made, "search_fd", fd="fd:1", query=query, regex=True, context=0)
+    assert [m.get("line") for m in answer] == ["2"]
+
+
+@given(
+    st.lists(st.text(st.sampled_from("ab é"), max_size=9), max_size=30).map("\n".join),
+    st.sampled_from(["a+b", "^", "$", "^$", r"b\b", "^a|b$", r"\z", r"a\z", r"\Ab"]),
+    st.integers(1, 12),
+)
+def test_expressions_are_looked_for_in_windows(
+    text: str, query: str, window: int
+) -> None:
+    made = holding(text)
+    found = [
+        ask(made, "search_fd", "fd:1", query=query, regex=True, context=0).attrib
+        if size is None
+        else _in_windows(made, query, size)
+        for size in (None, window)
+    ]
+    assert found[0] == found[1]
+
+
+def _in_windows(made: Process, query: str, size: int) -> dict[str, str]:
+    with mock.patch.multiple(searching, WINDOW_BYTES=size):
+        return ask(made, "search_fd", "fd:1", query=query, regex=True, context=0).attrib
+
+
+def test_matches_whose_contexts_are_too_long_together_are_paged() -> None:
+    lines = 200
+    made = holding("".join(f"{n:3} {'x' * 95}\n" for n in range(1, lines + 1)))
+    ranges: list[str] = []
+    start = 1
+    with mock.patch.multiple(searching, MOST_SHOWN_BYTES=1550):
+        while start:
+            answer = ask(
+                *(made, "search_fd", "fd:1"),
+                query="x",
+                max_results=10_000,
+                start_line=start,
+            )
+            assert answer.get("matches") == str(lines - start + 1)
+            (match,) = answer
+            assert match.get("line") == str(start)
+            first, last = map(int, match.get("lines", "").split("-"))
+            assert first == max(1, start - 2)
+            assert len(text_of(match)) == 100 * (last - first + 1) <= 1550
+            ranges.append(f"{first}-{last}")
+            start = int(answer.get("next_line", "0"))
+            assert answer.get("truncated") == ("true" if start else "false")
+            assert last == (start - 1 + 2 if start else lines), "two more are context"
+    assert ranges[:2] == ["1-15", "12-26"]
+
+
+def test_a_context_that_is_too_long_is_told_from_such_a_line() -> None:
+    made = holding("short\n" * 50 + "needle\n" + "x" * 300 + "needle\n")
+    with mock.patch.multiple(searching, MOST_SHOWN_BYTES=250):
+        long = ask(made, "search_fd", "fd:1", query="^needle", regex=True, context=50)
+        line = ask(made, "search_fd", "fd:1", query="xneedle", context=50)
+    message = "Line 51 is too long for one answer with its context: show less of it"
+    assert failed(long)[2] == message
+    message = "Line 52 is too long for one answer: use read_fd with mode=char"
+    assert failed(line)[2] == message
+
+
+async def test_a_search_that_is_cancelled_ends() -> None:
+    source = random.Random(1)
+    line = "".join(source.choice("ab") for _ in range(1000))
+    made = holding(f"{line}\n" * 4000)
+    begin = time.perf_counter()
+    with trio.move_on_after(0.1) as scope:
+        # An expression of so many states that 64 KiB take a second: a minute in all.
+        query = "(?:a?[ab]{99}b?){9}Z"
+        await made.call("search_fd", "fd:1", query=query, regex=True)
+    assert scope.cancelled_caught
+    assert time.perf_counter() - begin < 10
