@@ -6,24 +6,44 @@ in which it ends.
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import re2
 
+from vfs.content.cancelling import stop_if_cancelled
 from vfs.content.errors import INVALID_PARAMETER, FdError
 from vfs.content.pages import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tree_sitter import Node, Tree
+    from tree_sitter import Node, Point, Tree
 
+    from vfs.content.index import Buffer
     from vfs.content.table import LlmFd
 
-MOST_BYTES = 32 * 1024 * 1024
-"""Longest source that is parsed: a tree takes some ten times as much memory."""
+MOST_BYTES = 4 * 1024 * 1024
+"""Longest source that is parsed: 2 s, or 8 if it is full of errors."""
+
+ALONE_BYTES = 256 * 1024
+"""Longest source that is parsed beside others: a tree takes 60 times as much memory as
+its source, or 190 if that is one long list."""
+
+PIECE_BYTES = 4096
+"""What the parser gets at once: a token may be as long as the source."""
+
+NODES_AT_ONCE = 256
+"""Nodes between two looks at whether anybody still waits: 0.1 ms."""
+
+WAIT_S = 0.05
+"""Between two such looks while another source is parsed."""
+
+MOST_NAME_BYTES = 4096
+"""Longest name; what is longer is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +187,9 @@ def _by_name(name: str) -> str:
 
 
 def find_code(fd: LlmFd, unit: str) -> Iterator[tuple[str, Span]]:
-    """Yield (name, lines) of functions or classes, in the order of the text.
+    """Yield names of functions or classes, and where they are, as the text has them.
+
+    Where one is does not reach to the ends of its lines yet: ``whole_lines`` tells that.
 
     Raises:
         FdError: ``invalid_parameter``: there is no grammar for it, or it is too long.
@@ -178,19 +200,72 @@ def find_code(fd: LlmFd, unit: str) -> Iterator[tuple[str, Span]]:
         known = ", ".join(LANGUAGES)
         text = f"Content of type {name} has no units of the kind {unit}; known: {known}"
         raise FdError(INVALID_PARAMETER, text, fd=fd.id)
-    text_blob = fd.content.text
-    if text_blob.size > MOST_BYTES:
-        text = f"Content is too long to parse: more than {MOST_BYTES} bytes"
+    blob = fd.content.text
+    if blob.size > MOST_BYTES:
+        text = (
+            f"Content of {blob.size} bytes is too long to be parsed for a {unit}: at"
+            f" most {MOST_BYTES} bytes; search it, or read it by lines"
+        )
         raise FdError(INVALID_PARAMETER, text, fd=fd.id)
-    source = text_blob.data[:]
+    data = blob.data
     kinds = language.function if unit == "function" else language.classes
-    for node in _walk(_parse(fd, name, language, source)):
-        called = _name_of(node, kinds, unit)
-        if called is not None:
-            yield called, _whole_lines(source, node)
+    with _turn(blob.size):
+        tree = _parse(fd, name, language, data)
+        for count, (node, wrapper) in enumerate(_walk(tree)):
+            if not count % NODES_AT_ONCE:
+                stop_if_cancelled()
+            if _is_wanted(node, kinds, unit):
+                yield _name_of(node, data), wrapper or _span(node)
 
 
-def _parse(fd: LlmFd, name: str, language: Language, source: bytes) -> Tree:
+_one_long_source = threading.Lock()
+
+
+@contextmanager
+def _turn(size: int) -> Iterator[None]:
+    """Let one long source be parsed at a time: so the memory of all is bounded."""
+    if size <= ALONE_BYTES:
+        yield
+        return
+    while not _one_long_source.acquire(timeout=WAIT_S):
+        stop_if_cancelled()
+    try:
+        yield
+    finally:
+        _one_long_source.release()
+
+
+class _Source:
+    """What the parser reads; it lets others have the interpreter in between.
+
+    A parse is one call into C, which holds the interpreter but for what it calls back.
+
+    Attributes:
+        failure: why it ended too early; raised by who called the parser, for it must
+            not pass through it.
+    """
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = data
+        self.failure: BaseException | None = None
+
+    def read(self, offset: int, _: Point) -> bytes:
+        """Return some of what stands at an offset; nothing at the end."""
+        if self.is_over():
+            return b""
+        return self._data[offset : offset + PIECE_BYTES]
+
+    def is_over(self, *_: object) -> bool:
+        """Tell whether to give up; asked every 100 steps of the parser."""
+        if self.failure is None:
+            try:
+                stop_if_cancelled()
+            except BaseException as why:  # noqa: BLE001 - raised behind the parser
+                self.failure = why
+        return self.failure is not None
+
+
+def _parse(fd: LlmFd, name: str, language: Language, data: Buffer) -> Tree:
     try:
         tree_sitter = import_module("tree_sitter")
         grammar = import_module(language.module)
@@ -200,34 +275,61 @@ def _parse(fd: LlmFd, name: str, language: Language, source: bytes) -> Tree:
     parser = tree_sitter.Parser(
         tree_sitter.Language(getattr(grammar, language.entry)())
     )
-    tree: Tree = parser.parse(source)
+    source = _Source(data)
+    tree: Tree | None = None
+    try:
+        tree = parser.parse(source.read, progress_callback=source.is_over)
+    except ValueError:  # what it says when it was told to give up
+        if source.failure is None:
+            raise
+    del parser  # here, not where the failure ends up: it may hold as much as a tree
+    failure, source.failure = source.failure, None
+    if failure is not None:
+        raise failure
+    if tree is None:
+        raise RuntimeError("a parser that has a language made no tree")
     return tree
 
 
-def _walk(tree: Tree) -> Iterator[Node]:
-    """Yield every node, without recursion: source may be nested 100,000 deep."""
+def _walk(tree: Tree) -> Iterator[tuple[Node, Span | None]]:
+    """Yield every node, and where the outermost is of the wrappers around it.
+
+    Without recursion: source may be nested a million deep.  Linear in the text: no node
+    is asked for its parent, which is looked for from the root, nor for the list of its
+    children.
+    """
     cursor = tree.walk()
-    while True:
-        if cursor.node is not None:
-            yield cursor.node
+    wrappers: list[Span | None] = [None]  # around what is in each ancestor
+    while (node := cursor.node) is not None:
+        yield node, wrappers[-1]
         if cursor.goto_first_child():
+            is_wrapper = node.type in _WRAPPERS
+            wrappers.append(wrappers[-1] or _span(node) if is_wrapper else None)
             continue
         while not cursor.goto_next_sibling():
             if not cursor.goto_parent():
                 return
+            wrappers.pop()
 
 
-def _name_of(node: Node, kinds: frozenset[str], unit: str) -> str | None:
-    """Return the name of a node that is wanted, None if it is not."""
-    if unit == "function" and node.type == "variable_declarator":
+def _span(node: Node) -> Span:
+    return Span(node.start_byte, node.end_byte)
+
+
+_WRAPPERS = frozenset({"decorated_definition", "export_statement", "type_declaration"})
+
+
+def _is_wanted(node: Node, kinds: frozenset[str], unit: str) -> bool:
+    kind = node.type
+    if unit == "function" and kind == "variable_declarator":
         value = node.child_by_field_name("value")
-        if value is None or value.type not in _FUNCTION_VALUES:
-            return None
-    elif node.type not in kinds:
-        return None
-    if node.type.endswith("_specifier") and node.child_by_field_name("body") is None:
-        return None  # `struct a *p` names a structure and defines none
-    return _called(node)
+        return value is not None and value.type in _FUNCTION_VALUES
+    if kind not in kinds:
+        return False
+    # `struct a *p` names a structure and defines none.
+    return (
+        not kind.endswith("_specifier") or node.child_by_field_name("body") is not None
+    )
 
 
 _FUNCTION_VALUES = frozenset(
@@ -235,7 +337,7 @@ _FUNCTION_VALUES = frozenset(
 )
 
 
-def _called(node: Node) -> str:
+def _name_of(node: Node, data: Buffer) -> str:
     for field in ("name", "declarator", "type"):
         found = node.child_by_field_name(field)
         while found is not None:
@@ -243,18 +345,17 @@ def _called(node: Node) -> str:
             if inner is None:
                 break
             found = inner
-        if found is not None and found.text is not None:
-            return found.text.decode("utf-8", "replace")
+        if found is not None:
+            start = found.start_byte
+            name = data[start : min(found.end_byte, start + MOST_NAME_BYTES)]
+            return name.decode("utf-8", "replace")
     return ""
 
 
-def _whole_lines(source: bytes, node: Node) -> Span:
-    outer = node
-    while outer.parent is not None and outer.parent.type in _WRAPPERS:
-        outer = outer.parent
-    start = source.rfind(b"\n", 0, outer.start_byte) + 1
-    end = source.find(b"\n", max(outer.end_byte - 1, outer.start_byte)) + 1
-    return Span(start, end or len(source))
-
-
-_WRAPPERS = frozenset({"decorated_definition", "export_statement", "type_declaration"})
+def whole_lines(fd: LlmFd, span: Span) -> Span:
+    """Return the lines in which a part of a text lies."""
+    text = fd.content.text
+    index, data = text.index, text.data
+    before = index.newlines_before(data, span.start)
+    within = index.newlines_before(data, max(span.end - 1, span.start))
+    return Span(index.line_start(data, before + 1), index.line_start(data, within + 2))

@@ -6,8 +6,9 @@ Selectors exclude each other; without one it is page 1.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vfs.content.errors import (
     AMBIGUOUS,
@@ -19,7 +20,7 @@ from vfs.content.errors import (
 )
 from vfs.content.index import BLOCK_BYTES
 from vfs.content.pages import Span
-from vfs.content.units import find_units
+from vfs.content.units import find_units, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from vfs.content.arguments import Json
     from vfs.content.table import LlmFd
     from vfs.content.units import Unit
+
+MOST_NAMED = 100
+"""Units of one name whose lines an error tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,37 +206,58 @@ def _by_unit(fd: LlmFd, wanted: Selector) -> Selection:
     if fd.is_binary:
         text = "Binary content has no units"
         raise FdError(INVALID_PARAMETER, text, fd=fd.id)
-    chosen, total = _look_for(fd, unit, wanted)
-    return _chosen(fd, wanted, chosen, total)
+    return _chosen(fd, wanted, _look_for(fd, unit, wanted))
 
 
-def _look_for(fd: LlmFd, unit: str, wanted: Selector) -> tuple[list[Unit], int]:
-    """Return the units that are meant, and how many there are."""
+def _look_for(fd: LlmFd, unit: str, wanted: Selector) -> _Search:
     index = wanted.index
     if index is None and wanted.name is None:
         index = 1
     found: list[Unit] = []
-    total = 0
-    for total, candidate in enumerate(find_units(fd, unit), 1):
-        if total == index or (
-            wanted.name is not None and candidate.name == wanted.name
-        ):
-            found.append(candidate)
+    matching = total = 0
+    with closing(find_units(fd, unit)) as units:
+        for candidate in units:
+            total += 1
+            if candidate.number == index or (
+                wanted.name is not None and candidate.name == wanted.name
+            ):
+                matching += 1
+                found.append(candidate)
+                if len(found) >= 2 * MOST_NAMED:
+                    found.sort()
+                    del found[MOST_NAMED:]
     if index is not None and not found:
         valid = f"Valid range: 1-{total}" if total else "The content has none"
         text = f"Invalid {unit} index. {valid}"
         raise FdError(INVALID_RANGE, text, fd=fd.id)
-    return found, total
+    found = sorted(found)[:MOST_NAMED]
+    return _Search([whole(fd, unit, one) for one in found], matching, total)
 
 
-def _chosen(fd: LlmFd, wanted: Selector, found: list[Unit], total: int) -> Selection:
+class _Search(NamedTuple):
+    """What came of looking for units.
+
+    Attributes:
+        found: those that are meant, in the order of the text; the first of them, if
+            they are many.
+        matching: how many are meant.
+        total: how many there are.
+    """
+
+    found: list[Unit]
+    matching: int
+    total: int
+
+
+def _chosen(fd: LlmFd, wanted: Selector, looked: _Search) -> Selection:
     unit, name = str(wanted.unit), wanted.name
+    found, matching, total = looked
     if not found:
         text = f"{unit.capitalize()} {name} not found"
         raise FdError(NOT_FOUND, text, fd=fd.id)
-    if len(found) > 1:
-        text = f"{len(found)} units of the kind {unit} are called {name}"
-        ranges = ", ".join(lines_of(fd, one.span) for one in found[:100])
+    if matching > 1:
+        text = f"{matching} units of the kind {unit} are called {name}"
+        ranges = ", ".join(lines_of(fd, one.span) for one in found)
         raise FdError(AMBIGUOUS, text, f"Lines: {ranges}", fd=fd.id)
     chosen = found[0]
     extras: list[tuple[str, str | int]] = [("unit", unit)]

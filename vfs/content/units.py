@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import re2
 
+from vfs.content.cancelling import stop_if_cancelled
 from vfs.content.pages import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from vfs.content.table import LlmFd
 
 UNITS = ("paragraph", "section", "function", "class")
+
+MOST_TITLE_BYTES = 4096
+"""Longest name of a section; what is longer is cut."""
 
 _PARAGRAPH = re2.compile(rb"(?:[ \t\r\f\v]*[^\s][^\n]*(?:\n|\z))+")
 _HEADING = re2.compile(
@@ -33,7 +37,7 @@ class Unit(NamedTuple):
     Attributes:
         number: among those of its kind, from 1.
         name: what it is called; empty if it is not.
-        span: in bytes of the text.
+        span: in bytes of the text; of functions and classes see ``whole``.
     """
 
     number: int
@@ -41,18 +45,25 @@ class Unit(NamedTuple):
     span: Span
 
 
-def find_units(fd: LlmFd, unit: str) -> Iterator[Unit]:
-    """Yield the units of one kind in the order of the text.
+def find_units(fd: LlmFd, unit: str) -> Generator[Unit, None, None]:
+    """Yield the units of one kind, each when its end is known.
+
+    Who does not want all of them closes it: it may hold a tree.
 
     Raises:
-        FdError: ``invalid_parameter``: the language is not known, or its grammar not
-            installed.
+        FdError: ``invalid_parameter``: the language is not known, its grammar not
+            installed, or the content too long to be parsed.
     """
     if unit == "paragraph":
         yield from _paragraphs(fd)
     elif unit == "section":
-        headed = _sections(fd)
-        yield from headed or _marked(fd)
+        sections = _sections(fd)
+        first = next(sections, None)
+        if first is None:
+            yield from _marked(fd)
+        else:
+            yield first
+            yield from sections
     else:
         from vfs.content.code import find_code  # noqa: PLC0415 - loads grammars
 
@@ -60,10 +71,23 @@ def find_units(fd: LlmFd, unit: str) -> Iterator[Unit]:
             yield Unit(number, name, span)
 
 
+def whole(fd: LlmFd, unit: str, found: Unit) -> Unit:
+    """Return a unit that was found with its lines as they are shown.
+
+    To look for their ends takes time, and most of what is found is not shown.
+    """
+    if unit not in ("function", "class"):
+        return found
+    from vfs.content.code import whole_lines  # noqa: PLC0415 - loads grammars
+
+    return found._replace(span=whole_lines(fd, found.span))
+
+
 def _paragraphs(fd: LlmFd) -> Iterator[Unit]:
     data = fd.content.text.data
     position = number = 0
     while True:
+        stop_if_cancelled()
         match = _PARAGRAPH.search(data, position)
         if match is None:
             return
@@ -72,40 +96,46 @@ def _paragraphs(fd: LlmFd) -> Iterator[Unit]:
         yield Unit(number, "", Span(match.start(), position))
 
 
-def _sections(fd: LlmFd) -> list[Unit]:
-    """Return what stands under headings; those inside fenced code are none."""
+def _sections(fd: LlmFd) -> Iterator[Unit]:
+    """Yield what stands under headings with all that is under these in turn.
+
+    No more of them are open at once than there are levels.
+    """
+    under: list[tuple[int, int, str, int]] = []  # level, number, title, start
+    for count, (level, title, start) in enumerate(_headings(fd), 1):
+        while under and under[-1][0] >= level:
+            _, number, name, begin = under.pop()
+            yield Unit(number, name, Span(begin, start))
+        under.append((level, count, title, start))
+    while under:
+        _, number, name, begin = under.pop()
+        yield Unit(number, name, Span(begin, fd.content.text.size))
+
+
+def _headings(fd: LlmFd) -> Iterator[tuple[int, str, int]]:
+    """Yield level, title and start of each; those inside fenced code are none."""
     data = fd.content.text.data
     size = fd.content.text.size
-    heads: list[tuple[int, int, str]] = []
-    fence = b""
+    fence: tuple[bytes, int] | None = None  # its character, how many
     position = 0
-    while (match := _HEADING.search(data, position)) is not None:
+    while position <= size:
+        stop_if_cancelled()
+        match = _HEADING.search(data, position)
+        if match is None:
+            return
         position = match.end() + 1
-        mark, level, title = match.groups()
-        if mark is not None:
-            if not fence:
-                fence = mark
-            elif mark.startswith(fence):
-                fence = b""
-        elif not fence:
-            heads.append((len(level), match.start(), title.decode()))
-        if position > size:
-            break
-    return _nested(heads, size)
-
-
-def _nested(heads: list[tuple[int, int, str]], size: int) -> list[Unit]:
-    """Return each heading with what is under it, in linear time."""
-    ends = [size] * len(heads)
-    open_heads: list[int] = []
-    for number, (level, start, _) in enumerate(heads):
-        while open_heads and heads[open_heads[-1]][0] >= level:
-            ends[open_heads.pop()] = start
-        open_heads.append(number)
-    return [
-        Unit(number, title, Span(start, ends[number - 1]))
-        for number, (_, start, title) in enumerate(heads, 1)
-    ]
+        begin, end = match.span(1)
+        if begin >= 0:
+            mark = data[begin : begin + 1]
+            if fence is None:
+                fence = (mark, end - begin)
+            elif mark == fence[0] and end - begin >= fence[1]:
+                fence = None
+        elif fence is None:
+            begin, end = match.span(3)
+            title = data[begin : min(end, begin + MOST_TITLE_BYTES)]
+            first, last = match.span(2)
+            yield last - first, title.decode("utf-8", "replace"), match.start()
 
 
 def _marked(fd: LlmFd) -> Iterator[Unit]:
