@@ -108,7 +108,7 @@ def select(fd: LlmFd, wanted: Selector) -> Selection:
 def _pages(fd: LlmFd, first: int, count: int) -> Selection:
     table = fd.content.text.pages(fd.page_size)
     last = first + count - 1
-    if not 1 <= first <= len(table) or last < first:
+    if not 1 <= first <= len(table):
         text = f"Invalid page number. Valid range: 1-{len(table)}"
         raise FdError(INVALID_PAGE, text, fd=fd.id)
     last = min(last, len(table))
@@ -171,6 +171,9 @@ def _by_mode(fd: LlmFd, wanted: Selector) -> Selection:
         text = "Missing parameter: mode (start and count go with it)"
         raise FdError(INVALID_PARAMETER, text, fd=fd.id)
     count = 1 if wanted.count is None else wanted.count
+    if count < 1:
+        text = f"Invalid count {count}: at least 1 {wanted.mode} is to be read"
+        raise FdError(INVALID_RANGE, text, fd=fd.id)
     if wanted.mode == "page":
         return _pages(fd, 1 if wanted.start is None else wanted.start, count)
     if wanted.mode == "line":
@@ -184,7 +187,7 @@ def _characters(fd: LlmFd, start: int, count: int | None) -> Selection:
     total = text.index.chars
     if count is None:
         count = fd.page_size
-    if start < 0 or count < 1 or start >= max(total, 1):
+    if start < 0 or start >= max(total, 1):
         words = f"Invalid character range. Valid start: 0-{max(total - 1, 0)}"
         raise FdError(INVALID_RANGE, words, fd=fd.id)
     count = min(count, total - start)

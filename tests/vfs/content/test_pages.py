@@ -173,3 +173,14 @@ def test_crlf_is_kept_to_the_byte() -> None:
     answer = ask(holding(text), "read_fd", fd="fd:1", read_all=True)
     assert (text_of(answer), answer.get("total_lines")) == (text, "2")
     assert answer.get("page") == "all"
+
+
+@pytest.mark.parametrize("mode", ["page", "line", "char"])
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_count_of_none_is_told_as_that(mode: str, count: int) -> None:
+    made = holding("a\n" * 10)
+    answer = ask(made, "read_fd", fd="fd:1", mode=mode, start=1, count=count)
+    assert failed(answer) == (
+        *("invalid_range", "fd:1"),
+        f"Invalid count {count}: at least 1 {mode} is to be read",
+    )
