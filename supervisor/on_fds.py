@@ -40,13 +40,17 @@ def _too_large(session: Session, size: int) -> bytes:
     return invalid("size", b"%d exceeds limit %d" % (size, session.max_write_bytes))
 
 
+ONLY_READ = frozenset({"read_fd", "search_fd"})
+"""Calls that may take many seconds, and that nobody needs when their client has gone."""
+
+
 def _begin_call(
     session: Session, service: FdService, document: bytes | memoryview
 ) -> None:
     session.start(partial(_call, session, service, bytes(document)))
 
 
-async def _call(session: Session, service: FdService, document: bytes) -> bytes:
+async def _call(session: Session, service: FdService, document: bytes) -> bytes | None:
     # Here, so that a host without LLM fds loads nothing of them.
     from vfs.content import UnknownCallError  # noqa: PLC0415
 
@@ -57,7 +61,13 @@ async def _call(session: Session, service: FdService, document: bytes) -> bytes:
         else:
             name, arguments = _parse(document)
         process = service.process_of(session.client)
-        answer = await process.call(name, **arguments)
+        if name not in ONLY_READ:
+            answer = await process.call(name, **arguments)
+        else:
+            with session.while_connected() as scope:
+                answer = await process.call(name, **arguments)
+            if scope.cancelled_caught:
+                return None
     except (UnknownCallError, ValueError) as why:
         return error(b"invalid fd call: " + echo(str(why).encode(errors="replace")))
     return b"OK %d\n%b" % (len(answer), answer)
