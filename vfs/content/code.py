@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from vfs.content.table import LlmFd
 
 MOST_BYTES = 4 * 1024 * 1024
-"""Longest source that is parsed: 2 s, or 8 if it is full of errors."""
+"""Longest source that is parsed: 3 s, or 9 if it is full of errors.
+
+To give a tree back is one call into C, which holds the interpreter for 25 ms for each MiB
+of common source, and up to 150 for one endless list."""
 
 ALONE_BYTES = 256 * 1024
 """Longest source that is parsed beside others: a tree takes 60 times as much memory as
