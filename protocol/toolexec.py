@@ -3,12 +3,13 @@
 What it is: paths, methods, versions, tokens, fields and ids, checked in the order that
 the protocol fixes, and the table of refusals.  What it is not: it runs nothing and
 knows no tool.  ``toolexec_body`` cuts requests out of a stream, ``toolexec_form`` takes
-their fields apart.
+their fields apart, ``toolexec_log`` says for a log what they asked for.
 
 Rules of this file.
 
 1. ``check`` is the order: path, method, token, version, fields.  Who has no token learns
-   nothing but that.
+   nothing but that.  All but the fields is decided by the head (``decided``), so nobody
+   needs to receive a body for it.
 2. Every refusal is a row of ``REFUSALS`` or a sentence on a row; its exit code is 86.
 """
 
@@ -56,18 +57,12 @@ REASONS = {
     504: b"Gateway Timeout",
 }
 
+MAX_AUTHORIZATIONS = 8
+"""Most ``Authorization`` headers of a request: each is looked up before it is known who
+asks."""
+
 _EXEC_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_PIECES = re.compile(rb"[\t\n\v\f\r =]+")
 _ABSOLUTE = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
-# A word that a secret follows, what may stand between, and all the rest: where a secret
-# ends depends on who reads it, in a script on its quotes.
-_SECRET = re.compile(
-    r"((?:(?<![\w-])--?(?:token|password|api[-_]?key|key)(?![\w-])|bearer(?![a-z]))"
-    r"[\s=:,\"']*)(.*)",
-    re.IGNORECASE | re.DOTALL,
-)
-# Long enough to be a child's token, or the MAC of a narrowed one.
-_TOKEN = re.compile(r"(?<![0-9a-f])[0-9a-f]{32,}", re.IGNORECASE)
 _MAX_OFFSET_DIGITS = 18
 
 
@@ -96,6 +91,9 @@ HEAD_TOO_LARGE = Refusal(431, b"request headers too large\n")
 BUSY = Refusal(503, b"busy\n", headers=((b"Retry-After", b"1"),))
 TIMEOUT = Refusal(504, b"timeout\n", TIMED_OUT)
 NOTIFY_TIMEOUT = Refusal(408, b"timeout\n", TIMED_OUT)
+BODY_TIMEOUT = Refusal(408, b"the body took too long\n")
+HEALTHY = Refusal(200, b"ok\n", 0)
+"""The answer to ``Health``: it is given as a refusal is, before any body is received."""
 BAD_VERSION = Refusal(
     426,
     b"Unsupported shim protocol; expected 1 or 2\n",
@@ -210,11 +208,19 @@ Request = Exec | Signal | Notify | Replay | Health
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A path that exists: its only method, and what reads the rest of a request."""
+    """A path that exists: its only method, and what reads the rest of a request.
+
+    Attributes:
+        method: the only one.
+        has_version: whether a head asks for a version that is spoken here.
+        read: reads the rest.
+        bad_version: answers another version.
+    """
 
     method: bytes
+    has_version: Callable[[Head], bool]
     read: Callable[[Head, _Asked], Request | Refusal]
-    has_token: bool = True
+    bad_version: Refusal = BAD_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,25 +246,47 @@ def check(
         body: all of it.
         is_authorized: told the pieces that may be a token (``token_pieces``).
     """
+    found = decided(head, is_authorized)
+    if found is not None:
+        return found
+    path, query, exec_id = _target_of(head)
+    try:
+        form = toolexec_form.pairs(query, body)
+        return _PATHS[path].read(head, _Asked(exec_id, form))
+    except toolexec_form.FormError as why:
+        return bad_request(str(why))
+
+
+def decided(
+    head: Head, is_authorized: Callable[[Sequence[bytes]], bool]
+) -> Health | Refusal | None:
+    """Return what a head decides, whatever its body will be; None if it may go on."""
+    tokens = head.values(b"authorization")
+    if len(tokens) > MAX_AUTHORIZATIONS:
+        return bad_request(f"more than {MAX_AUTHORIZATIONS} Authorization headers")
+    name, _, _ = _target_of(head)
+    path = _PATHS.get(name)
+    if path is None and name != _HEALTH:
+        return NOT_FOUND
+    method = b"GET" if path is None else path.method
+    if head.method != method:
+        return replace(METHOD_NOT_ALLOWED, headers=((b"Allow", method),))
+    if path is None:
+        return Health()
+    if not is_authorized(token_pieces(tokens)):
+        return UNAUTHORIZED
+    return None if path.has_version(head) else path.bad_version
+
+
+def _target_of(head: Head) -> tuple[bytes, bytes, bytes]:
+    """Return (path in lower case, query, id) of a target; ``/exec/`` has an id."""
     target = head.target
     absolute = _ABSOLUTE.match(target)
     path, _, query = (target[absolute.end() :] if absolute else target).partition(b"?")
-    name, exec_id = path.lower(), b""
+    name = path.lower()
     if name.startswith(b"/exec/"):
-        name, exec_id = b"/exec/", path[len(b"/exec/") :]
-    known = _PATHS.get(name)
-    if known is None:
-        return NOT_FOUND
-    if head.method != known.method:
-        return replace(METHOD_NOT_ALLOWED, headers=((b"Allow", known.method),))
-    if known.has_token and not is_authorized(
-        token_pieces(head.values(b"authorization"))
-    ):
-        return UNAUTHORIZED
-    try:
-        return known.read(head, _Asked(exec_id, toolexec_form.pairs(query, body)))
-    except toolexec_form.FormError as why:
-        return bad_request(str(why))
+        return b"/exec/", query, path[len(b"/exec/") :]
+    return name, query, b""
 
 
 def version_of(head: Head) -> int:
@@ -277,8 +305,8 @@ def token_pieces(values: Sequence[bytes]) -> list[bytes]:
     """
     found = []
     for value in values:
-        pieces = [piece for piece in _PIECES.split(value) if piece]
-        found += [value, *(piece.strip(b",;\"'") for piece in pieces[-1:])]
+        last = value.replace(b"=", b" ").rsplit(maxsplit=1)[-1:]
+        found += [value, *(piece.strip(b",;\"'") for piece in last)]
     return found
 
 
@@ -287,17 +315,22 @@ def is_exec_id(text: bytes) -> bool:
     return _EXEC_ID.fullmatch(text) is not None
 
 
-def _read_exec(head: Head, asked: _Asked) -> Request | Refusal:
-    version = version_of(head)
+def _is_executable(head: Head) -> bool:
     # HTTP/1.0 has no chunks, so there is nothing to stream in (spec: 426).
-    if version == 0 or (version == 2 and head.version == b"1.0"):
-        return BAD_VERSION
+    return version_of(head) == 1 or _is_streamable(head)
+
+
+def _is_streamable(head: Head) -> bool:
+    return version_of(head) == 2 and head.version != b"1.0"
+
+
+def _read_exec(head: Head, asked: _Asked) -> Request | Refusal:
     call = toolexec_form.call_of(asked.form)
     ids = head.values(b"x-aifo-exec-id")
     if len(ids) > 1 or not all(map(is_exec_id, ids)):
         return bad_request("bad exec id")
     return Exec(
-        version,
+        version_of(head),
         _text(call.tool),
         call.cwd,
         call.args,
@@ -307,9 +340,7 @@ def _read_exec(head: Head, asked: _Asked) -> Request | Refusal:
     )
 
 
-def _read_replay(head: Head, asked: _Asked) -> Request | Refusal:
-    if version_of(head) != 2 or head.version == b"1.0":
-        return BAD_VERSION
+def _read_replay(_head: Head, asked: _Asked) -> Request | Refusal:
     if not is_exec_id(asked.exec_id):
         return bad_request("bad exec id")
     offset = toolexec_form.last(asked.form, b"from")
@@ -320,9 +351,7 @@ def _read_replay(head: Head, asked: _Asked) -> Request | Refusal:
     return Replay(asked.exec_id.decode(), int(offset))
 
 
-def _read_signal(head: Head, asked: _Asked) -> Request | Refusal:
-    if version_of(head) == 0:
-        return BAD_VERSION
+def _read_signal(_head: Head, asked: _Asked) -> Request | Refusal:
     exec_id = toolexec_form.last(asked.form, b"exec_id")
     if not exec_id:
         return bad_request("no exec_id")
@@ -335,24 +364,22 @@ def _read_signal(head: Head, asked: _Asked) -> Request | Refusal:
     return Signal(exec_id.decode(), name.decode())
 
 
-def _read_notify(head: Head, asked: _Asked) -> Request | Refusal:
-    if version_of(head) != 2:
-        return BAD_NOTIFY_VERSION
+def _read_notify(_head: Head, asked: _Asked) -> Request | Refusal:
     command, args = toolexec_form.notification_of(asked.form)
     return Notify(_text(command), args)
 
 
-def _read_health(_head: Head, _asked: _Asked) -> Request | Refusal:
-    return Health()
-
+_HEALTH = b"/healthz"
+"""The only path without a token, without a version and without a form."""
 
 # In lower case; `/exec/` stands for those with an id.
 _PATHS = {
-    b"/exec": _Path(b"POST", _read_exec),
-    b"/exec/": _Path(b"GET", _read_replay),
-    b"/signal": _Path(b"POST", _read_signal),
-    b"/notify": _Path(b"POST", _read_notify),
-    b"/healthz": _Path(b"GET", _read_health, has_token=False),
+    b"/exec": _Path(b"POST", _is_executable, _read_exec),
+    b"/exec/": _Path(b"GET", _is_streamable, _read_replay),
+    b"/signal": _Path(b"POST", lambda head: version_of(head) != 0, _read_signal),
+    b"/notify": _Path(
+        b"POST", lambda head: version_of(head) == 2, _read_notify, BAD_NOTIFY_VERSION
+    ),
 }
 
 
@@ -365,28 +392,6 @@ def _text(data: bytes) -> str:
 
 def shown(text: str) -> str:
     """Return a text for one line: no control characters, no lone surrogates."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def redacted(args: Sequence[bytes]) -> str:
-    """Return arguments for a log line, without what may be a secret.
-
-    Left out is what follows ``--token``, ``--password``, ``--api-key``, ``--key`` and
-    ``Bearer``: the rest of the argument, wherever in it that begins, or the next argument
-    if there is no rest. So is what has the shape of a token.
-    """
-    found: list[str] = []
-    hidden = False
-    for arg in args:
-        text = _text(arg)
-        secret = _SECRET.search(text)
-        is_next = secret is not None and not secret[2]
-        if hidden:
-            # What stands for the secret of another word may be such a word itself.
-            hidden = is_next or not text.strip()
-            text = "***"
-        elif secret is not None:
-            hidden = is_next
-            text = text[: secret.end(1)] + ("" if hidden else "***")
-        found.append(shown(_TOKEN.sub("***", text)))
-    return " ".join(found)

@@ -39,6 +39,10 @@ zeros before a size, and trailers, which are header lines and have their bound."
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _LENGTH = re.compile(rb"[0-9]{1,20}")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+# Likewise with its line's end; of one that is longer than it may be it finds nothing.
+_SIZE_LINE = re.compile(
+    rb"([0-9A-Fa-f]{1,16})[ \t]{0,99}(?:;[\t\x20-\x7e\x80-\xff]{0,99})?\r\n"
+)
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 
@@ -160,7 +164,28 @@ class BodyReader:
         self.is_complete = self._left == 0
         return False
 
+    def _take_whole_chunks(self) -> None:
+        """Take the chunks that are there from size to end.
+
+        Whatever else is there is left for the steps, so this changes nothing but what a
+        body in small chunks costs.
+        """
+        buffer, body, at = self._buffer, self.body, 0
+        extra_bytes = self._extra_bytes
+        while line := _SIZE_LINE.match(buffer, at):
+            start, size = line.end(), int(line[1], 16)
+            end = start + size
+            if not size or len(body) + size > MAX_BODY_BYTES:
+                break
+            extra_bytes += start - at - 2 - len(b"%x" % size)
+            if extra_bytes > MAX_EXTRA_BYTES or buffer[end : end + 2] != b"\r\n":
+                break
+            body += buffer[start:end]
+            at, self._extra_bytes = end + 2, extra_bytes
+        del buffer[:at]
+
     def _size_line(self) -> bool:
+        self._take_whole_chunks()
         line = self._line(MAX_CHUNK_LINE_BYTES, FramingError("a long chunk size"))
         if line is None:
             return False

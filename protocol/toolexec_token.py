@@ -14,6 +14,8 @@ Rules of this file.
 2. Every narrowing has an id of its own: its holder sees its own executions, and nobody
    else's.
 3. What is not understood stands for nothing: such a token is none.
+4. To tell that a token is none costs little, however long it is: it has so many bytes
+   and so many caveats.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 MAX_TOKEN_BYTES = 8192
 """Longest narrowed token: room for every tool of every kind, some times over."""
+
+MAX_CAVEATS = 64
+"""Most caveats of a narrowed token: twenty narrowings, one in the other.  Each costs a
+MAC before it is known whether the token is one."""
 
 _ID_DIGITS = 16
 _MAC_DIGITS = 64
@@ -123,9 +129,9 @@ def taken_apart(token: bytes) -> tuple[str, tuple[str, ...], str] | None:
     """Return (identity, caveats, MAC) of a narrowed token; None if it is none."""
     if len(token) > MAX_TOKEN_BYTES or not token.isascii():
         return None
-    name, *caveats, last = (
-        token.decode("ascii").split("~") if b"~" in token else ("", "")
-    )
-    if not caveats or len(name) != _ID_DIGITS or len(last) != _MAC_DIGITS:
+    if not 1 < token.count(b"~") <= MAX_CAVEATS + 1:
+        return None
+    name, *caveats, last = token.decode("ascii").split("~")
+    if len(name) != _ID_DIGITS or len(last) != _MAC_DIGITS:
         return None
     return name, tuple(caveats), last

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol import toolexec, toolexec_token
+from protocol import toolexec, toolexec_log, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.service import ToolExec
+    from supervisor.toolexec.turns import Turn
+
+MAX_RECEIVING = 64
+"""Requests of one child whose bodies are being received: as many as its executions by
+default.  Each may take a MiB of memory, and a place on a listener of all children."""
 
 _EXEC_ANSWERS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.EISDIR}
@@ -69,6 +74,7 @@ class Connection(Replies):
         self.scope = trio.CancelScope()
         self._is_received = False
         self._owner: ChildExecutions | None = None
+        self._receives_for: ChildExecutions | None = None
         self._rights = toolexec_token.ALL
 
     @property
@@ -123,7 +129,11 @@ class Connection(Replies):
         await self.wire.drain()
 
     async def _serve(self) -> None:
-        head, body = await self.wire.receive(self._first_look)
+        try:
+            head, body = await self.wire.receive(self._first_look)
+        finally:
+            if self._receives_for is not None:
+                self._receives_for.receiving -= 1
         self.idle_since = None
         if self.scope.cancel_called:  # to make room, while the last of it was received
             raise GoneError
@@ -166,12 +176,20 @@ class Connection(Replies):
     def _lost(self, why: OSError) -> None:
         self._service.log("DEBUG", f"toolexec: connection lost: {why.strerror}")
 
-    def _first_look(self, head: Head) -> Refusal | None:
-        """Refuse what is refused whatever its body will be."""
-        found = toolexec.check(head, b"", self._is_authorized)
-        if isinstance(found, Refusal) and found.status != 400:
+    def _first_look(self, head: Head) -> Refusal | Turn:
+        """Refuse what is refused whatever its body will be, or receive that."""
+        found = toolexec.decided(head, self._is_authorized)
+        if isinstance(found, Health):
+            return toolexec.HEALTHY
+        if found is not None:
             return found
-        return None
+        owner = self._owner
+        if owner is None or owner.receiving >= MAX_RECEIVING:
+            return toolexec.BUSY
+        owner.receiving += 1
+        self._receives_for = owner
+        self.idle_since = None  # no stranger: it does not give way any more
+        return owner.bodies
 
     def _is_authorized(self, pieces: Sequence[bytes]) -> bool:
         found = self._service.tokens.find(pieces)
@@ -183,18 +201,16 @@ class Connection(Replies):
     async def _answer(self, request: Request) -> Refusal | None:
         owner = self._owner
         if isinstance(request, Health):
-            await self.wire.reply(200, b"ok\n", 0)
-        elif owner is None:
+            return toolexec.HEALTHY
+        if owner is None:
             raise RuntimeError("a request without an owner is refused before")
-        elif isinstance(request, Exec):
+        if isinstance(request, Exec):
             return await self._exec(owner, request)
-        elif isinstance(request, Replay):
+        if isinstance(request, Replay):
             return await self._replay(owner, request)
-        elif isinstance(request, Signal):
+        if isinstance(request, Signal):
             return await self._signal(owner, request)
-        else:
-            return await self._notify(owner, request)
-        return None
+        return await self._notify(owner, request)
 
     # POST /exec
 
@@ -244,7 +260,7 @@ class Connection(Replies):
         finally:
             os.close(cwd_fd)
         if self._service.is_verbose:
-            words = toolexec.redacted(request.args)
+            words = toolexec_log.redacted(request.args)
             self._service.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 

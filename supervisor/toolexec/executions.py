@@ -23,6 +23,7 @@ from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.logquota import Quota
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.slots import BusyError, Slots
+from supervisor.toolexec.turns import Turn
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class ChildExecutions:
         live: those that run, by scope and id.
         kept: those that have finished and whose output is still there, oldest first.
         growth: charges the child for what they make; None if nothing bounds that.
+        bodies: the turn in which the child's requests are taken apart.
+        receiving: connections that receive the body of a request of the child's.
     """
 
     def __init__(
@@ -85,6 +88,8 @@ class ChildExecutions:
         self.live: dict[str, Execution] = {}
         self.kept: OrderedDict[str, Execution] = OrderedDict()
         self.growth = growth.of(child)
+        self.bodies = Turn()
+        self.receiving = 0
         self._slots = slots
         self._directory = directory
         self._log_limit_bytes = log_limit_bytes

@@ -54,7 +54,7 @@ class Replies:
 
     def __init__(self, service: ToolExec, sock: socket.socket) -> None:
         self._service = service
-        self.wire = Wire(sock)
+        self.wire = Wire(sock, service.heads)
         self.task: Task | None = None
 
     async def _carry_out(self, task: Task) -> Refusal | None:

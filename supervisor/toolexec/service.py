@@ -36,6 +36,7 @@ from supervisor.toolexec.server import (
 )
 from supervisor.toolexec.slots import Slots
 from supervisor.toolexec.tokens import Tokens
+from supervisor.toolexec.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -103,6 +104,7 @@ class ToolExec:
         left: what the program before has left, until all of it is entered.
         entered: the executions among that, by child, in the order of the state.
         places: for connections, over all that listens.
+        heads: the turn in which large heads of requests are parsed.
         large_output: makes a handle of a finished execution's output, or answers None
             to have it sent as it is; None where nobody can.
     """
@@ -128,6 +130,7 @@ class ToolExec:
         self.left: ToolExecState | None = None
         self.entered: dict[str, list[Execution]] = {}
         self.places = Places()
+        self.heads = Turn()
         self._servers: set[Server] = set()
         self._children: dict[str, ChildExecutions] = {}
         self.gate = Gate()

@@ -7,6 +7,8 @@ Rules of this file.
    than one.
 2. A token that was revoked is as unknown as one that never was, and so is what was
    narrowed from it (``protocol/toolexec_token.py``).
+3. A narrowed token names the one that it was made from; where nobody has that, nothing
+   is computed for it.  The name is no secret, so its look-up may be told by the clock.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class Tokens(Generic[Owner]):
         """Return whose token one of the pieces is and what it stands for, or None."""
         found = None
         for piece in pieces:
+            if len(piece) > toolexec_token.MAX_TOKEN_BYTES:
+                continue
             token, owner = self._owners.get(self._digest(piece), (b"", None))
             if hmac.compare_digest(token, piece) and owner is not None:
                 found = owner, toolexec_token.ALL
@@ -69,13 +73,15 @@ class Tokens(Generic[Owner]):
         if taken is None:
             return None
         name, caveats, given = taken
-        token = self._names.get(name, "")
-        _, owner = self._owners.get(self._digest(token.encode()), (b"", None))
-        expected = toolexec_token.mac(token, caveats)
-        rights = toolexec_token.Rights.of(caveats)
-        if owner is None or rights is None or not rights.is_narrowed:
+        token = self._names.get(name)
+        if token is None:
             return None
-        return (owner, rights) if hmac.compare_digest(expected, given) else None
+        if not hmac.compare_digest(toolexec_token.mac(token, caveats), given):
+            return None
+        rights = toolexec_token.Rights.of(caveats)
+        if rights is None or not rights.is_narrowed:
+            return None
+        return self._owners[self._digest(token.encode())][1], rights
 
     def _digest(self, piece: bytes) -> bytes:
         return hashlib.blake2b(piece, key=self._key, digest_size=32).digest()

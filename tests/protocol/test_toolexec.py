@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import toolexec
+from protocol import toolexec, toolexec_log
 from protocol.toolexec import (
     Exec,
     Head,
@@ -129,6 +129,42 @@ def test_any_of_several_authorizations_may_hold_the_token() -> None:
     more = [(b"authorization", b"Bearer nothing")]
     assert isinstance(ask(more=more), Exec)
     assert ask(more=more, auth=None) == toolexec.UNAUTHORIZED
+
+
+# Each is looked up before it is known who asks.
+def test_there_are_eight_authorizations_at_most() -> None:
+    more = [(b"authorization", b"Bearer nothing")]
+    assert isinstance(ask(more=more * (toolexec.MAX_AUTHORIZATIONS - 1)), Exec)
+    for auth in (b"Bearer " + TOKEN, None):
+        assert ask(auth=auth, more=more * (toolexec.MAX_AUTHORIZATIONS + 1)) == Refusal(
+            400, b"bad request: more than 8 Authorization headers\n"
+        )
+
+
+# spec E13: a head alone decides all but the fields.
+def test_what_a_head_decides_needs_no_body() -> None:
+    good = [(b"authorization", TOKEN), (b"x-aifo-proto", b"2")]
+    for method, target, headers, expected in (
+        (b"POST", b"/exec", good, None),
+        (b"GET", b"/exec/a?from=x", good, None),
+        (b"POST", b"/signal", good, None),
+        (b"POST", b"/notify", good, None),
+        (b"GET", b"/healthz", [], Health()),
+        (b"POST", b"/exe", good, toolexec.NOT_FOUND),
+        (b"POST", b"/exec", good[1:], toolexec.UNAUTHORIZED),
+        (b"POST", b"/exec", good[:1], toolexec.BAD_VERSION),
+        (b"POST", b"/notify", good[:1], toolexec.BAD_NOTIFY_VERSION),
+    ):
+        head = Head(method, target, headers)
+        assert toolexec.decided(head, knows) == expected
+    refused = toolexec.decided(Head(b"PUT", b"/healthz", []), knows)
+    assert isinstance(refused, Refusal)
+    assert refused.status == 405
+
+
+def test_a_version_is_looked_at_before_a_form_is() -> None:
+    assert status(ask(b"&" * 5000, proto=None)) == 426
+    assert status(ask(b"&" * 5000)) == 400
 
 
 @pytest.mark.parametrize("proto", [b"", b"0", b"3", b"1.0", b"2 2", b"22", b"two"])
@@ -273,7 +309,7 @@ def test_health_needs_no_token() -> None:
 )
 # spec E34
 def test_a_log_line_has_no_secrets(args: tuple[bytes, ...], line: str) -> None:
-    assert toolexec.redacted(args) == line
+    assert toolexec_log.redacted(args) == line
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))

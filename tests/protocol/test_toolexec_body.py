@@ -223,6 +223,24 @@ def test_a_body_may_come_in_chunks_of_a_byte() -> None:
     assert (reader.is_complete, len(reader.body)) == (True, MAX_BODY_BYTES)
 
 
+# What is there as a whole is taken without a step for each part of it.
+@pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;\r\nx\r\n", b"01 \r\nx\r\n"])
+def test_small_chunks_take_no_steps(
+    monkeypatch: pytest.MonkeyPatch, chunk: bytes
+) -> None:
+    lines = []
+    real = BodyReader._line
+
+    def counted(self: BodyReader, longest: int, too_long: Exception) -> bytes | None:
+        lines.append(longest)
+        return real(self, longest, too_long)
+
+    monkeypatch.setattr(BodyReader, "_line", counted)
+    reader = read(chunk * 10_000 + b"0\r\n\r\n", CHUNKED, [997] * 20)
+    assert (reader.is_complete, bytes(reader.body)) == (True, b"x" * 10_000)
+    assert len(lines) < 100
+
+
 @given(
     st.lists(st.binary(min_size=1, max_size=20), max_size=4),
     st.sampled_from([b"", b"A: b\r\n"]),

@@ -1,5 +1,6 @@
 """Forms of ToolExec: bytes in, bytes out, bounds in words."""
 
+import re
 from urllib.parse import quote_from_bytes
 
 import pytest
@@ -25,13 +26,25 @@ def test_an_invalid_escape_stands_for_itself(text: bytes, data: bytes) -> None:
     assert form.decode(text) == data
 
 
+ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+WORDS = [b"%", b"%4", b"=", b"+", b"\\x41", b"a", b"F", b"g", b"\n", b"\r", b"_"]
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.binary(max_size=3)).map(b"".join))
+def test_any_text_is_decoded_as_it_says(text: bytes) -> None:
+    plain = text.replace(b"+", b" ")
+    expected = ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), plain)
+    assert form.decode(text) == expected
+
+
 @given(st.lists(st.binary(max_size=60), max_size=10))
 def test_arguments_arrive_byte_by_byte(args: list[bytes]) -> None:
     body = b"tool=x" + b"".join(
         b"&arg=" + quote_from_bytes(arg, safe="").encode() for arg in args
     )
     found = form.pairs(body)
-    assert [value for key, value in found if key == b"arg"] == args
+    raw = [value for key, value in found if key == b"arg"]
+    assert list(map(form.decode, raw)) == args
     if not any(b"\0" in arg for arg in args):
         assert form.call_of(found) == form.Call(b"x", b".", tuple(args))
 
@@ -107,6 +120,38 @@ def test_what_is_at_a_bound_passes() -> None:
 
 
 def test_the_last_value_of_a_key() -> None:
-    pairs = form.pairs(b"a=1&A=2")
-    assert form.last(pairs, b"a") == b"2"
-    assert form.last(pairs, b"b") is None
+    pairs = form.pairs(b"arg=1&ARG=%32")
+    assert form.last(pairs, b"arg") == b"2"
+    assert form.last(pairs, b"tool") is None
+
+
+# What a form costs is bounded before it is taken apart.
+def test_a_form_has_so_many_fields_and_no_more() -> None:
+    most = form.MAX_FIELDS
+    assert form.pairs(b"&" * (most - 1)) == []
+    assert form.pairs(b"x&" * (most // 2 - 1), b"&" * (most // 2 - 1)) == []
+    for parts in ((b"&" * most,), (b"a=&" * most,), (b"&" * 600, b"&" * 600)):
+        with pytest.raises(form.FormError, match="more than 1024 fields"):
+            form.pairs(*parts)
+
+
+def test_only_what_is_asked_for_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    real = form.decode
+
+    def counted(text: bytes) -> bytes:
+        decoded.append(text)
+        return real(text)
+
+    monkeypatch.setattr(form, "decode", counted)
+    long = b"%41" * 100_000
+    for text in (
+        b"tool=a&%61rg=%62&x=" + long,
+        b"tool=a&arg=b&" + long,
+        b"tool=" + long + b"&tool=a&arg=b",
+    ):
+        assert call(text) == form.Call(b"a", b".", (b"b",))
+    for text in (b"tool=a&arg=" + long, b"tool=a" + b"&arg=%41" * 1000):
+        with pytest.raises(form.FormError):
+            call(text)
+    assert sum(map(len, decoded)) < 5000

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol import toolexec_token
 from protocol.toolexec_token import (
     ALL,
+    MAX_CAVEATS,
     MAX_TOKEN_BYTES,
     Rights,
     identity,
@@ -107,6 +109,45 @@ def test_it_ends_with_the_token_it_was_made_from() -> None:
 def test_what_is_no_narrowed_token_is_not_taken_for_one(text: bytes) -> None:
     assert taken_apart(text) is None
     assert taken_apart(b"0" * 16 + b"~id:a~" * MAX_TOKEN_BYTES + b"0" * 64) is None
+
+
+# Who has no token costs a look-up, however long what he sends is.
+def test_nothing_is_computed_for_a_name_that_nobody_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens: Tokens[str] = Tokens()
+    own = tokens.issue("child")
+    computed: list[str] = []
+    real = toolexec_token.mac
+
+    def counted(key: str, caveats: tuple[str, ...]) -> str:
+        computed.extend(caveats)
+        return real(key, caveats)
+
+    monkeypatch.setattr(toolexec_token, "mac", counted)
+    for name, count in (
+        ("0" * 16, 1),
+        ("0" * 16, 4000),
+        (toolexec_token._ID_DIGITS * "x", MAX_CAVEATS),
+    ):
+        text = "~".join((name, *[""] * count, "0" * 64))
+        assert tokens.find([text.encode()] * 15) is None
+    assert not computed
+    name = identity(own)
+    computed.clear()
+    for count in (MAX_CAVEATS + 1, 4000):
+        text = "~".join((name, *[""] * count, "0" * 64))
+        assert tokens.find([text.encode()]) is None
+    assert not computed
+
+
+def test_a_token_has_so_many_caveats_and_no_more() -> None:
+    tokens: Tokens[str] = Tokens()
+    token = tokens.issue("child")
+    for number in range(MAX_CAVEATS):
+        token = narrowed(token, f"n{number}")
+        assert rights_of(tokens, token).is_narrowed
+    assert tokens.find([narrowed(token, "more").encode()]) is None
 
 
 @given(st.binary(max_size=200))

@@ -1,11 +1,12 @@
 """What strangers send: refused in one line or dropped, and never run."""
 
 import socket
+from typing import Any
 
 import pytest
 
-from protocol.toolexec_body import MAX_BODY_BYTES, MAX_HEAD_BYTES
-from supervisor.toolexec import wire
+from protocol.toolexec_body import MAX_BODY_BYTES, MAX_HEAD_BYTES, BodyReader
+from supervisor.toolexec import connection, wire
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
 
@@ -258,7 +259,7 @@ async def test_bytes_after_a_request_that_runs_are_not_a_request(scene: Scene) -
     assert len(scene.stage.events("exec.started")) == 1
 
 
-# attack 15: what frames a body, without end; nobody has shown a token.
+# attack 15: what frames a body, without end.
 # spec E7
 @pytest.mark.parametrize(
     "endless",
@@ -268,7 +269,7 @@ async def test_bytes_after_a_request_that_runs_are_not_a_request(scene: Scene) -
     ],
 )
 async def test_framing_beyond_its_bound_is_431(scene: Scene, endless: bytes) -> None:
-    head = scene.head(None, "Transfer-Encoding: chunked", token=None)
+    head = scene.head(None, "Transfer-Encoding: chunked")
     reply = await scene.say(head + endless, half_close=True)
     assert (reply.status, reply.body) == (431, b"request headers too large\n")
     assert_nothing_ran(scene)
@@ -291,6 +292,97 @@ async def test_of_framing_nothing_is_kept(scene: Scene) -> None:
         assert kept() < bound
         await send(sock, b"\ny\r\n0\r\n\r\n")
         assert parse(await receive_all(sock)).status == 400  # it is no form of a tool
+
+
+# attack 16: of whom its head is enough to refuse, no body is received.
+# spec E8
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"token": None}, 401),
+        ({"token": "x" * 32}, 401),
+        ({"proto": "3"}, 426),
+        ({"line": "POST /nowhere HTTP/1.1"}, 404),
+        ({"line": "PUT /exec HTTP/1.1"}, 405),
+        ({"line": "GET /healthz HTTP/1.1", "token": None}, 200),
+    ],
+)
+@pytest.mark.parametrize(
+    "how", ["Content-Length: 1000000", "Transfer-Encoding: chunked"]
+)
+async def test_a_body_is_received_only_of_whom_it_is_wanted(
+    scene: Scene, changes: dict[str, Any], status: int, how: str
+) -> None:
+    with await scene.connect() as sock:
+        await send(sock, scene.head(None, how, **changes))
+        assert parse(await receive_all(sock)).status == status
+
+
+# What is there of a small body is read first: it comes first in the order of checks.
+# spec E13
+async def test_bad_framing_that_comes_with_a_head_is_told_before_a_token(
+    scene: Scene,
+) -> None:
+    head = scene.head(None, "Transfer-Encoding: chunked", token=None)
+    assert (await scene.say(head + b"zz\r\n")).status == 400
+    head = scene.head(28, token=None)
+    assert (await scene.say(head + FORM + b"more")).status == 400
+
+
+# attack 16: a whole body has a time, however steadily it comes.
+# spec E7
+async def test_a_body_has_a_deadline(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "BODY_DEADLINE_S", 0.2)
+    with await scene.connect() as sock:
+        await send(sock, scene.head(28) + FORM[:9])
+        reply = parse(await receive_all(sock))
+    assert (reply.status, reply.body) == (408, b"the body took too long\n")
+    assert reply.code == 86
+    assert_nothing_ran(scene)
+
+
+# spec S7: bodies that one child sends at once are bounded, and so is what they hold.
+# spec E32
+async def test_a_child_sends_so_many_bodies_at_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_RECEIVING", 2)
+    (owner,) = scene.tool.children.values()
+    with await scene.connect() as one, await scene.connect() as two:
+        for sock in (one, two):
+            await send(sock, scene.head(28) + FORM[:9])
+        await eventually(lambda: owner.receiving == 2)
+        with await scene.connect() as third:
+            await send(third, scene.head(28))
+            reply = parse(await receive_all(third))
+        assert (reply.status, reply.body) == (503, b"busy\n")
+        assert (await scene.run("tool=true")).status == 200  # it came with its head
+    await eventually(lambda: not owner.receiving)
+
+
+# attack 15: what is sent is taken apart in pieces, and others go on between them.
+async def test_a_body_is_taken_apart_in_pieces(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[int] = []
+    real = BodyReader.feed
+
+    def noted(self: BodyReader, data: bytes) -> None:
+        fed.append(len(data))
+        real(self, data)
+
+    monkeypatch.setattr(BodyReader, "feed", noted)
+    body = b"1\r\n&\r\n" * 30_000 + b"0\r\n\r\n"
+    head = scene.head(None, "Transfer-Encoding: chunked")
+    reply = await scene.say(head + body)
+    assert (reply.status, reply.body) == (
+        400,
+        b"bad request: more than 1024 fields\n",
+    )
+    assert sum(fed) == len(body)
+    assert max(fed) <= wire.RECEIVE_BYTES
 
 
 # RFC 9110, 9.3.2
