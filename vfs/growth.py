@@ -11,7 +11,11 @@ Rules of this file.
 2. A look takes time, so what it finds is true only if nothing was charged meanwhile. Else
    nothing is given back, and only what is beyond all doubt is charged. Bytes without a
    name are added to what it finds.
-3. A directory that its owner has closed to itself hides what is in it: it is counted as
+3. A file takes its length, or what was allocated for it where that is more than a block
+   or two beyond: so a sparse file counts as it always did, and room that was allocated
+   beyond a file's end counts too. A directory takes what was allocated for it, once that
+   is long. A file with many names takes room once, and is an entry for each name.
+4. A directory that its owner has closed to itself hides what is in it: it is counted as
    that, and one more than before is as good as a limit that is passed.
 """
 
@@ -23,6 +27,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
+from vfs.hostio import mount_of
 from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
@@ -35,6 +40,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_
 
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 
+
+ROUNDING_BYTES = 64 * 1024
+"""What is allocated beyond a length because file systems allocate blocks: clusters of
+64 KiB are the longest in use, and attributes take a block, too."""
 
 HELD = 32
 """Directories on the way down that stay open; whoever is deeper goes up by "..".
@@ -50,8 +59,8 @@ class Content(NamedTuple):
     """What lies beneath some places.
 
     Attributes:
-        size_bytes: of all files, by their length.
-        files: entries of any kind.
+        size_bytes: of all files and long directories (rule 3).
+        files: entries of any kind, each name of a file one.
         closed: directories that their owner, this process's user, may not read.
     """
 
@@ -71,7 +80,7 @@ def content_of(places: Iterable[Place]) -> Content:
     look = _Look({place.identity for place, _ in held if place.only is None})
     for place, fd in held:
         if place.only is not None:
-            look.note_file(fd, os.fsdecode(place.only))
+            look.note_entry(fd, os.fsdecode(place.only))
     for place, fd in held:
         if place.only is None:
             look.walk(fd)
@@ -173,13 +182,18 @@ class _Look:
         self.closed = 0
         self._tops = tops
         self._walked: set[tuple[int, int]] = set()
-        self._counted: set[tuple[int, int]] = set()  # files that may come again
+        self._sized: set[tuple[int, int]] = set()  # files that may come again
+        # Entries that are places, by the directory that they are in.
+        self._places: dict[tuple[int, int], set[str]] = {}
 
-    def note_file(self, dir_fd: int, name: str) -> None:
-        """Count a file that is a place of its own."""
+    def note_entry(self, dir_fd: int, name: str) -> None:
+        """Count an entry that is a place of its own."""
+        noted = self._places.setdefault(_identity(os.fstat(dir_fd)), set())
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-            self._count(status, is_place=True)
+            if name not in noted:
+                noted.add(name)
+                self._count(status, dir_fd, is_place=True)
 
     def walk(self, top_fd: int) -> None:
         """Count everything beneath a directory."""
@@ -188,14 +202,14 @@ class _Look:
             if frames[0].identity in self._walked:
                 return
             self._walked.add(frames[0].identity)
-            frames[0].inner = self._list(frames[0].fd)
+            frames[0].inner = self._list(frames[0])
             while frames:
                 frame = frames[-1]
                 if frame.inner:
                     fd = self._enter(frame.fd, frame.inner.pop())
                     if fd >= 0:
                         frames.append(_Frame(fd))
-                        frames[-1].inner = self._list(fd)
+                        frames[-1].inner = self._list(frames[-1])
                         if len(frames) > HELD:
                             frames[-HELD - 1].close()
                     continue
@@ -220,31 +234,46 @@ class _Look:
                 return -1
             raise
 
-    def _list(self, fd: int) -> list[str]:
+    def _list(self, frame: _Frame) -> list[str]:
         """Count the entries of a directory; return those that are directories."""
         inner = []
-        with os.scandir(fd) as entries:
+        noted = self._places.get(frame.identity, ())
+        with os.scandir(frame.fd) as entries:
             for entry in entries:
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                self._count(status)
+                if entry.name not in noted:
+                    self._count(status, frame.fd)
                 if stat.S_ISDIR(status.st_mode) and _identity(status) not in self._tops:
                     inner.append(entry.name)
         return inner
 
-    def _count(self, status: os.stat_result, *, is_place: bool = False) -> None:
-        is_file = stat.S_ISREG(status.st_mode)
-        if is_file and (self._counted or is_place or status.st_nlink > 1):
-            identity = _identity(status)
-            if identity in self._counted:
-                return
-            if is_place or status.st_nlink > 1:
-                self._counted.add(identity)
+    def _count(
+        self, status: os.stat_result, dir_fd: int, *, is_place: bool = False
+    ) -> None:
         self.files += 1
-        if is_file:
-            self.size_bytes += status.st_size
+        if stat.S_ISDIR(status.st_mode):
+            self.size_bytes += _beyond(0, status, dir_fd)
+        elif stat.S_ISREG(status.st_mode):
+            if is_place or status.st_nlink > 1:
+                identity = _identity(status)
+                if identity in self._sized:
+                    return
+                self._sized.add(identity)
+            length = status.st_size
+            self.size_bytes += length + _beyond(length, status, dir_fd)
+
+
+def _beyond(length: int, status: os.stat_result, dir_fd: int) -> int:
+    """Return what is allocated beyond a length; 0 for what blocks are rounded up to."""
+    beyond = status.st_blocks * 512 - length
+    if beyond <= max(ROUNDING_BYTES, status.st_blksize):
+        return 0
+    if mount_of(status.st_dev, dir_fd).allocates_ahead:
+        return max(0, beyond - 2 * length)
+    return beyond
 
 
 def _up(fd: int, identity: tuple[int, int]) -> int:

@@ -53,6 +53,9 @@ _NOWAIT_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs"
 """Where RWF_NOWAIT tells data in memory from data on the disk; elsewhere (network and
 user-space file systems) every read goes to a thread."""
 
+_EXACT_FILE_SYSTEMS = (_NOWAIT_FILE_SYSTEMS - {"xfs"}) | _MEMORY_FILE_SYSTEMS
+"""Where room that nobody asked for is not allocated; xfs does, and so what lies on it."""
+
 _LOCAL_FILE_SYSTEMS = frozenset(
     {
         *_MEMORY_FILE_SYSTEMS,
@@ -217,6 +220,8 @@ class Mount:
             not in there.
         is_proc: it shows processes, or nobody knows whether it does.
         in_memory: nothing on it ever waits for a disk.
+        allocates_ahead: while a file is written, it may allocate twice as much again, for
+            what may follow.
         inline: small writes may run in the Trio thread now.
         is_distant: any call may wait for another machine or process.
         read: ``pread(fd, size, offset)`` that never waits: it raises
@@ -230,6 +235,7 @@ class Mount:
     __slots__ = (
         "_nowait",
         "_slow_until",
+        "allocates_ahead",
         "in_memory",
         "inline",
         "is_distant",
@@ -246,6 +252,7 @@ class Mount:
         self.in_memory = kind in _MEMORY_FILE_SYSTEMS
         self.inline = self.in_memory or self._nowait
         self.is_distant = kind not in _LOCAL_FILE_SYSTEMS
+        self.allocates_ahead = kind not in _EXACT_FILE_SYSTEMS
         self._slow_until = 0.0
         self.read: Callable[[int, int, int], bytes]
         if self.in_memory:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.scratch import remove_tree
-from vfs import growth
+from vfs import growth, hostio
 from vfs.growth import Content, MovedError, charged_to, content_of, settle
 from vfs.ledger import FILES, SIZE_BYTES, Ledger
 from vfs.policy import Place, open_place
@@ -55,7 +56,7 @@ def test_what_has_two_names_or_lies_in_two_places_is_counted_once(
     (inner / "f").write_bytes(b"x" * 7)
     os.link(inner / "f", tmp_path / "again")
     (inner / "alone").write_bytes(b"y" * 3)
-    expected = Content(10, 3, 0)
+    expected = Content(10, 4, 0)
     whole = hold(tmp_path)
     assert content_of([whole]) == expected
     assert content_of([whole, hold(tmp_path)]) == expected
@@ -66,6 +67,95 @@ def test_what_has_two_names_or_lies_in_two_places_is_counted_once(
     assert content_of([single]) == Content(3, 1, 0)
     (inner / "alone").unlink()
     assert content_of([single]) == Content(0, 0, 0)
+
+
+# spec S7
+def test_each_name_of_a_file_is_an_entry(
+    tmp_path: Path, hold: Callable[[Path], Place]
+) -> None:
+    (tmp_path / "f").write_bytes(b"x" * 7)
+    (tmp_path / "inner").mkdir()
+    for number in range(20):
+        os.link(tmp_path / "f", tmp_path / "inner" / str(number))
+    whole, single = hold(tmp_path), hold(tmp_path / "f")
+    other = hold(tmp_path / "inner" / "7")
+    assert content_of([whole]) == Content(7, 22, 0)
+    assert content_of([whole, single, other, single]) == Content(7, 22, 0)
+    assert content_of([single, other]) == Content(7, 2, 0)
+
+
+KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE: fallocate(2)
+
+
+def allocate(path: Path, size_bytes: int) -> None:
+    """Allocate room for a file without making it longer."""
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    with path.open("ab") as file:
+        offset, size = ctypes.c_long(0), ctypes.c_long(size_bytes)
+        if call(file.fileno(), KEEP_SIZE, offset, size):
+            pytest.skip("the file system allocates nothing ahead")
+
+
+# spec S7: room that was allocated beyond a file's end is taken as well.
+def test_what_is_allocated_beyond_an_end_counts(
+    tmp_path: Path, hold: Callable[[Path], Place]
+) -> None:
+    allocate(tmp_path / "f", 5 << 20)
+    assert (tmp_path / "f").stat().st_size == 0
+    place = hold(tmp_path)
+    found = content_of([place])
+    assert 5 << 20 <= found.size_bytes <= (5 << 20) + growth.ROUNDING_BYTES
+    assert content_of([place]) == found
+    (tmp_path / "g").write_bytes(b"x" * 10)
+    allocate(tmp_path / "g", 32 * 1024)
+    assert content_of([place]).size_bytes == found.size_bytes + 10
+
+
+class Status(NamedTuple):
+    """As much of a status as is looked at."""
+
+    st_size: int
+    st_blocks: int
+    st_blksize: int = 4096
+    st_dev: int = -1
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "allocated", "beyond"),
+    [
+        ("ext4", 0, 64 << 10, 0),
+        ("ext4", 0, 68 << 10, 68 << 10),
+        ("ext4", 1 << 20, 3 << 20, 2 << 20),
+        ("ext4", 3 << 20, 1 << 20, 0),
+        ("xfs", 0, 68 << 10, 68 << 10),
+        ("xfs", 1 << 20, 3 << 20, 0),
+        ("overlay", 1 << 20, 4 << 20, 1 << 20),
+        ("tmpfs", 0, 2 << 20, 2 << 20),
+    ],
+)
+# spec S7
+def test_what_blocks_are_rounded_up_to_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, kind: str, length: int, allocated: int, beyond: int
+) -> None:
+    monkeypatch.setitem(hostio.MOUNTS, -1, hostio.Mount(kind))
+    status = cast("os.stat_result", Status(length, allocated // 512))
+    assert growth._beyond(length, status, -1) == beyond
+
+
+# spec S7
+def test_a_long_directory_takes_room(
+    tmp_path: Path, hold: Callable[[Path], Place]
+) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "f").write_bytes(b"")
+    place = hold(tmp_path)
+    assert content_of([place]) == Content(0, 2, 0)
+    for number in range(1000):
+        os.link(inner / "f", inner / f"{'x' * 200}{number}")
+    allocated = inner.stat().st_blocks * 512
+    counted = allocated if allocated > growth.ROUNDING_BYTES else 0
+    assert content_of([place]) == Content(counted, 1002, 0)
 
 
 def test_a_tree_deeper_than_any_path_is_counted_with_few_descriptors(
@@ -113,9 +203,9 @@ def test_a_directory_that_is_moved_meanwhile(
     bottom_number = bottom.stat().st_ino
     real = growth._Look._list
 
-    def moving(self: growth._Look, fd: int) -> list[str]:
-        found = real(self, fd)
-        if os.fstat(fd).st_ino == bottom_number:
+    def moving(self: growth._Look, frame: growth._Frame) -> list[str]:
+        found = real(self, frame)
+        if os.fstat(frame.fd).st_ino == bottom_number:
             moved.rename(tmp_path / "elsewhere")
         return found
 
