@@ -253,7 +253,7 @@ class OpenFile:
 
     def abandon(self) -> None:
         """Close as the end of a client does: what is staged never appears (A3b)."""
-        self.handle.close()
+        self.handle.drop()
 
     @property
     def closes_inline(self) -> bool:

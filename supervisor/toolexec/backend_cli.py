@@ -216,7 +216,7 @@ class CliSidecar(Backend):
             executable=executable,
             argv=(os.path.basename(executable), *words),  # noqa: PTH119 - a str
             env=dict(self._cli_env),
-            cwd=here,
+            is_elsewhere=True,
             reads_signals=True,
         )
 

@@ -11,7 +11,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ from supervisor.toolexec.logquota import Quota
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.slots import BusyError, Slots
 from supervisor.toolexec.turns import Turn
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,9 +91,7 @@ class ChildExecutions:
         self._slots = slots
         self._directory = directory
         self._log_limit_bytes = log_limit_bytes
-        self._quota = Quota(
-            QUOTA_LIMITS * log_limit_bytes, self._give_one_up, self._close_file
-        )
+        self._quota = Quota(QUOTA_LIMITS * log_limit_bytes, self._give_one_up)
 
     def admit(
         self,
@@ -189,13 +185,6 @@ class ChildExecutions:
             return False
         self.kept.popitem(last=False)[1].log.discard()
         return True
-
-    def _close_file(self, fd: int) -> None:
-        """Close a file in a thread: to free 256 MiB of cache takes 10 to 30 ms."""
-        if self.nursery is None:
-            os.close(fd)
-        else:
-            self.nursery.start_soon(in_thread, os.close, fd)
 
     async def close(self) -> None:
         """End every execution and forget all output: the child has ended."""

@@ -15,6 +15,8 @@ import os
 import tempfile
 from typing import TYPE_CHECKING
 
+from vfs.hostio import close_file
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,19 +35,12 @@ class Quota:
     Args:
         limit_bytes: all of them together.
         make_room: gives a finished execution's log up; tells whether there was one.
-        close: closes a descriptor, somewhere where that may take its time.
     """
 
-    def __init__(
-        self,
-        limit_bytes: int,
-        make_room: Callable[[], bool],
-        close: Callable[[int], None] = os.close,
-    ) -> None:
+    def __init__(self, limit_bytes: int, make_room: Callable[[], bool]) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._make_room = make_room
-        self._close = close
         self._spare: tuple[int, int] | None = None
 
     def take(self, size_bytes: int) -> bool:
@@ -81,7 +76,7 @@ class Quota:
         fd, share_bytes = self._spare
         self._spare = None
         self.used_bytes -= share_bytes
-        self._close(fd)
+        close_file(fd)
         return True
 
     def descriptors(self) -> tuple[int, ...]:

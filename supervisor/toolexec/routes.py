@@ -40,6 +40,7 @@ class SpawnPlan:
             the descriptor that goes with the plan, and its walls show it by this name.
         rlimits: (resource, soft, hard) as for setrlimit(2).
         is_walled: it runs in what its child runs in; else as the host does.
+        is_elsewhere: it works in no directory of this host, so it is started in ``/``.
         shared: what it may write there: the workspace.
         kept: likewise, of the child's own.
         programs: what it may read and execute there.
@@ -53,6 +54,7 @@ class SpawnPlan:
     cwd: str = "/"
     rlimits: tuple[tuple[int, int, int], ...] = ()
     is_walled: bool = False
+    is_elsewhere: bool = False
     shared: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()

@@ -2,11 +2,13 @@
 
 import os
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 
+from supervisor.toolexec.routes import SpawnPlan
 from tests.helpers.toolscene import (
     Reply,
     Scene,
@@ -297,3 +299,17 @@ async def test_a_tool_has_a_door_if_the_sidecar_says_so(scene: Scene) -> None:
     assert len(scene.stage.host.fs.tables.clients) == 1
     assert (await scene.run("tool=missing")).code == 127
     assert len(scene.stage.host.fs.tables.clients) == 1
+
+
+# Of a tool that works elsewhere, what runs here is started in no directory of the child's.
+async def test_what_works_elsewhere_is_started_in_the_root_directory(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await scene.run("tool=sh&arg=-c&arg=pwd -P")).body != b"/\n"
+    command = scene.routes.command
+
+    async def elsewhere(*args: Any) -> SpawnPlan:
+        return replace(await command(*args), is_elsewhere=True)
+
+    monkeypatch.setattr(scene.routes, "command", elsewhere)
+    assert (await scene.run("tool=sh&arg=-c&arg=pwd -P")).body == b"/\n"

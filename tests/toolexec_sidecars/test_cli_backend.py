@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from protocol.toolexec_token import ALL
 from supervisor import proctree
 from supervisor.logs import Log
 from supervisor.toolexec import backend_cli
@@ -119,6 +120,12 @@ async def test_a_tool_runs_in_the_container(stage: Stage, engine: Engine) -> Non
         assert b"|MINE=1\n" in ran.out
         assert ran.out.endswith(f"{engine.home}/shared/sub\n".encode())
         assert b"canary" not in ran.out
+        # The engine's command has no use for a directory of the child's.
+        target = await sidecars.route(child, "cargo", b".", ALL)
+        cwd_fd = await target.open_cwd(b".", child)
+        plan = await target.command(child, "cargo", (), cwd_fd)
+        os.close(cwd_fd)
+        assert (plan.is_elsewhere, plan.cwd) == (True, "/")
         (_, words) = engine.calls("exec")
         assert words[:5] == ["-i", "-w", "/workspace/sub", name, "sh"]
         with pytest.raises(RefusedError) as refused:

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.worlds import World, close, world
+from vfs import hostio
 from vfs.backends import MemoryDirectory
 from vfs.filesystem import Client, Filesystem, OpenFile, timestamp
 from vfs.ledger import Ledger
@@ -322,3 +323,29 @@ async def test_durability_is_paid_as_it_says(
     world.fs.close(reading)
     assert not calls
     world.fs.disconnect(client, "test")
+
+
+# What a client's end gives back in one piece is given back beside the host's other work.
+@pytest.mark.parametrize("publish", ["direct", "on-close"])
+def test_a_long_file_of_a_client_that_goes_is_closed_in_a_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch, publish: str
+) -> None:
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(hostio, "afterwards", later.append)
+    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    grant = world.place("out", read=True, write=True, publish=publish)
+    client = world.client(world.policy(grant))
+    file = world.fs.open(client, world.name("out/long"), b"w", False)
+    file.handle.append(b"x" * 300_000)
+    file.handle.sync()
+    if publish == "direct":
+        (world.where / "out/long").unlink()
+    fds = file.handle.descriptors()
+    assert world.fs.disconnect(client, "test") == [file.fileno]
+    (run,) = later
+    os.fstat(fds[0])
+    run()
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+    assert os.listdir(world.where / "out") == ["file"]

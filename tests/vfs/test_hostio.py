@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -331,3 +331,48 @@ async def test_a_call_is_counted_until_its_caller_goes_on(
                 await trio.lowlevel.checkpoint()
         assert set(seen) <= {1}
         assert calls_at_work() == 0
+
+
+def unnamed(where: Path, size: int) -> int:
+    """Open a file that has no name any more."""
+    path = where / "unnamed"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    os.write(fd, b"x" * size)
+    os.fsync(fd)  # else it may have no blocks yet
+    path.unlink()
+    return fd
+
+
+def is_open(fd: int) -> bool:
+    """Whether a descriptor is there."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+# Only what gives much back is worth a thread, and one thread is enough for all of it.
+def test_a_long_file_without_a_name_is_closed_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(hostio, "afterwards", later.append)
+    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    (tmp_path / "named").write_bytes(b"x" * 200_000)
+    named = os.open(tmp_path / "named", os.O_RDONLY | os.O_CLOEXEC)
+    for fd in (named, unnamed(tmp_path, 1000)):
+        hostio.close_file(fd)
+        assert not is_open(fd)
+    assert not later
+    for _ in range(2):
+        fds = [unnamed(tmp_path, 200_000) for _ in range(3)]
+        for fd in fds:
+            hostio.close_file(fd)
+        assert all(map(is_open, fds))
+        assert hostio.files_closing() == tuple(fds)
+        (run,) = later
+        run()
+        assert hostio.files_closing() == ()
+        assert not any(map(is_open, fds))
+        later.clear()

@@ -88,6 +88,9 @@ class Handle(Protocol):
     def close(self) -> None:
         """Release the file; a staged one that was not published never existed."""
 
+    def drop(self) -> None:
+        """Release it likewise; what that gives back, if it is much, in a thread."""
+
 
 class Backend(Protocol):
     """A directory tree."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from vfs.backends.base import Removed
 from vfs.errors import UnflushedError
-from vfs.hostio import MOUNTS, mount_of
+from vfs.hostio import MOUNTS, close_file, mount_of
 from vfs.paths import OPEN_FLAGS
 
 if TYPE_CHECKING:
@@ -137,6 +137,10 @@ class HostHandle:
         fd, self.fd = self.fd, -1
         os.close(fd)
 
+    def drop(self) -> None:
+        fd, self.fd = self.fd, -1
+        close_file(fd)
+
 
 class StagedHandle(HostHandle):
     """A file that appears under its name only at ``publish`` (spec A3b).
@@ -218,13 +222,24 @@ class StagedHandle(HostHandle):
         return tuple(fd for fd in (self.fd, self._dir_fd) if fd >= 0)
 
     def close(self) -> None:
+        try:
+            self._remove_temporary()
+        finally:
+            super().close()
+
+    def drop(self) -> None:
+        try:
+            self._remove_temporary()
+        finally:
+            super().drop()
+
+    def _remove_temporary(self) -> None:
         dir_fd, self._dir_fd = self._dir_fd, -1
         try:
             if self._temporary:
                 os.unlink(self._temporary, dir_fd=self._temporary_fd)
         finally:
             os.close(dir_fd)
-            super().close()
 
 
 def what_goes(dir_fd: int, last: bytes) -> Removed | None:

@@ -161,6 +161,9 @@ class MemoryHandle:
     def close(self) -> None:
         self._on_publish = None
 
+    def drop(self) -> None:
+        self.close()
+
 
 class MemoryDirectory:
     """A directory tree in memory; see ``base.Backend``.
