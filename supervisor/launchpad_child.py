@@ -38,6 +38,7 @@ from supervisor.launchpad_kernel import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     close_at_exec,
+    open_exactly,
     prctl,
     set_name,
 )
@@ -221,17 +222,27 @@ def _join_groups(order: Order, groups: tuple[tuple[bytes, bytes], ...]) -> str:
 
 
 def _change_root(order: Order, view: tuple[Any, ...]) -> str:
-    links, trees, cwd = view
+    links, trees, order.cwd = view
     launchpad_namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
-    said = launchpad_mounts.build(links, trees, order.owners, fresh_proc=fresh_proc)
-    # The directory of before is outside: whoever stays in it can walk out of the root.
-    os.close(order.cwd_fd)
-    order.cwd_fd = os.open(cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    return said
+    return launchpad_mounts.build(links, trees, order.owners, fresh_proc=fresh_proc)
 
 
 def _enter_directory(order: Order, _launchpad: int) -> None:
+    """Enter the working directory; after a fresh root was made, the copy in there.
+
+    The directory of before is outside: whoever stays in it can walk out of the root. And
+    what stands under its name now may be the child's doing: a link to ``/proc/1/root``
+    leads a process of root's out again. So no link is followed, and what is there must
+    be the very directory that the host holds.
+    """
+    if order.cwd:
+        inside = open_exactly(order.cwd)
+        is_it = os.path.samestat(os.fstat(inside), os.fstat(order.cwd_fd))
+        if not (is_it or launchpad_mounts.is_made_here(order.cwd)):
+            raise OSError(errno.ESTALE, "another directory")
+        os.close(order.cwd_fd)
+        order.cwd_fd = inside
     os.fchdir(order.cwd_fd)
 
 

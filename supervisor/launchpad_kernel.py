@@ -44,7 +44,8 @@ _SCHED_FLAG_RESET_ON_FORK = 1
 # <linux/openat2.h>: flags, mode, resolve; one number everywhere.
 _SYS_OPENAT2 = 437
 _OPEN_HOW = struct.Struct("QQQ")
-_RESOLVE_NO_SYMLINKS = 4
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
+_RESOLVE_EXACTLY = _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
@@ -141,32 +142,45 @@ def set_name(name: bytes) -> None:
     prctl(PR_SET_NAME, ctypes.addressof(text))
 
 
-def open_exactly(path: bytes) -> int:
-    """Open what an absolute path names, without following a single symbolic link.
+def open_exactly(path: bytes, top: int = -1) -> int:
+    """Open what a path names, without following a single symbolic link.
+
+    Args:
+        path: an absolute one; relative, where a directory is given.
+        top: a descriptor of the directory that it lies beneath.
 
     Returns:
         An O_PATH descriptor.
 
     Raises:
-        OSError: it cannot be reached; ELOOP, ENOTDIR: there is a link on the way.
+        OSError: it cannot be reached; ELOOP, ENOTDIR: there is a link on the way; EXDEV:
+            it leads out of the directory.
     """
-    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
+    resolve, start = _RESOLVE_EXACTLY, _AT_FDCWD
+    if top >= 0:
+        resolve, start = resolve | _RESOLVE_BENEATH, top
+    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, resolve)
     text = ctypes.create_string_buffer(how, len(how))
     try:
-        return _openat2(_AT_FDCWD, path, ctypes.addressof(text), len(how))
+        return _openat2(start, path, ctypes.addressof(text), len(how))
     except OSError as error:
         if error.errno not in {errno.ENOSYS, errno.EPERM}:
             raise
-    return _open_step_by_step(path)
+    return _open_step_by_step(path, top)
 
 
-def _open_step_by_step(path: bytes) -> int:
+def _open_step_by_step(path: bytes, top: int = -1) -> int:
     """Do as `open_exactly` where there is no openat2(2): Linux before 5.6, a filter."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open("/", flags)
+    if top >= 0 and path.startswith(b"/"):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    fd = os.open("/", flags) if top < 0 else os.dup(top)
     for part in path.split(b"/"):
         if not part:
             continue
+        if top >= 0 and part == b"..":  # nobody has a reason to ask for that
+            os.close(fd)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         try:  # beneath a link: ENOTDIR
             following = os.open(part, flags, dir_fd=fd)
         finally:

@@ -5,10 +5,15 @@ and nothing else: no ``/run`` with its sockets, no other child's directories, no
 What it is not: the list; the host's side makes it (``supervisor/sandbox_paths.py``).
 
 Rules:
- 1. Called in a mount namespace of its own (``launchpad_namespaces``). What fails, fails before the root changes.
+ 1. Called in a mount namespace of its own (``launchpad_namespaces``). What fails, fails
+    before the root changes.
  2. What is copied is held by a descriptor before anything is covered (open_tree(2)).
  3. Who owns what there is mapped where the child is another user than the host: what is
     root's is the child's own to read. Its mounts are read-only, so only to read.
+ 4. A copy that is attached is somebody else's directory, the child's say, who may change
+    it meanwhile: nothing is made in it, and no name is looked up through it that could
+    lead out of it. A place in it is opened without any link, from the fresh root's top;
+    what is not there, or not the same file, is passed over.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 _AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _OPEN_TREE = 1 | os.O_CLOEXEC | _AT_RECURSIVE  # OPEN_TREE_CLONE
-_MOVE_EMPTY_PATH = 4
+_MOVE_EMPTY_PATHS = 0x44  # MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC_PRIVATE = 2, 4, 8, 0x4000 | (1 << 18)
 _MNT_DETACH = 2
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 1 << 20
@@ -120,27 +125,27 @@ def build(
     return f"{len(held)} places"
 
 
+def is_made_here(path: bytes) -> bool:
+    """Tell whether a directory is the fresh root's own, and no copy of another."""
+    return path in {b"/", b"/proc"} or path.startswith(b"/proc/")
+
+
 def _fill(
     top: int,
     links: tuple[tuple[bytes, bytes], ...],
     held: list[tuple[bytes, int, bool]],
     proc: int,
 ) -> None:
-    there = {_STAGE}
+    stage = _Stage(top)
     for name in (b"/proc", b"/dev", b"/dev/shm", b"/tmp"):
-        _make_directory(_STAGE + name, there)
+        stage.make_directory(name)
     for path, target in (*_LINKS, *links):
-        _make_directory(_STAGE + path.rpartition(b"/")[0], there)
-        os.symlink(target, _STAGE + path)
+        stage.make_link(path, target)
     limits = b"mode=1777,size=64m"
     _mount(b"tmpfs", _STAGE + b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     for path, fd, is_directory in held:
-        place = _STAGE + path
-        if is_directory:
-            _make_directory(place, there)
-        else:
-            _make_file(place, there)
-        _attach(fd, place)
+        stage.attach(path, fd, is_directory=is_directory)
+        os.close(fd)
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if proc < 0:
         try:
@@ -148,7 +153,77 @@ def _fill(
         except OSError as error:
             raise ProcError(error.errno or errno.EIO) from None
     else:
-        _attach(proc, _STAGE + b"/proc")
+        stage.attach(b"/proc", proc, is_directory=True)
+        os.close(proc)
+
+
+class _Stage:
+    """The fresh root while it is filled (rule 4).
+
+    Args:
+        top: a descriptor of its directory.
+    """
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._made = {b""}  # directories
+        self._links: set[bytes] = set()
+        self._attached: tuple[bytes, ...] = ()  # tops of copies, with a slash
+
+    def make_directory(self, path: bytes) -> bool:
+        """Make a directory, and what it lies in; tell whether it is one of ours now."""
+        if path in self._made:
+            return True
+        known = path
+        missing = []
+        while known not in self._made:
+            if known in self._links:
+                return False
+            missing.append(known)
+            known = known.rpartition(b"/")[0]
+        for directory in reversed(missing):
+            os.mkdir(directory[1:], dir_fd=self._top)
+            self._made.add(directory)
+        return True
+
+    def make_link(self, path: bytes, target: bytes) -> None:
+        """Make a symbolic link, if nothing else is there."""
+        if path in self._made or path in self._links:
+            return
+        if self.make_directory(path.rpartition(b"/")[0]):
+            os.symlink(target, path[1:], dir_fd=self._top)
+            self._links.add(path)
+
+    def attach(self, path: bytes, tree: int, *, is_directory: bool) -> None:
+        """Mount a copy under its name; nothing happens where that cannot be."""
+        if path == b"/":  # which is this one
+            return
+        is_inside = path.startswith(self._attached)
+        if not is_inside and not self._make_place(path, is_directory=is_directory):
+            return
+        try:
+            place = open_exactly(path[1:], self._top)
+        except OSError as error:
+            if error.errno not in NOT_THERE:
+                raise
+            return
+        try:
+            # What stands in a copy under that name may be the child's doing.
+            if is_inside and not os.path.samestat(os.fstat(place), os.fstat(tree)):
+                return
+            _move_mount(tree, b"", place, b"", _MOVE_EMPTY_PATHS)
+        finally:
+            os.close(place)
+        self._attached += (path + b"/",)
+
+    def _make_place(self, path: bytes, *, is_directory: bool) -> bool:
+        if is_directory:
+            return self.make_directory(path)
+        if path in self._links or not self.make_directory(path.rpartition(b"/")[0]):
+            return False
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        os.close(os.open(path[1:], flags, 0o644, dir_fd=self._top))
+        return True
 
 
 def _copy(path: bytes, kind: str, owners: int) -> tuple[int, bool] | None:
@@ -191,40 +266,6 @@ def _seal(top: int) -> None:
     attributes = _Attributes(_ATTR_RDONLY)
     address = ctypes.addressof(attributes)
     _mount_setattr(top, b"", _AT_EMPTY_PATH, address, _ATTRIBUTES_BYTES)
-
-
-def _attach(fd: int, target: bytes) -> None:
-    _move_mount(fd, b"", _AT_FDCWD, target, _MOVE_EMPTY_PATH)
-    os.close(fd)
-
-
-def _make_file(path: bytes, there: set[bytes]) -> None:
-    """Make an empty file, and what it lies in, if nothing is there."""
-    _make_directory(path.rpartition(b"/")[0], there)
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-    except FileExistsError:
-        return
-
-
-def _make_directory(path: bytes, there: set[bytes]) -> None:
-    """Make a directory, and what it lies in, if nothing is there.
-
-    Not os.makedirs: in a read-only copy what is there already is enough.
-
-    Args:
-        path: beneath the stage.
-        there: directories that are known to be there; this one is then, too.
-    """
-    if path in there:
-        return
-    there.add(path)
-    _make_directory(path.rpartition(b"/")[0], there)
-    # What is there is told from what cannot be made, also in a read-only copy.
-    try:
-        os.mkdir(path)
-    except FileExistsError:
-        return
 
 
 def _mount(source: bytes, target: bytes, kind: bytes, flags: int, how: bytes) -> None:

@@ -37,6 +37,8 @@ class Order:
 
     Attributes:
         applied: (layer, detail) of what has been put on.
+        cwd: the working directory's path without links, where a fresh root was made; its
+            descriptor says what has to be there. b"" if that one is taken as it is.
         common: rules of Landlock that the order, still to come, will have most likely,
             and whether it restricts TCP; None if nothing is known.
         group: the directory of its group of processes, version 2; -1 for none.
@@ -52,6 +54,7 @@ class Order:
         "applied",
         "argv",
         "common",
+        "cwd",
         "cwd_fd",
         "env",
         "executable",
@@ -78,6 +81,7 @@ class Order:
         self.targets: tuple[int, ...] = ()
         self.rlimits: tuple[tuple[int, int, int], ...] = ()
         self.umask: int | None = None
+        self.cwd = b""
         self.cwd_fd = -1
         self.sources: list[int] = []
         self.applied: list[tuple[str, str]] = []

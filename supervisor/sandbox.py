@@ -1,7 +1,8 @@
 """Which layers a child gets: profiles, what they ask for, and what became of it.
 
 What it is: the host's side of the sandbox.  What it is not: applying anything; the
-forked child does that to itself (``launchpad_child``), and says what it did.
+forked child does that to itself (``launchpad_child``), and says what it did; nor the
+words in which it is asked for (``sandbox_orders``).
 
 Rules of this file.
 
@@ -11,6 +12,8 @@ Rules of this file.
    the child is started again without it; the reason goes into its report.  A failure
    that says nothing about the machine (no memory, too many namespaces, 16 layers of
    Landlock) refuses the start: whoever can bring it about must not weaken a sandbox.
+   What the machine lacks is what a process lacks too that has nothing of any child's
+   (``sandbox_orders``): what lies under a child's names may be its own doing.
 3. What is required and missing refuses the start: which, why, what to install.
 """
 
@@ -22,8 +25,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from supervisor import sandbox_paths, seccomp_filter
-from supervisor.cgroups import as_pair
+from supervisor import seccomp_filter
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
@@ -63,7 +65,8 @@ NEEDS_MOUNTNS = ("uid", "pidns")
 _ALWAYS = frozenset({"no_new_privs", "capabilities"})
 """Part of every profile but ``none``: they cost nothing and everybody has them."""
 
-_NAMESPACES = ("mountns", "pidns", "netns", "ipcns", "utsns")
+NAMESPACES = ("mountns", "pidns", "netns", "ipcns", "utsns")
+"""Layers that root makes as it is, and anybody else within a user namespace."""
 
 _OF_THE_MACHINE = frozenset(
     {
@@ -202,12 +205,14 @@ class Plan:
         network: ``none`` or ``host``.
         machine: what is known of the machine.
         missing: reason by layer that this child goes without.
+        without: of these, what its own directories cannot have.
     """
 
     profile: Profile
     network: str
     machine: Machine
     missing: dict[str, str] = field(default_factory=dict)
+    without: dict[str, str] = field(default_factory=dict)
 
     def wanted(self) -> set[str]:
         """Return the layers to ask for.
@@ -217,7 +222,7 @@ class Plan:
         """
         self.missing.clear()
         layers = set(self.profile.layers)
-        for layer, why in self.machine.lacking.items():
+        for layer, why in (*self.machine.lacking.items(), *self.without.items()):
             self.leave(layers, layer, why)
         if os.geteuid() == 0:
             why = "the host is root and makes the other namespaces without one"
@@ -226,7 +231,7 @@ class Plan:
             why = "the network 'host' leaves the child in the host's"
             self.drop(layers, "netns", why)
         if os.geteuid() != 0 and "userns" not in layers:
-            for layer in _NAMESPACES:
+            for layer in NAMESPACES:
                 self.leave(layers, layer, "neither root nor a user namespace")
         for layer in NEEDS_MOUNTNS:
             if "mountns" not in layers:
@@ -260,8 +265,8 @@ class Plan:
             if layer in self.profile.required:
                 raise missing_layer(layer, why)
 
-    def failed(self, error: SpawnError) -> bool:
-        """Take note of a layer that failed; tell whether to try without it.
+    def may_do_without(self, error: SpawnError) -> bool:
+        """Tell whether it may be the machine that lacks what failed here.
 
         Raises:
             SpawnError: it is required.
@@ -269,10 +274,33 @@ class Plan:
         layer = error.stage
         if layer not in LAYERS or error.errno not in _OF_THE_MACHINE:
             return False
-        reason = error.reason
         if layer in self.profile.required:
-            raise missing_layer(layer, reason, error.errno)
-        self.machine.lacking[layer] = reason
+            raise missing_layer(layer, error.reason, error.errno)
+        return True
+
+    def failed(self, error: SpawnError) -> bool:
+        """Take note of a layer that failed with nothing of any child's.
+
+        Returns:
+            Whether the machine lacks it, so that it is to be tried without.
+
+        Raises:
+            SpawnError: it is required.
+        """
+        if not self.may_do_without(error):
+            return False
+        self.machine.lacking[error.stage] = error.reason
+        return True
+
+    def failed_for_it(self, error: SpawnError) -> bool:
+        """Take note of a layer that failed for this child, and not for the machine.
+
+        Only that of owners is left out then: the file system of a directory that
+        whoever runs the host has named may be unable to show them otherwise.
+        """
+        if error.stage != "uid":
+            return False
+        self.without[error.stage] = error.reason
         return True
 
 
@@ -318,56 +346,3 @@ class Wanted:
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     theirs: tuple[str, ...] = ()
-
-
-_NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *_NAMESPACES} - {"mountns"}
-"""Layers that need no more than their name."""
-
-
-def layers_on_the_wire(
-    layers: set[str], wanted: Wanted, executable: str
-) -> dict[str, object]:
-    """Return what goes to the launchpad for the layers that are asked for.
-
-    Args:
-        layers: from ``Plan.wanted``.
-        wanted: what was made ready.
-        executable: the program.
-    """
-    found: dict[str, object] = dict.fromkeys(layers & _NO_WORDS)
-    no_internet = wanted.network == "none" and "netns" not in layers
-    if "userns" in layers:
-        found["userns"] = (os.geteuid(), os.getegid())
-    if layers & {"landlock", "mountns"}:
-        view = sandbox_paths.view_of(
-            executable,
-            wanted.cwd,
-            (*wanted.own, *wanted.kept),
-            wanted.programs,
-            wanted.shared,
-            wanted.theirs,
-        )
-        if "mountns" in layers:
-            found["mountns"] = _mounts(view, wanted.cwd, is_mapped="uid" in layers)
-            view = view.everything_listed()
-        if "landlock" in layers:
-            found["landlock"] = (view.landlock(), no_internet)
-    if "uid" in layers:
-        found["uid"] = wanted.user
-    if "cgroup" in layers:
-        found["cgroup"] = tuple(as_pair(file) for file in wanted.groups)
-    if "seccomp" in layers:
-        found["seccomp"] = seccomp_filter.build_here(
-            network=not no_internet, unix=wanted.profile.unix_sockets
-        )
-    return found
-
-
-def _mounts(
-    view: sandbox_paths.View, cwd: str, *, is_mapped: bool
-) -> tuple[object, ...]:
-    trees = view.mounts()
-    links = view.symlinks(trees)
-    if not is_mapped:
-        trees = tuple((path, kind, False) for path, kind, _ in trees)
-    return links, trees, os.fsencode(cwd)

@@ -95,10 +95,12 @@ class View(NamedTuple):
     Attributes:
         rules: what may be done where.
         links: (path, target) of the symbolic links on the way.
+        cwd: the working directory, without links; "" if it is none that it may be in.
     """
 
     rules: tuple[Rule, ...]
     links: tuple[tuple[str, str], ...]
+    cwd: str = ""
 
     def landlock(self) -> tuple[tuple[bytes, str], ...]:
         """Return the rules as ``launchpad_landlock`` takes them."""
@@ -118,7 +120,7 @@ class View(NamedTuple):
         around: list[Rule] = []  # the trees that the path at hand lies in
         whole = (Rule("/etc", "read"),)
         for rule in sorted((*self.rules, *whole), key=_parts):
-            if rule.kind == "list" or rule.path == "/proc":
+            if rule.kind == "list" or f"{rule.path}/".startswith("/proc/"):
                 continue
             while around and not rule.path.startswith(around[-1].path + "/"):
                 around.pop()
@@ -385,11 +387,17 @@ def view_of(
         finder.add_program(executable)
     for path in shared:
         finder.add(path, "write", mapped=True)
+    inside = cwd
     if cwd != "/" and not _holder(shared, cwd):
         # A directory that holds this child's own, /tmp say, holds other children's too:
         # those are root's, and must not become this one's to read.
         around = any(_holder([cwd], path) for path in own)
-        finder.add(cwd, "execute", mapped=not around)
+        inside = finder.add(cwd, "execute", mapped=not around)
     for path in own:
         finder.add(path, "write")
-    return View(tuple(finder.rules.values()), tuple(finder.links.items()))
+    return View(tuple(finder.rules.values()), tuple(finder.links.items()), inside)
+
+
+def common_view() -> View:
+    """Return what a process sees that has nothing of any child's."""
+    return _common()._replace(cwd="/")

@@ -123,6 +123,10 @@ class SpawnRequest:
             hint = "; nest fewer children, or start this one with --sandbox none"
             text = f"cannot start '{name}': {reason}{hint} (at '{stage}')"
             return SpawnError(number, stage, text, reason)
+        if stage == "cwd" and number in _ANOTHER_DIRECTORY:
+            reason = "its working directory was replaced by something else meanwhile"
+            text = f"cannot start '{name}': {reason}; put the directory back"
+            return SpawnError(number, stage, text, reason)
         if detail:
             reason = f"{shown}: {reason}"
         text = f"cannot start '{name}': {reason} (at '{stage}')"
@@ -202,6 +206,9 @@ def find_executable(name: str, path_env: str | None, cwd: str) -> str:
         reason += _TO_DO.get(worst, "")
     raise SpawnError(worst, "lookup", f"cannot start '{_shown(name)}': {reason}")
 
+
+_ANOTHER_DIRECTORY = {errno.ESTALE, errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
+"""What the step "cwd" says where the directory's name stands for something else."""
 
 _TO_DO = {
     errno.ENOENT: "; check its path",

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.sandbox import Plan, Walls, Wanted, layers_on_the_wire
-from supervisor.spawn_request import SpawnError
+from supervisor.sandbox import Plan, Walls, Wanted
+from supervisor.sandbox_orders import layers_on_the_wire, neutral
+from supervisor.spawn_request import SpawnError, SpawnRequest
 
 if TYPE_CHECKING:
     from supervisor.launcher import Launcher
     from supervisor.sandbox import Machine
-    from supervisor.spawn_request import SpawnRequest
     from supervisor.spawned import SpawnedProcess
 
 
@@ -44,10 +44,43 @@ async def spawn(
         try:
             process = await launcher.spawn(attempt)
         except SpawnError as why:
-            if not plan.failed(why):
+            if not plan.may_do_without(why):
+                raise
+            fault = await _neutral_fault(launcher, attempt)
+            is_for_it = fault.stage == "exec" and plan.failed_for_it(why)
+            if not is_for_it and not plan.failed(fault):
                 raise
         else:
             return process, _walls_of(plan, wanted, process)
+
+
+async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnError:
+    """Put the same layers on a process that has nothing of the child's; say what failed.
+
+    The one that failed for the child may have failed for what it did to its own
+    directories, which says nothing of the machine. Nothing is run: where every layer
+    goes well, it is the program that fails.
+
+    Raises:
+        LaunchpadLost: no child can be started any more.
+    """
+    top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        request = SpawnRequest(
+            executable="/",  # a directory
+            argv=("-",),
+            env={},
+            cwd_fd=top,
+            fds=(),
+            layers=neutral(attempt.layers),
+        )
+        process = await launcher.spawn(request)
+    except SpawnError as why:
+        return why
+    finally:
+        os.close(top)
+    process.close()
+    raise AssertionError("a directory was executed")
 
 
 def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
