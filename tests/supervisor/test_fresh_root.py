@@ -1,0 +1,195 @@
+"""The fresh root of a child, made by root while the child changes what is in there.
+
+Each case is a program in a mount namespace of its own: nothing of this machine changes.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.spawning import ROOT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.attack,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts without a user"),
+]
+
+PROGRAM = """
+import os, sys
+sys.path.insert(0, {source!r})
+from supervisor import launchpad_kernel, launchpad_mounts, launchpad_namespaces
+root, outside = {root!r}, {outside!r}
+os.chdir(root)
+fill = launchpad_mounts._fill
+def filled(*args):
+    swap()
+    fill(*args)
+def swap():
+    pass
+launchpad_mounts._fill = filled
+def nothing(*_):
+    raise OSError(38, "filtered")
+def build(*trees, links=()):
+    launchpad_namespaces.enter("mountns")
+    trees = tuple((os.fsencode(path), kind, False) for path, kind in trees)
+    links = tuple((os.fsencode(a), os.fsencode(b)) for a, b in links)
+    launchpad_mounts.build(links, trees, -1, fresh_proc=False)
+"""
+
+
+@pytest.fixture(params=["openat2", "without openat2"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How names are opened: by the kernel, or step by step where it cannot."""
+    return "" if request.param == "openat2" else "launchpad_kernel._openat2 = nothing\n"
+
+
+def says(tmp_path: Path, program: str) -> str:
+    """Run a program in a directory `root`, beside a directory `outside`."""
+    root, outside = str(tmp_path / "root"), str(tmp_path / "outside")
+    head = PROGRAM.format(source=str(ROOT), root=root, outside=outside)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", head + program],
+        capture_output=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr.decode()
+    return done.stdout.decode()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """Return a directory with the two: one is shared with a child, one is not."""
+    for name in ("root/q", "root/own", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "root" / "q" / "tool").write_text("mine")
+    (tmp_path / "outside" / "secret").write_text("s3cret")
+    return tmp_path
+
+
+# attack 4: each name in what is mounted already is the child's to change
+@pytest.mark.parametrize("kind", ["file", "directory"])
+@pytest.mark.parametrize("to", ["outside", "/proc/1/root", "../outside"])
+def test_nothing_is_made_through_what_is_mounted(
+    places: Path, way: str, kind: str, to: str
+) -> None:
+    name = {"file": "q/tool", "directory": "q/made"}[kind]
+    if kind == "directory":
+        (places / "root" / "q" / "made").mkdir()
+    target = {"outside": "outside", "/proc/1/root": "'/proc/1/root' + outside"}
+    said = says(
+        places,
+        f"""{way}
+def swap():
+    os.rename("q", "before")
+    os.symlink({target.get(to, repr(to))}, "q")
+build((root, "write"), (root + "/{name}", "execute"))
+print(sorted(os.listdir(root)))
+""",
+    )
+    assert said == "['before', 'own', 'q']\n"
+    assert os.listdir(places / "outside") == ["secret"]
+
+
+def test_what_is_mounted_in_something_mounted_is_the_very_same(
+    places: Path, way: str
+) -> None:
+    said = says(
+        places,
+        f"""{way}
+def swap():
+    os.rename("own", "before"); os.mkdir("own")
+os.mkdir("other")
+build((root, "read"), (root + "/own", "write"), (root + "/other", "write"))
+for name in ("own", "other"):
+    try:
+        os.mkdir(f"{{root}}/{{name}}/new")
+    except OSError as why:
+        print(name, why.errno)
+    else:
+        print(name, "written")
+""",
+    )
+    assert said == "own 30\nother written\n"
+    assert os.listdir(places / "root" / "own") == []
+
+
+# attack 3: a rule's path was looked at before; a link there now is somebody's doing
+@pytest.mark.parametrize("name", ["link", "link/secret", "way/secret"])
+def test_a_rule_whose_path_is_a_link_brings_nothing(
+    places: Path, way: str, name: str
+) -> None:
+    said = says(
+        places,
+        f"""{way}
+os.symlink(outside, "link")
+os.symlink("../outside", "way")
+build((root + "/{name}", "read"))
+print(os.path.exists("{name}"), os.path.exists(root + "/{name}"))
+""",
+    )
+    assert said == "False False\n"
+
+
+def test_a_link_in_the_fresh_root_is_not_made_through_another(
+    places: Path, way: str
+) -> None:
+    said = says(
+        places,
+        f"""{way}
+links = ((root + "/a", outside), (root + "/a/b", "x"), ("/dev/shm", "/run/shm"))
+build((root + "/a/c", "read"), links=links)
+print(os.readlink(root + "/a") == outside, os.path.islink("/dev/shm"))
+""",
+    )
+    assert said == "True False\n"
+    assert os.listdir(places / "outside") == ["secret"]
+
+
+def test_a_directory_may_lie_deep(places: Path, way: str) -> None:
+    said = says(
+        places,
+        f"""{way}
+deep = "/a" * 1300
+for _ in range(1300):
+    os.mkdir("a"); os.chdir("a")
+os.chdir(root)
+build((root + deep, "read"))
+print(os.path.isdir(root + deep), os.listdir(root))
+""",
+    )
+    assert said == "True ['a']\n"
+
+
+LANDLOCKED = """
+launchpad_privileges.forbid_new_privileges()
+launchpad_landlock.apply({rules!r}, no_tcp=False, ready={ready})
+for path in ("root/q/tool", "outside/secret"):
+    try:
+        print(open({where!r} + "/" + path).read())
+    except OSError as why:
+        print(why.errno)
+"""
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_rule_of_landlock_follows_no_link(
+    places: Path, way: str, prepared: bool
+) -> None:
+    link = places / "root" / "link"
+    link.symlink_to(places / "outside")
+    rules = tuple((os.fsencode(p), "read") for p in (places / "root" / "q", link))
+    ready = f"launchpad_landlock.prepare({rules!r}, no_tcp=False)" if prepared else None
+    said = says(
+        places,
+        "from supervisor import launchpad_landlock, launchpad_privileges\n"
+        + way
+        + "try:\n    launchpad_landlock.version()\nexcept OSError:\n    raise SystemExit"
+        + LANDLOCKED.format(rules=rules, ready=ready, where=str(places)),
+    )
+    if not said:
+        pytest.skip("no Landlock here")
+    assert said == "mine\n13\n"

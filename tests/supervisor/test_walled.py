@@ -1,0 +1,178 @@
+"""A child that does something to its own directories: its start fails, nothing else.
+
+Between the host's look at what a child sees and the child's first step there is time;
+here it is used by who stands in that place: `swapped_meanwhile`.
+"""
+
+import errno
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import walled
+from supervisor.sandbox import PROFILES, Machine, Profile, Wanted, named
+from supervisor.spawn_request import SpawnError, SpawnRequest
+from tests.helpers.spawning import Stage, staged
+
+pytestmark = pytest.mark.attack
+
+AUTO = PROFILES["auto"]
+LANDLOCK = named("landlock", ["landlock"])
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    tmp_path.chmod(0o755)
+    for name in ("root", "root/sub", "outside"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "outside" / "secret").write_text("s3cret")
+    async with staged(tmp_path) as stage:
+        yield stage
+
+
+async def start(stage: Stage, machine: Machine, wanted: Wanted) -> None:
+    """Start a small program, and wait until nothing is left of it."""
+    cwd_fd = os.open(wanted.cwd, os.O_PATH | os.O_DIRECTORY)
+    try:
+        request = stage.request(("/bin/true",), cwd_fd=cwd_fd)
+        process, _ = await walled.spawn(stage.launcher, machine, request, wanted)
+    finally:
+        os.close(cwd_fd)
+    await process.wait_exit()
+    await process.wait_swept()
+    process.close()
+
+
+def swapped_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, swap: Callable[[], None]
+) -> None:
+    """Do something after the host has looked, and before the child is started."""
+    look = walled.layers_on_the_wire
+
+    def looked(*args: Any) -> dict[str, object]:
+        found = look(*args)
+        swap()
+        return found
+
+    monkeypatch.setattr(walled, "layers_on_the_wire", looked)
+
+
+# attack 4: a host that is root opened the name again, and followed it out of the walls
+@pytest.mark.slow
+@pytest.mark.parametrize("instead", ["/proc/1/root/OUTSIDE", "OUTSIDE", "directory"])
+async def test_a_working_directory_is_the_one_that_is_held(
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, instead: str
+) -> None:
+    root, machine = tmp_path / "root", Machine()
+    wanted = Wanted(AUTO, "none", str(root / "sub"), shared=(str(root),))
+    if machine.lacking.get("uid") is None:
+        wanted.user = machine.take_user()
+    await start(stage, machine, wanted)
+    if "mountns" in machine.lacking:
+        pytest.skip(f"no mount namespace: {machine.lacking}")
+    lacking = dict(machine.lacking)
+
+    def swap() -> None:
+        (root / "sub").rename(root / "before")
+        if instead == "directory":
+            (root / "sub").mkdir()
+        else:
+            to = instead.replace("OUTSIDE", str(tmp_path / "outside"))
+            (root / "sub").symlink_to(to)
+
+    swapped_meanwhile(monkeypatch, swap)
+    with pytest.raises(SpawnError, match="replaced by something else") as refused:
+        await start(stage, machine, wanted)
+    assert refused.value.stage == "cwd"
+    assert machine.lacking == lacking, "and the machine lacks nothing for that"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", [AUTO, LANDLOCK], ids=lambda profile: profile.name)
+async def test_a_link_in_a_working_directorys_place_refuses_one_start(
+    tmp_path: Path, stage: Stage, profile: Profile
+) -> None:
+    root, machine = tmp_path / "root", Machine()
+    wanted = Wanted(profile, "none", str(root / "sub"), theirs=(str(root),))
+    wanted.no_groups = "none here"
+    await start(stage, machine, wanted)
+    lacking = dict(machine.lacking)
+    (root / "sub").rmdir()
+    (root / "sub").symlink_to(tmp_path / "outside")
+    with pytest.raises(SpawnError, match="cannot use the working directory") as refused:
+        await start(stage, machine, wanted)
+    assert refused.value.stage == "cwd"
+    assert refused.value.exit_status == 125
+    assert machine.lacking == lacking
+    # What leads to what it sees anyhow is no harm.
+    (root / "sub").unlink()
+    (root / "sub").symlink_to("/usr/bin")
+    await start(stage, machine, wanted)
+
+
+class _Launcher:
+    """Refuses a layer, to everybody or to who brings a path along."""
+
+    def __init__(self, layer: str, number: int, path: bytes = b"") -> None:
+        self.asked: list[SpawnRequest] = []
+        self._fault = SpawnError(number, layer, "no", os.strerror(number))
+        self._path = path
+
+    async def spawn(self, request: SpawnRequest) -> Any:
+        self.asked.append(request)
+        if self._fault.stage in request.layers:
+            if self._path in repr(request.layers).encode():
+                raise self._fault
+        if request.executable == "/":
+            raise SpawnError(errno.EACCES, "exec", "a directory")
+
+        class Process:
+            applied: tuple[tuple[str, str], ...] = ()
+
+        return Process()
+
+
+async def tried(launcher: Any, machine: Machine, cwd: Path) -> walled.Walls:
+    request = SpawnRequest("/bin/true", ("true",), {}, 0, ())
+    wanted = Wanted(AUTO, "none", str(cwd), user=machine.take_user())
+    _, walls = await walled.spawn(launcher, machine, request, wanted)
+    return walls
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return Machine()
+
+
+@pytest.mark.parametrize("layer", ["mountns", "landlock"])
+async def test_what_fails_for_one_childs_paths_only_is_that_childs(
+    tmp_path: Path, machine: Machine, layer: str
+) -> None:
+    launcher = _Launcher(layer, errno.EINVAL, os.fsencode(tmp_path))
+    with pytest.raises(SpawnError, match="no"):
+        await tried(launcher, machine, tmp_path)
+    assert not machine.lacking
+    assert len(launcher.asked) == 2
+    assert os.fsencode(tmp_path) not in repr(launcher.asked[1].layers).encode()
+
+
+async def test_a_directory_that_cannot_show_owners_costs_its_child_the_layer(
+    tmp_path: Path, machine: Machine
+) -> None:
+    launcher = _Launcher("uid", errno.EINVAL, os.fsencode(tmp_path))
+    walls = await tried(launcher, machine, tmp_path)
+    assert "uid" in walls.missing
+    assert not machine.lacking
+
+
+@pytest.mark.parametrize("layer", ["mountns", "landlock", "uid", "netns", "seccomp"])
+async def test_what_fails_for_everybody_the_machine_lacks(
+    tmp_path: Path, machine: Machine, layer: str
+) -> None:
+    walls = await tried(_Launcher(layer, errno.ENOSYS), machine, tmp_path)
+    assert machine.lacking == {layer: os.strerror(errno.ENOSYS)}
+    assert layer in walls.missing
