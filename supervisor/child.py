@@ -97,6 +97,12 @@ class Child(ChildClients):
                     self.failure = _not_prepared(why)
                     self._happened(Event.SPAWN_FAILED)
                     return
+                except LaunchpadLost:
+                    raise
+                except Exception as why:  # noqa: BLE001 - one start, and not the host
+                    self.failure = walled.unforeseen(why)
+                    self._happened(Event.SPAWN_FAILED)
+                    return
                 await self._live()
         finally:
             if self.state is not State.REAPING:
@@ -181,6 +187,7 @@ class Child(ChildClients):
             spec.cwd,
             spec.own_dirs,
             theirs=spec.written_dirs,
+            share=None if self.session is None else self.session.client.ledger.threads,
         )
         machine = self._host.machine
         groups = Groups()

@@ -195,6 +195,7 @@ class EnteredChild(Child):
             groups=tuple(left.groups),
             user=left.user,
             theirs=self.spec.written_dirs,
+            share=self.session.client.ledger.threads if self.session else None,
         )
         if left.user is not None:
             machine.keep_user(left.user)

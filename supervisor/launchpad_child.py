@@ -125,9 +125,14 @@ def _keep_to_itself(order: Order, _launchpad: int) -> None:
 
 
 def _prepare_rules(order: Order, _launchpad: int) -> None:
-    if order.common is not None:
-        rules, no_tcp = order.common
+    if order.common is None:
+        return
+    rules, no_tcp = order.common
+    try:
         order.ruleset = launchpad_landlock.prepare(rules, no_tcp=no_tcp)
+    except OSError:
+        # The order that is to come may not ask for them; if it does, it fails by itself.
+        return
 
 
 def _await_order(order: Order, _launchpad: int) -> None:

@@ -31,6 +31,8 @@ from supervisor.spawn_request import SpawnError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import trio
+
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 
 LAYERS = {
@@ -331,6 +333,7 @@ class Wanted:
         kept: more that it may write, as it is.
         programs: more that it may read and execute.
         theirs: what it may write by FD 3, or that holds what is its own.
+        share: bounds the threads that may look at what is its own.
     """
 
     profile: Profile
@@ -346,3 +349,4 @@ class Wanted:
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     theirs: tuple[str, ...] = ()
+    share: trio.CapacityLimiter | None = None

@@ -1,8 +1,8 @@
 """What of the file system a sandboxed child may see, beside what comes through FD 3.
 
 What it is: a list of paths with what may be done beneath each, made in the host, which
-may look everywhere.  What it is not: the layers that keep it (``launchpad_landlock``,
-``launchpad_mounts``).
+may look everywhere.  What it is not: the following of links (``sandbox_links``), nor the
+layers that keep it (``launchpad_landlock``, ``launchpad_mounts``).
 
 Rules of this file.
 
@@ -19,26 +19,29 @@ Rules of this file.
 5. Who looks may be root, and what it looks at may be the child's: a link that the child
    may have made leads to what is the child's or what it sees anyhow, or it leads nowhere,
    and a program of a project brings nothing along that it names itself.  The one that
-   whoever runs the host has named is followed wherever it leads (rule 2).
+   whoever runs the host has named is followed wherever it leads (rule 2).  What the child
+   sees anyhow it sees no better for its link, and what it may write is never behind one.
 6. A path of a rule has no links.  Whoever uses it opens it without following any
    (``launchpad_kernel.open_exactly``): what is replaced meanwhile is not there.
 """
 
-# ruff: noqa: PTH100, PTH112, PTH115, PTH116, PTH118, PTH119, PTH120, PTH123 - links are followed
-# one by one, and what is asked for is text
+# ruff: noqa: PTH100, PTH120 - what is asked for is text
 from __future__ import annotations
 
 import os
-import stat
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from supervisor.sandbox_links import Links, Walk, holder
+from supervisor.sandbox_programs import find, interpreter, name_in_env
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 
-_SYSTEM_TOPS = tuple(f"{path}/" for path in _SYSTEM)
+_AS_THEY_ARE = (*(f"{path}/" for path in _SYSTEM), "/dev/", "/sys/")
+"""Beneath these, owners are nobody's to map."""
 
 _ETC = tuple(
     f"/etc/{name}"
@@ -70,9 +73,6 @@ _SHIMS_PARTS = (
     *("versions", "installs", "version"),
 )
 """Of what keeps several versions (pyenv, rbenv, nodenv, asdf) behind shims."""
-
-_LINKS = 40
-"""As many symbolic links as the kernel follows for one name."""
 
 
 class Rule(NamedTuple):
@@ -138,6 +138,9 @@ class View(NamedTuple):
         return tuple((path, to) for path, to in links if not path.startswith(tops))
 
 
+_NOTHING = View((), ())
+
+
 def _gives(tree: Rule, rule: Rule) -> bool:
     """Tell whether what lies in a tree is there as a rule wants it."""
     # Nothing tells a mount to be read from one to be executed from.
@@ -151,12 +154,6 @@ def _parts(rule: Rule) -> list[str]:
     return rule.path.split("/")
 
 
-def _holder(places: Iterable[str], path: str) -> str:
-    """Return the nearest of some places that a path lies in; "" for none."""
-    around = [p for p in places if p == path or path.startswith(p.rstrip("/") + "/")]
-    return max(around, key=len, default="")
-
-
 class _Finder:
     """Collects rules, and the links that lead to them.
 
@@ -164,23 +161,21 @@ class _Finder:
         view: what there is already.
     """
 
-    def __init__(self, view: View | None = None) -> None:
-        self.rules: dict[str, Rule] = {}
-        self.links: dict[str, str] = {}
-        self._theirs: tuple[str, ...] = ()
-        if view is not None:
-            self.rules = {rule.path: rule for rule in view.rules}
-            self.links = dict(view.links)
+    def __init__(self, view: View = _NOTHING) -> None:
+        self.rules = {rule.path: rule for rule in view.rules}
+        self.links = Links(view.links, self._seen)
 
-    def belong(self, paths: Iterable[str]) -> None:
-        """Take note of what the child may write: links in there may be the child's.
+    def _seen(self) -> Iterator[str]:
+        """Yield the places that a link of the child's may lead to (rule 5)."""
+        for rule in self.rules.values():
+            # What ``/proc/self`` is to the host is another thing to the child.
+            if rule.kind != "list" and rule.path != "/proc":
+                yield rule.path
 
-        One after the other: what lies in another one is not followed out of that.
-        """
-        for path in paths:
-            real = self._without_links(path)
-            if real is not None and real != "/":
-                self._theirs += (real,)
+    def view(self, cwd: str) -> View:
+        """Return what was found."""
+        links = tuple(self.links.followed.items())
+        return View(tuple(self.rules.values()), links, cwd)
 
     def add(self, path: str, kind: str, *, mapped: bool = False) -> str:
         """Allow something; nothing happens if it is not there.
@@ -188,93 +183,60 @@ class _Finder:
         Returns:
             Its path without links, "" if there is none.
         """
-        return self._allow(self._walk(path), kind, mapped=mapped)
+        return self._allow(self.links.walk(path), kind, mapped=mapped)
 
-    def _allow(self, hops: list[str], kind: str, *, mapped: bool) -> str:
-        if not hops:
+    def _allow(self, walk: Walk, kind: str, *, mapped: bool) -> str:
+        real = walk.real
+        if not real:
             return ""
-        real = hops[-1]
+        if walk.maker and not holder((walk.maker,), real):
+            # It is there to be seen, and as it is: a link of the child's gives nothing.
+            return "" if kind == "write" else real
+        if walk.maker and kind == "write":
+            return ""
         # The system's own is everybody's to read, as it is.
-        mapped = mapped and not real.startswith(_SYSTEM_TOPS)
+        mapped = mapped and not real.startswith(_AS_THEY_ARE)
         known = self.rules.get(real)
         if known is None or known.kind == "list" or kind == "write":
             self.rules[real] = Rule(real, kind, mapped)
         return real
 
-    def _walk(self, path: str, *, is_trusted: bool = False) -> list[str]:
-        """Follow a name link by link; return each file that the last part names.
-
-        Args:
-            path: the name.
-            is_trusted: links that may be the child's are followed as all others.
-
-        Returns:
-            None, where such a link leads to what is neither the child's nor seen by it.
-        """
-        hops: list[str] = []
-        maker = ""
-        for _ in range(_LINKS):
-            real = self._without_links(os.path.dirname(path))
-            if real is None:
-                break
-            name = os.path.basename(path)
-            place = os.path.join(real, name) if name else real
-            if maker and not self._may_lead_to(maker, place):
-                return []
-            try:
-                mode = os.lstat(place).st_mode
-                if not stat.S_ISLNK(mode):
-                    return [*hops, place]
-                target = os.readlink(place)
-            except OSError:
-                break
-            hops.append(place)
-            if not is_trusted:
-                maker = maker or _holder(self._theirs, place)
-            self.links[place] = target
-            path = os.path.normpath(os.path.join(real, target))
-        return hops
-
-    def _may_lead_to(self, maker: str, place: str) -> bool:
-        seen = (rule.path for rule in self.rules.values() if rule.kind != "list")
-        return bool(_holder((maker, *seen), place))
-
-    def _without_links(self, path: str) -> str | None:
-        """Return a directory without links, and take note of those on its way."""
-        if path in ("", "/"):
-            return "/"
-        hops = self._walk(path)
-        return hops[-1] if hops else None
-
     def add_program(self, path: str) -> None:
         """Allow a program, what its ``#!`` line names, and their installations."""
         for _ in range(4):  # as deep as the kernel follows "#!"
-            hops = self._walk(path, is_trusted=True)
-            for hop in hops:
-                self._add_installation(hop)
-            self._allow(hops, "execute", mapped=True)
-            interpreter = _interpreter(path)
-            if interpreter is None:
+            walk = self.links.walk(path, is_trusted=True)
+            if not walk.real:
                 return
-            path = interpreter
+            for hop in walk.hops:
+                self.add_installation(hop)
+            self._allow(walk, "execute", mapped=True)
+            following = interpreter(walk.real)
+            if following is None:
+                return
+            path = following
 
     def add_tool(self, path: str, program_files: tuple[str, ...]) -> None:
         """Allow a program that may be a project's own, and then the child's (rule 5)."""
-        hops = self._walk(path)
-        if hops and not _holder(self._theirs, hops[0]):
-            self.add_program(hops[0])
+        walk = self.links.walk(path)
+        if not walk.real:
             return
-        self._allow(hops, "execute", mapped=True)
-        for hop in hops:
-            if not _holder(self._theirs, hop):
-                self._add_installation(hop)
-        name = _name_in_env(hops[-1]) if hops else None
-        for directory in program_files if name else ():
-            if os.access(f"{directory}/{name}", os.X_OK):
-                self.add_program(f"{directory}/{name}")
-                return
+        if not self._is_theirs(walk.hops[0]):
+            self.add_program(walk.hops[0])
+            return
+        self._allow(walk, "execute", mapped=True)
+        for hop in walk.hops:
+            if not self._is_theirs(hop):
+                self.add_installation(hop)
+        name = name_in_env(walk.real)
+        program = find(name, program_files) if name else None
+        if program is not None:
+            self.add_program(program)
 
-    def _add_installation(self, program: str) -> None:
+    def _is_theirs(self, path: str) -> bool:
+        return bool(holder(self.links.theirs, path))
+
+    def add_installation(self, program: str) -> None:
+        """Allow the programs and libraries that lie around a program."""
         prefix, kind = os.path.split(os.path.dirname(program))
         # What stands in "shims" finds the program among installed versions by itself.
         parts = {"bin": _PARTS, "sbin": _PARTS, "shims": _SHIMS_PARTS}.get(kind, ())
@@ -282,55 +244,6 @@ class _Finder:
             return
         for part in parts:
             self.add(f"{prefix}/{part}", "execute", mapped=True)
-
-
-def _interpreter(path: str) -> str | None:
-    """Return the program of a ``#!`` line; through env(1), what that starts."""
-    words = _first_line(path)
-    if not words:
-        return None
-    name = _named(words)
-    return (_on_path(name) if name else None) or words[0]
-
-
-def _name_in_env(path: str) -> str | None:
-    """Return the bare name that a ``#!`` line has env(1) look for, None for others."""
-    words = _first_line(path, os.O_NOFOLLOW)
-    name = _named(words) if words else None
-    return None if name is None or "/" in name else name
-
-
-def _named(words: list[str]) -> str | None:
-    if os.path.basename(words[0]) == "env":
-        for word in words[1:]:
-            if not word.startswith("-") and "=" not in word:
-                return word
-    return None
-
-
-def _first_line(path: str, how: int = 0) -> list[str]:
-    """Return the words of a ``#!`` line; none, where there is no such line."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return []
-        # What it is may have changed: a FIFO would be waited for.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | how)
-        with open(fd, "rb") as file:
-            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-            line = file.readline(256) if is_file else b""
-    except OSError:
-        return []
-    if not line.startswith(b"#!"):
-        return []
-    return [os.fsdecode(word) for word in line[2:].split()]
-
-
-def _on_path(name: str) -> str | None:
-    for entry in os.environ.get("PATH", os.defpath).split(":"):
-        candidate = f"{entry or '.'}/{name}"
-        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
-            return os.path.abspath(candidate)
-    return None
 
 
 @cache
@@ -347,12 +260,12 @@ def _common() -> View:
 
     finder.add_program(sys.executable)
     for prefix in (sys.prefix, sys.base_prefix):
-        finder._add_installation(f"{prefix}/bin/python")  # noqa: SLF001 - same file
+        finder.add_installation(f"{prefix}/bin/python")
     packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     finder.add(packages, "list")  # an import looks into the directory first
     for package in ("supervisor", "vfs", "protocol"):
         finder.add(f"{packages}/{package}", "execute", mapped=True)
-    return View(tuple(finder.rules.values()), tuple(finder.links.items()))
+    return finder.view("/")
 
 
 def view_of(
@@ -378,7 +291,7 @@ def view_of(
     own = tuple(own)
     shared = tuple(shared)
     program_files = tuple(program_files)
-    finder.belong((*theirs, *own, *shared))
+    finder.links.belong((*theirs, *own, *shared))
     for path in program_files:
         finder.add(path, "execute", mapped=True)
     if shared:
@@ -388,16 +301,16 @@ def view_of(
     for path in shared:
         finder.add(path, "write", mapped=True)
     inside = cwd
-    if cwd != "/" and not _holder(shared, cwd):
+    if cwd != "/" and not holder(shared, cwd):
         # A directory that holds this child's own, /tmp say, holds other children's too:
         # those are root's, and must not become this one's to read.
-        around = any(_holder([cwd], path) for path in own)
+        around = any(holder([cwd], path) for path in own)
         inside = finder.add(cwd, "execute", mapped=not around)
     for path in own:
         finder.add(path, "write")
-    return View(tuple(finder.rules.values()), tuple(finder.links.items()), inside)
+    return finder.view(inside)
 
 
 def common_view() -> View:
     """Return what a process sees that has nothing of any child's."""
-    return _common()._replace(cwd="/")
+    return _common()

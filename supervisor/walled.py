@@ -6,17 +6,17 @@ What it is not: the rules of that (``sandbox``), nor the launchpad's messages.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor import giving
 from supervisor.sandbox import Plan, Walls, Wanted
 from supervisor.sandbox_orders import layers_on_the_wire, neutral
 from supervisor.spawn_request import SpawnError, SpawnRequest
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.launcher import Launcher
@@ -40,7 +40,7 @@ async def spawn(
         return process, Walls(wanted.profile.name, "host", process.applied)
     plan = Plan(wanted.profile, wanted.network, machine)
     while True:
-        attempt = _attempt(plan, request, wanted)
+        attempt = await _attempt(plan, request, wanted)
         try:
             process = await launcher.spawn(attempt)
         except SpawnError as why:
@@ -95,11 +95,12 @@ def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
     return walls
 
 
-def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
+async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
     """Return a request with what is thought to be had at the moment.
 
     Raises:
         SpawnError: what it cannot be without is not.
+        OSError: a directory of its own is gone.
     """
     layers = plan.wanted()
     if not wanted.groups:
@@ -107,7 +108,9 @@ def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
     if wanted.user is None:
         plan.leave(layers, "uid", "a nested child has its parent's user")
     else:
-        give(wanted.own, wanted.user if "uid" in layers else os.geteuid())
+        user = wanted.user if "uid" in layers else os.geteuid()
+        if giving.has_others(wanted.own, user):
+            await in_thread(giving.give, wanted.own, user, share=wanted.share)
     if wanted.needs_groups and "cgroup" not in layers:
         raise cpus_not_kept(plan.missing.get("cgroup", ""))
     rlimits = request.rlimits
@@ -115,8 +118,31 @@ def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
         rlimits = tuple(_beside_its_group(limit, wanted.processes) for limit in rlimits)
     if "rlimits" in layers:
         rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
-    asked = layers_on_the_wire(layers, wanted, request.executable)
+    # It looks at what may be anywhere, and at what the child has made.
+    program = request.executable
+    asked = await in_thread(_asked, layers, wanted, program, share=wanted.share)
     return replace(request, layers=asked, rlimits=rlimits)
+
+
+def _asked(layers: set[str], wanted: Wanted, executable: str) -> dict[str, object]:
+    """Return what goes to the launchpad; whatever goes wrong is this start's failure.
+
+    Raises:
+        SpawnError: it cannot be found out.
+    """
+    try:
+        return layers_on_the_wire(layers, wanted, executable)
+    except (SpawnError, OSError):
+        raise
+    except Exception as why:
+        raise unforeseen(why) from why
+
+
+def unforeseen(why: Exception) -> SpawnError:
+    """Word what nobody has thought of: a fault of this program, in one start."""
+    reason = f"{type(why).__name__}: {why}"
+    text = f"cannot start a child: an internal error ({reason}); report it, please"
+    return SpawnError(errno.EIO, "request", text, reason)
 
 
 def _beside_its_group(
@@ -145,17 +171,3 @@ def cpus_not_kept(why: str) -> SpawnError:
     how = "leave the limit out, or delegate that controller (systemd: Delegate=cpu)"
     text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
     return SpawnError(errno.EOPNOTSUPP, "cgroup", text)
-
-
-def give(directories: tuple[str, ...], user: int) -> None:
-    """Make directories, and what is in them, a user's own.
-
-    Raises:
-        OSError: a directory is gone, or this process is not root.
-    """
-    for top in directories:
-        os.chown(top, user, user)
-        for where, inner, files in os.walk(top):
-            for name in (*inner, *files):
-                with contextlib.suppress(FileNotFoundError):
-                    os.lchown(Path(where, name), user, user)

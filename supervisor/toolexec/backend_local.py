@@ -115,11 +115,15 @@ class LocalSidecar(Backend):
         return wanted
 
     async def clean_up(self) -> None:
-        """Give its user back: what its process left has been ended as a tree."""
+        """See ``supervision.Starter``; its user stays its own, and so do its files."""
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """Let go of its workspace and of its user: all of its processes have ended."""
+        super().close()
         if self.user is not None:
             self._host.machine.give_user_back(self.user)
             self.user = None
-        await trio.lowlevel.checkpoint()
 
     # One request
 
@@ -134,13 +138,16 @@ class LocalSidecar(Backend):
         except RefusedError:
             return False
         try:
-            return project.own_program(tool, cwd_fd) is not None
+            own, _ = await in_thread(
+                project.of_its_own, tool, cwd_fd, share=_share(child)
+            )
         finally:
             os.close(cwd_fd)
+        return own is not None
 
     async def open_cwd(self, cwd: bytes, child: Child) -> int:
         """See ``routes.Target``."""
-        share = None if child.session is None else child.session.client.ledger.threads
+        share = _share(child)
         if self.workspace_fd >= 0:
             return await workspace.open_cwd(self.workspace_fd, cwd, share)
         if child.session is not None:
@@ -159,8 +166,12 @@ class LocalSidecar(Backend):
         state = state_of(child, self.name)
         env = self._environment(state, tmp=tmp)
         env["PWD"] = where
-        own = project.own_program(tool, cwd_fd)
-        if project.has_venv(tool, cwd_fd):
+        own, has_venv = None, False
+        if project.own_name(tool) is not None:
+            own, has_venv = await in_thread(
+                project.of_its_own, tool, cwd_fd, share=_share(child)
+            )
+        if has_venv:
             venv = env["VIRTUAL_ENV"] = f"{where}/{project.VENV}"
             env["PATH"] = f"{venv}/bin:{env['PATH']}"
         if own is not None:
@@ -201,6 +212,11 @@ class LocalSidecar(Backend):
     async def _probe(self, tool: str) -> str | None:
         # PATH may lead through a network file system.
         return await in_thread(_find, tool, self.path)
+
+
+def _share(child: Child) -> trio.CapacityLimiter | None:
+    """Return what bounds the threads that may look at what is a child's."""
+    return None if child.session is None else child.session.client.ledger.threads
 
 
 def state_of(child: Child, sidecar: str) -> str:

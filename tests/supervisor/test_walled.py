@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from supervisor import walled
-from supervisor.sandbox import PROFILES, Machine, Profile, Wanted, named
+from supervisor import sandbox_orders, walled
+from supervisor.sandbox import PROFILES, Machine, Profile, Walls, Wanted, named
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from tests.helpers.spawning import Stage, staged
 
@@ -24,12 +24,18 @@ LANDLOCK = named("landlock", ["landlock"])
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+def places(tmp_path: Path) -> Path:
+    """Return a directory with a child's root, and one that is none of its business."""
     tmp_path.chmod(0o755)
     for name in ("root", "root/sub", "outside"):
         (tmp_path / name).mkdir()
     (tmp_path / "outside" / "secret").write_text("s3cret")
-    async with staged(tmp_path) as stage:
+    return tmp_path
+
+
+@pytest.fixture
+async def stage(places: Path) -> AsyncIterator[Stage]:
+    async with staged(places) as stage:
         yield stage
 
 
@@ -50,7 +56,7 @@ def swapped_meanwhile(
     monkeypatch: pytest.MonkeyPatch, swap: Callable[[], None]
 ) -> None:
     """Do something after the host has looked, and before the child is started."""
-    look = walled.layers_on_the_wire
+    look = sandbox_orders.layers_on_the_wire
 
     def looked(*args: Any) -> dict[str, object]:
         found = look(*args)
@@ -123,9 +129,9 @@ class _Launcher:
 
     async def spawn(self, request: SpawnRequest) -> Any:
         self.asked.append(request)
-        if self._fault.stage in request.layers:
-            if self._path in repr(request.layers).encode():
-                raise self._fault
+        found = self._path in repr(request.layers).encode()
+        if self._fault.stage in request.layers and found:
+            raise self._fault
         if request.executable == "/":
             raise SpawnError(errno.EACCES, "exec", "a directory")
 
@@ -135,7 +141,7 @@ class _Launcher:
         return Process()
 
 
-async def tried(launcher: Any, machine: Machine, cwd: Path) -> walled.Walls:
+async def tried(launcher: Any, machine: Machine, cwd: Path) -> Walls:
     request = SpawnRequest("/bin/true", ("true",), {}, 0, ())
     wanted = Wanted(AUTO, "none", str(cwd), user=machine.take_user())
     _, walls = await walled.spawn(launcher, machine, request, wanted)

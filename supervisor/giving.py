@@ -1,0 +1,112 @@
+"""Giving directories to a user, with what is in them.
+
+What it is: what the host does before a child of its own user starts.  What it is not:
+the choice of users (``sandbox``).
+
+Rules of this file.
+
+1. Only what belonged to whoever had the directory changes hands: a name in there may be
+   another one of somebody else's file.
+2. No depth is taken for granted, and no link followed: what lay in the directory may be
+   the work of a process that has ended, and was nobody's friend.
+3. The directory itself is given last.  One that is the user's already is passed over:
+   all in it was given then, or is its own work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def has_others(directories: Iterable[str], user: int) -> bool:
+    """Tell whether one of some directories is not a user's own.
+
+    Raises:
+        OSError: one is gone.
+    """
+    return any(os.lstat(path).st_uid != user for path in directories)
+
+
+def give(directories: Iterable[str], user: int) -> None:
+    """Make directories, and what is in them, a user's own; takes as long as they are big.
+
+    Raises:
+        OSError: one is gone or no directory, or this process may not.
+    """
+    for path in directories:
+        top = os.open(path, _DIRECTORY)
+        try:
+            before = os.fstat(top)
+            if before.st_uid != user:
+                _Giving(before, user).give_contents(top)
+                os.fchown(top, user, user)
+        finally:
+            os.close(top)
+
+
+class _Giving:
+    """One directory's contents; one of them is held at a time, however deep it goes."""
+
+    def __init__(self, before: os.stat_result, user: int) -> None:
+        self._before = before
+        self._user = user
+
+    def give_contents(self, top: int) -> None:
+        here = os.dup(top)
+        todo = [self._give_entries(here)]
+        trail: list[os.stat_result] = []
+        try:
+            while todo:
+                if todo[-1]:
+                    below = self._entered(here, todo[-1].pop())
+                    if below is not None:
+                        trail.append(os.fstat(here))
+                        os.close(here)
+                        here = below
+                        todo.append(self._give_entries(here))
+                    continue
+                todo.pop()
+                if todo:
+                    above = os.open("..", _DIRECTORY, dir_fd=here)
+                    os.close(here)
+                    here = above
+                    if not os.path.samestat(os.fstat(here), trail.pop()):
+                        raise OSError(errno.ESTALE, "moved while it was given away")
+        finally:
+            os.close(here)
+
+    def _entered(self, here: int, name: str) -> int | None:
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=here)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            return None
+
+    def _give_entries(self, here: int) -> list[str]:
+        """Give what a directory holds; return the directories among it."""
+        directories = []
+        with os.scandir(here) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.stat(entry.name, dir_fd=here, follow_symlinks=False)
+                    if found.st_dev != self._before.st_dev:  # a mount
+                        continue
+                    if stat.S_ISDIR(found.st_mode):
+                        directories.append(entry.name)
+                    if found.st_uid == self._before.st_uid:
+                        self._give(here, entry.name)
+        return directories
+
+    def _give(self, here: int, name: str) -> None:
+        os.chown(name, self._user, self._user, dir_fd=here, follow_symlinks=False)
