@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.scratch import remove_tree
 from tests.helpers.spawning import ROOT
 
 pytestmark = [
@@ -162,6 +163,7 @@ print(os.path.isdir(root + deep), os.listdir(root))
 """,
     )
     assert said == "True ['a']\n"
+    assert remove_tree(places / "root") is None
 
 
 LANDLOCKED = """

@@ -289,6 +289,29 @@ async def test_a_sidecars_own_process_has_walls(stage: Stage) -> None:
     assert not stage.host.machine._users
 
 
+# attack 11: what it leaves in its HOME is not gone through again, however much it is.
+async def test_a_sidecar_keeps_its_user_over_restarts(stage: Stage) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a user of its own takes root")
+    shared = stage.where / "shared"
+    shared.mkdir()
+    script = (
+        "import os; print(os.getuid(), file=open('told', 'a'));"
+        "os.chdir(os.environ['HOME'])\n"
+        "for _ in range(1300): os.mkdir('a'); os.chdir('a')"
+    )
+    start = [sys.executable, "-I", "-S", "-c", script]
+    options = {"kind": "go", "workspace": str(shared), "start": start}
+    async with sidecars_of(stage, g=options) as sidecars:
+        (sidecar,) = sidecars.sidecars
+        await eventually(lambda: sidecar.generation == 2)
+        await eventually(lambda: len(stage.events("sidecar.ended")) == 2)
+    users = (shared / "told").read_text().split()
+    assert len(users) == 2
+    assert len({*users, "0"}) == 2
+    assert not stage.host.machine._users
+
+
 def interfaces() -> int:
     """Return how many lines tell of the host's network."""
     return len(Path("/proc/net/dev").read_text().splitlines())

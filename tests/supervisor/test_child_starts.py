@@ -1,0 +1,81 @@
+"""A start that goes wrong for what a child has made, or for a fault: one start's failure."""
+
+from typing import NoReturn
+
+import pytest
+
+from supervisor import walled
+from supervisor.child import Child
+from supervisor.sandbox import PROFILES, Profile, named
+from supervisor.scratch import remove_tree
+from tests.helpers.hosts import Stage, stage
+
+__all__ = ["stage"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.attack]
+
+
+# attack 3: it lies in the child's root, so the child may have made it
+@pytest.mark.parametrize(
+    "sandbox",
+    [PROFILES["auto"], named("landlock", ["landlock"])],
+    ids=lambda profile: profile.name,
+)
+async def test_a_link_of_its_own_is_no_working_directory(
+    stage: Stage, sandbox: Profile
+) -> None:
+    stage.sandbox = sandbox
+    outside = stage.where / "outside"
+    outside.mkdir()
+    (stage.root / "work").symlink_to(outside)
+    spec = stage.spec(("/bin/true",), cwd=str(stage.root / "work"))
+    child = await stage.host.spawn(spec)
+    assert child.failure is not None
+    assert "cannot use the working directory" in child.failure.text
+    assert child.status == 125
+    # Whoever runs the host may well have made one elsewhere.
+    (stage.where / "link").symlink_to(outside)
+    other = await stage.sh("pwd -P", cwd=str(stage.where / "link"))
+    assert await other.wait_gone() == 0
+
+
+def fail(*_: object) -> NoReturn:
+    raise RecursionError("deeper than anybody thought")
+
+
+@pytest.mark.parametrize("where", ["the look", "the child"])
+async def test_a_fault_in_one_start_is_that_starts(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    stage.sandbox = PROFILES["auto"]
+    before = await stage.sh("sleep 100")
+    with monkeypatch.context() as patched:
+        if where == "the look":
+            patched.setattr(walled, "layers_on_the_wire", fail)
+        else:
+            patched.setattr(Child, "_wanted", fail)
+        child = await stage.host.spawn(stage.spec(("/bin/true",)))
+    assert child.failure is not None
+    assert "RecursionError: deeper than anybody thought" in child.failure.text
+    (gone,) = stage.events("child.gone")
+    assert "internal error" in gone["failure"]
+    after = await stage.sh("exit 3")
+    assert await after.wait_gone() == 3
+    before.stop(0.0)
+    await before.wait_gone()
+    stage.assert_nothing_left()
+
+
+async def test_a_directory_600_levels_deep_is_one(stage: Stage) -> None:
+    stage.sandbox = PROFILES["auto"]
+    maker = await stage.sh(
+        "cd root; i=0; while [ $i -lt 600 ]; do mkdir a; cd -P a; i=$((i+1)); done",
+        sandbox=PROFILES["none"],
+    )
+    assert await maker.wait_gone() == 0
+    (stage.root / "link").symlink_to("a/" * 600)
+    try:
+        child = await stage.sh("exit 3", cwd=str(stage.root / "link"))
+        assert await child.wait_gone() == 3
+    finally:
+        remove_tree(stage.root / "a")

@@ -1,0 +1,89 @@
+"""Giving a directory to a user: what was its owner's, however deep, and nothing else."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from supervisor import giving
+from supervisor.scratch import remove_tree
+
+pytestmark = [
+    pytest.mark.attack,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root gives things away"),
+]
+
+FIRST, SECOND = 1_500_000_001, 1_500_000_002
+
+
+def owners(top: Path) -> dict[str, int]:
+    found = {".": top.lstat().st_uid}
+    for path in top.rglob("*"):
+        found[str(path.relative_to(top))] = path.lstat().st_uid
+    return found
+
+
+def test_all_of_it_changes_hands_and_no_link_is_followed(
+    tmp_path: Path, no_leaks: None
+) -> None:
+    del no_leaks
+    top, outside = tmp_path / "top", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    for name in ("a/b/c", "d"):
+        (top / name).mkdir(parents=True)
+    for name in ("file", "a/file", "a/b/c/file"):
+        (top / name).touch()
+    (top / "a" / "link").symlink_to(outside)
+    (top / "d" / "link").symlink_to(outside / "file")
+    for user in (FIRST, SECOND, 0):
+        assert giving.has_others([str(top)], user)
+        giving.give([str(top)], user)
+        assert set(owners(top).values()) == {user}
+        assert set(owners(outside).values()) == {0}
+        assert not giving.has_others([str(top)], user)
+
+
+def test_what_is_somebody_elses_in_there_stays_so(tmp_path: Path) -> None:
+    # A hard link to a file of the host's, where the machine lets one be made.
+    top = tmp_path / "top"
+    top.mkdir()
+    giving.give([str(top)], FIRST)
+    (tmp_path / "file").touch()
+    os.link(tmp_path / "file", top / "name")
+    giving.give([str(top)], SECOND)
+    assert owners(top) == {".": SECOND, "name": 0}
+
+
+def test_what_is_the_users_already_is_passed_over(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    giving.give([str(top)], FIRST)
+    (top / "new").touch()
+    giving.give([str(top)], FIRST)
+    assert owners(top) == {".": FIRST, "new": 0}
+
+
+def test_a_link_in_its_place_is_none(tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "link").symlink_to("to")
+    with pytest.raises(OSError, match="directory"):
+        giving.give([str(tmp_path / "link")], FIRST)
+    assert owners(tmp_path / "to") == {".": 0}
+
+
+# attack 11: deeper than any recursion, and than any path is long
+def test_no_depth_is_too_deep(tmp_path: Path, no_leaks: None) -> None:
+    del no_leaks
+    top = tmp_path / "top"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("deep", dir_fd=here)
+        below = os.open("deep", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    giving.give([str(top)], FIRST)
+    assert os.fstat(here).st_uid == FIRST
+    os.close(here)
+    assert remove_tree(top) is None
