@@ -70,6 +70,9 @@ _ALWAYS = frozenset({"no_new_privs", "capabilities"})
 NAMESPACES = ("mountns", "pidns", "netns", "ipcns", "utsns")
 """Layers that root makes as it is, and anybody else within a user namespace."""
 
+OF_PATHS = frozenset({"mountns", "landlock", "uid"})
+"""Layers that can fail for what lies under a child's names; others know none."""
+
 _OF_THE_MACHINE = frozenset(
     {
         errno.ENOSYS,

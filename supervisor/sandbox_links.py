@@ -16,7 +16,6 @@ Rules of this file.
    whether anything else is there, it does not learn.
 """
 
-
 from __future__ import annotations
 
 import errno

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor import giving
-from supervisor.sandbox import Plan, Walls, Wanted
+from supervisor.sandbox import OF_PATHS, Plan, Walls, Wanted
 from supervisor.sandbox_orders import layers_on_the_wire, neutral
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from vfs.hostio import in_thread
@@ -46,7 +46,9 @@ async def spawn(
         except SpawnError as why:
             if not plan.may_do_without(why):
                 raise
-            fault = await _neutral_fault(launcher, attempt)
+            fault = why
+            if why.stage in OF_PATHS:
+                fault = await _neutral_fault(launcher, attempt)
             is_for_it = fault.stage == "exec" and plan.failed_for_it(why)
             if not is_for_it and not plan.failed(fault):
                 raise
