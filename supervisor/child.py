@@ -181,14 +181,7 @@ class Child(ChildClients):
     def _wanted(self, stack: AsyncExitStack) -> Wanted:
         """Say what it is to run in; what is taken for that is given back at its end."""
         spec = self.spec
-        wanted = Wanted(
-            spec.sandbox,
-            spec.network,
-            spec.cwd,
-            spec.own_dirs,
-            theirs=spec.written_dirs,
-            share=None if self.session is None else self.session.client.ledger.threads,
-        )
+        wanted = self._described()
         machine = self._host.machine
         groups = Groups()
         if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
@@ -204,6 +197,19 @@ class Child(ChildClients):
             raise walled.cpus_not_kept(wanted.no_groups)
         self._groups = groups
         return wanted
+
+    def _described(self) -> Wanted:
+        """Say what it is to run in, as far as that is in its description."""
+        spec = self.spec
+        session = self.session
+        return Wanted(
+            spec.sandbox,
+            spec.network,
+            spec.cwd,
+            spec.own_dirs,
+            theirs=spec.written_dirs,
+            share=None if session is None else session.client.ledger.threads,
+        )
 
     async def _spawn(
         self, cwd_fd: int, pairs: Ends, env: dict[str, str], wanted: Wanted

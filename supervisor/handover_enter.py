@@ -28,7 +28,7 @@ from supervisor.child_ends import Ends
 from supervisor.handover_session import take_up
 from supervisor.handover_state import bytes_as_text
 from supervisor.lifecycle import State
-from supervisor.sandbox import Walls, Wanted
+from supervisor.sandbox import Walls
 from supervisor.services import Portable
 from supervisor.spawned import ExitStatus, SpawnedProcess, new_record
 from supervisor.spec import ChildSpec
@@ -187,16 +187,9 @@ class EnteredChild(Child):
             return (), -1
         applied = tuple(left.applied)
         self.walls = Walls(left.profile, left.network, applied, left.missing)
-        self.wanted = Wanted(
-            self.spec.sandbox,
-            self.spec.network,
-            self.spec.cwd,
-            self.spec.own_dirs,
-            groups=tuple(left.groups),
-            user=left.user,
-            theirs=self.spec.written_dirs,
-            share=self.session.client.ledger.threads if self.session else None,
-        )
+        self.wanted = self._described()
+        self.wanted.groups = tuple(left.groups)
+        self.wanted.user = left.user
         if left.user is not None:
             machine.keep_user(left.user)
             stack.callback(machine.give_user_back, left.user)

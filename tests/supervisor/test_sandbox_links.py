@@ -166,8 +166,8 @@ def test_nothing_is_written_by_way_of_a_childs_link(
 
 
 def test_what_is_seen_anyhow_is_seen_no_better(project: Path) -> None:
-    (project / "work").symlink_to("/etc/ssl")
-    (project / "cpu").symlink_to("/sys/devices/system/cpu")
+    (project / "work").symlink_to("/etc/ssl/certs")
+    (project / "cpu").symlink_to("/sys/devices/system/cpu/cpu0")
     before = kinds(view_of("/bin/true", "/", ()))
     for name in ("work", "cpu"):
         theirs = (str(project),)

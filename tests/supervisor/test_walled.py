@@ -68,7 +68,9 @@ def swapped_meanwhile(
 
 # attack 4: a host that is root opened the name again, and followed it out of the walls
 @pytest.mark.slow
-@pytest.mark.parametrize("instead", ["/proc/1/root/OUTSIDE", "OUTSIDE", "directory"])
+@pytest.mark.parametrize(
+    "instead", ["/proc/1/rootOUTSIDE", "/proc/1/rootBEFORE", "OUTSIDE", "directory"]
+)
 async def test_a_working_directory_is_the_one_that_is_held(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
@@ -86,8 +88,9 @@ async def test_a_working_directory_is_the_one_that_is_held(
         if instead == "directory":
             (root / "sub").mkdir()
         else:
+            # BEFORE is the very directory, but seen from outside of the walls.
             to = instead.replace("OUTSIDE", str(tmp_path / "outside"))
-            (root / "sub").symlink_to(to)
+            (root / "sub").symlink_to(to.replace("BEFORE", str(root / "before")))
 
     swapped_meanwhile(monkeypatch, swap)
     with pytest.raises(SpawnError, match="replaced by something else") as refused:
@@ -182,3 +185,16 @@ async def test_what_fails_for_everybody_the_machine_lacks(
     walls = await tried(_Launcher(layer, errno.ENOSYS), machine, tmp_path)
     assert machine.lacking == {layer: os.strerror(errno.ENOSYS)}
     assert layer in walls.missing
+
+
+async def test_whatever_goes_wrong_while_it_is_looked_at_is_one_starts_failure(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> dict[str, object]:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(walled, "layers_on_the_wire", fail)
+    launcher = _Launcher("landlock", errno.EINVAL)
+    with pytest.raises(SpawnError, match=r"internal error \(RecursionError: too deep"):
+        await tried(launcher, machine, tmp_path)
+    assert not launcher.asked
