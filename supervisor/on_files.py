@@ -20,6 +20,7 @@ from supervisor.replies import (
     reason,
     unknown,
 )
+from supervisor.session_prepared import NO_FILE
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import INLINE_WRITE_BYTES, in_thread
 
@@ -51,11 +52,11 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     if file.is_plain:
         line = b"CLOSE %d\n" % fileno
         session.prepared[line] = partial(_close_plain, session, file, line)
-        if request is session.last_request:
-            again = _open_again(session, request, file)
-            session.prepare_open(request, again)
-        else:
+        if request is not session.last_request:
             session.last_request = request
+        elif (opening := session.line_of_open(request)) is not None:
+            again = _open_again(session, request, file)
+            session.prepare(opening, NO_FILE, again)
     return b"OK %d\n" % fileno
 
 
@@ -149,9 +150,10 @@ def do_read(  # noqa: C901, PLR0911 - the hot path, in one piece
         session.last_request = request
     elif file.handle.fd >= 0:
         line = b"READ %b %d\n" % (request.token, size)
-        again = read_again(session, file, request, do_read)
-        session.prepare(line, request.fileno, again)
-        session.rows[line] = read_row(session, file, request, line)
+        if line not in session.prepared:
+            again = read_again(session, file, request, do_read)
+            session.prepare(line, request.fileno, again)
+            session.rows[line] = read_row(session, file, request, line)
     return request.head + data
 
 

@@ -94,6 +94,9 @@ class SessionBase(ABC):
         begun: the last request whose body had not come whole with its line.
         unsent: of a reply, what the client has not taken; None while none waits.
         transfer: of a READ, likewise.
+        prepared: what answers each line that is known by heart (``session_prepared``).
+        lines_of: of these the OPENs and READs, by the file they are about.
+        noted_lines: how many there are in ``lines_of``.
         redo: makes the bytes of a request that waits and has done nothing yet.
         carried: (descriptor, reply) of an ATTACH that the client has not taken.
         reserved: (file, bytes) that a WRITE which has begun may add to it.
@@ -136,6 +139,7 @@ class SessionBase(ABC):
         "max_write_bytes",
         "narrowed_places",
         "nested",
+        "noted_lines",
         "on_attach",
         "parent",
         "prepared",
@@ -199,6 +203,7 @@ class SessionBase(ABC):
         self._kind = 0
         self.prepared: dict[bytes, Again] = {}
         self.lines_of: dict[int, list[bytes]] = {}
+        self.noted_lines = 0
         self.write_fileno = -1
         self.write_line = b""
         self.write_size = -1

@@ -1,9 +1,14 @@
 """Lines that are likely to come, and lead straight to what answers them.
 
-A READ or WRITE that came before, the CLOSE of a file that is open: what such a line
-parses to and what the checks find cannot change while the file stays open.
+An OPEN, a READ or a WRITE that came before, the CLOSE of a file that is open: what such
+a line parses to cannot change; nor, for those about a file, what the checks find while
+the file stays open. An OPEN is looked at each time.
 
-Rule of this file: closing a file forgets its lines.
+Rules of this file.
+
+1. Closing a file forgets its lines.
+2. Each line is noted once, and of OPENs and READs at most ``PREPARED_LINES``: what a
+   client says over and over costs nothing more.
 """
 
 from __future__ import annotations
@@ -24,11 +29,11 @@ if TYPE_CHECKING:
     from supervisor.session_base import Again, Reply
 
 NO_FILE = 0
-"""Stands for the file of a line that is about none: no fileno is 0 (spec O9)."""
+"""Stands for the file of an OPEN, which is about none yet: no fileno is 0 (spec O9)."""
 
 PREPARED_LINES = 512
-"""When the READs among the prepared lines are forgotten: beside the CLOSE of each file
-that a client may have open by default there is room for as many READs."""
+"""OPENs and READs that are known at once, 64 KiB of lines; with one more all of them are
+forgotten. The CLOSE of each open file is known beside them."""
 
 _read = os.read
 _write = os.write
@@ -44,29 +49,31 @@ class Preparing(Sending):
         """Let a line lead straight to its answer for as long as a file stays open.
 
         Args:
-            line: a whole request line, LF included.
+            line: a whole request line, LF included; not prepared yet.
             fileno: the file that the answer is about.
             again: answers it.
         """
-        if len(self.prepared) >= PREPARED_LINES:
+        if self.noted_lines >= PREPARED_LINES:
             for lines in self.lines_of.values():
                 for one in lines:
                     self.prepared.pop(one, None)
             self.lines_of.clear()
             self.rows.clear()
+            self.noted_lines = 0
         self.prepared[line] = again
         self.lines_of.setdefault(fileno, []).append(line)
+        self.noted_lines += 1
 
-    def prepare_open(self, request: Open, again: Again) -> None:
-        """Let the line of an OPEN lead straight to what answers it: it is parsed already."""
+    def line_of_open(self, request: Open) -> bytes | None:
+        """Return the line of an OPEN; None if it is not to be prepared, or is already."""
         line = b"OPEN %b %b %b\n" % (
             request.name,
             request.mode,
             b"true" if request.flag else b"false",
         )
         # In dialect 1 the same words mean something else (spec O5).
-        if self.dialect == 2 and len(line) < MEMO_LINE_BYTES:
-            self.prepare(line, NO_FILE, again)
+        is_one = self.dialect == 2 and len(line) < MEMO_LINE_BYTES
+        return line if is_one and line not in self.prepared else None
 
     def prepare_write(self, request: Write, again: Callable[[bytes], Reply]) -> None:
         """Let the line of a WRITE lead straight to the call that takes its payload."""
@@ -77,8 +84,10 @@ class Preparing(Sending):
 
     def forget(self, fileno: int) -> None:
         """Forget what lines about a file lead to: it is being closed."""
-        if self.lines_of:
-            for line in self.lines_of.pop(fileno, ()):
+        lines = self.lines_of.pop(fileno, None)
+        if lines is not None:
+            self.noted_lines -= len(lines)
+            for line in lines:
                 self.prepared.pop(line, None)
                 self.rows.pop(line, None)
         if fileno == self.write_fileno:

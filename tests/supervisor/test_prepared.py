@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.session_prepared import PREPARED_LINES
 from tests.helpers.dialogue import Dialogue
 from vfs.hostio import MOUNTS, Mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from supervisor.session import Session
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +141,76 @@ def test_an_open_that_comes_again_opens_again(talk: Dialogue) -> None:
     for _ in range(8):  # all that its ledger allows
         assert talk.ask(line).startswith(b"OK ")
     assert talk.ask(line) == b"ERROR failed to open file 'f': Too many open files\n"
+
+
+def known(session: Session) -> tuple[int, int, int, int]:
+    """Return how much a session knows by heart, in all its tables."""
+    noted = sum(map(len, session.lines_of.values()))
+    assert noted == session.noted_lines
+    assert session.rows.keys() <= session.prepared.keys()
+    return len(session.prepared), noted, len(session.lines_of), len(session.rows)
+
+
+def test_what_a_client_says_over_and_over_is_noted_once(
+    talk: Dialogue, tmp_path: Path
+) -> None:
+    # spec S7
+    (tmp_path / "f").write_bytes(b"x" * 1000)
+    opening = b"OPEN f r false\n"
+    sizes = set()
+    for _ in range(20):
+        fileno = talk.ask(opening)[3:-1]
+        talk.ours.sendall(b"READ %b 1\n" % fileno * 20)  # one behind the other
+        while talk.session.serve(alone=False):
+            pass
+        talk.ours.recv(1 << 16)
+        assert talk.ask(b"CLOSE %b\n" % fileno) == b"OK\n"
+        sizes.add(known(talk.session))
+    assert sizes <= {(0, 0, 0, 0), (1, 1, 1, 0)}  # from the second time on the OPEN
+
+
+def test_a_closed_file_leaves_nothing_behind(talk: Dialogue, tmp_path: Path) -> None:
+    # spec C1
+    (tmp_path / "f").write_bytes(b"x" * 1000)
+    fileno = talk.open("f", "r+")
+    for size in range(1, 30):
+        for _ in range(3):
+            assert talk.ask(b"READ %b %d\n" % (fileno, size)).startswith(b"OK ")
+            assert talk.ask(b"SEEK %b 0\n" % fileno) == b"OK 0\n"
+            # Twice in a row is what is noted.
+            assert talk.ask(b"READ %b %d\n" % (fileno, size)).startswith(b"OK ")
+            assert talk.ask(b"READ %b %d\n" % (fileno, size)).startswith(b"OK ")
+            assert talk.ask(b"SEEK %b 0\n" % fileno) == b"OK 0\n"
+    assert known(talk.session) == (30, 29, 1, 29)
+    assert talk.ask(b"CLOSE %b\n" % fileno) == b"OK\n"
+    assert known(talk.session) == (0, 0, 0, 0)
+
+
+def test_of_many_names_only_so_many_are_known(talk: Dialogue, tmp_path: Path) -> None:
+    # spec S7
+    for number in range(PREPARED_LINES + 100):
+        line = b"OPEN n%d w false\n" % number
+        for _ in range(2):
+            fileno = talk.ask(line)[3:-1]
+            assert talk.ask(b"CLOSE %b\n" % fileno) == b"OK\n"
+        assert line in talk.session.prepared
+        assert known(talk.session)[1] <= PREPARED_LINES
+    assert known(talk.session)[1] == 100
+    assert (tmp_path / "n0").exists()
+
+
+def test_with_many_files_open_each_line_is_still_known(
+    talk: Dialogue, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_bytes(b"x" * 1000)
+    ledger = talk.session.client.ledger
+    ledger.limits = (PREPARED_LINES + 100, *ledger.limits[1:])
+    filenos = [talk.open("f", "r") for _ in range(PREPARED_LINES + 50)]
+    lines = [b"READ %b 1\n" % fileno for fileno in filenos[:100]]
+    for line in lines:
+        for _ in range(2):
+            assert talk.ask(line) == b"OK 1\nx"
+    assert all(line in talk.session.prepared for line in lines)
 
 
 def test_in_dialect_1_a_flag_is_no_context_however_often_it_comes(
