@@ -236,6 +236,7 @@ def policy_from(state: PolicyState, places: list[Place]) -> Policy:
     policy = Policy((), top_level=state.top_level, cwd_fd=state.cwd_fd, root=root)
     # After the fact: rights that lie in one another were shared when they were given.
     policy.places = tuple(places[number] for number in state.places)
+    policy.is_distant = any(place.is_distant for place in policy.places)
     for name, value in state.more.items():
         setattr(policy, name, frozenset(value) if isinstance(value, list) else value)
     return policy

@@ -1,5 +1,7 @@
 """What is handed over, as bytes: what is written is read, and nothing else is."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -18,7 +20,15 @@ from supervisor.handover_state import (
 from supervisor.sandbox import PROFILES
 from supervisor.spec import ChildSpec
 from vfs.errors import HandoverError
-from vfs.handover import CounterState
+from vfs.handover import (
+    CounterState,
+    place_from,
+    place_state,
+    policy_from,
+    policy_state,
+)
+from vfs.hostio import mount_of
+from vfs.policy import Policy, close_places, open_place
 
 
 def state(**changes: object) -> HostState:
@@ -75,3 +85,21 @@ def test_a_description_of_a_child_is_read_as_it_was_written() -> None:
     )
     data = msgspec.msgpack.encode(_plain(spec))
     assert spec_from(msgspec.msgpack.decode(data)) == spec
+
+
+# spec S5: what may wait for another machine is no business of the Trio thread, whatever
+# program this process runs by now.
+def test_a_place_that_may_wait_is_one_for_the_next_program_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = mount_of(tmp_path.stat().st_dev)
+    for is_distant in (False, True):
+        monkeypatch.setattr(mount, "is_distant", is_distant)
+        place = open_place(str(tmp_path), read=True, relative=b"")
+        try:
+            taken = policy_state(Policy((place,)), [0], 0)
+            # Its descriptor is the one that the place before had.
+            policy = policy_from(taken, [place_from(place_state(place))])
+            assert policy.is_distant is is_distant
+        finally:
+            close_places((place,))
