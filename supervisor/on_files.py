@@ -23,6 +23,7 @@ from supervisor.replies import (
 from supervisor.session_prepared import NO_FILE
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import INLINE_WRITE_BYTES, in_thread
+from vfs.policy import must_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,14 +36,23 @@ SMALL_READ_BYTES = 65_536
 """Up to here a READ is copied through this process; above it the kernel moves it."""
 
 
+NEITHER = (b"r", b"r+")
+"""The modes that neither make nor empty a file."""
+
+
 def do_open(session: Session, request: m.Open) -> bytes | None:
     """OPEN (spec O1-O9)."""
     name = request.name
-    if session.client.policy.is_distant and request.flag is not True:
+    client = session.client
+    if client.policy.is_distant and request.flag is not True:
         session.start(partial(_open_distant, session, request))
         return None
+    turn = client.ledger.turn
+    if turn is not None and turn.is_taken and request.mode not in NEITHER:
+        session.start(partial(_open_in_turn, session, request))
+        return None
     try:
-        file = session.fs.open(session.client, name, request.mode, request.flag)
+        file = session.fs.open(client, name, request.mode, request.flag)
     except (AccessDeniedError, UnavailableError, OSError) as why:
         return _not_opened(session, name, why)
     if file.must_empty:
@@ -70,14 +80,18 @@ def _not_opened(session: Session, name: bytes, why: Exception) -> bytes:
 
 async def _open_distant(session: Session, request: m.Open) -> bytes:
     """Open where a file system may wait for another machine (``Filesystem.knock``)."""
+    await session.fs.knock(session.client, request.name)
+    return await _open_in_turn(session, request)
+
+
+async def _open_in_turn(session: Session, request: m.Open) -> bytes:
+    """Open once nobody changes what the client's bounds count (``vfs.turns``)."""
     name = request.name
-    await session.fs.knock(session.client, name)
+    open_waiting = session.fs.open_waiting
     try:
-        file = session.fs.open(session.client, name, request.mode, request.flag)
+        file = await open_waiting(session.client, name, request.mode, request.flag)
     except (AccessDeniedError, UnavailableError, OSError) as why:
         return _not_opened(session, name, why)
-    if file.must_empty:
-        return await _open_waiting(session, file)
     return b"OK %d\n" % file.fileno
 
 
@@ -238,6 +252,9 @@ def _write_now(
         if file.is_plain:
             handle.pwrite(data, file.offset)
             file.offset += size
+        elif must_wait(file.ledger):
+            session.start(partial(_write_waiting, session, file, data))
+            return None
         else:
             session.release_growth()
             session.fs.write(file, data)
@@ -269,9 +286,9 @@ async def _write_after_read(
 async def _write_waiting(
     session: Session, file: OpenFile, data: bytes | memoryview
 ) -> bytes:
-    session.release_growth()  # it is charged again before this waits
     try:
-        await session.fs.write_waiting(file, data)
+        # What its header has reserved is charged again before this waits.
+        await session.fs.write_waiting(file, data, session.release_growth)
     except OSError as why:
         return error(b"failed to write: " + reason(why))
     return b"OK %d\n" % len(data)

@@ -18,6 +18,7 @@ from protocol import echo, error, limits
 from supervisor.replies import OK, UNAVAILABLE, Handler, denied, reason
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
+from vfs.policy import must_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -76,11 +77,15 @@ def body(document: object) -> bytes:
 
 
 def named_by_place(now: Handler, waiting: Handler) -> Handler:
-    """Make the handler of a command that is a job where a place is distant only."""
+    """Make the handler of a command that is a job only where it has to wait.
+
+    For a place that is distant, or for its turn (``vfs.turns``).
+    """
 
     def handler(session: Session, request: m.NameRequest) -> bytes | None:
-        is_distant = session.client.policy.is_distant
-        return (waiting if is_distant else now)(session, request)
+        client = session.client
+        waits = client.policy.is_distant or must_wait(client.ledger)
+        return (waiting if waits else now)(session, request)
 
     return handler
 

@@ -26,6 +26,7 @@ from vfs.ledger import CLIENTS, OPEN_FILES
 from vfs.openfile import OpenFile
 from vfs.openfiles import Observer, OpenFiles
 from vfs.opening import emptied_at_once, open_in, open_restricted, open_staged
+from vfs.turns import turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +160,9 @@ class Filesystem(OpenFiles):
 
         If ``must_empty`` is set then, ``empty_waiting`` has to finish it.
 
+        Precondition: nobody else has the turn (``turns.must_wait``), or the mode neither
+        makes nor empties a file.
+
         Args:
             client: who asks.
             name: as on the wire.
@@ -221,6 +225,18 @@ class Filesystem(OpenFiles):
         file.has_reserved = has_reserved
         self._enter(file)
         return file
+
+    async def open_waiting(
+        self, client: Client, name: bytes, word: bytes, claim: bool | None
+    ) -> OpenFile:
+        """Open like ``open``, in its turn, and finish it."""
+        mode = _MODES[word]
+        changes = mode.creates or mode.empties
+        async with turn_of(client.ledger if changes else None):
+            file = self.open(client, name, word, claim)
+            if file.must_empty:
+                await self._empty(file)
+            return file
 
     def open_replacing(self, client: Client, name: bytes, *, claim: bool) -> OpenFile:
         """Open a file that takes a name at its close, whole and on the disk (A3b).

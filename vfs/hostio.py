@@ -138,6 +138,11 @@ def _in_worker(call: Callable[[*Ts], T], *args: *Ts) -> T:
     return call(*args)
 
 
+def note_work(change: int) -> None:
+    """Let ``calls_at_work`` count so many more of those who wait to make a call."""
+    _calls.at_work += change
+
+
 def calls_at_work() -> int:
     """Return how many calls run in worker threads, wait for one, or have just ended."""
     return _calls.at_work

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from vfs.hostio import THREADS_PER_CHILD
+from vfs.turns import Turn
 
 if TYPE_CHECKING:
     from vfs.openfile import OpenFile
@@ -44,6 +45,8 @@ class Ledger:
             no directory yet, so they are bounded with the files but not among them.
         open: open files whose growth is bounded, over the whole tree of ledgers.
         threads: bounds the worker threads of the whole tree of ledgers.
+        turn: who changes what is bounded in a worker thread has it, over the whole tree;
+            None where neither growth nor files are.
     """
 
     __slots__ = (
@@ -56,6 +59,7 @@ class Ledger:
         "parent",
         "staged_files",
         "threads",
+        "turn",
         "used",
     )
 
@@ -78,6 +82,7 @@ class Ledger:
         self.before: tuple[int, int, int] | None = None
         self.staged_files = 0
         self.open: set[OpenFile] = set()
+        self.turn: Turn | None = None
         if parent is None:
             self.threads = trio.CapacityLimiter(THREADS_PER_CHILD)
         else:
@@ -85,10 +90,13 @@ class Ledger:
             self.bounds_size |= parent.bounds_size
             self.bounds_files |= parent.bounds_files
             self.open = parent.open
+            self.turn = parent.turn
             bounds = (file_bytes, parent.max_file_bytes)
             self.max_file_bytes = min(
                 (b for b in bounds if b is not None), default=None
             )
+        if self.turn is None and (self.bounds_size or self.bounds_files):
+            self.turn = Turn()
 
     def charge(self, kind: int, amount: int) -> bool:
         """Charge ``amount`` here and at every ancestor, or nowhere; tell whether.
@@ -111,6 +119,17 @@ class Ledger:
             return False
         self.correct(FILES, 1)
         return True
+
+    def give_back_file(self) -> None:
+        """Give back an entry that has gone, here and above.
+
+        Who made it may be another client of the child, and what was there before nobody
+        was charged for: no count falls below nothing.
+        """
+        node: Ledger | None = self
+        while node is not None:
+            node.used[FILES] = max(0, node.used[FILES] - 1)
+            node = node.parent
 
     def reserve_file(self) -> bool:
         """Reserve the entry of a staged file, here and above, or nothing; tell whether.

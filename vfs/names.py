@@ -17,6 +17,7 @@ from vfs.backends import MODES
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
 from vfs.ledger import FILES, SIZE_BYTES
+from vfs.turns import turn_of
 
 if TYPE_CHECKING:
     from vfs.backends import Backend, FileStatus, Removed
@@ -61,7 +62,10 @@ class Names:
         return await in_thread(backend.list, rest, limit, share=client.ledger.threads)
 
     def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
-        """Make a directory; it counts as a file that was made (spec X1)."""
+        """Make a directory; it counts as a file that was made (spec X1).
+
+        Precondition: nobody else has the turn (``turns.must_wait``).
+        """
         backend, rest = self._locate(client, name, claim=claim, write=True)
         if not client.ledger.charge_file():
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
@@ -77,13 +81,14 @@ class Names:
         """Make it like ``make_directory``, in a worker thread."""
         backend, rest = await self._located(client, name, claim=claim, write=True)
         ledger = client.ledger
-        if not ledger.charge_file():
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        try:
-            await in_thread(backend.make_directory, rest, share=ledger.threads)
-        except BaseException:
-            ledger.charge(FILES, -1)
-            raise
+        async with turn_of(ledger):
+            if not ledger.charge_file():
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+            try:
+                await in_thread(backend.make_directory, rest, share=ledger.threads)
+            except BaseException:
+                ledger.charge(FILES, -1)
+                raise
 
     async def remove_waiting(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Remove a file or an empty directory, in a worker thread (spec X1).
@@ -92,9 +97,10 @@ class Names:
         """
         backend, rest = await self._located(client, name, claim=claim, write=True)
         ledger = client.ledger
-        removed = await in_thread(backend.remove, rest, share=ledger.threads)
-        self._credit(ledger, removed)
-        _credit_entry(ledger)
+        async with turn_of(ledger):
+            removed = await in_thread(backend.remove, rest, share=ledger.threads)
+            self._credit(ledger, removed)
+            ledger.give_back_file()
 
     async def rename_waiting(
         self, client: Client, old: bytes, new: bytes, *, claim: bool
@@ -106,15 +112,21 @@ class Names:
         target, new_rest = await self._located(client, new, claim=claim, write=True)
         ledger = client.ledger
         rename = partial(source.rename, old_rest, target, new_rest)
-        replaced = await in_thread(rename, share=ledger.threads)
-        if replaced is not None:
-            self._credit(ledger, replaced)
-            _credit_entry(ledger)
+        async with turn_of(ledger):
+            replaced = await in_thread(rename, share=ledger.threads)
+            if replaced is not None:
+                self._credit(ledger, replaced)
+                ledger.give_back_file()
 
     @staticmethod
     def _credit(ledger: Ledger | None, removed: Removed | None) -> None:
-        """Give back the size of what is gone, unless its last close will."""
+        """Give back the size of what is gone, unless its last close will, or has.
+
+        Precondition: it went during the caller's turn.
+        """
         if ledger is None or not ledger.bounds_size or removed is None:
+            return
+        if ledger.turn is not None and removed.identity in ledger.turn.given_back:
             return
         if not any(f.handle.identity() == removed.identity for f in ledger.open):
             ledger.charge(SIZE_BYTES, -removed.size)
@@ -153,12 +165,6 @@ class Names:
         policy.check_available()
         place, rest = policy.candidates(name, read=read, write=write)[0]
         return place.backend, rest
-
-
-def _credit_entry(ledger: Ledger) -> None:
-    """Give back an entry that has gone; what was there before was never charged."""
-    if ledger.used[FILES] > 0:
-        ledger.charge(FILES, -1)
 
 
 def _knock(policy: Policy, name: bytes) -> None:

@@ -221,6 +221,8 @@ class OpenFile:
         identity = self.handle.identity()
         if not any(other.handle.identity() == identity for other in ledger.open):
             ledger.charge(SIZE_BYTES, -self.handle.size())
+            if ledger.turn is not None and ledger.turn.is_taken:
+                ledger.turn.given_back.add(identity)
 
     # Its end
 

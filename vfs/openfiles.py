@@ -16,9 +16,10 @@ from vfs.errors import UnflushedError
 from vfs.hostio import in_thread
 from vfs.ledger import OPEN_FILES
 from vfs.names import Names
+from vfs.turns import turn_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from vfs.backends import Removed
     from vfs.openfile import OpenFile
@@ -46,6 +47,8 @@ class OpenFiles(Names):
     def write(file: OpenFile, data: bytes | memoryview) -> None:
         """Write a whole payload (spec W1, W5, P1).
 
+        Precondition: nobody else has the turn (``turns.must_wait``).
+
         Raises:
             OSError: nothing of it counts; the offset is as it was.
         """
@@ -57,24 +60,42 @@ class OpenFiles(Names):
             raise
 
     @staticmethod
-    async def write_waiting(file: OpenFile, data: bytes | memoryview) -> None:
-        """Write like ``write``, in a worker thread."""
-        growth = file.charge_growth(len(data))
-        try:
-            await in_thread(file.write, data, share=file.client.ledger.threads)
-        except BaseException:
-            file.give_back(growth)
-            raise
-        finally:
-            file.handle.mount.try_again()
+    async def write_waiting(
+        file: OpenFile,
+        data: bytes | memoryview,
+        on_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write like ``write``, in a worker thread.
 
-    @staticmethod
-    async def truncate_waiting(file: OpenFile, size: int) -> None:
+        Args:
+            file: which.
+            data: the payload.
+            on_turn: called just before it is charged.
+        """
+        async with turn_of(file.ledger):
+            on_turn()
+            growth = file.charge_growth(len(data))
+            try:
+                await in_thread(file.write, data, share=file.client.ledger.threads)
+            except BaseException:
+                file.give_back(growth)
+                raise
+            finally:
+                file.handle.mount.try_again()
+
+    @classmethod
+    async def truncate_waiting(cls, file: OpenFile, size: int) -> None:
         """Set a file's size, in a worker thread: to free much takes long (spec X1).
 
         Raises:
             OSError: ``EDQUOT``, ``EFBIG``, ...
         """
+        async with turn_of(file.ledger):
+            await cls._truncate(file, size)
+
+    @staticmethod
+    async def _truncate(file: OpenFile, size: int) -> None:
+        """Set it; its caller has the turn."""
         growth = file.charge_size(size)
         try:
             threads = file.client.ledger.threads
@@ -89,8 +110,13 @@ class OpenFiles(Names):
         Raises:
             OSError: the file could not be truncated; it is not open any more.
         """
+        async with turn_of(file.ledger):
+            await self._empty(file)
+
+    async def _empty(self, file: OpenFile) -> None:
+        """Finish it; its caller has the turn."""
         try:
-            await self.truncate_waiting(file, 0)
+            await self._truncate(file, 0)
         except BaseException:
             self._forget(file)
             file.abandon()
@@ -121,18 +147,20 @@ class OpenFiles(Names):
     async def close_waiting(self, file: OpenFile) -> None:
         """Close like ``close``, in a worker thread.
 
-        Cancellation: not while it closes, which is bounded: it waits for the disk.
+        Cancellation: not while it closes, which is bounded: it waits for the disk, and
+        for others who do.
         """
-        with self._closes(file):
-            self._closing[file] = file.handle.descriptors()
-            try:
-                # Cancelled before it had a thread, nobody would ever close it (I1, I5).
-                with trio.CancelScope(shield=True):
-                    threads = file.client.ledger.threads
-                    replaced = await in_thread(file.close, share=threads)
-            finally:
-                del self._closing[file]
-            self._account(file, replaced)
+        # Cancelled before it had a thread, nobody would ever close it (I1, I5).
+        with trio.CancelScope(shield=True):
+            async with turn_of(file.client.ledger if file.staged else None):
+                with self._closes(file):
+                    self._closing[file] = file.handle.descriptors()
+                    try:
+                        threads = file.client.ledger.threads
+                        replaced = await in_thread(file.close, share=threads)
+                    finally:
+                        del self._closing[file]
+                    self._account(file, replaced)
 
     @contextmanager
     def _closes(self, file: OpenFile) -> Iterator[None]:

@@ -32,6 +32,7 @@ from vfs.places import (
     open_directory,
     open_place,
 )
+from vfs.turns import must_wait
 
 __all__ = [
     "CLIENTS",
@@ -46,6 +47,7 @@ __all__ = [
     "Policy",
     "Rights",
     "close_places",
+    "must_wait",
     "open_directory",
     "open_place",
 ]

@@ -71,17 +71,17 @@ class Outputs:
         for name in names:
             if session.client.policy.is_distant and not self._claim:
                 await session.fs.knock(session.client, name)
-            self._files.append(self._open(name))
+            self._files.append(await self._open(name))
             await trio.lowlevel.checkpoint()
 
-    def _open(self, name: bytes) -> OpenFile:
+    async def _open(self, name: bytes) -> OpenFile:
         session = self._session
         fs, client = session.fs, session.client
         try:
             try:
                 return fs.open(client, name, KEPT_WORD, self._claim)
             except FileNotFoundError:
-                file = fs.open(client, name, b"a", self._claim)
+                file = await fs.open_waiting(client, name, b"a", self._claim)
                 if not file.handle.size():
                     self._made.append((name, file.handle.identity()))
                 return file
@@ -113,7 +113,8 @@ class Outputs:
         place = file.place
         if place is not None and place.publish == PUBLISH_ON_CLOSE:
             fs.abandon(file)
-            file = fs.open(self._session.client, file.name, b"w", self._claim)
+            client = self._session.client
+            file = await fs.open_waiting(client, file.name, b"w", self._claim)
             self._files.append(file)
         else:
             await fs.truncate_waiting(file, 0)

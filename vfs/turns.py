@@ -1,0 +1,77 @@
+"""One change at a time to what a child's bounds count, while a thread is at it.
+
+A worker thread changes a file; what the ledger says of it is looked at and corrected
+in the Trio thread, before and after. Between the two nobody beneath the same bounds may
+change what was looked at.
+
+Rules of this file.
+
+1. Whoever hands such a change to a thread has the turn from the look to the account.
+   Who has it waits for threads and for nothing else: for no client, and no second turn.
+2. What is changed in the Trio thread needs no turn, unless somebody has it (``is_taken``):
+   then it waits for its own. Where nothing is bounded nobody waits (``turn_of``).
+3. A CLOSE, and the end of a client, wait for no turn: what they give back of a file that
+   has lost its last name meanwhile whoever has the turn gives back no more.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import trio
+
+from vfs.hostio import note_work
+
+if TYPE_CHECKING:
+    from vfs.ledger import Ledger
+
+
+class Turn:
+    """Whose turn it is; an asynchronous context manager, not to be taken twice.
+
+    Attributes:
+        given_back: (device, inode) of files whose size others have given back since the
+            turn was taken.
+
+    Cancellation: the wait for it can be cancelled.
+    """
+
+    __slots__ = ("_lock", "given_back")
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+        self.given_back: set[tuple[int, int]] = set()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody has it."""
+        return self._lock.locked()
+
+    async def __aenter__(self) -> None:
+        note_work(1)  # who waits will go on: the program is not replaced meanwhile
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            note_work(-1)
+            raise
+        self.given_back.clear()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        note_work(-1)
+
+
+_NOBODY_WAITS = nullcontext()
+
+
+def turn_of(ledger: Ledger | None) -> AbstractAsyncContextManager[None]:
+    """Return what to hold while a thread changes what a ledger counts."""
+    turn = None if ledger is None else ledger.turn
+    return _NOBODY_WAITS if turn is None else turn
+
+
+def must_wait(ledger: Ledger | None) -> bool:
+    """Tell whether a change in the Trio thread has to wait for its turn."""
+    turn = None if ledger is None else ledger.turn
+    return turn is not None and turn.is_taken
