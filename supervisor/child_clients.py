@@ -7,6 +7,7 @@ for, and what is to be seen of it. What it is not: its start and its end (``chil
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import socket
@@ -93,12 +94,15 @@ class ChildClients:
                 session.client.policy, "attached", session
             )
         except OSError as why:
-            reason = os.strerror(why.errno or 0).encode()
-            return b"ERROR failed to attach: " + reason + b"\n"
+            return _not_attached(why)
         with self.carrying(theirs):
-            await self._send_descriptor(
-                session, b"OK %b\n" % nested.client.id.encode(), theirs
-            )
+            reply = b"OK %b\n" % nested.client.id.encode()
+            try:
+                await self._send_descriptor(session, reply, theirs)
+            except OSError as why:
+                if why.errno != errno.ETOOMANYREFS:
+                    raise
+                return _not_attached(why)  # too many are on their way: unix(7)
         return None
 
     def open_nested(
@@ -160,9 +164,13 @@ class ChildClients:
                     await send_fds(self._side, b"+", fds)
                 sent = 0
             else:
-                line = socket.socket(fileno=os.dup(session.write_fd))
-                with self.carrying(line), session.patience():
-                    sent = await send_fds(line, reply, fds)
+                # Not a duplicate of it: there may be no descriptor left.
+                line = socket.socket(fileno=session.write_fd)
+                try:
+                    with session.patience():
+                        sent = await send_fds(line, reply, fds)
+                finally:
+                    line.detach()
         finally:
             session.carried = None
         if sent < len(reply):
@@ -225,3 +233,7 @@ class ChildClients:
             "isolation": self.walls.row(),
             "traffic": self.traffic().row(),
         }
+
+
+def _not_attached(why: OSError) -> bytes:
+    return b"ERROR failed to attach: %b\n" % os.strerror(why.errno or 0).encode()

@@ -214,6 +214,7 @@ class EnteredChild(Child):
             session.be_over(left.closed)
             return session
         enter_client(host.fs, client)
+        host.fs.hold(client, len(session.narrowed_places))
         for file in left.files:
             place = None if file.place is None else self._all_places[file.place]
             enter_file(host.fs, client, file, place)

@@ -66,7 +66,8 @@ TIDY_AFTER_S = (0.02, 0.1, 0.5)
 child that starts."""
 
 RESERVED_DESCRIPTORS = 64
-"""Kept from clients' files, with three for every child that may still be spawned."""
+"""Kept from clients: for the host's own files, and what it opens to spawn, to look and to
+close. What clients are there hold counts beside their files (``Filesystem.hold``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,10 +336,12 @@ class SessionBase(ABC):
         policy = client.policy.narrowed(document, client.ledger, models)
         if llm is not None and policy.quota is not None:
             llm.limit(client, policy.quota)
-        self.narrowed_places += tuple(
-            place for place in policy.places if place not in self.client.policy.places
+        new = tuple(
+            place for place in policy.places if place not in client.policy.places
         )
-        self.client.policy = policy
+        self.narrowed_places += new
+        self.fs.hold(client, len(new))
+        client.policy = policy
 
     def close_soon(self, why: str, failure: Exception | None = None) -> None:
         """Stop serving; the session's task cleans up.  The first reason counts."""

@@ -34,11 +34,13 @@ class Client:
         parent: the client it was attached by, None for a child's own connection.
         pid: the process it was made for; None for an attached one.
         files: its open files by number.
+        held: descriptors of the host's that it costs beside those files.
     """
 
     __slots__ = (
         "connected_at",
         "files",
+        "held",
         "id",
         "ledger",
         "nested",
@@ -63,6 +65,7 @@ class Client:
         self.parent = parent
         self.pid: int | None = None
         self.nested: list[Client] = []
+        self.held = 0
         self.files: dict[int, OpenFile] = {}
         self.connected_at = time.time()
 

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 KEPT_WORD = b"kept"
 """Opens for writing what is there, as it is; a word of the host's own."""
 
+OWN_DESCRIPTORS = 4
+"""Of a child, while it is there: of its connection, its process and its root."""
+
+ATTACHED_DESCRIPTORS = 1
+"""Of one more connection."""
+
 _MODES = {**MODES, KEPT_WORD: KEPT}
 
 __all__ = [
@@ -63,8 +69,9 @@ class Filesystem(OpenFiles):
     of those that show processes.
 
     Args:
-        max_host_files: most files open at once over all clients: what the process's
-            descriptor limit leaves beside a reserve (attack 18).
+        max_host_files: most files open at once over all clients, with the connections
+            and whatever else of the host's descriptors they hold: what the process's
+            limit leaves beside a reserve (attack 18).
     """
 
     def __init__(self, *, max_host_files: int = 1_000_000) -> None:
@@ -82,15 +89,30 @@ class Filesystem(OpenFiles):
         """Enter a client.
 
         Raises:
-            OSError: ``EUSERS``: the child has as many connections as it may (S7).
+            OSError: ``EUSERS``: the child has as many connections as it may (S7);
+                ``EMFILE``: one more would be taken from the host's reserve.
         """
+        if parent is not None and len(self.tables.files) >= self._max_host_files:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not ledger.charge(CLIENTS, 1):
             raise OSError(errno.EUSERS, os.strerror(errno.EUSERS))
         client = Client(self.tables.new_client_id(), pipe_id, policy, ledger, parent)
-        self.tables.clients[client.id] = client
-        if parent is not None:
-            parent.nested.append(client)
+        self.enter(client)
         return client
+
+    def enter(self, client: Client) -> None:
+        """Put a client into the table."""
+        self.tables.clients[client.id] = client
+        if client.parent is None:
+            self.hold(client, OWN_DESCRIPTORS)
+        else:
+            self.hold(client, ATTACHED_DESCRIPTORS)
+            client.parent.nested.append(client)
+
+    def hold(self, client: Client, count: int) -> None:
+        """Take note that a client holds so many more descriptors beside its files."""
+        client.held += count
+        self._max_host_files -= count
 
     def disconnect(self, client: Client, why: str) -> list[int]:
         """Strike a client out with everything it holds, nested clients first.
@@ -119,6 +141,7 @@ class Filesystem(OpenFiles):
             if self.observer is not None:
                 self.observer.file_closed(file, why=reason)
         del self.tables.clients[client.id]
+        self.hold(client, -client.held)
         client.ledger.charge(CLIENTS, -1)
         if client.parent is not None:
             client.parent.nested.remove(client)
@@ -283,6 +306,8 @@ class Filesystem(OpenFiles):
     def _enter(self, file: OpenFile) -> None:
         client = file.client
         self.tables.files[file.fileno] = client.files[file.fileno] = file
+        if file.staged:
+            self.hold(client, 1)  # the directory that it will appear in
         if file.ledger is not None:
             file.ledger.open.add(file)
         if self.observer is not None:
@@ -301,7 +326,7 @@ class Filesystem(OpenFiles):
         client, mode, name = file.client, file.mode, file.name
         ledger, policy, tables = client.ledger, client.policy, self.tables
         everybodys, own, used = tables.files, client.files, ledger.used
-        limit, most = ledger.limits[OPEN_FILES], self._max_host_files
+        limit = ledger.limits[OPEN_FILES]
         if (
             not (file.is_plain and file.is_top_level)
             or mode.empties
@@ -318,7 +343,7 @@ class Filesystem(OpenFiles):
                 client.policy is not policy
                 or self.observer is not None
                 or used[OPEN_FILES] >= limit
-                or len(everybodys) >= most
+                or len(everybodys) >= self._max_host_files
             ):
                 return self.open(client, name, word, True)
             handle = open_again(name, flags)

@@ -270,9 +270,7 @@ def client_from(
 
 def enter_client(fs: Filesystem, client: Client) -> None:
     """Put a client back into the table."""
-    fs.tables.clients[client.id] = client
-    if client.parent is not None:
-        client.parent.nested.append(client)
+    fs.enter(client)
 
 
 def enter_file(
@@ -294,6 +292,8 @@ def enter_file(
     file.opened_at = state.opened_at
     file.offset = state.offset
     fs.tables.files[file.fileno] = client.files[file.fileno] = file
+    if file.staged:
+        fs.hold(client, 1)
     if state.is_counted:
         ledger.open.add(file)
     return file

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfs.backends import Removed
+    from vfs.clients import Client
     from vfs.openfile import OpenFile
 
 
@@ -198,9 +199,15 @@ class OpenFiles(Names):
         del self.tables.files[file.fileno]
         del client.files[file.fileno]
         client.ledger.charge(OPEN_FILES, -1)
+        if file.staged:
+            self.hold(client, -1)
         if file.ledger is not None:
             file.ledger.open.discard(file)
             file.give_back_unlinked()
+
+    def hold(self, client: Client, count: int) -> None:
+        """See ``Filesystem``, which knows the bound."""
+        raise NotImplementedError
 
     def descriptors(self) -> Iterator[int]:
         """Yield what open files hold, and those that a thread is closing."""

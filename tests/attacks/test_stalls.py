@@ -3,9 +3,11 @@
 import errno
 import os
 import re
+import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from tests.helpers.hosts import (
     NEIGHBOUR_S,
     Puppet,
     Stage,
+    descriptors,
     eventually,
     favoured,
     opened,
 )
+from vfs.filesystem import OWN_DESCRIPTORS
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -212,7 +216,7 @@ async def test_a_child_that_opens_too_much_sees_an_error(stage: Stage) -> None:
 # attack 18: what all children together may open leaves the host its reserve.
 async def test_the_host_keeps_descriptors_for_itself(stage: Stage) -> None:
     (stage.root / "a").write_bytes(b"x")
-    stage.host.fs._max_host_files = 300
+    stage.host.fs._max_host_files = 300 + 2 * OWN_DESCRIPTORS
     first, second = await stage.puppet(), await stage.puppet()
     assert len(await first.do("[opened(b'a') for _ in range(256)]")) == 256
     got = await second.do("[opened(b'a') for _ in range(50)]")
@@ -259,3 +263,35 @@ async def test_siblings_on_attached_connections_share_no_numbers(stage: Stage) -
     assert await child.do(f"ask(b'WRITE {fileno} 1\\nx', attached())") == (
         b"ERROR invalid fileno: %d" % fileno
     )
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Let this process have so many more descriptors, and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors()) + 8, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+
+
+# attack 18, spec N4, S7: who asks for a connection that cannot be keeps its own.
+@pytest.mark.parametrize("left", [0, 1, 2])
+async def test_no_descriptor_is_left_for_a_connection(stage: Stage, left: int) -> None:
+    child = await stage.puppet()
+    with descriptors_left(left):
+        got = await child.do("attached()")
+        assert await child.ask(b"PING\n") == b"OK"
+    if left < 2:
+        assert got == b"ERROR failed to attach: " + os.strerror(errno.EMFILE).encode()
+    else:
+        assert isinstance(got, int)

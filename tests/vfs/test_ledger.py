@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.worlds import World, close, world
-from vfs.filesystem import Client, Filesystem, OpenFile
+from vfs.filesystem import OWN_DESCRIPTORS, Client, Filesystem, OpenFile
 from vfs.growth import before_all, charged_to, content_of, settle
 from vfs.hostio import Mount
 from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES, Ledger
@@ -116,7 +116,8 @@ def test_open_files_are_bounded(world: World) -> None:
 # attack 18: over all clients.
 def test_the_host_keeps_a_reserve(world: World) -> None:
     room = Room(world)
-    room.fs = world.fs = Filesystem(max_host_files=2)
+    most = 2 + 2 * OWN_DESCRIPTORS
+    room.fs = world.fs = Filesystem(max_host_files=most)
     one, other = room.connect(), room.connect()
     for client in (one, other):
         room.fs.open(client, b"file", b"r", False)
@@ -124,6 +125,23 @@ def test_the_host_keeps_a_reserve(world: World) -> None:
     room.fs.disconnect(other, "test")
     room.fs.open(one, b"file", b"r", False)
     room.fs.disconnect(one, "test")
+    assert room.fs._max_host_files == most
+
+
+# attack 18, S7: connections are descriptors too, and so is what is staged.
+def test_connections_are_kept_from_the_reserve(staging: Room) -> None:
+    room = staging
+    room.fs._max_host_files = 5
+    attached = [room.connect(room.client) for _ in range(2)]
+    room.open(b"staged", b"w")  # with the directory that it will be in
+    room.open(b"file", b"r")
+    refused(lambda: room.open(b"file", b"r"), errno.EMFILE)
+    refused(lambda: room.connect(room.client), errno.EMFILE)
+    room.fs.disconnect(attached[0], "test")
+    room.connect(room.client)
+    refused(lambda: room.connect(room.client), errno.EMFILE)
+    room.fs.disconnect(room.client, "test")
+    assert room.fs._max_host_files == 5 + OWN_DESCRIPTORS
 
 
 # spec S7
