@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol import error
+from protocol import messages as m
 from protocol.chat import ChatBody
 from supervisor.replies import denied
 
 if TYPE_CHECKING:
-    from protocol import messages as m
     from supervisor.llm.service import LlmService
     from supervisor.session import Session
 
@@ -31,10 +31,19 @@ def _service(session: Session) -> LlmService | None:
     return session.services.llm  # type: ignore[return-value] # the one there is
 
 
+def chat_of(request: m.Request) -> ChatBody | None:
+    """Return what follows the body of an LLM_CHAT, refused or not; None for others."""
+    if isinstance(request, m.Chat):
+        lengths = (request.inputs, request.outputs, request.prompt, request.preset)
+        return ChatBody(lengths)
+    if isinstance(request, m.Refusal) and request.parts:
+        return ChatBody(request.parts)
+    return None
+
+
 def do_chat(session: Session, request: m.Chat) -> bytes | None:
     """LLM_CHAT."""
-    lengths = (request.inputs, request.outputs, request.prompt, request.preset)
-    chat = ChatBody(lengths)
+    chat = ChatBody((request.inputs, request.outputs, request.prompt, request.preset))
     if session.services.llm is None:
         return session.drain(error(b"LLM not available"), chat)
     piece = session.conn.take_body()

@@ -32,6 +32,7 @@ import trio
 from protocol.limits import MEMO_LINE_BYTES
 from supervisor.counts import ERROR, INDEX
 from supervisor.dispatch import HANDLERS, POSTHUMOUS
+from supervisor.on_llm import chat_of
 from supervisor.replies import REPLACED
 from supervisor.session_base import (
     EOF,
@@ -296,10 +297,10 @@ class Session(Preparing):
             elif left <= 0:
                 return 0
             elif conn.body_left:
-                before = conn.body_left
+                before = self.bytes_in  # a body may turn out to be longer meanwhile
                 self._receive_body()
-                left -= before - conn.body_left
-                if conn.body_left == before:
+                left -= self.bytes_in - before
+                if self.bytes_in == before:
                     return 0
             else:
                 data = _read(self.read_fd, min(RECEIVE_BYTES, left))
@@ -315,7 +316,7 @@ class Session(Preparing):
 
     def _do_posthumously(self, message: Request) -> None:
         if type(message) not in POSTHUMOUS:
-            self.drain(b"")
+            self.drain(b"", chat_of(message))
             return
         self._kind = INDEX[type(message)]
         self.counts.requests[self._kind] += 1

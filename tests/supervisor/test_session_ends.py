@@ -34,6 +34,23 @@ async def ended(line: Line) -> None:
 # What it had sent
 
 
+# spec S2, L1: a model is asked nothing for the dead, and what follows is a line again.
+@pytest.mark.parametrize("separated", [True, False], ids=["separated", "counted"])
+@pytest.mark.parametrize("flag", [b"false", b"perhaps"])
+@pytest.mark.parametrize("size", [2, 8120, 8150, 100_000])
+async def test_a_chat_of_the_dead_ends_where_it_ends(
+    hall: Hall, line: Line, separated: bool, flag: bytes, size: int
+) -> None:
+    number = await line.open(b"f", b"w")
+    parts = (b"", b"", b"x" * size, b"general")
+    chat = b"LLM_CHAT %b 0 0 %d 7\n" % (flag, size)
+    body = (b"\n" if separated else b"").join(parts)
+    await line.send(chat + body + b"WRITE %d 10\n0123456789" % number)
+    line.session.close_soon(PROCESS_EXIT)
+    await ended(line)
+    assert (hall.root / "f").read_bytes() == b"0123456789"
+
+
 # spec S2: what is complete is done, though nobody takes a reply and the end is held.
 async def test_the_last_words_of_a_process(hall: Hall, line: Line) -> None:
     first = 1000
