@@ -10,7 +10,8 @@ Rules of this file.
    the upstream connection is in the middle of a request: no CLOSE can travel there, and
    closing it is what releases everything (the host drops the torn WRITE, spec W2, and
    closes the filenos, spec S3).  The same if the client is dead and a model is being
-   asked for it, for only that ends the call (spec L10).
+   asked for it, for only that ends the call (spec L10).  One that only says no more gets
+   every reply that it is owed first, and the host's word for the payload.
 4. Else every fileno is closed with a CLOSE (spec N2), then the connection.
 """
 
@@ -85,6 +86,7 @@ class AttachedLane(Lane):
         self._passed: list[int] = []
         self._out = bytearray()
         self._chats = 0
+        self._is_torn = False
         self._queue, self._queued = trio.open_memory_channel[m.Request](QUEUE_REQUESTS)
 
     def end(self) -> None:
@@ -112,7 +114,7 @@ class AttachedLane(Lane):
                         "Upstream connection lost, closing the nested client's"
                     )
                 else:
-                    settled = await self._close_files()
+                    settled = not self._is_torn and await self._close_files()
         finally:
             self._upstream.close()
             self._downstream.close()
@@ -136,7 +138,22 @@ class AttachedLane(Lane):
                     if self._chats and self._is_gone():
                         raise TornError
                     return
-                await self._lead_one(message)
+                try:
+                    await self._lead_one(message)
+                except TornError:
+                    if self._is_gone():
+                        raise
+                    await self._tear()
+                    return
+
+    async def _tear(self) -> None:
+        """End the upstream connection where the nested client's has ended (rule 3)."""
+        self._is_torn = True
+        await self._flush()
+        try:
+            self._upstream.shutdown(socket.SHUT_WR)
+        except OSError as why:
+            raise UpstreamLostError from why
 
     async def _next_message_flushed(self) -> m.Request | None:
         message = self._requests.next_message()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import trio
 from loguru import logger
 
-from protocol import invalid, limits
+from protocol import error, invalid, limits
 from protocol import messages as m
 from vfs.client_errors import FsProxyError, UnsendableError
 from vfs.relay_lane import (
@@ -79,7 +79,7 @@ class SerialLane(Lane):
                 try:
                     while (message := await self._next_message()) is not None:
                         with trio.fail_after(DEADLINE_S):
-                            payload = await self._collect(message)
+                            payload = await self._collect_or_say(message)
                         reply = await self._serve(self._restrict(message), payload)
                         with trio.fail_after(DEADLINE_S):
                             await self._answer(reply)
@@ -94,6 +94,15 @@ class SerialLane(Lane):
         finally:
             self._downstream.close()
             self.finished.set()
+
+    async def _collect_or_say(self, message: m.Request) -> bytes:
+        """Return the payload as ``_collect``; tell who only says no more that it is torn."""
+        try:
+            return await self._collect(message)
+        except TornError:
+            if not isinstance(message, m.Chat):  # whose parts have names
+                await self._answer(error(b"failed to read data: unexpected EOF"))
+            raise
 
     async def _collect(self, message: m.Request) -> bytes:
         """Return the payload; empty where it is only to be drained."""

@@ -163,6 +163,7 @@ class Line:
             if not piece:
                 data = self._reader.recv(65_536)
                 if not data:
+                    self._writer.sendall(error(b"failed to read data: unexpected EOF"))
                     raise EOFError
                 self._connection.receive_data(data)
             body += piece

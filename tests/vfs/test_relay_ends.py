@@ -130,6 +130,43 @@ async def test_death_inside_a_payload_tears_nothing_with_attach(
         assert released in logged
 
 
+@both
+async def test_who_stops_inside_a_payload_gets_what_it_is_owed(
+    unknown: frozenset[bytes],
+) -> None:
+    # spec T3, W2: as without a relay
+    async with scene(unknown) as s:
+        nested, client = await s.nested()
+        await client.open("a", "w+")
+        pings = 2 * QUEUE_REQUESTS
+        await send(
+            nested,
+            b"WRITE 1000 3\nabcSEEK 1000 0\nREAD 1000 10\n"
+            + b"PING\n" * pings
+            + b"WRITE 1000 100000\n"
+            + bytes(70_000),
+        )
+        nested.child_end.shutdown(socket.SHUT_WR)
+        with trio.fail_after(10):
+            said = await trio.to_thread.run_sync(everything, nested.child_end)
+        torn = b"ERROR failed to read data: unexpected EOF\n"
+        assert said == b"OK 3\nOK 0\nOK 3\nabc" + b"OK\n" * pings + torn
+        await s.relay.client_done(nested)
+        assert s.host.files == {b"a": b"abc"}
+        with trio.fail_after(10):
+            while s.host.open_files():  # noqa: ASYNC110 - the host has threads
+                await trio.sleep(0.01)
+        await s.own.ping()
+
+
+def everything(line: socket.socket) -> bytes:
+    """Receive until the end."""
+    pieces = []
+    while piece := line.recv(65_536):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
 async def test_death_inside_a_payload_tears_nothing_in_turns() -> None:
     # spec W2: the connection of all must not be left inside a request
     async with scene(SERIAL) as s:
