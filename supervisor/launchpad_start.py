@@ -12,6 +12,8 @@ Rules:
 
 from __future__ import annotations
 
+# `signal` imports `enum`, which a host needs anyhow, but not before its launchpad starts.
+import _signal  # type: ignore[import-not-found]
 import os
 import socket
 import sys
@@ -60,7 +62,8 @@ def start_launchpad() -> LaunchpadProcess:
     """Prepare this process to be a host, and start its launchpad.
 
     Afterwards the descriptors 0, 1 and 2 are open, all others of this process close at
-    exec (attack 6), and orphans of this process's descendants become its children.
+    exec (attack 6), orphans of this process's descendants become its children, and each
+    of them can be waited for, also where SIGCHLD was ignored.
     Does not wait until the launchpad runs: requests wait in the socket.
 
     Raises:
@@ -68,6 +71,9 @@ def start_launchpad() -> LaunchpadProcess:
     """
     _open_standard_descriptors()
     close_at_exec(3)
+    if _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN:
+        # Else the kernel reaps, and nobody hears how somebody has ended (waitid(2)).
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
