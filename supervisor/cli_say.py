@@ -45,6 +45,11 @@ def say(title: str, text: str) -> None:
 
     What runs inside a child has ``vfs.childcmd.complain``, which keeps the bytes of names.
     """
-    line = "".join(c if c.isprintable() else "?" for c in text)
     with contextlib.suppress(OSError):
-        os.write(2, f"{title}: {line}\n".encode(errors="backslashreplace"))
+        os.write(2, line_of(title, text))
+
+
+def line_of(title: str, text: str) -> bytes:
+    """Return what is said as one line, whatever is in it."""
+    line = "".join(c if c.isprintable() else "?" for c in text)
+    return f"{title}: {line}\n".encode(errors="backslashreplace")

@@ -90,8 +90,7 @@ def _write_json(message: Message) -> None:
 
 
 def _write_text(message: Message) -> None:
-    text = str(message).encode("utf-8", "backslashreplace")
-    _stderr.write(text if len(text) <= LINE_BYTES else text[: LINE_BYTES - 1] + b"\n")
+    put_line(str(message).encode("utf-8", "backslashreplace"))
 
 
 class _Stderr:
@@ -123,3 +122,12 @@ class _Stderr:
 
 
 _stderr = _Stderr()
+
+
+def put_line(line: bytes) -> None:
+    """Write a line to stderr, or as much of it as ``LINE_BYTES``; wait for nobody.
+
+    Raises:
+        OSError: there is no stderr.
+    """
+    _stderr.write(line if len(line) <= LINE_BYTES else line[: LINE_BYTES - 1] + b"\n")

@@ -10,6 +10,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -19,10 +20,10 @@ from typing import TYPE_CHECKING, TypeVarTuple
 import trio
 
 from supervisor import cgroups
-from supervisor.cli_say import say
+from supervisor.cli_say import line_of
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
-from supervisor.logs import Log
+from supervisor.logs import Log, put_line
 from supervisor.metrics import open_metrics
 from supervisor.offers import offered
 from supervisor.scratch import Scratch
@@ -61,8 +62,9 @@ class RunOptions(ChildOptions):
 
 
 def complain(command: str, text: str) -> None:
-    """Say one line about a command on stderr."""
-    say(f"sandhost {command}", text)
+    """Say one line about a command on stderr, if there is one and somebody reads it."""
+    with contextlib.suppress(OSError):
+        put_line(line_of(f"sandhost {command}", text))
 
 
 def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions) -> int:
@@ -121,14 +123,16 @@ def what_failed(why: BaseException) -> str:
     return f"cannot use {os.fsdecode(why.filename)!r}: {why.strerror}"
 
 
-def heeded_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that stop a host: not what it was started to ignore.
+def heeded_signals(
+    signals: tuple[signal.Signals, ...] = STOPPING_SIGNALS,
+) -> tuple[signal.Signals, ...]:
+    """Return the signals that a host heeds: not what it was started to ignore.
 
     nohup(1) has it ignore SIGHUP, and the `&` of a script SIGINT.
     """
     return tuple(
         number
-        for number in STOPPING_SIGNALS
+        for number in signals
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN
     )
 

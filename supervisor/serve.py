@@ -59,7 +59,7 @@ from supervisor.loop_watch import Conditions, Lag, feed_watchdog
 from supervisor.metrics import open_metrics
 from supervisor.notify import Notifier, watchdog_interval_s
 from supervisor.offers import NOTHING, offered
-from supervisor.run import guarded
+from supervisor.run import guarded, heeded_signals
 from supervisor.segments import Segments
 from supervisor.services import Portable
 from supervisor.sweep import sweep
@@ -111,7 +111,8 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         activated = take_activated()
         for sock in (sock for among in activated.values() for sock in among):
             stack.callback(sock.close)
-        signals = stack.enter_context(trio.open_signal_receiver(*SIGNALS))
+        heeded = heeded_signals(SIGNALS)
+        signals = stack.enter_context(trio.open_signal_receiver(*heeded))
         hear_signals()
         left = left_of(launchpad)
         make_directories(places)

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from supervisor.logs import LINE_BYTES
-from tests.helpers.command import heard, running, sandhost, shell
+from tests.helpers.command import (
+    ENVIRONMENT,
+    TIMEOUT_S,
+    heard,
+    ignoring,
+    running,
+    sandhost,
+    shell,
+)
+from tests.helpers.daemon import daemon
 
 pytestmark = pytest.mark.slow
 
@@ -90,14 +99,56 @@ def test_a_long_line_is_a_line_of_json_still() -> None:
 def test_what_it_was_started_to_ignore_does_not_stop_it(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    name = number.name.removeprefix("SIG")
-    script = (
-        f"trap '' {name}\n"
-        f"$S run --cwd {tmp_path} -- sh -c 'sleep 2; exit 7' & host=$!\n"
-        f"for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; kill -{name} $host; done\n"
-        "wait $host; echo $?"
+    command = ("sh", "-c", "echo up; read line; exit 7")
+    with running(
+        "run", "--cwd", tmp_path, "--", *command,
+        wrapper=ignoring(number), stdin=subprocess.PIPE,
+    ) as host:  # fmt: skip
+        assert heard(host, b"up\n")
+        for _ in range(10):
+            host.send_signal(number)
+            time.sleep(0.01)
+        assert host.stdin is not None
+        host.stdin.write(b"go on\n")
+        host.stdin.close()
+        assert host.wait(TIMEOUT_S) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+def test_what_a_daemon_was_started_to_ignore_does_nothing_to_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with daemon(tmp_path, wrapper=ignoring(number)) as running_daemon:
+        ignored = Path(f"/proc/{running_daemon.process.pid}/status").read_text()
+        mask = int(ignored.split("SigIgn:")[1].split()[0], 16)
+        assert mask & 1 << (number - 1)
+        running_daemon.send(number)
+        assert running_daemon.client.ps() == []
+        assert running_daemon.end() == 0
+
+
+# Nobody can be waited for where SIGCHLD is ignored (waitid(2)): so it is not.
+@pytest.mark.parametrize("options", [(), ("--sandbox", "none")])
+def test_a_host_that_was_started_to_ignore_the_end_of_its_children(
+    options: tuple[str, ...],
+) -> None:
+    outcome = sandhost(
+        "run", *options, "--", "sh", "-c", "exit 7", wrapper=ignoring(signal.SIGCHLD)
     )
-    assert shell(script).out == b"7\n"
+    assert (outcome.status, outcome.err) == (7, b"")
+
+
+def test_what_a_run_says_at_its_start_is_not_waited_for(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    filled(writer)
+    command = ("sh", "-c", "echo up; sleep 100")
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    with running("run", "--keep", "--", *command, stderr=writer, env=env) as host:
+        os.close(writer)
+        assert heard(host, b"up\n")
+        host.send_signal(signal.SIGTERM)
+        assert host.wait(TIMEOUT_S) == 143
+    os.close(reader)
 
 
 def test_a_run_cannot_be_replaced_and_says_so(tmp_path: Path) -> None:

@@ -31,6 +31,15 @@ PROGRAMS = os.pathsep.join((str(Path(SANDHOST).parent), os.defpath))
 ENVIRONMENT = {"PATH": PROGRAMS, "HOME": "/nonexistent", "LANG": "C.UTF-8"}
 
 
+IGNORE = "import os, signal, sys; signal.signal(int(sys.argv[1]), signal.SIG_IGN);\
+ os.execv(sys.argv[2], sys.argv[2:])"
+
+
+def ignoring(number: int) -> tuple[str, ...]:
+    """Return a wrapper that has a command ignore a signal, as a shell's `trap ''` does."""
+    return sys.executable, "-c", IGNORE, str(int(number))
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a command ended.
