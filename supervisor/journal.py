@@ -8,7 +8,8 @@ Rules of this file.
    business.  Content, tokens and prompts never come here.
 3. Who counts events (``metrics``) taps them; a tap takes no time and never fails.
 4. A journal that cannot be written stops nothing: it is said once, and again when it
-   works (the file may be on a full disk).
+   works (the file may be on a full disk).  A line that is there in part is a line of its
+   own, and counts as lost.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vfs.filesystem import Client, OpenFile
+
+_LF = 10
 
 EVENTS = (
     "host.started",
@@ -79,6 +82,7 @@ class Journal:
         self._fd = fd
         self._complain = complain
         self._failing = False
+        self._is_torn = False
         self._encoder = msgspec.json.Encoder()
         self.taps: list[Callable[[str, dict[str, object]], None]] = []
         self.lost = 0
@@ -100,20 +104,26 @@ class Journal:
         line = self._encoder.encode(
             {"time": timestamp(time.time()), "event": event, **fields}
         )
-        self._note(self._put(line + b"\n"))
+        data = b"\n%b\n" % line if self._is_torn else line + b"\n"
+        done, why = self._put(data)
+        if done:
+            self._is_torn = data[done - 1] != _LF
+        self._note(why)
 
     def count(self, event: str, **fields: object) -> None:
         """Tell the taps alone: what is one of too many to be written."""
         for tap in self.taps:
             tap(event, fields)
 
-    def _put(self, line: bytes) -> OSError | None:
-        """Write one line; return why it could not be written."""
+    def _put(self, data: bytes) -> tuple[int, OSError | None]:
+        """Write one line; return how much of it is there, and why no more."""
+        done = 0
         try:
-            os.write(self._fd, line)
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
         except OSError as why:
-            return why
-        return None
+            return done, why
+        return done, None
 
     def _note(self, why: OSError | None) -> None:
         """Say it once when writing begins to fail."""

@@ -52,14 +52,15 @@ class SegmentJournal(Journal):
         """Return what the journal holds of the process's descriptors."""
         return self.segments.descriptors()
 
-    def _put(self, line: bytes) -> OSError | None:
-        kept = self.segments.append(line)
+    def _put(self, data: bytes) -> tuple[int, OSError | None]:
+        before = self.segments.end
+        kept = self.segments.append(data)
         # Set although nobody waits yet: who has taken it may be about to.
         if self._is_taken:
             self._is_taken = False
             self._changed.set()
             self._changed = trio.Event()
-        return None if kept else self.segments.failure
+        return self.segments.end - before, None if kept else self.segments.failure
 
     def close(self) -> None:
         """Close the file."""

@@ -1,0 +1,82 @@
+"""The journal on a disk that is full: whole lines before and after, and what is lost."""
+
+import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from supervisor.journal import Journal, open_journal
+from supervisor.journal_segments import SegmentJournal
+from supervisor.segments import Segments
+
+
+@contextmanager
+def full_at(size: int) -> Iterator[None]:
+    """Let no file become longer: the write that reaches the bound is a short one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(params=["file", "segments"])
+def kept(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Journal, Path, list[str]]]:
+    """A journal, the file that it writes, and what it complains of."""
+    said: list[str] = []
+    if request.param == "file":
+        path = tmp_path / "journal"
+        journal = open_journal(os.fspath(path), said.append)
+    else:
+        path = tmp_path / "journal" / f"{0:020}.log"
+        segments = Segments(os.fspath(path.parent), 1 << 20, 1)
+        journal = SegmentJournal(segments, said.append)
+    yield journal, path, said
+    journal.close()
+
+
+# A full disk costs events, and no other line.
+@pytest.mark.parametrize("room", [0, 1, 50])
+def test_a_line_that_was_cut_off_is_a_line_of_its_own(
+    kept: tuple[Journal, Path, list[str]], room: int
+) -> None:
+    journal, path, said = kept
+    journal.write("before", number=1)
+    whole = path.stat().st_size
+    with full_at(whole + room):
+        journal.write("cut", number=2)
+        journal.write("cut", number=3)
+    assert path.stat().st_size == whole + room
+    assert journal.lost == 2
+    assert len(said) == 1
+    for number in (4, 5):
+        journal.write("after", number=number)
+    lines = path.read_bytes().split(b"\n")
+    assert lines.pop() == b""
+    found = [json.loads(line)["number"] for line in lines if line.endswith(b"}")]
+    assert found == [1, 4, 5]
+    assert len(lines) == 3 + bool(room)
+    assert journal.lost == 2
+
+
+def test_with_room_for_the_end_of_a_line_only_nothing_is_torn(
+    kept: tuple[Journal, Path, list[str]],
+) -> None:
+    journal, path, _ = kept
+    journal.write("before", number=1)
+    whole = path.stat().st_size
+    with full_at(whole + 10):
+        journal.write("cut", number=2)
+    with full_at(whole + 11):
+        journal.write("cut", number=3)
+    journal.write("after", number=4)
+    lines = path.read_bytes().split(b"\n")
+    assert [json.loads(line)["number"] for line in (lines[0], lines[2])] == [1, 4]
+    assert (len(lines[1]), lines[3:], journal.lost) == (10, [b""], 2)
