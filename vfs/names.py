@@ -1,6 +1,7 @@
 """What is done to names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
 
 A part of the facade (``filesystem``), which has the rules; it holds nothing itself.
+Every place that a name's text may lie in is asked, nearest first, as for OPEN.
 
 Where a place is distant (``hostio``) a worker thread does all that looks at it.
 """
@@ -11,7 +12,7 @@ import contextlib
 import errno
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from vfs.backends import MODES
 from vfs.errors import AccessDeniedError, UnavailableError
@@ -20,10 +21,14 @@ from vfs.ledger import FILES, SIZE_BYTES
 from vfs.turns import turn_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from vfs.backends import Backend, FileStatus, Removed
     from vfs.clients import Client
     from vfs.ledger import Ledger
     from vfs.policy import Policy
+
+T = TypeVar("T")
 
 
 class Names:
@@ -31,8 +36,8 @@ class Names:
 
     def stat(self, client: Client, name: bytes, *, claim: bool) -> FileStatus:
         """Tell size, time and kind of a name (spec X1)."""
-        backend, rest = self._locate(client, name, claim=claim, read=True)
-        return backend.stat(rest)
+        places = self._places(client, name, claim=claim, read=True)
+        return _ask(places, lambda backend, rest: backend.stat(rest))
 
     async def stat_waiting(
         self, client: Client, name: bytes, *, claim: bool
@@ -58,47 +63,47 @@ class Names:
         Raises:
             OSError: ``EOVERFLOW``: it has more than ``limit`` entries, or as for OPEN.
         """
-        backend, rest = await self._located(client, name, claim=claim, read=True)
-        return await in_thread(backend.list, rest, limit, share=client.ledger.threads)
+
+        def list_it() -> list[tuple[bytes, str]]:
+            places = self._places(client, name, claim=claim, read=True)
+            return _ask(places, lambda backend, rest: backend.list(rest, limit))
+
+        return await in_thread(list_it, share=client.ledger.threads)
 
     def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Make a directory; it counts as a file that was made (spec X1).
 
         Precondition: nobody else has the turn (``turns.must_wait``).
         """
-        backend, rest = self._locate(client, name, claim=claim, write=True)
-        if not client.ledger.charge_file():
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        try:
-            backend.make_directory(rest)
-        except BaseException:
-            client.ledger.charge(FILES, -1)
-            raise
+        places = self._places(client, name, claim=claim, write=True)
+        with _charged_file(client.ledger):
+            _ask(places, lambda backend, rest: backend.make_directory(rest))
 
     async def make_directory_waiting(
         self, client: Client, name: bytes, *, claim: bool
     ) -> None:
         """Make it like ``make_directory``, in a worker thread."""
-        backend, rest = await self._located(client, name, claim=claim, write=True)
+        find = partial(self._places, client, name, claim=claim, write=True)
         ledger = client.ledger
         async with turn_of(ledger):
-            if not ledger.charge_file():
-                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-            try:
-                await in_thread(backend.make_directory, rest, share=ledger.threads)
-            except BaseException:
-                ledger.charge(FILES, -1)
-                raise
+            places = await in_thread(find, share=ledger.threads)
+            make = partial(_ask, places, lambda where, rest: where.make_directory(rest))
+            with _charged_file(ledger):
+                await in_thread(make, share=ledger.threads)
 
     async def remove_waiting(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Remove a file or an empty directory, in a worker thread (spec X1).
 
         The bytes of a file that this child has open are given back when it is closed.
         """
-        backend, rest = await self._located(client, name, claim=claim, write=True)
+
+        def remove() -> Removed:
+            places = self._places(client, name, claim=claim, write=True)
+            return _ask(places, lambda backend, rest: backend.remove(rest))
+
         ledger = client.ledger
         async with turn_of(ledger):
-            removed = await in_thread(backend.remove, rest, share=ledger.threads)
+            removed = await in_thread(remove, share=ledger.threads)
             self._credit(ledger, removed)
             ledger.give_back_file()
 
@@ -106,12 +111,19 @@ class Names:
         self, client: Client, old: bytes, new: bytes, *, claim: bool
     ) -> None:
         """Rename within what the client may write, in a worker thread (spec X1)."""
-        source, old_rest = await self._located(
-            client, old, claim=claim, read=True, write=True
-        )
-        target, new_rest = await self._located(client, new, claim=claim, write=True)
+
+        def rename() -> Removed | None:
+            sources = self._places(client, old, claim=claim, read=True, write=True)
+            targets = self._places(client, new, claim=claim, write=True)
+            return _ask(
+                sources,
+                lambda source, old_rest: _ask(
+                    targets,
+                    lambda target, new_rest: source.rename(old_rest, target, new_rest),
+                ),
+            )
+
         ledger = client.ledger
-        rename = partial(source.rename, old_rest, target, new_rest)
         async with turn_of(ledger):
             replaced = await in_thread(rename, share=ledger.threads)
             if replaced is not None:
@@ -131,40 +143,62 @@ class Names:
         if not any(f.handle.identity() == removed.identity for f in ledger.open):
             ledger.charge(SIZE_BYTES, -removed.size)
 
-    async def _located(
-        self,
+    @staticmethod
+    def _places(
         client: Client,
         name: bytes,
         *,
         claim: bool,
         read: bool = False,
         write: bool = False,
-    ) -> tuple[Backend, bytes]:
-        """Locate a name, in a worker thread where a look at the root may wait."""
-        locate = partial(
-            self._locate, client, name, claim=claim, read=read, write=write
-        )
-        if not client.policy.is_distant:
-            return locate()
-        return await in_thread(locate, share=client.ledger.threads)
+    ) -> list[tuple[Backend, bytes]]:
+        """Return (backend, rest of the name) of every place to ask, nearest first.
 
-    def _locate(
-        self,
-        client: Client,
-        name: bytes,
-        *,
-        claim: bool,
-        read: bool = False,
-        write: bool = False,
-    ) -> tuple[Backend, bytes]:
+        May wait for a distant root.
+
+        Raises:
+            UnavailableError: the client's root is gone (spec O4).
+            AccessDeniedError: no place covers the name with these rights (spec A3).
+        """
         policy = client.policy
         if claim:
             if not policy.top_level:
                 raise AccessDeniedError
-            return policy.host, name
+            return [(policy.host, name)]
         policy.check_available()
-        place, rest = policy.candidates(name, read=read, write=write)[0]
-        return place.backend, rest
+        found = policy.candidates(name, read=read, write=write)
+        return [(place.backend, rest) for place, rest in found]
+
+
+def _ask(places: list[tuple[Backend, bytes]], call: Callable[[Backend, bytes], T]) -> T:
+    """Return what the nearest place says that the name does not lead out of.
+
+    Raises:
+        AccessDeniedError: it leads out of each of them.
+        OSError: as for OPEN.
+    """
+    for backend, rest in places:
+        try:
+            return call(backend, rest)
+        except AccessDeniedError:
+            continue  # as for OPEN (``opening``)
+    raise AccessDeniedError
+
+
+@contextlib.contextmanager
+def _charged_file(ledger: Ledger) -> Iterator[None]:
+    """Charge an entry that is made inside, unless that fails.
+
+    Raises:
+        OSError: ``EDQUOT``: no more may be made.
+    """
+    if not ledger.charge_file():
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    try:
+        yield
+    except BaseException:
+        ledger.charge(FILES, -1)
+        raise
 
 
 def _knock(policy: Policy, name: bytes) -> None:

@@ -14,6 +14,7 @@ What is counted is in ``ledger``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from functools import partial
@@ -208,13 +209,18 @@ class Policy:
         try:
             if self.top_level and name.startswith(b"/"):
                 return open_place(name, read=read, write=write)
-            place, rest = self.candidates(name, read=read, write=write)[0]
-            return place.part(rest, read=read, write=write)
+            return self._part_of_places(name, read=read, write=write)
         except AccessDeniedError:
             raise RightsError(f"not within this client's rights: {text!r}") from None
         except OSError as why:
             reason = os.strerror(why.errno or 0)
             raise RightsError(f"cannot narrow to {text!r}: {reason}") from None
+
+    def _part_of_places(self, name: bytes, *, read: bool, write: bool) -> Place:
+        for place, rest in self.candidates(name, read=read, write=write):
+            with contextlib.suppress(AccessDeniedError):  # another may hold it
+                return place.part(rest, read=read, write=write)
+        raise AccessDeniedError
 
 
 def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:

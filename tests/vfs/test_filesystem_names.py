@@ -1,13 +1,16 @@
 """The facade, names: they take the rights of files, and their errors are the system's."""
 
 import errno
+import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.worlds import World, world
 from vfs.errors import AccessDeniedError
+from vfs.places import close_places
 
 __all__ = ["world"]
 
@@ -100,3 +103,42 @@ def test_a_loop_in_the_top_level_view(world: World) -> None:
             call()
         assert raised.value.errno == errno.ELOOP
     world.fs.disconnect(client, "test")
+
+
+# spec A3, X1: a name that leads out of the nearest place may lie in one around it.
+async def test_every_place_is_asked_for_a_name(world: World) -> None:
+    outer = world.where / "out"
+    (outer / "sub").mkdir()
+    (outer / "other").mkdir()
+    (outer / "sub" / "link").symlink_to("../other")
+    (outer / "sub" / "away").symlink_to("../../else")
+    grants = [world.place(name, read=True, write=True) for name in ("out", "out/sub")]
+    client = world.client(world.policy(*grants))
+    fs = world.fs
+    link = world.name("out/sub/link")
+    assert fs.stat(client, link, claim=False).kind == "directory"
+    fs.make_directory(client, link + b"/a", claim=False)
+    await fs.make_directory_waiting(client, link + b"/b", claim=False)
+    listed = await fs.list_waiting(client, link, claim=False, limit=9)
+    assert listed == [(b"a", "directory"), (b"b", "directory")]
+    await fs.rename_waiting(client, link + b"/a", link + b"/c", claim=False)
+    await fs.remove_waiting(client, link + b"/c", claim=False)
+    assert os.listdir(outer / "other") == ["b"]
+    narrowed = json.dumps({"read": [os.fsdecode(link)]})
+    close_places(client.policy.narrowed(narrowed.encode()).places)
+    away = world.name("out/sub/away") + b"/file"
+    for call in (
+        partial(fs.stat_waiting, client, away),
+        partial(fs.list_waiting, client, away, limit=9),
+        partial(fs.make_directory_waiting, client, away),
+        partial(fs.remove_waiting, client, away),
+        partial(fs.rename_waiting, client, away, link + b"/f"),
+        partial(fs.rename_waiting, client, link + b"/b", away),
+    ):
+        with pytest.raises(AccessDeniedError):
+            await call(claim=False)
+    with pytest.raises(AccessDeniedError):
+        fs.make_directory(client, away, claim=False)
+    assert os.listdir(outer / "other") == ["b"]
+    assert (world.where / "else" / "file").read_text() == "else"
+    fs.disconnect(client, "test")

@@ -160,7 +160,7 @@ async def test_the_grant_of_one_file(world: World) -> None:
         assert world.may(policy, world.name(text), b"r") == "denied"
     client = world.client(policy)
     with pytest.raises(AccessDeniedError):
-        world.fs._locate(client, world.name("in"), claim=False, read=True)
+        world.fs._places(client, world.name("in"), claim=False, read=True)
     await world.fs.remove_waiting(client, name, claim=False)
     world.fs.disconnect(client, "test")
     assert os.listdir(world.where / "in") == ["other"]
