@@ -33,6 +33,10 @@ LOCK_TIMEOUT_S = 1.0
 BACKLOG = 64
 """Connections that may wait while the host is busy for a moment."""
 
+MAX_NAME_BYTES = 107 - len("/proc/self/fd/1048576/")
+"""Longest name in its directory: whoever connects where the path is too long for sun_path
+goes through a descriptor of the directory, and so does who looks whether it is stale."""
+
 _MODE = 0o600
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -51,6 +55,10 @@ async def listening(path: str) -> AsyncIterator[trio.SocketListener]:
     parent, name = os.path.split(path)
     if name in {"", ".", ".."}:
         raise OSError(errno.EISDIR, "it names a directory; add a name", path)
+    size = len(os.fsencode(name))
+    if size > MAX_NAME_BYTES:
+        text = f"its name has {size} bytes, {MAX_NAME_BYTES} are the most; shorten it"
+        raise OSError(errno.ENAMETOOLONG, text, path)
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock:
         with _said_of(path):

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from supervisor.control import serve_control
+from supervisor.control_socket import MAX_NAME_BYTES
 from tests.helpers.control import ask, controlled, path
 from tests.helpers.hosts import Stage, eventually, stage
 
@@ -101,7 +102,7 @@ async def test_what_is_not_a_socket_is_left_alone(stage: Stage, kind: str) -> No
         ("missing/control", "its directory does not exist"),
         ("control/", "it names a directory"),
         ("journal/control", "Not a directory"),
-        ("x" * 256, "File name too long"),
+        ("x" * 256, "85 are the most"),
     ],
 )
 async def test_a_place_that_will_not_do_is_told(
@@ -163,3 +164,18 @@ async def test_a_path_longer_than_an_address_works(stage: Stage) -> None:
     deep.mkdir(parents=True)
     async with controlled(stage, str(deep / "control")) as path:
         assert await ask(path, "ps") == []
+
+
+# Who asks where the path is too long goes through the directory: the name has to fit.
+async def test_a_name_that_nobody_could_connect_to_is_refused(stage: Stage) -> None:
+    deep = stage.where / ("d" * 100)
+    deep.mkdir()
+    async with controlled(stage, str(deep / ("c" * MAX_NAME_BYTES))) as path:
+        assert await ask(path, "ps") == []
+        with pytest.raises(OSError, match="a living host listens there"):
+            await serve_control(stage.host, path)
+    path = str(deep / ("c" * (MAX_NAME_BYTES + 1)))
+    with pytest.raises(OSError, match="its name has 86 bytes, 85 are the most") as why:
+        await serve_control(stage.host, path)
+    assert (why.value.errno, why.value.filename) == (errno.ENAMETOOLONG, path)
+    assert not list(deep.iterdir())
