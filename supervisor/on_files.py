@@ -191,7 +191,8 @@ def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
     try:
         size = min(size, limits.MAX_READ_BYTES, handle.size() - file.offset)
         if size <= SMALL_READ_BYTES:
-            return do_read_small(session, file, max(size, 0))
+            # Not `size`: files of procfs say that they are empty, and are not.
+            return do_read_small(session, file, SMALL_READ_BYTES)
         if handle.fd < 0:
             data = file.read(size)
             return b"OK %d\n%b" % (len(data), data)

@@ -47,6 +47,15 @@ async def test_what_is_appended_later_is_seen(hall: Hall, line: Line) -> None:
     assert await line.read(fileno, 200_000) == bytes(100_000)
 
 
+# spec R1: what says that it is empty, and is not, is read all the same.
+@pytest.mark.parametrize("size", [100, 65_536, 65_537, 1_000_000])
+async def test_a_file_of_procfs_is_read(hall: Hall, size: int) -> None:
+    line = hall.connect(policy=hall.policy(top_level=True))
+    fileno = await line.open(b"/proc/version", flag=b"true")
+    there = Path("/proc/version").read_bytes()
+    assert await line.read(fileno, size) == there[:size]
+
+
 # spec R1, R3: 16 MiB at most, and a size is no allocation.
 async def test_a_read_is_capped(hall: Hall, line: Line) -> None:
     with (hall.root / "file").open("wb") as file:
