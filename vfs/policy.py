@@ -24,6 +24,7 @@ import msgspec
 from vfs.backends import HostDirectory
 from vfs.errors import AccessDeniedError, RightsError, UnavailableError
 from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES, Ledger
+from vfs.paths import open_beneath
 from vfs.places import (
     DURABILITY,
     PUBLISH_DIRECT,
@@ -49,6 +50,7 @@ __all__ = [
     "Rights",
     "close_places",
     "must_wait",
+    "open_beneath",
     "open_directory",
     "open_place",
 ]

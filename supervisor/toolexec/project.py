@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from vfs.paths import open_beneath
+from vfs.policy import open_beneath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
