@@ -12,6 +12,7 @@ from tests.helpers.sessions import Hall, Line, hall, pattern
 
 __all__ = ["hall"]
 
+VERSION = Path("/proc/version").read_bytes()
 KIB = 1024
 MIB = 1024 * 1024
 
@@ -52,8 +53,7 @@ async def test_what_is_appended_later_is_seen(hall: Hall, line: Line) -> None:
 async def test_a_file_of_procfs_is_read(hall: Hall, size: int) -> None:
     line = hall.connect(policy=hall.policy(top_level=True))
     fileno = await line.open(b"/proc/version", flag=b"true")
-    there = Path("/proc/version").read_bytes()
-    assert await line.read(fileno, size) == there[:size]
+    assert await line.read(fileno, size) == VERSION[:size]
 
 
 # spec R1, R3: 16 MiB at most, and a size is no allocation.
