@@ -130,6 +130,7 @@ class Session(Preparing):
         prepared = self.prepared
         misses = 0
         turns = TURN_REQUESTS
+        counted = 0  # of what this turn has answered
         pieces = TURN_PIECES
         message = conn.next_message() if conn.pending else None
         try:
@@ -151,12 +152,15 @@ class Session(Preparing):
                                 size == self.write_size
                                 or (size < MEMO_LINE_BYTES and data in prepared)
                             ):
+                                before = self.requests
                                 rest = self.serve_prepared(
-                                    data, TURN_REQUESTS if alone else 1
+                                    data, max(turns, 1) if alone else 1
                                 )
                                 if rest is None:
                                     return False
                                 data = rest
+                                counted += self.requests - before
+                                turns -= self.requests - before
                             if not data:
                                 self.close_soon(EOF)
                                 return False
@@ -211,7 +215,7 @@ class Session(Preparing):
             self.close_soon(FAULT, why)
             return False
         finally:
-            self.requests += TURN_REQUESTS - turns
+            self.requests += TURN_REQUESTS - turns - counted
 
     # The slow side
 
