@@ -30,7 +30,7 @@ from supervisor.handover_state import bytes_as_text
 from supervisor.lifecycle import State
 from supervisor.sandbox import Walls
 from supervisor.services import Portable
-from supervisor.spawned import ExitStatus, SpawnedProcess, new_record
+from supervisor.spawned import ExitStatus, Record, SpawnedProcess
 from supervisor.spec import ChildSpec
 from vfs.errors import HandoverError
 from vfs.handover import (
@@ -58,7 +58,7 @@ def enter_launcher(launcher: Launcher, state: HostState) -> None:
     """Let a launcher know whom its launchpad knows; before it listens."""
     launcher._last_ident = state.last_ident
     for said in state.records:
-        record = launcher._records[said.ident] = new_record()
+        record = launcher._records[said.ident] = Record()
         record.abandoned = said.abandoned
         if not said.abandoned:
             record.started.set()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.scratch import Scratch
-from supervisor.spawned import ExitStatus, SpawnedProcess, new_record
+from supervisor.spawned import ExitStatus, Record, SpawnedProcess
 
 if TYPE_CHECKING:
     from supervisor.launcher import Launcher
@@ -64,7 +64,7 @@ def process_from(launcher: Launcher, state: ProcessState) -> SpawnedProcess:
     """Return the process that was taken down; it is the caller's from now on."""
     record = launcher.handed_over.pop(state.ident, None)
     if record is None:
-        record = new_record()
+        record = Record()
         if state.status is not None:
             record.status = ExitStatus(*state.status)
         for event in (record.started, record.exited, record.swept):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from protocol import COMMANDS, echo, error, invalid, limits
 from protocol.chat import ChatBody
 from supervisor.on_names import body
-from supervisor.replies import OK, Handler
+from supervisor.replies import OK
 from vfs.errors import RightsError
 
 if TYPE_CHECKING:
@@ -81,19 +81,6 @@ async def _narrow(session: Session, document: bytes) -> bytes:
     except RightsError as why:
         return error(b"invalid rights: " + echo(str(why).encode()))
     return OK
-
-
-# What this host does not have, and what nobody could
-
-
-def answer(text: bytes) -> Handler:
-    """Return the handler of a command that this host can only refuse."""
-    line = error(text)
-
-    def handler(session: Session, request: m.Request) -> bytes | None:
-        return session.drain(line) if request.body else line
-
-    return handler
 
 
 def do_refuse(session: Session, request: m.Refusal) -> bytes | None:

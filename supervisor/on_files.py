@@ -192,7 +192,7 @@ def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
         size = min(size, limits.MAX_READ_BYTES, handle.size() - file.offset)
         if size <= SMALL_READ_BYTES:
             # Not `size`: files of procfs say that they are empty, and are not.
-            return do_read_small(session, file, SMALL_READ_BYTES)
+            return _read_small(session, file, SMALL_READ_BYTES)
         if handle.fd < 0:
             data = file.read(size)
             return b"OK %d\n%b" % (len(data), data)
@@ -201,7 +201,7 @@ def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
     return session.send_file(file, size)
 
 
-def do_read_small(session: Session, file: OpenFile, size: int) -> bytes | None:
+def _read_small(session: Session, file: OpenFile, size: int) -> bytes | None:
     """Answer a large READ of which little is left."""
     try:
         data = file.read(size)

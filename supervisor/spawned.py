@@ -76,11 +76,6 @@ class Record:
     stock: tuple[proctree.ProcessIdentity, ...] = ()
 
 
-def new_record() -> Record:
-    """Return the record of a child of which nothing has been said (``handover``)."""
-    return Record()
-
-
 class SpawnedProcess:
     """One child that became its program. Owned, and waited for, by one task (I2).
 
