@@ -1,6 +1,6 @@
 """The watcher: what children use of the machine, and the one user of psutil.
 
-What it is: samples of living processes, on request or periodically.  What it is not: an
+What it is: samples of living processes, on request.  What it is not: an
 alarm clock; a process's end is told by its pidfd (spec S2).
 
 Rules of this file.
@@ -22,7 +22,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -31,8 +31,8 @@ from supervisor.holdings import is_same_process
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from types import ModuleType, TracebackType
+    from collections.abc import Collection, Iterable
+    from types import ModuleType
 
     from psutil import Process
 
@@ -139,25 +139,17 @@ class _Slice:
 class Watcher:
     """Samples one set of processes; what it saw of them last tells their CPU's percent.
 
-    Args:
-        targets: what ``run`` samples, asked anew each time; ``sample`` is told.
-
     Attributes:
         longest_slice_s: the most CPU time that it took between two checkpoints.
     """
 
-    def __init__(
-        self, targets: Callable[[], Iterable[ProcessIdentity]] | None = None
-    ) -> None:
-        self._targets = targets
+    def __init__(self) -> None:
         self.longest_slice_s = 0.0
         self._psutil: ModuleType | None = None
         # (cpu seconds, when) of each process at its last sample.
         self._before: dict[ProcessIdentity, tuple[float, float]] = {}
         # Making psutil's object reads as much of /proc as a sample does.
         self._processes: dict[ProcessIdentity, Process] = {}
-        self._subscriptions: set[Subscription] = set()
-        self._wanted = trio.Event()
 
     async def sample(self, targets: Iterable[ProcessIdentity]) -> Samples:
         """Sample each process that still is what its name says.
@@ -246,72 +238,6 @@ class Watcher:
             descendants,
             memory[1],
         )
-
-    # Periodically
-
-    def subscribe(self) -> Subscription:
-        """Return a subscription; use it as a context manager around ``next``."""
-        return Subscription(self._subscriptions, self._wanted_now)
-
-    def _wanted_now(self) -> None:
-        self._wanted.set()
-
-    async def run(self, interval_s: float) -> None:
-        """Sample every ``interval_s`` seconds while somebody is subscribed.
-
-        With no subscription this waits, without waking up, for the first one.
-        """
-        if self._targets is None:
-            raise ValueError("a watcher that runs must know its targets")
-        while True:
-            if not self._subscriptions:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
-            samples = await self.sample(self._targets())
-            for subscription in self._subscriptions:
-                subscription.offer(samples)
-            await trio.sleep(interval_s)
-
-
-class Subscription:
-    """A wish for samples: the newest waits for whoever is slow, older ones are dropped.
-
-    Raises:
-        RuntimeError: used outside its ``with`` block.
-    """
-
-    def __init__(self, among: set[Subscription], begin: Callable[[], None]) -> None:
-        self._among = among
-        self._begin = begin
-        self._newest: Samples | None = None
-        self._came = trio.Event()
-
-    def __enter__(self) -> Self:
-        self._among.add(self)
-        self._begin()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._among.discard(self)
-
-    def offer(self, samples: Samples) -> None:
-        """Take samples in; for the watcher."""
-        self._newest = samples
-        self._came.set()
-
-    async def next(self) -> Samples:
-        """Wait for samples that were not returned before."""
-        if self not in self._among:
-            raise RuntimeError("a subscription is used within its with block")
-        await self._came.wait()
-        self._came = trio.Event()
-        newest, self._newest = self._newest, None
-        return newest or {}
 
 
 def _look(
