@@ -154,7 +154,7 @@ class Session(Preparing):
                             ):
                                 before = self.requests
                                 rest = self.serve_prepared(
-                                    data, max(turns, 1) if alone else 1
+                                    data, (turns or 1) if alone else 1
                                 )
                                 if rest is None:
                                     return False
