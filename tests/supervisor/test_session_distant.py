@@ -186,7 +186,7 @@ async def test_the_end_of_a_client_that_nobody_answers(
     (hall.root / "near").write_bytes(b"near")
     line = hall.connect()
     filenos = [await line.open(name, b"w") for name in (b"one", b"two")]
-    asking(server, monkeypatch, "close")
+    asking(server, monkeypatch, "drop")
     server.hang()
     line.close()
     await others_are_served(hall, server)

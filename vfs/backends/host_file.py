@@ -139,7 +139,12 @@ class HostHandle:
 
     def drop(self) -> None:
         fd, self.fd = self.fd, -1
-        close_file(fd)
+        if self.mount.is_distant:
+            os.close(
+                fd
+            )  # may wait for long, as whoever calls knows: not in `close_file`
+        else:
+            close_file(fd)
 
 
 class StagedHandle(HostHandle):
