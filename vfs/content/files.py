@@ -17,9 +17,12 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import trio
+
 from vfs.content.writer import STEP_BYTES
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
+from vfs.turns import turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +134,8 @@ class ClientFiles:
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
         try:
-            await self._in_thread(write, partial(self._fs.write, file))
+            async with turn_of(file.ledger):
+                await self._in_thread(write, partial(_put, file))
         except BaseException:
             self._fs.abandon(file)
             raise
@@ -150,11 +154,12 @@ class ClientFiles:
 
         def put(piece: bytes) -> None:
             nonlocal done
-            self._fs.write(file, piece)
+            _put(file, piece)
             done += len(piece)
 
         try:
-            await self._in_thread(write, put)
+            async with turn_of(file.ledger):
+                await self._in_thread(write, put)
         except BaseException:
             if file.handle.size() == before + done:  # nobody has added to it since
                 await self._fs.truncate_waiting(file, before)
@@ -168,6 +173,22 @@ class ClientFiles:
 
 def _denied(path: str) -> PermissionError:
     return PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+def _put(file: OpenFile, piece: bytes) -> None:
+    """Write a piece in this worker thread; what it counts is charged in the Trio thread.
+
+    Precondition: whoever waits for this has the turn (``vfs.turns``).
+    """
+    if file.ledger is None:
+        file.write(piece)
+        return
+    growth = trio.from_thread.run_sync(file.charge_growth, len(piece))
+    try:
+        file.write(piece)
+    except BaseException:
+        trio.from_thread.run_sync(file.give_back, growth)
+        raise
 
 
 def _read_all(file: OpenFile, take: Callable[[bytes], None]) -> None:

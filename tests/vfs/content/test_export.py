@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.helpers.sessions import Hall, hall
 from vfs.backends import host_file
 from vfs.content import Process, Store
 from vfs.ledger import SIZE_BYTES
+from vfs.openfile import OpenFile
 from vfs.policy import Ledger
 
 __all__ = ["hall"]
@@ -225,6 +227,26 @@ async def test_what_is_written_counts_against_the_child(hall: Hall) -> None:
     assert failed(answer)[2] == "Cannot write to file: Disk quota exceeded"
     assert ledger.used[:3] == used[:3]
     assert os.listdir(hall.root) == ["a"]
+
+
+@pytest.mark.parametrize("mode", ["write", "append"])
+async def test_what_is_written_is_charged_in_its_turn(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    ledger = Ledger(size_bytes=100_000, files=3)
+    process = at(hall, ledger=ledger)
+    charge = OpenFile.charge_growth
+    seen = []
+
+    def look(file: OpenFile, size: int) -> int:
+        assert ledger.turn is not None
+        seen.append((threading.current_thread(), ledger.turn.is_taken))
+        return charge(file, size)
+
+    monkeypatch.setattr(OpenFile, "charge_growth", look)
+    await asking(process, "fd_to_file", fd="fd:1", file_path="a", mode=mode)
+    assert seen == [(threading.main_thread(), True)]
+    assert ledger.used[SIZE_BYTES] == len(TEXT)
 
 
 @pytest.mark.parametrize("mode", ["write", "insert"])
