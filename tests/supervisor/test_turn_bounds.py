@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers.dialogue import Dialogue
+from vfs import hostio
+from vfs.hostio import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +55,9 @@ class Packets:
 
 
 @pytest.fixture
-def talk(tmp_path: Path) -> Iterator[Packets]:
+def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packets]:
+    # A busy disk would be waited for in a thread, which nobody drives here.
+    monkeypatch.setitem(hostio.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
     dialogue = Dialogue(tmp_path)
     dialogue.ours.settimeout(5)
     packets = Packets(dialogue)
