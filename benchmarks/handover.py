@@ -18,7 +18,7 @@ from benchmarks.measure import MeasureError, clean_environment, workplace
 from benchmarks.options import add_sandhost, parse, parser
 from benchmarks.report import Report, Row
 from supervisor.client import ControlError, HostClient
-from supervisor.handover_state import versions
+from supervisor.handover.state import versions
 
 NAME = "handover"
 METHOD = "sandhost serve, replaced by reload --exec; one child PINGs, the others sleep"

@@ -4,7 +4,7 @@ One host, 20 children in the walls of `auto`: 19 read 4 KiB a hundred times a se
 the 20th waits or does its worst within limits as `--limit` sets them.  The peer is the
 same host in the same minute with the 20th child at rest; p99 over all neighbours, from
 when the hostile one has gone on for a second. A fork bomb has a row for its first two
-seconds as well: until it is held back (``supervisor.fork_watch``) it competes.
+seconds as well: until it is held back (``supervisor.sandbox.fork_watch``) it competes.
 """
 
 import json
@@ -23,9 +23,9 @@ from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_most
 from supervisor.child import Child
 from supervisor.host import Host, open_host
-from supervisor.launchpad_start import LaunchpadProcess, start_launchpad
+from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.options import Limits
-from supervisor.sandbox import PROFILES
+from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
 
 NAME = "neighbours"

@@ -21,7 +21,7 @@ from benchmarks.report import Report, Row, at_least, at_most
 from protocol.toolexec_token import Rights
 from supervisor.child import Child
 from supervisor.host import open_host
-from supervisor.launchpad_start import start_launchpad
+from supervisor.launchpad.start import start_launchpad
 from supervisor.spawn_request import find_executable
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.toolexec.routes import SpawnPlan, Target

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.launchpad.start import LaunchpadProcess
 
 SPAWNING = frozenset({"run", "pipeline", "relay", "serve"})
 """Commands that start children of their own."""
@@ -71,7 +71,7 @@ def _main(words: list[str]) -> int:
             text = "not inside a child: FD 3 is not open; start it with sandhost run"
             _say("sandhost relay", text)
             return 125
-        from supervisor.launchpad_start import start_launchpad  # noqa: PLC0415
+        from supervisor.launchpad.start import start_launchpad  # noqa: PLC0415
 
         _close_up()
         try:
@@ -79,13 +79,13 @@ def _main(words: list[str]) -> int:
         except OSError as why:
             _say(f"sandhost {words[0]}", f"cannot start the launchpad: {why.strerror}")
             return 125
-    from supervisor.cli import run_cli  # noqa: PLC0415 - after the launchpad
+    from supervisor.cli.app import run_cli  # noqa: PLC0415 - after the launchpad
 
     return run_cli(words, launchpad)
 
 
 def _say(title: str, text: str) -> None:
-    from supervisor.cli_say import say  # noqa: PLC0415 - only what fails needs it
+    from supervisor.say import say  # noqa: PLC0415 - only what fails needs it
 
     say(title, text)
 
@@ -97,7 +97,7 @@ def _light(word: str) -> Callable[[list[str]], int]:
     elif word == "fd":
         from vfs.fdcmd import main  # noqa: PLC0415
     elif word == "handover-check":
-        from supervisor.handover_check import check as main  # noqa: PLC0415
+        from supervisor.handover.check import check as main  # noqa: PLC0415
     else:
         from vfs.llmcmd import main  # noqa: PLC0415
     return main
@@ -110,7 +110,7 @@ def _close_up() -> None:
     """
     import resource  # noqa: PLC0415 - for hosts only
 
-    from supervisor.launchpad_kernel import PR_SET_DUMPABLE, prctl  # noqa: PLC0415
+    from supervisor.launchpad.kernel import PR_SET_DUMPABLE, prctl  # noqa: PLC0415
 
     prctl(PR_SET_DUMPABLE, 0)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -121,7 +121,7 @@ def _inherited(word: str) -> LaunchpadProcess | None:
     """Return what the program before has handed over; None if there was none."""
     if word != "serve" or "SANDHOST_HANDOVER" not in os.environ:
         return None
-    from supervisor.handover_exec import inherited  # noqa: PLC0415 - once in a while
+    from supervisor.handover.next_program import inherited  # noqa: PLC0415 - once in a while
 
     return inherited()
 

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, assert_never
 
 import trio
 
-from supervisor import walled
-from supervisor.cgroups import Groups
 from supervisor.child_clients import ChildClients
 from supervisor.child_ends import Ends
 from supervisor.lifecycle import Action, Event, State, step
-from supervisor.sandbox import Wanted
-from supervisor.session_base import PROCESS_EXIT
+from supervisor.sandbox import walled
+from supervisor.sandbox.cgroups import Groups
+from supervisor.sandbox.plan import Wanted
+from supervisor.session.base import PROCESS_EXIT
+from supervisor.session.traffic import Traffic
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from supervisor.spawned import LaunchpadLost
-from supervisor.traffic import Traffic
 from vfs.policy import Ledger, Policy, close_places
 
 if TYPE_CHECKING:
-    from supervisor.session import Session
+    from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
 
 SWEEP_TIMEOUT_S = 5.0

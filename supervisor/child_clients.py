@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.cgroups import Groups
 from supervisor.child_ends import send_fds
 from supervisor.lifecycle import State
-from supervisor.sandbox import Walls
-from supervisor.traffic import Traffic
+from supervisor.sandbox.cgroups import Groups
+from supervisor.sandbox.plan import Walls
+from supervisor.session.traffic import Traffic
 from vfs.filesystem import timestamp
 from vfs.policy import Ledger
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from supervisor.child_ends import Ends
     from supervisor.host import Host
-    from supervisor.sandbox import Wanted
-    from supervisor.session import Session
+    from supervisor.sandbox.plan import Wanted
+    from supervisor.session.session import Session
     from supervisor.spawn_request import SpawnError
     from supervisor.spawned import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec

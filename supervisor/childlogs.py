@@ -1,7 +1,7 @@
 """What children say: their stdout and stderr, kept in files that rotate.
 
 What it is: from a pipe into a stream of ``segments``, and a bell for those who follow.
-What it is not: reading for followers; they read the files by offset (``control_streams``).
+What it is not: reading for followers; they read the files by offset (``control.streams``).
 
 Rules of this file.
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from supervisor.child import Child
-    from supervisor.config import Config
-    from supervisor.config_child import ChildSection
+    from supervisor.config.child import ChildSection
+    from supervisor.config.document import Config
     from supervisor.host import Host
     from supervisor.specs import ChildOptions
 

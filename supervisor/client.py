@@ -7,7 +7,7 @@ r"""A Python client of a host's control socket, typed and blocking.
     for entry in host.logs(child.name, follow=True):
         sys.stdout.buffer.write(entry.data)
 
-What it is: the questions, orders and streams of ``control_client`` as methods with
+What it is: the questions, orders and streams of ``control.client`` as methods with
 Structs for rows; keys that a newer host adds are ignored.  What it is not: no Trio; in a
 Trio program call it in a thread.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from supervisor.control_client import (
+from supervisor.control.client import (
     ORDER_TIMEOUT_S,
     ControlError,
     call,

@@ -25,7 +25,7 @@ from supervisor.here import absolute
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.config_host import HostSection
+    from supervisor.config.host import HostSection
 
 _DIRECTORY_MODE = 0o700
 

@@ -32,22 +32,22 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from supervisor.cgroups import Groups, Reserve
 from supervisor.child import Child
 from supervisor.denials import Denials
-from supervisor.fork_watch import ForkWatch
 from supervisor.holdings import Baseline
 from supervisor.host_proc import shows_host
 from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
-from supervisor.launchpad_kernel import SHORT_SLICE_NS, ask_for_slices
+from supervisor.launchpad.kernel import SHORT_SLICE_NS, ask_for_slices
 from supervisor.logs import Log
 from supervisor.options import parse_duration, parse_size
-from supervisor.pump import Pump
-from supervisor.sandbox import Machine
+from supervisor.sandbox.cgroups import Groups, Reserve
+from supervisor.sandbox.fork_watch import ForkWatch
+from supervisor.sandbox.plan import Machine
 from supervisor.services import Services
-from supervisor.session import Session
-from supervisor.session_base import FAULT, SLOW
+from supervisor.session.base import FAULT, SLOW
+from supervisor.session.pump import Pump
+from supervisor.session.session import Session
 from supervisor.spawned import LaunchpadLost
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
@@ -55,9 +55,9 @@ from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from supervisor.config import Config
-    from supervisor.launchpad_start import LaunchpadProcess
-    from supervisor.metrics import Metrics
+    from supervisor.config.document import Config
+    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.metrics.registry import Metrics
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
 
@@ -330,7 +330,7 @@ async def open_host(
         async with trio.open_nursery() as nursery:
             launcher = Launcher(launchpad)
             if launchpad.handed_over is not None:
-                from supervisor.handover_enter import enter_launcher  # noqa: PLC0415
+                from supervisor.handover.enter import enter_launcher  # noqa: PLC0415
 
                 enter_launcher(launcher, launchpad.handed_over)
             await nursery.start(launcher.run)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from supervisor.childlogs import Capture, ChildLog
-from supervisor.config_child import stop_signal
+from supervisor.config.child import stop_signal
 from supervisor.lifecycle import State
 from supervisor.options import parse_duration
 from supervisor.restarts import TABLE, Deed, Happening, Phase, RestartPolicy, Restarts
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
     from supervisor.child import Child
-    from supervisor.config import PolicySection
-    from supervisor.config_child import ChildSection
-    from supervisor.config_sandbox import SandboxSection
+    from supervisor.config.child import ChildSection
+    from supervisor.config.document import PolicySection
+    from supervisor.config.sandbox import SandboxSection
     from supervisor.host import Host
 
 NOT_STARTED = 125

@@ -14,7 +14,7 @@ Rules:
     A spawn that is cancelled leaves no child.
  4. If the launchpad is lost, so are the children: everything beneath the host is ended,
     everybody who waits is told, and the owner gets `LaunchpadLost`.
-Read next: ``supervisor/launchpad.py``, ``supervisor/launchpad_wire.py``.
+Read next: ``supervisor/launchpad/main.py``, ``supervisor/launchpad/wire.py``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
-from supervisor import launchpad_wire
 from supervisor.descendants import collect, end_descendants
+from supervisor.launchpad import wire as launchpad_wire
 from supervisor.spawned import Born, ExitStatus, LaunchpadLost, Record, SpawnedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from supervisor import proctree
-    from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.launchpad.start import LaunchpadProcess
     from supervisor.spawn_request import SpawnRequest
 
 # The launchpad ends 50 processes in 20 ms and exits. What takes longer (a dead network

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor import holdings, proctree
-from supervisor.control_client import control_path
+from supervisor.control.client import control_path
 from supervisor.scratch import KEPT_PREFIX, PREFIX, is_abandoned
 
 LAUNCHPAD_NAME = "sandhost-pad"

@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from supervisor import config_fds
+from supervisor.config import fds as config_fds
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from supervisor.config import Config
+    from supervisor.config.document import Config
     from supervisor.host import Host
     from supervisor.llm.service import LlmService
     from supervisor.toolexec.service import ToolExec

@@ -12,7 +12,7 @@ Rules:
  3. One walk is a snapshot. Whoever needs "none left" kills its direct children, waits
     for a death and looks again: orphans come to the nearest subreaper.
  4. Standard library only and nothing heavy: the launchpad starts through it.
-Read next: ``supervisor/launchpad.py``.
+Read next: ``supervisor/launchpad/main.py``.
 """
 
 # ruff: noqa: PTH208 - pathlib would double the start of the launchpad

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.toolexec_token import narrowed
-from supervisor import walled
 from supervisor.here import working_directory
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
@@ -26,12 +25,13 @@ from supervisor.run import (
     heeded_signals,
     innermost,
 )
-from supervisor.sandbox import AUTO, NONE, PROFILES, Machine, Wanted
+from supervisor.sandbox import walled
+from supervisor.sandbox.plan import AUTO, NONE, PROFILES, Machine, Wanted
 from supervisor.spawn_request import SpawnRequest, find_executable
 from vfs.relay import RelayError, open_relay
 
 if TYPE_CHECKING:
-    from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.launchpad.start import LaunchpadProcess
     from supervisor.spawned import SpawnedProcess
     from vfs.relay import FdPart
 

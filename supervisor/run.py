@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
 
-from supervisor import cgroups
-from supervisor.cli_say import line_of
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
 from supervisor.logs import Log, put_line
-from supervisor.metrics import open_metrics
+from supervisor.metrics.registry import open_metrics
 from supervisor.offers import offered
+from supervisor.sandbox import cgroups
+from supervisor.say import line_of
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from supervisor.child import Child
-    from supervisor.config import Config
-    from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.config.document import Config
+    from supervisor.launchpad.start import LaunchpadProcess
 
 Ts = TypeVarTuple("Ts")
 
@@ -166,7 +166,7 @@ async def _run_in(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal)
         if options.control is not None:
-            from supervisor.control import serve_control  # noqa: PLC0415 - rarely used
+            from supervisor.control.server import serve_control  # noqa: PLC0415 - rarely used
 
             await nursery.start(serve_control, host, options.control)
         section = options.config.metrics if options.config is not None else None

@@ -37,29 +37,29 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from supervisor import cgroups
 from supervisor.activation import take_activated
 from supervisor.blockers import blocker, sentence
 from supervisor.children import Children
-from supervisor.config import Config
-from supervisor.config_child import longest_chain
-from supervisor.control import Given, OrderError, Orders, serve_control
-from supervisor.control_orders import DaemonOrders
-from supervisor.control_streams import DaemonStreams
+from supervisor.config.child import longest_chain
+from supervisor.config.document import Config
+from supervisor.control.orders import DaemonOrders
+from supervisor.control.server import Given, OrderError, Orders, serve_control
+from supervisor.control.streams import DaemonStreams
 from supervisor.daemon_places import locked, make_directories, places_of
-from supervisor.handover_daemon import DaemonSurroundings, left_of, take_over
-from supervisor.handover_enter import enter
-from supervisor.handover_exec import SIGNALS, hear_signals
-from supervisor.handover_orders import Change
-from supervisor.handover_secrets import give_key_back
+from supervisor.handover.daemon import DaemonSurroundings, left_of, take_over
+from supervisor.handover.enter import enter
+from supervisor.handover.next_program import SIGNALS, hear_signals
+from supervisor.handover.orders import Change
+from supervisor.handover.secrets import give_key_back
 from supervisor.host import open_host, settings_of
 from supervisor.journal_segments import KEEP, MAX_BYTES, SegmentJournal
 from supervisor.logs import Log
 from supervisor.loop_watch import Conditions, Lag, feed_watchdog
-from supervisor.metrics import open_metrics
+from supervisor.metrics.registry import open_metrics
 from supervisor.notify import Notifier, watchdog_interval_s
 from supervisor.offers import NOTHING, offered
 from supervisor.run import guarded, heeded_signals
+from supervisor.sandbox import cgroups
 from supervisor.segments import Segments
 from supervisor.services import Portable
 from supervisor.sweep import sweep
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.daemon_places import Places
-    from supervisor.handover_daemon import DaemonState
-    from supervisor.handover_state import HostState
+    from supervisor.handover.daemon import DaemonState
+    from supervisor.handover.state import HostState
     from supervisor.host import Host
-    from supervisor.launchpad_start import LaunchpadProcess
+    from supervisor.launchpad.start import LaunchpadProcess
 
 FAILED = 1
 

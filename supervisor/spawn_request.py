@@ -13,7 +13,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from supervisor import launchpad_wire
+from supervisor.launchpad import wire as launchpad_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

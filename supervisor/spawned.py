@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor import launchpad_wire
+from supervisor.launchpad import wire as launchpad_wire
 
 if TYPE_CHECKING:
     from supervisor import proctree

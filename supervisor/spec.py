@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from supervisor.options import Limits
-from supervisor.sandbox import PROFILES, Profile
+from supervisor.sandbox.plan import PROFILES, Profile
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
 MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")

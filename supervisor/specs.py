@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from supervisor.here import working_directory
 from supervisor.options import Limits, OptionError, parse_limits
-from supervisor.sandbox import PROFILES, Profile
+from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from supervisor.config import PolicySection
-    from supervisor.config_sandbox import SandboxSection
+    from supervisor.config.document import PolicySection
+    from supervisor.config.sandbox import SandboxSection
     from supervisor.scratch import Scratch
 
 DEFAULT_OPEN_FILES = 256
@@ -67,8 +67,8 @@ def policy_options(
     """
     if policy is None:
         return ChildOptions()
-    from supervisor.config_policy import limit_texts  # noqa: PLC0415 - with a policy
-    from supervisor.config_sandbox import profile_named  # noqa: PLC0415 - likewise
+    from supervisor.config.policy import limit_texts  # noqa: PLC0415 - with a policy
+    from supervisor.config.sandbox import profile_named  # noqa: PLC0415 - likewise
 
     profile = profile_named(policy.sandbox, sandboxes or {})
     if profile is None:

@@ -21,14 +21,15 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor import cgroups, holdings
+from supervisor import holdings
 from supervisor.leftovers import LAUNCHPAD_NAME, STAGED_PREFIX, Search, is_deaf
+from supervisor.sandbox import cgroups
 from supervisor.scratch import PREFIX, is_abandoned, remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from supervisor.config import Config
+    from supervisor.config.document import Config
     from supervisor.daemon_places import Places, Predecessor
 
 LAUNCHPAD_S = 2.0

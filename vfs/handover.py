@@ -1,7 +1,7 @@
 """What the VFS hands to the next program of the same host, and how it takes it over.
 
 What it is: places, policies, clients and open files as plain structures and back.  What
-it is not: who decides when, or the form on the wire (``supervisor.handover``).
+it is not: who decides when, or the form on the wire (``supervisor.handover.exchange``).
 
 Rules of this file.
 

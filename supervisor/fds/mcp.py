@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from supervisor.config import ConfigError, load_config
+from supervisor.config.document import ConfigError, load_config
 from supervisor.fds.service import make_service
 from supervisor.here import absolute
 from supervisor.run import complain, heeded_signals, what_failed
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mcp import types
     from mcp.server.lowlevel import Server
 
-    from supervisor.config import Config
+    from supervisor.config.document import Config
     from vfs.content import Process
     from vfs.policy import Place
 

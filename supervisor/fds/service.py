@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from protocol import fdxml
-from supervisor.config_fds import FileDescriptorSection
+from supervisor.config.fds import FileDescriptorSection
 from supervisor.fds import handover
 from supervisor.options import parse_duration, parse_size
 from vfs.content import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack, ExitStack
 
     from supervisor.child import Child
-    from supervisor.config import Config
+    from supervisor.config.document import Config
     from supervisor.fds.conversations import Conversations
     from supervisor.fds.handover import FdsState
     from supervisor.host import Host

@@ -20,15 +20,15 @@ from supervisor.llm.gateway import FailedCallError
 from supervisor.llm.outputs import Outputs, OutputsError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
-from supervisor.on_llm import LEAVE_S
-from supervisor.replies import denied
+from supervisor.session.on_llm import LEAVE_S
+from supervisor.session.replies import denied
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.llm.gateway import Completion
     from supervisor.llm.service import LlmService
-    from supervisor.session import Session
+    from supervisor.session.session import Session
     from vfs.filesystem import OpenFile
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024

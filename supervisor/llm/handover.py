@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.handover_secrets import KEY
-from supervisor.handover_state import taken
+from supervisor.handover.secrets import KEY
+from supervisor.handover.state import taken
 from supervisor.llm import handover_endpoint
 from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.handover_endpoint import EndpointState  # noqa: TC001 - msgspec

@@ -22,7 +22,7 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from supervisor.config_llm import LlmSection
+    from supervisor.config.llm import LlmSection
     from supervisor.host import Host
     from supervisor.llm.provider import Provider
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import trio
 
 from protocol import echo, error
-from supervisor.replies import UNAVAILABLE, denied, reason
+from supervisor.session.replies import UNAVAILABLE, denied, reason
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.filesystem import KEPT_WORD
 from vfs.policy import PUBLISH_ON_CLOSE
@@ -24,7 +24,7 @@ from vfs.policy import PUBLISH_ON_CLOSE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.session import Session
+    from supervisor.session.session import Session
     from vfs.filesystem import OpenFile
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.config_llm import ModelSection
+from supervisor.config.llm import ModelSection
 from supervisor.llm import handover, handover_endpoint
 from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.gateway import Call, Gateway, Model
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack, ExitStack
 
     from supervisor.child import Child
-    from supervisor.config_llm import LlmSection, WeightsSection
+    from supervisor.config.llm import LlmSection, WeightsSection
     from supervisor.dialogues import Dialogues, Message
     from supervisor.host import Host
     from supervisor.llm.endpoint import Endpoint

@@ -18,7 +18,7 @@ from supervisor.toolexec.kinds import KINDS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from supervisor.config_sidecar import SidecarSection
+    from supervisor.config.sidecar import SidecarSection
     from supervisor.spawned import SpawnedProcess
 
 

@@ -34,7 +34,7 @@ from supervisor.toolexec.routes import RefusedError, SpawnPlan
 
 if TYPE_CHECKING:
     from supervisor.child import Child
-    from supervisor.config_sidecar import SidecarSection
+    from supervisor.config.sidecar import SidecarSection
     from supervisor.launcher import Launcher
     from supervisor.spawned import SpawnedProcess
 

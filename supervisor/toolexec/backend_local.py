@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor import walled
-from supervisor.config_sidecar import limit_texts
+from supervisor.config.sidecar import limit_texts
 from supervisor.options import parse_limits
-from supervisor.sandbox import PROFILES, Wanted
+from supervisor.sandbox import walled
+from supervisor.sandbox.plan import PROFILES, Wanted
 from supervisor.spawn_request import SpawnError, find_executable
 from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
@@ -37,7 +37,7 @@ from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.child import Child
-    from supervisor.config_sidecar import SidecarSection
+    from supervisor.config.sidecar import SidecarSection
     from supervisor.host import Host
     from supervisor.spawned import SpawnedProcess
 
@@ -236,7 +236,7 @@ def state_of(child: Child, sidecar: str) -> str:
             os.mkdir(name, _PRIVATE, dir_fd=run_fd)
             is_new = True
         # The child may put something else in its place, a link say: that is refused
-        # here, and not followed later (``sandbox_paths``, rules 5 and 6).
+        # here, and not followed later (``sandbox.paths``, rules 5 and 6).
         fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=run_fd)
         stack.callback(os.close, fd)
         owner = os.fstat(run_fd)

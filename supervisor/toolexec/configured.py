@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.config_toolexec import parse_listen
+from supervisor.config.toolexec import parse_listen
 from supervisor.options import OptionError, parse_duration, parse_size
 from supervisor.toolexec.notify import NotifyCommand
 from supervisor.toolexec.service import ToolExecSettings
@@ -17,7 +17,7 @@ from supervisor.toolexec.service import ToolExecSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from supervisor.config_toolexec import NotifySection, ToolexecSection
+    from supervisor.config.toolexec import NotifySection, ToolexecSection
 
 BIND_HOST = "AIFO_TOOLEEXEC_BIND_HOST"
 TIMEOUT_SECS = "AIFO_TOOLEEXEC_TIMEOUT_SECS"

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.session_base import PROCESS_EXIT
+from supervisor.session.base import PROCESS_EXIT
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
 
     from supervisor.child import Child
-    from supervisor.session import Session
+    from supervisor.session.session import Session
 
 NUMBER = 3
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
-from supervisor import walled
+from supervisor.sandbox import walled
 from supervisor.spawn_request import SpawnRequest
 from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.door import open_door

@@ -29,7 +29,7 @@ from vfs.policy import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
     from supervisor.child import Child
-    from supervisor.session_base import SessionBase
+    from supervisor.session.base import SessionBase
 
 PAUSE_S = 0.1
 """Between two looks while a tool runs: what it can write in that time is what it can

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from supervisor.handover_parts import process_from, process_state
+from supervisor.handover.parts import process_from, process_state
 from supervisor.toolexec import door
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.connection import Connection

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.handover_parts import (
+from supervisor.handover.parts import (
     ProcessState,
     ScratchState,
     process_from,
@@ -22,7 +22,7 @@ from supervisor.handover_parts import (
     scratch_from,
     scratch_state,
 )
-from supervisor.handover_state import taken
+from supervisor.handover.state import taken
 
 if TYPE_CHECKING:
     from supervisor.host import Host

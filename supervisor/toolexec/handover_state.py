@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from supervisor.handover_parts import ProcessState  # noqa: TC001 - msgspec
-from supervisor.handover_state import taken
+from supervisor.handover.parts import ProcessState  # noqa: TC001 - msgspec
+from supervisor.handover.state import taken
 from supervisor.toolexec.handover_stores import StoreState  # noqa: TC001 - msgspec
 
 

@@ -30,7 +30,7 @@ import trio
 
 from protocol.toolexec import BUSY, Exec, Notify, Replay
 from supervisor.accepting import accepted, make_room
-from supervisor.control_socket import identity_of, listening, listening_on
+from supervisor.control.socket import identity_of, listening, listening_on
 from supervisor.toolexec.connection import Connection
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from protocol.toolexec_token import Rights
     from supervisor.child import Child
-    from supervisor.config_sidecar import SidecarSection
+    from supervisor.config.sidecar import SidecarSection
     from supervisor.host import Host
     from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.handover_sidecars import SidecarsState

@@ -34,7 +34,7 @@ class Ban:
     look: Callable[[ast.AST], Iterator[tuple[int, str]]] = uses.used
 
 
-LAUNCHPAD = ("supervisor/launchpad*.py",)
+LAUNCHPAD = ("supervisor/launchpad/*.py",)
 
 BANS = (
     Ban(("os.kill", "os.killpg"), "pids are reused: signal by pidfd"),
@@ -87,7 +87,7 @@ BANS = (
     Ban(
         ("time.sleep",),
         "it stops every client: wait for something",
-        but=("supervisor/cli_observe.py",),  # a command of its own, without a loop
+        but=("supervisor/cli/observe.py",),  # a command of its own, without a loop
     ),
     Ban(("socket.recv_fds",), "ignores flags: recvmsg with MSG_CMSG_CLOEXEC"),
 )
@@ -131,7 +131,7 @@ def test_the_product_keeps_the_ban(ban: Ban) -> None:
         ("vfs/a.py", "root.resolve()"),
         ("vfs/a.py", "import trio\ntrio.to_thread.run_sync(print)"),
         ("supervisor/a.py", "from threading import Thread"),
-        ("supervisor/launchpad.py", "import os\nos.kill(1, 9)"),
+        ("supervisor/launchpad/main.py", "import os\nos.kill(1, 9)"),
     ],
 )
 def test_the_check_sees_an_offence(file: str, source: str) -> None:
@@ -142,7 +142,7 @@ def test_the_check_sees_an_offence(file: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("supervisor/launchpad.py", "import os\nos.fork()"),
+        ("supervisor/launchpad/main.py", "import os\nos.fork()"),
         ("supervisor/a.py", "import subprocess\nx = subprocess.DEVNULL"),
         ("supervisor/a.py", "import signal\nsignal.pidfd_send_signal(3, 9)"),
         ("vfs/hostio.py", "import trio\ntrio.to_thread.run_sync(print)"),

@@ -153,7 +153,7 @@ def test_a_child_loads_nothing_heavy(module: str) -> None:
 def test_the_launchpad_loads_the_standard_library_and_its_own_files() -> None:
     others = {
         name
-        for name in foreign(loaded_by("supervisor.launchpad"))
+        for name in foreign(loaded_by("supervisor.launchpad.main"))
         if not name.startswith("supervisor.launchpad")
     }
     assert others <= {"supervisor", "supervisor.proctree"}
@@ -161,7 +161,7 @@ def test_the_launchpad_loads_the_standard_library_and_its_own_files() -> None:
 
 def test_the_launchpad_loads_nothing_heavy() -> None:
     # prctl(2) has no other door than ctypes.
-    assert not loaded_by("supervisor.launchpad") & (HEAVY - {"ctypes"})
+    assert not loaded_by("supervisor.launchpad.main") & (HEAVY - {"ctypes"})
 
 
 def test_the_check_of_loaded_modules_sees_a_heavy_one() -> None:

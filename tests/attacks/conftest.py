@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox import PROFILES, Profile, named
+from supervisor.sandbox.plan import PROFILES, Profile, named
 from tests.helpers.figures import tell
 from tests.helpers.hosts import Stage, opened
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from supervisor.host import Settings
-from supervisor.sandbox import PROFILES
+from supervisor.sandbox.plan import PROFILES
 from tests.helpers.hosts import Stage, descriptors, eventually, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]

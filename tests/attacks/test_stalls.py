@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.host import Settings
-from supervisor.session import Session
+from supervisor.session.session import Session
 from tests.helpers.hosts import (
     NEIGHBOUR_S,
     Puppet,

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from supervisor.child import Child
-from supervisor.sandbox import Profile, named
+from supervisor.sandbox.plan import Profile, named
 from supervisor.scratch import Scratch
 from tests.helpers.hosts import Stage, opened
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import config_fds
+from supervisor.config import fds as config_fds
 from tests.helpers.command import SANDHOST, Outcome, sandhost
 from vfs.content import checkpoints
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import seccomp_filter
+from supervisor.sandbox import seccomp_filter
 from tests.helpers.command import SANDHOST, sandhost
 
 pytestmark = pytest.mark.slow
@@ -17,8 +17,9 @@ IS_X86_64 = os.uname().machine == "x86_64"
 # An older kernel: a filter that answers one call in another way, and the command in it.
 OLDER = """
 import ctypes, os, sys
-from supervisor import launchpad_seccomp, seccomp_filter
-from supervisor.launchpad_privileges import forbid_new_privileges
+from supervisor.launchpad import seccomp as launchpad_seccomp
+from supervisor.sandbox import seccomp_filter
+from supervisor.launchpad.privileges import forbid_new_privileges
 if os.geteuid():
     forbid_new_privileges()
 launchpad_seccomp.apply(bytes.fromhex(sys.argv[1]))
@@ -206,7 +207,7 @@ def test_the_level_that_the_kernel_refuses_is_a_clear_error(tmp_path: Path) -> N
     script = tmp_path / "deep.py"
     script.write_text(
         "import os, sys\n"
-        "from supervisor.launchpad_landlock import apply\n"
+        "from supervisor.launchpad.landlock import apply\n"
         "for _ in range(15):\n"
         "    apply(((b'/', 'write'), (b'/', 'execute')), no_tcp=False)\n"
         "os.execv(sys.argv[1], [*sys.argv[1:]])\n"

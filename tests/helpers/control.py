@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.control import serve_control
-from supervisor.control_client import call
+from supervisor.control.client import call
+from supervisor.control.server import serve_control
 from tests.helpers.hosts import Stage
 
 

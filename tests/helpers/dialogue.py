@@ -6,8 +6,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from supervisor.pump import Pump
-from supervisor.session import Session
+from supervisor.session.pump import Pump
+from supervisor.session.session import Session
 from vfs.filesystem import Filesystem
 from vfs.payload import PayloadBudget
 from vfs.policy import Ledger, Policy, open_place

@@ -31,10 +31,10 @@ from supervisor import proctree
 from supervisor.child import Child
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
-from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad_start import start_launchpad
+from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad.start import start_launchpad
 from supervisor.logs import Log
-from supervisor.sandbox import PROFILES
+from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
 from tests.helpers.leaks import Holdings, holdings, left_over
 from tests.helpers.stock import only_stock_beneath

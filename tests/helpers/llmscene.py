@@ -22,8 +22,8 @@ import msgspec
 import pytest
 
 from demo.provider import Provider, serving
-from supervisor.config import Config
-from supervisor.config_llm import LlmSection, check
+from supervisor.config.document import Config
+from supervisor.config.llm import LlmSection, check
 from supervisor.fds.gateway import connect
 from supervisor.fds.service import open_fds
 from supervisor.journal import Journal, open_journal

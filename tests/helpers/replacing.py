@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from supervisor.control_client import call
+from supervisor.control.client import call
 from tests.helpers.command import read_until
 from tests.helpers.daemon import Daemon
 from tests.helpers.hosts import CHILDREN, PYTHON

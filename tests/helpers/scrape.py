@@ -14,9 +14,9 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from supervisor.config_metrics import MetricsSection
-from supervisor.metrics import Metrics
-from supervisor.metrics_listener import serve_metrics
+from supervisor.config.metrics import MetricsSection
+from supervisor.metrics.listener import serve_metrics
+from supervisor.metrics.registry import Metrics
 from tests.helpers.hosts import Stage
 
 

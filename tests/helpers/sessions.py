@@ -21,9 +21,9 @@ from typing import Self
 import pytest
 import trio
 
-from supervisor.pump import Pump
-from supervisor.session import Session
-from supervisor.session_base import PROCESS_EXIT
+from supervisor.session.base import PROCESS_EXIT
+from supervisor.session.pump import Pump
+from supervisor.session.session import Session
 from vfs.filesystem import Client, Filesystem
 from vfs.payload import PayloadBudget
 from vfs.policy import Ledger, Place, Policy, close_places, open_place

@@ -19,8 +19,8 @@ import trio
 
 from supervisor import proctree
 from supervisor.launcher import Launcher
-from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad_start import start_launchpad
+from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad.start import start_launchpad
 from supervisor.spawn_request import SpawnRequest
 from supervisor.spawned import ExitStatus, SpawnedProcess
 
@@ -57,13 +57,13 @@ FAMILY_SIZE = 3
 # which the host itself says the launchpad's pid; how many children; their command. It
 # ends when they have.
 HOST = r"""
-from supervisor.launchpad_start import start_launchpad
+from supervisor.launchpad.start import start_launchpad
 launchpad = start_launchpad()
 import os, sys, trio
 from supervisor import proctree
 from supervisor.launcher import Launcher
-from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad_start import start_launchpad
+from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad.start import start_launchpad
 from supervisor.spawn_request import SpawnRequest
 async def main():
     where, count, *argv = sys.argv[1:]

@@ -20,7 +20,7 @@ import trio
 
 from protocol.toolexec_token import ALL
 from supervisor.child import Child
-from supervisor.config_sidecar import SidecarSection, check_sidecars
+from supervisor.config.sidecar import SidecarSection, check_sidecars
 from supervisor.spawn_request import SpawnRequest
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.sidecars import Sidecars, open_sidecars

@@ -8,7 +8,7 @@ import trio
 
 from demo.provider import serving
 from supervisor.llm import provider
-from supervisor.session_base import EOF, PROCESS_EXIT
+from supervisor.session.base import EOF, PROCESS_EXIT
 from tests.helpers.hosts import eventually, favoured
 from tests.helpers.llmscene import KEY, ChatLine, Scene, open_scene, request, scene
 from tests.helpers.sessions import NEIGHBOUR_S

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from supervisor import dialogues
-from supervisor.config import Config
-from supervisor.config_fds import FileDescriptorSection, ToolsSection
+from supervisor.config.document import Config
+from supervisor.config.fds import FileDescriptorSection, ToolsSection
 from supervisor.fds.toolloop import MOST_ROUNDS
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import Scene, open_scene, request

@@ -13,8 +13,8 @@ import trio
 
 from demo.provider import serving
 from supervisor.llm.wire import proxy_for
-from supervisor.on_llm import LEAVE_S
-from supervisor.session_base import PROCESS_EXIT
+from supervisor.session.base import PROCESS_EXIT
+from supervisor.session.on_llm import LEAVE_S
 from tests.helpers.certificates import certificate
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import KEY, open_scene

@@ -4,9 +4,9 @@ from typing import NoReturn
 
 import pytest
 
-from supervisor import walled
 from supervisor.child import Child
-from supervisor.sandbox import PROFILES, Profile, named
+from supervisor.sandbox import walled
+from supervisor.sandbox.plan import PROFILES, Profile, named
 from supervisor.scratch import remove_tree
 from tests.helpers.hosts import Stage, stage
 

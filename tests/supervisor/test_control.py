@@ -15,8 +15,9 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor import accepting, control
-from supervisor.control import LINE_BYTES, MAX_CONNECTIONS
+from supervisor import accepting
+from supervisor.control import server as control
+from supervisor.control.server import LINE_BYTES, MAX_CONNECTIONS
 from supervisor.leaks import held
 from tests.helpers.control import Line, ask, connected, controlled, path
 from tests.helpers.hosts import NEIGHBOUR_S, Stage, eventually, stage

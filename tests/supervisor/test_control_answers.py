@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from supervisor.control_answers import Answers
+from supervisor.control.answers import Answers
 
 if TYPE_CHECKING:
     from supervisor.host import Host

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.control_client import ControlError, call, control_path
+from supervisor.control.client import ControlError, call, control_path
 from tests.helpers.control import ask, path
 from tests.helpers.hosts import stage
 from tests.helpers.spawning import ROOT
@@ -90,7 +90,7 @@ async def test_a_refusal_reaches_the_asker(path: str) -> None:
 def test_asking_needs_no_framework() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        " import supervisor.control_client, supervisor.tables; print(*sys.modules)"
+        " import supervisor.control.client, supervisor.tables; print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(ROOT)],

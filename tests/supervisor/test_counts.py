@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import COMMANDS
-from supervisor.counts import BOUNDS_S, INDEX, NAMES, SAMPLE_TURNS, Histogram
-from supervisor.dispatch import HANDLERS
+from supervisor.session.counts import BOUNDS_S, INDEX, NAMES, SAMPLE_TURNS, Histogram
+from supervisor.session.dispatch import HANDLERS
 from tests.helpers.hosts import eventually
 from tests.helpers.sessions import Hall, Line, hall
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import delegation
-from supervisor.cgroups import Hierarchy, hierarchies
-from supervisor.delegation import OWN, make_room, place_of_children
+from supervisor.sandbox import delegation
+from supervisor.sandbox.cgroups import Hierarchy, hierarchies
+from supervisor.sandbox.delegation import OWN, make_room, place_of_children
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def real() -> Iterator[tuple[Path, str]]:
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from supervisor import delegation
+from supervisor.sandbox import delegation
 place, controller = sys.argv[1:]
 Path(place, "cgroup.procs").write_text(str(os.getpid()))
 beside = subprocess.Popen(["sleep", "100"])

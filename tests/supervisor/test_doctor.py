@@ -16,13 +16,20 @@ from typing import Any
 
 import pytest
 
-from supervisor import doctor, probes
-from supervisor import probe_attempts as attempts
-from supervisor.control_client import ControlError
-from supervisor.doctor import examine_machine, find_leaks, leaks_text
-from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.probes import MISSING, PRESENT, PROBES, UNKNOWN, Finding, probe_machine
-from supervisor.sandbox import LAYERS
+from supervisor.cli import doctor
+from supervisor.cli.doctor import examine_machine, find_leaks, leaks_text
+from supervisor.control.client import ControlError
+from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.sandbox import attempts, probes
+from supervisor.sandbox.plan import LAYERS
+from supervisor.sandbox.probes import (
+    MISSING,
+    PRESENT,
+    PROBES,
+    UNKNOWN,
+    Finding,
+    probe_machine,
+)
 from tests.helpers.hosts import stage
 from tests.helpers.spawning import ROOT
 
@@ -276,7 +283,7 @@ def test_names_in_the_report_cannot_forge_lines() -> None:
 
 
 def test_the_doctor_needs_no_trio() -> None:
-    code = "import sys, supervisor.doctor; print('trio' in sys.modules)"
+    code = "import sys, supervisor.cli.doctor; print('trio' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
     )

@@ -16,11 +16,11 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor import walled
 from supervisor.child import Child
-from supervisor.fork_watch import CALM_S, CPUS, LOOK_S, REFUSALS, ForkWatch
 from supervisor.options import Limits
-from supervisor.sandbox import PROFILES, named
+from supervisor.sandbox import walled
+from supervisor.sandbox.fork_watch import CALM_S, CPUS, LOOK_S, REFUSALS, ForkWatch
+from supervisor.sandbox.plan import PROFILES, named
 from supervisor.spawn_request import SpawnRequest
 from tests.helpers.hosts import Stage, eventually, stage
 

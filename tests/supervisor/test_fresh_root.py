@@ -22,7 +22,9 @@ pytestmark = [
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {source!r})
-from supervisor import launchpad_kernel, launchpad_mounts, launchpad_namespaces
+from supervisor.launchpad import kernel as launchpad_kernel
+from supervisor.launchpad import mounts as launchpad_mounts
+from supervisor.launchpad import namespaces as launchpad_namespaces
 root, outside = {root!r}, {outside!r}
 os.chdir(root)
 fill = launchpad_mounts._fill

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import giving
+from supervisor.sandbox import giving
 from supervisor.scratch import remove_tree
 
 pytestmark = [

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from supervisor import proctree
-from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER
+from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost, SpawnedProcess
 from tests.helpers.spawning import (

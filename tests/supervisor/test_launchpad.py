@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from supervisor import launchpad_wire as wire
-from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad_start import LaunchpadProcess, start_launchpad
+from supervisor.launchpad import wire
+from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
 
 pytestmark = pytest.mark.slow
 

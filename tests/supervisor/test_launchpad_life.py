@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervisor import launchpad_life as life
+from supervisor.launchpad import life
 
 
 # I3

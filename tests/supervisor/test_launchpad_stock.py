@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from supervisor import proctree
-from supervisor.launchpad_order import Order
-from supervisor.launchpad_stock import SHAPES, Stock
-from supervisor.sandbox import PROFILES, named
+from supervisor.launchpad.order import Order
+from supervisor.launchpad.stock import SHAPES, Stock
+from supervisor.sandbox.plan import PROFILES, named
 from tests.helpers.hosts import Stage, eventually, opened
 from tests.helpers.stock import names_beneath, only_stock_beneath, stock_of
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from supervisor import leaks
-from supervisor.control import serve_control
+from supervisor.control.server import serve_control
 from supervisor.holdings import Baseline
 from supervisor.leaks import check_host, held
 from supervisor.scratch import Scratch
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 __all__ = ["stage"]
 
 ASKING = (
-    "import sys; from supervisor.doctor import find_leaks;"
+    "import sys; from supervisor.cli.doctor import find_leaks;"
     " text, status = find_leaks(sys.argv[1], as_text=False);"
     " open(sys.argv[2], 'w').write(text); sys.exit(status)"
 )

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from supervisor import doctor, holdings
-from supervisor.doctor import find_leaks, leaks_text
+from supervisor import holdings
+from supervisor.cli import doctor
+from supervisor.cli.doctor import find_leaks, leaks_text
 from supervisor.leftovers import find_leftovers
 from supervisor.scratch import Scratch
 from tests.helpers.hosts import Stage, stage

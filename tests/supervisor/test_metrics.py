@@ -7,11 +7,11 @@ import socket
 import pytest
 import trio
 
-from supervisor.config_metrics import MetricsSection, check_metrics
+from supervisor.config.metrics import MetricsSection, check_metrics
 from supervisor.journal import Journal
-from supervisor.metric_families import families
-from supervisor.metrics import MAX_NAMES, attach_metrics, open_metrics
-from supervisor.metrics_listener import MAX_CONNECTIONS, serve_metrics
+from supervisor.metrics.families import families
+from supervisor.metrics.listener import MAX_CONNECTIONS, serve_metrics
+from supervisor.metrics.registry import MAX_NAMES, attach_metrics, open_metrics
 from supervisor.services import Account
 from tests.architecture.tree import ROOT
 from tests.helpers.hosts import Stage, eventually, stage
@@ -167,7 +167,7 @@ async def test_names_that_children_choose_cannot_make_figures_grow(
 async def test_the_lag_of_the_loop_is_measured_where_figures_are_told(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.metrics.LAG_INTERVAL_S", 0.01)
+    monkeypatch.setattr("supervisor.metrics.registry.LAG_INTERVAL_S", 0.01)
     section = MetricsSection(listen="tcp://127.0.0.1:0")
     async with trio.open_nursery() as nursery:
         await open_metrics(stage.host, section, nursery)
@@ -313,7 +313,7 @@ async def test_connections_that_idle_make_room(stage: Stage) -> None:
 async def test_a_request_that_does_not_end_is_given_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.metrics_listener.REQUEST_S", 0.05)
+    monkeypatch.setattr("supervisor.metrics.listener.REQUEST_S", 0.05)
     async with listening(stage) as listener:
         stream = await trio.open_tcp_stream(*listener.address)
         async with stream:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from supervisor import on_fds
 from supervisor.fds.service import FdService
+from supervisor.session import on_fds
 from tests.helpers.sessions import Hall, Line, hall
 from vfs.content import Store
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.session_prepared import PREPARED_LINES
+from supervisor.session.prepared import PREPARED_LINES
 from tests.helpers.dialogue import Dialogue
 from vfs.hostio import MOUNTS, Mount
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from supervisor.session import Session
+    from supervisor.session.session import Session
 
 
 @pytest.fixture(autouse=True)

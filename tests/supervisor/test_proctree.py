@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervisor import proctree
-from supervisor.launchpad_kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
 
 pytestmark = pytest.mark.slow
 

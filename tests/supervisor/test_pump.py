@@ -6,10 +6,10 @@ import time
 import pytest
 import trio
 
-from supervisor import pump as pump_module
-from supervisor.pump import SLICE_S, Pump
-from supervisor.session_base import EOF
-from supervisor.session_sent import POLLS
+from supervisor.session import pump as pump_module
+from supervisor.session.base import EOF
+from supervisor.session.pump import SLICE_S, Pump
+from supervisor.session.sent import POLLS
 from tests.helpers.sessions import Hall, Line, hall
 
 __all__ = ["hall"]
@@ -115,7 +115,7 @@ async def test_the_polling_after_a_reply_is_bounded(
     line = hall.connect()
     assert await line.ask(b"PING\n") == b"OK"
     await trio.testing.wait_all_tasks_blocked()
-    monkeypatch.setattr("supervisor.session._yield_core", counted)
+    monkeypatch.setattr("supervisor.session.session._yield_core", counted)
     await line.send(b"PING\n")
     assert await line.line() == b"OK"
     await trio.testing.wait_all_tasks_blocked()

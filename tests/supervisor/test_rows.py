@@ -16,8 +16,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor import on_files_again, session, session_prepared
-from supervisor.counts import WRITE
+from supervisor.session import on_files_again, session
+from supervisor.session import prepared as session_prepared
+from supervisor.session.counts import WRITE
 from tests.helpers.dialogue import Dialogue
 from vfs.hostio import MOUNTS, PAGE_BYTES, Mount
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import sandbox_paths
-from supervisor.sandbox import (
+from supervisor.sandbox import paths as sandbox_paths
+from supervisor.sandbox.paths import Rule, View, view_of
+from supervisor.sandbox.plan import (
     FIRST_USER,
     LAYERS,
     PROFILES,
@@ -18,7 +19,6 @@ from supervisor.sandbox import (
     Plan,
     named,
 )
-from supervisor.sandbox_paths import Rule, View, view_of
 from supervisor.spawn_request import SpawnError
 
 
@@ -204,7 +204,7 @@ def test_no_two_hosts_share_a_user(
 ) -> None:
     ranges = []
     for pid in (1, 2, 1_048_577, 4_194_302, 4_194_303):
-        monkeypatch.setattr("supervisor.sandbox.os.getpid", lambda pid=pid: pid)
+        monkeypatch.setattr("supervisor.sandbox.plan.os.getpid", lambda pid=pid: pid)
         host = Machine()
         users = [host.take_user() for _ in range(USERS)]
         assert len(set(users)) == USERS

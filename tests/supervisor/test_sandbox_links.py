@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import sandbox_links, sandbox_paths, sandbox_programs
-from supervisor.sandbox_links import Links
-from supervisor.sandbox_paths import View, view_of
+from supervisor.sandbox import links as sandbox_links
+from supervisor.sandbox import paths as sandbox_paths
+from supervisor.sandbox import programs as sandbox_programs
+from supervisor.sandbox.links import Links
+from supervisor.sandbox.paths import View, view_of
 from supervisor.scratch import remove_tree
 
 pytestmark = pytest.mark.attack

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor import seccomp_filter
-from supervisor.seccomp_filter import DENIED, Instruction, UnknownMachineError, build
+from supervisor.sandbox import seccomp_filter
+from supervisor.sandbox.seccomp_filter import (
+    DENIED,
+    Instruction,
+    UnknownMachineError,
+    build,
+)
 
 ALLOW = 0x7FFF0000
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -10,9 +10,9 @@ import re
 import pytest
 import trio
 
-from supervisor.metrics import RecentEvent
-from supervisor.status_facts import Bar, ChildFacts, Facts, Watch
-from supervisor.status_page import MAX_CHARS, POLICY, live_part, page
+from supervisor.metrics.registry import RecentEvent
+from supervisor.metrics.status_facts import Bar, ChildFacts, Facts, Watch
+from supervisor.metrics.status_page import MAX_CHARS, POLICY, live_part, page
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.scrape import listening
 
@@ -132,7 +132,7 @@ async def test_events_are_sent_when_something_changes(stage: Stage) -> None:
 async def test_a_host_of_many_shows_the_busiest_and_counts_the_rest(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.status_facts.MAX_CHILDREN", 2)
+    monkeypatch.setattr("supervisor.metrics.status_facts.MAX_CHILDREN", 2)
     async with listening(stage) as listener:
         puppets = [await stage.puppet() for _ in range(4)]
         for _ in range(5):

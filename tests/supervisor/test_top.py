@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor import tables
-from supervisor.top import SORTS, Look, Screen, arranged, figures, table
-from supervisor.top_screen import keys_of
+from supervisor.cli.top import SORTS, Look, Screen, arranged, figures, table
+from supervisor.cli.top_screen import keys_of
 
 Row = dict[str, Any]
 

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.cli.trace import last_timeline, line, sentence
 from supervisor.journal import EVENTS
-from supervisor.trace import last_timeline, line, sentence
 
 Event = dict[str, Any]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TURN_REQUESTS = 64
 TURN_PIECES = 32
-"""What `docs/design.md` promises; as in `supervisor.session`."""
+"""What `docs/design.md` promises; as in `supervisor.session.session`."""
 
 MANY = 100
 """Pieces that wait: more than a turn has, and no more than a pipe holds."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from supervisor import sandbox_orders, walled
-from supervisor.sandbox import PROFILES, Machine, Profile, Walls, Wanted, named
+from supervisor.sandbox import orders as sandbox_orders
+from supervisor.sandbox import walled
+from supervisor.sandbox.plan import PROFILES, Machine, Profile, Walls, Wanted, named
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from tests.helpers.spawning import Stage, staged
 

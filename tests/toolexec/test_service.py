@@ -10,7 +10,7 @@ import pytest
 import trio.testing
 
 from protocol.toolexec_token import ALL
-from supervisor.config_toolexec import (
+from supervisor.config.toolexec import (
     NotifySection,
     ToolexecSection,
     check_toolexec,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.handover_state import versions
+from supervisor.handover.state import versions
 from tests.helpers.replacing import Hand, Replaced, hands, replaced
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.control_client import ControlError, call
-from supervisor.handover_state import versions
+from supervisor.control.client import ControlError, call
+from supervisor.handover.state import versions
 from tests.helpers.command import SANDHOST, TIMEOUT_S, sandhost
 from tests.helpers.daemon import daemon
 from tests.helpers.replacing import SEQUENCE, assert_clean, replace_daemon

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor import handover_state
-from supervisor.handover_enter import spec_from
-from supervisor.handover_leave import _plain
-from supervisor.handover_state import (
+from supervisor.handover import state as handover_state
+from supervisor.handover.enter import spec_from
+from supervisor.handover.leave import _plain
+from supervisor.handover.state import (
     HostState,
     bytes_as_text,
     decode,
     encode,
     text_as_bytes,
 )
-from supervisor.sandbox import PROFILES
+from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
 from vfs.errors import HandoverError
 from vfs.handover import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.control_client import ControlError
+from supervisor.control.client import ControlError
 from tests.helpers.hosts import CHILDREN
 from tests.helpers.toolruns import program
 from tests.helpers.toolupgrade import opened_tools, rest, until

@@ -19,7 +19,7 @@ import trio
 
 from supervisor.host import open_host
 from supervisor.journal import open_journal
-from supervisor.launchpad_start import LaunchpadProcess, start_launchpad
+from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.logs import Log
 from supervisor.spec import ChildSpec, minimal_env
 from vfs.hostio import in_thread

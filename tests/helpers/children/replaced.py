@@ -22,10 +22,10 @@ from typing import Any
 
 import trio
 
-from supervisor.control import serve_control
-from supervisor.handover import CHECK, answer_check, replace
-from supervisor.handover_enter import enter
-from supervisor.handover_exec import (
+from supervisor.control.server import serve_control
+from supervisor.handover.enter import enter
+from supervisor.handover.exchange import CHECK, answer_check, replace
+from supervisor.handover.next_program import (
     SIGNALS,
     Program,
     hear_signals,
@@ -34,9 +34,9 @@ from supervisor.handover_exec import (
 )
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
-from supervisor.launchpad_start import LaunchpadProcess, start_launchpad
+from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.logs import Log
-from supervisor.sandbox import PROFILES
+from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
 from vfs.errors import HandoverError
 

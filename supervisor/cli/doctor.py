@@ -1,0 +1,165 @@
+"""``sandhost doctor``: what this machine gives a host, and what hosts have left on it.
+
+What it is: the two reports, as text and JSON, and their exit status.  What it is not:
+the probes (``sandbox.probes``), the checks (``leaks`` in a host, ``leftovers`` without one).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from supervisor.cli import doctor_layers
+from supervisor.control.client import ControlError, call, control_path
+from supervisor.leftovers import find_leftovers, is_deaf
+from supervisor.sandbox.probes import MISSING, Finding, probe_machine
+from supervisor.tables import WIDTH, as_json, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.launchpad.start import LaunchpadProcess
+
+CLEAN = 0
+FOUND = 1
+CANNOT_ASK = 2
+"""Exit status of the command; the last one goes with a ``ControlError``."""
+
+_WALLS = (
+    "What a child runs in here (profile auto), as one said that was started for this:"
+)
+_NO_WALLS = "No child could be started under profile auto:"
+
+_HEADS = {
+    "descriptors": "descriptors of the host that nothing explains",
+    "rows": "rows of tables that nothing stands behind",
+    "processes": "processes beneath the host that no living child explains",
+    "zombies": "processes that ended and were not waited for",
+    "launchpads": "launchpads whose host is gone",
+    "orphans": "processes of children whose launchpad is gone",
+    "scratch": "scratch directories that no living host holds",
+    "sockets": "control sockets that nobody listens on",
+    "staged": "names of files that were being published",
+}
+"""What is listed, by its key in the reports."""
+
+
+def examine_machine(
+    launchpad: LaunchpadProcess | None = None, *, as_text: bool = True
+) -> tuple[str, int]:
+    """Probe the machine (``doctor``).
+
+    Args:
+        launchpad: to try the layers of a sandbox with; they are unknown without.
+        as_text: text for people, else JSON.
+
+    Returns:
+        The report, and ``CLEAN``, or ``FOUND`` if something is missing that no host
+        works without.
+    """
+    findings = probe_machine()
+    walls, why = None, "not tried"
+    if launchpad is not None:
+        walls, why = doctor_layers.try_layers(launchpad)
+    layers = doctor_layers.rows(walls, why)
+    lacking = any(f.is_needed and f.state == MISSING for f in findings)
+    status = FOUND if lacking else CLEAN
+    if as_text:
+        head = _WALLS if walls is not None else f"{_NO_WALLS} {why}"
+        return machine_text(findings) + layers_text(head, layers), status
+    report = {
+        "isolation": walls.row() if walls is not None else None,
+        "layers": layers,
+        "probes": [finding.row() for finding in findings],
+    }
+    return as_json(report), status
+
+
+def machine_text(findings: Sequence[Finding]) -> str:
+    """Lay the findings out for people, within ``WIDTH`` columns."""
+    lines = []
+    column = max(len(finding.what) for finding in findings) + 2
+    for finding in findings:
+        texts = (
+            f"{finding.state}: {finding.detail}",
+            f"tried: {finding.probed}",
+            f"without it: {finding.without}",
+        )
+        head = finding.what.ljust(column)
+        for text in texts:
+            wrapped = textwrap.wrap(
+                printable(text),
+                WIDTH,
+                initial_indent=head,
+                subsequent_indent=" " * (column + 2),
+            )
+            lines += wrapped
+            head = " " * column
+    return "\n".join(lines) + "\n"
+
+
+def layers_text(head: str, layers: Sequence[dict[str, str]]) -> str:
+    """Lay the table of layers out for people."""
+    lines = ["", *textwrap.wrap(printable(head), WIDTH)]
+    for row in layers:
+        text = f"{row['layer']:<14}{row['state']}: {row['detail']}"
+        if row["state"] != doctor_layers.PRESENT:
+            text += f" (takes {row['takes']})"
+        indent = " " * 16
+        lines += textwrap.wrap(printable(text), WIDTH, subsequent_indent=indent)
+    return "\n".join(lines) + "\n"
+
+
+def find_leaks(
+    control: str | None, *, as_text: bool = True, tmp: str | None = None
+) -> tuple[str, int]:
+    """Look for leaks (``doctor --leaks``): in a host that can be asked, else around.
+
+    Args:
+        control: the option; None looks for a host by the environment, and for what dead
+            hosts left where there is none.
+        as_text: text for people, else JSON.
+        tmp: where scratch directories are; None for the system's place.
+
+    Returns:
+        The report, and ``CLEAN`` or ``FOUND``.
+
+    Raises:
+        ControlError: a host is named that cannot be asked (``CANNOT_ASK``).
+    """
+    path = control_path(control)
+    if path is not None and (control is not None or not is_deaf(path)):
+        report = call(path, "leaks")
+        if not isinstance(report, dict):
+            raise ControlError(f"what answers at {path!r} gave no report of leaks")
+        head = f"host {report.get('pid')}, asked at {path!r}"
+    else:
+        report = find_leftovers(tmp)
+        head = "no host was asked; this is what dead ones left"
+    status = CLEAN if report.get("clean") is True else FOUND
+    return leaks_text(head, report) if as_text else as_json(report), status
+
+
+def leaks_text(head: str, report: dict[str, Any]) -> str:
+    """Lay a report of leaks out for people: one line a thing."""
+    lines = [f"{head}:"]
+    for kind, meaning in _HEADS.items():
+        rows = report.get(kind) or []
+        if rows:
+            lines.append(f"{len(rows)} {meaning}:")
+            lines += [f"  {_fields(row)}" for row in rows]
+    if report.get("clean") is True:
+        lines.append("nothing found")
+    lines += [f"unknown: {text}" for text in report.get("unknown") or []]
+    if not report.get("staged_search_complete", True):
+        lines.append("unknown: not all directories were searched for staged names")
+    explained = report.get("explained")
+    if explained:
+        lines.append(
+            "explained descriptors: " + _fields(dict(sorted(explained.items())))
+        )
+    return "\n".join(map(printable, lines)) + "\n"
+
+
+def _fields(row: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row.items())

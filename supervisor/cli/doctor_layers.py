@@ -1,0 +1,103 @@
+"""What a child on this machine would run in: tried with one, not looked up.
+
+What it is: a child under the profile ``auto`` that does nothing, and the table of what
+it said.  What it is not: the layers, nor the reasons; those are ``sandbox``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from supervisor.sandbox.plan import LAYERS, PROFILES, Machine, Walls, Wanted
+from supervisor.spawn_request import SpawnError, SpawnRequest
+
+if TYPE_CHECKING:
+    from supervisor.launchpad.start import LaunchpadProcess
+
+PRESENT, MISSING, UNKNOWN = "present", "missing", "unknown"
+
+_NOT_NEEDED = "not needed: root makes namespaces without one"
+
+
+def try_layers(launchpad: LaunchpadProcess) -> tuple[Walls | None, str]:
+    """Start a child in everything that can be had.
+
+    Returns:
+        What it ran in; or None, and why no child could be started.
+    """
+    import trio  # noqa: PLC0415 - the report on leaks needs none
+
+    try:
+        return trio.run(_try, launchpad), ""
+    except* SpawnError as group:
+        why = _first(group)
+    except* OSError as group:
+        why = _first(group)
+    return None, why
+
+
+def rows(walls: Walls | None, why_none: str = "") -> list[dict[str, str]]:
+    """Return the table: layer, state, detail and what it takes."""
+    found = []
+    applied = dict(walls.applied) if walls is not None else {}
+    missing = walls.missing if walls is not None else {}
+    for layer, takes in LAYERS.items():
+        if layer in applied:
+            state, detail = PRESENT, applied[layer]
+        elif layer in missing:
+            state, detail = MISSING, missing[layer]
+        elif walls is None:
+            state, detail = UNKNOWN, why_none
+        else:
+            state, detail = MISSING, _NOT_NEEDED
+        found.append({"layer": layer, "state": state, "detail": detail, "takes": takes})
+    return found
+
+
+async def _try(launchpad: LaunchpadProcess) -> Walls:
+    import trio  # noqa: PLC0415
+
+    from supervisor.launcher import Launcher  # noqa: PLC0415
+    from supervisor.options import Limits  # noqa: PLC0415
+    from supervisor.sandbox import cgroups, walled  # noqa: PLC0415
+    from supervisor.scratch import Scratch  # noqa: PLC0415
+
+    scratch = Scratch(None)
+    groups = cgroups.make("doctor", Limits())
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    cwd = os.open(scratch.tmp, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        async with trio.open_nursery() as nursery:
+            launcher = Launcher(launchpad)
+            await nursery.start(launcher.run)
+            machine = Machine()
+            own = (scratch.tmp, scratch.run)
+            wanted = Wanted(PROFILES["auto"], "none", scratch.tmp, own)
+            wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
+            if "uid" not in machine.lacking:
+                wanted.user = machine.take_user()
+            argv = (sys.executable, "-I", "-S", "-c", "")
+            fds = tuple((null, number) for number in range(3))
+            request = SpawnRequest(sys.executable, argv, {}, cwd, fds)
+            process, walls = await walled.spawn(launcher, machine, request, wanted)
+            status = await process.wait_exit()
+            await process.wait_swept()
+            process.close()
+            nursery.cancel_scope.cancel()
+        if status.code != 0:
+            raise OSError(f"a child under auto ended with {status}")
+        return walls
+    finally:
+        os.close(null)
+        os.close(cwd)
+        groups.remove()
+        await scratch.remove()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> str:
+    why: BaseException = group
+    while isinstance(why, BaseExceptionGroup):
+        why = why.exceptions[0]
+    return str(why)

@@ -1,0 +1,200 @@
+"""Commands for looking: ``top`` and ``trace``, as typer sees them."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from supervisor.cli.options import (  # noqa: TC001 - typer reads them at run time
+    ControlOf,
+    Json,
+)
+from supervisor.options import OptionError, parse_duration
+from supervisor.say import CommandError, UsageFault, print_text, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+LONGEST_PAUSE_S = 0.5
+"""Between the two looks of ``--once``, which tell rates: nobody waits longer."""
+
+
+def top(
+    control: ControlOf = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one table.")] = False,
+    as_json: Json = False,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="WORD", help="cpu, rss, requests, name...")
+    ] = "cpu",
+    wanted: Annotated[
+        str, typer.Option("--filter", metavar="TEXT", help="Only rows that hold it.")
+    ] = "",
+    interval: Annotated[
+        str, typer.Option("--interval", metavar="S", help="Between two looks.")
+    ] = "2s",
+) -> int:
+    """Show what each child does now; without a terminal, once.
+
+    Keys: q quits, / filters, arrows choose, k and K kill, letters sort.
+    """
+    from supervisor import tables  # noqa: PLC0415 - only this command needs it
+    from supervisor.cli.top import SORTS, Screen, arranged, table  # noqa: PLC0415
+
+    if sort not in SORTS:
+        raise UsageFault(f"cannot sort by {sort!r}; there are: {', '.join(SORTS)}")
+    interval_s = _interval(interval)
+    path = _control_path(control)
+    if once or as_json or not _has_terminal():
+        rows = arranged(_two_looks(path, interval_s), sort, wanted)
+        if as_json:
+            print_text(tables.as_json(rows))
+        else:
+            print_text("".join(f"{line}\n" for line in table(rows, tables.WIDTH)))
+        return 0
+    from supervisor.cli.top_screen import run_screen  # noqa: PLC0415 - rich
+
+    run_screen(path, Screen(sort, wanted), interval_s)
+    return 0
+
+
+def _interval(text: str) -> float:
+    try:
+        interval_s = parse_duration(text)
+    except OptionError as why:
+        raise UsageFault(str(why)) from None
+    if interval_s < 0.1:
+        raise UsageFault(f"--interval {text}: at least 0.1s")
+    return interval_s
+
+
+def _has_terminal() -> bool:
+    streams = (sys.stdin, sys.stdout)
+    return all(stream is not None and stream.isatty() for stream in streams)
+
+
+def _control_path(control: str | None) -> str:
+    from supervisor.control.client import control_path  # noqa: PLC0415
+
+    path = control_path(control)
+    if path is None:
+        raise CommandError(
+            "cannot find a host: give --control PATH or set SANDHOST_CONTROL"
+        )
+    return path
+
+
+def _two_looks(path: str, interval_s: float) -> list[dict[str, Any]]:
+    """Ask twice: a rate is what happened in between."""
+    from supervisor.cli.top import Look, figures  # noqa: PLC0415
+    from supervisor.control.client import ControlError, call  # noqa: PLC0415
+
+    try:
+        before = Look(time.monotonic(), call(path, "ps"))
+        select.select([], [], [], min(interval_s, LONGEST_PAUSE_S))
+        return figures(before, Look(time.monotonic(), call(path, "ps")))
+    except ControlError as why:
+        raise CommandError(str(why)) from None
+
+
+def trace(
+    client: Annotated[
+        str,
+        typer.Argument(metavar="CLIENT", help="Of clients or ps: c1, child-1, web."),
+    ],
+    journal: Annotated[
+        str | None,
+        typer.Option("--journal", metavar="F", help="Read a journal's file."),
+    ] = None,
+    control: ControlOf = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what happens.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the events, JSON lines.")
+    ] = False,
+) -> int:
+    """Print what a client did, in order: files, model calls, executions, signals.
+
+    Clients nested in it are part of it. Ids begin anew with each host: it is the last
+    host's that knew it. Reads a daemon's journal through its control socket.
+    """
+    from supervisor.cli import trace as tracing  # noqa: PLC0415 - only this command's
+
+    def show(entry: tracing.Entry) -> None:
+        line = json.dumps(entry.event) if as_json else tracing.line(entry)
+        print_text(line + "\n")
+
+    if follow:
+        if journal is not None:
+            raise UsageFault("--follow asks a host; leave --journal out")
+        timeline = tracing.Timeline(client)
+        for event in _events_of_host(control, follow=True):
+            entry = timeline.take(event)
+            if entry is not None:
+                show(entry)
+        return 0
+    events = (
+        _events_of_host(control, follow=False)
+        if journal is None
+        else _events_of_file(journal)
+    )
+    entries = tracing.last_timeline(client, events)
+    if not entries:
+        raise CommandError(
+            f"no event of {client!r} in the journal; sandhost clients and ps tell ids"
+        )
+    for entry in entries:
+        show(entry)
+    return 0
+
+
+def _events_of_file(path: str) -> Iterator[dict[str, Any]]:
+    try:
+        with Path(path).open("rb") as file:
+            yield from _parsed(file)
+    except OSError as why:
+        raise CommandError(f"cannot read {path!r}: {why.strerror}") from None
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # a line that a full disk has cut
+        if isinstance(event, dict):
+            yield event
+
+
+def _events_of_host(control: str | None, *, follow: bool) -> Iterator[dict[str, Any]]:
+    from supervisor.control.client import ControlError, stream  # noqa: PLC0415
+
+    path = _control_path(control)
+    try:
+        for item in stream(path, "events", {"follow": follow, "lines": None}):
+            if item["missed"]:
+                text = f"{item['missed']} bytes are missing: rotation removed them"
+                say("sandhost trace", text)
+            if isinstance(item["event"], dict):
+                yield item["event"]
+    except ControlError as why:
+        text = str(why)
+        if "does not know 'events'" in text:
+            text = (
+                f"the host at {path!r} keeps no journal that can be asked for; give"
+                " the file of its --journal with --journal F"
+            )
+        raise CommandError(text) from None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command(epilog="Example: sandhost top --once --sort requests")(top)
+    app.command(epilog="Example: sandhost trace c1 --journal run.jsonl")(trace)

@@ -1,0 +1,188 @@
+"""What ``run`` and ``pipeline`` make of their options: words in, a ``RunOptions`` out.
+
+What it is: options, the configuration and a policy's defaults, put together; the command
+line goes first.  What it is not: the options themselves (``cli``), running (``run``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+from supervisor.here import absolute
+from supervisor.options import (
+    Limits,
+    OptionError,
+    parse_duration,
+    parse_env,
+    parse_limits,
+)
+from supervisor.say import CommandError, UsageFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import typer
+
+    from supervisor.config.document import Config
+
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def run_commands(
+    name: str, ctx: typer.Context, commands: list[list[str]], given: dict[str, Any]
+) -> int:
+    """Run children side by side, each one's output the next one's input.
+
+    Args:
+        name: of the command, for what is said.
+        ctx: has the launchpad.
+        commands: one for each child.
+        given: the options by name, as typer gives them.
+
+    Raises:
+        UsageFault: an option cannot be used.
+        CommandError: the configuration cannot.
+    """
+    from supervisor.host import settings_of  # noqa: PLC0415 - needs Trio
+    from supervisor.run import RunOptions, run_children  # noqa: PLC0415
+    from supervisor.specs import policy_options  # noqa: PLC0415
+
+    if given["transport"] not in ("socketpair", "pipes"):
+        why = f"not a transport: {given['transport']!r}; write socketpair or pipes"
+        raise UsageFault(f"--transport: {why}")
+    configured = _configure(given["config"])
+    policy = configured.policy.get("run") if configured is not None else None
+    try:
+        sandboxes = configured.sandbox if configured is not None else None
+        base = policy_options(policy, sandboxes)
+        timeout = given["timeout"]
+        options = RunOptions(
+            commands=tuple(tuple(words) for words in commands),
+            limits=_about("limit", _limits, base.limits, given["limit"]),
+            settings=settings_of(configured),
+            top_level=given["top_level"] or base.top_level,
+            root=_root(given["root"], base.root),
+            keep=given["keep"],
+            read=(*base.read, *(given["read"] or ())),
+            write=(*base.write, *(given["write"] or ())),
+            dialect=given["dialect"],
+            transport=given["transport"],
+            publish=base.publish,
+            durability=base.durability,
+            tools=base.tools,
+            env=_about("env", parse_env, given["env"] or []),
+            pass_env=tuple(given["pass_env"] or ()),
+            cwd=_about("cwd", _existing, given["cwd"]),
+            timeout_s=None
+            if timeout is None
+            else _about("timeout", parse_duration, timeout),
+            log_level=_about("log-level", _log_level, given["log_level"]),
+            log_json=_about("log-format", _log_json, given["log_format"], configured),
+            journal=given["journal"],
+            control=given["control"],
+            config=configured,
+            **_walls(configured, policy, given["sandbox"], given["network"]),
+            model=base.model,
+            quota=base.quota,
+        )
+    except OptionError as why:
+        raise UsageFault(str(why)) from None
+    return run_children(name, ctx.obj, options)
+
+
+def _about(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:
+    """Read what stands behind an option; what is wrong with it is said with its name."""
+    try:
+        return read(*values)
+    except OptionError as why:
+        raise OptionError(f"--{option}: {why}") from None
+
+
+def _walls(
+    config: Config | None, policy: Any, sandbox: str | None, network: str | None
+) -> dict[str, Any]:
+    """Return the profile and the network that children get."""
+    from supervisor.config.sandbox import (  # noqa: PLC0415 - with the configuration
+        check_use,
+        profile_named,
+    )
+
+    known = config.sandbox if config is not None else {}
+    name = sandbox
+    if name is None:
+        name = policy.sandbox if policy is not None else "auto"
+    # What stands on the command line goes before what a file says.
+    asked = network
+    if asked is None and policy is not None and sandbox is None:
+        asked = policy.network
+    for key, why in check_use(name, asked, known):
+        raise OptionError(f"--{key}: {why}")
+    return {"sandbox": profile_named(name, known), "network": asked or "none"}
+
+
+def _configure(path: str | None) -> Config | None:
+    if path is None:
+        return None
+    from supervisor.config.document import ConfigError, load_config  # noqa: PLC0415 - optional
+
+    try:
+        return load_config(path)
+    except ConfigError as why:
+        raise CommandError(str(why)) from None
+
+
+def _limits(limits: Limits, texts: list[str] | None) -> Limits:
+    given = parse_limits(texts or [])
+    return limits._replace(
+        **{k: v for k, v in given._asdict().items() if v is not None}
+    )
+
+
+def _existing(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - a str, and no pathlib yet
+    except FileNotFoundError:
+        raise OptionError(
+            f"cannot use {path!r}: no such directory; make it first"
+        ) from None
+    except OSError as why:
+        raise OptionError(f"cannot use {path!r}: {why.strerror}") from None
+    if not stat.S_ISDIR(mode):
+        raise OptionError(f"cannot use {path!r}: not a directory")
+    if not os.access(path, os.X_OK):
+        raise OptionError(f"cannot use {path!r}: {os.strerror(errno.EACCES)}")
+    try:
+        return absolute(path)
+    except OSError as why:
+        raise OptionError(f"cannot use {path!r}: {why.strerror}") from None
+
+
+def _root(given: str | None, default: str | None) -> str | None:
+    # Not `given or default`: an empty word (a variable that is not set) is no choice.
+    return _existing(default) if given is None else _about("root", _existing, given)
+
+
+def _log_level(name: str | None) -> str:
+    from supervisor.logs import LEVELS  # noqa: PLC0415 - light, but only for run
+
+    level = ("warning" if name is None else name).upper()
+    if level not in LEVELS:
+        raise OptionError(
+            f"not a log level: {name!r}; write debug, info, warning, error"
+        )
+    return level
+
+
+def _log_json(name: str | None, config: Config | None) -> bool | None:
+    if name is None and config is not None:
+        name = config.host.log_format
+    if name not in (None, "text", "json"):
+        raise OptionError(f"not a log format: {name!r}; write text or json")
+    return None if name is None else name == "json"

@@ -1,0 +1,308 @@
+"""``sandhost top``: what each child does now; rows in, text and decisions out.
+
+What it is: rates between two looks, columns, and a screen as a state machine: keys in,
+lines and wishes out.  What it is not: it asks no host and touches no terminal
+(``cli.top_screen``).
+
+Rules of this file.
+
+1. It fits 80 columns: names are cut, the last error gives way.
+2. A kill is asked back before it is done, by the name that is shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from supervisor.tables import Column, render_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Row = dict[str, Any]
+
+NAME_CHARS = 12
+
+SORTS: dict[str, tuple[str, str]] = {
+    "cpu": ("c", "cpu_percent"),
+    "rss": ("m", "rss_bytes"),
+    "requests": ("r", "requests_per_s"),
+    "files": ("f", "open_files"),
+    "in": ("i", "bytes_in"),
+    "out": ("o", "bytes_out"),
+    "tokens": ("t", "tokens"),
+    "errors": ("e", "errors"),
+    "name": ("n", "name"),
+}
+"""What rows can be sorted by: its key, and the figure."""
+
+HELP = "q quit  / filter  arrows k kill K kill -9  sort: " + " ".join(
+    f"{key}={word}" for word, (key, _) in SORTS.items()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a host answered at one moment.
+
+    Attributes:
+        at_s: by a clock that only goes forward.
+        rows: of ``ps``.
+    """
+
+    at_s: float
+    rows: Sequence[Row]
+
+
+def figures(before: Look | None, now: Look) -> list[Row]:
+    """Return one flat row for each child, with rates since the look before."""
+    earlier: dict[Any, Row] = {}
+    span_s = 0.0
+    if before is not None and now.at_s > before.at_s:
+        earlier = {row.get("id"): row for row in before.rows}
+        span_s = now.at_s - before.at_s
+    return [_flat(row, earlier.get(row.get("id")), span_s) for row in now.rows]
+
+
+def _flat(row: Row, earlier: Row | None, span_s: float) -> Row:
+    traffic = row.get("traffic") or {}
+    usage = row.get("usage") or {}
+    past = (earlier or {}).get("traffic") or {}
+    before = (earlier or {}).get("usage") or {}
+
+    def rate(key: str) -> float | None:
+        if not past or not traffic or not span_s:
+            return None
+        happened: int = max(0, traffic[key] - past[key])
+        return round(happened / span_s, 1)
+
+    state = str(row.get("state"))
+    if usage.get("state") in {"stopped", "zombie"}:
+        state = usage["state"]
+    elif usage.get("state") == before.get("state") == "disk-sleep":
+        state = "stuck"  # at both looks: a process that starts another is, briefly
+    return {
+        "name": str(row.get("name") or row.get("id")),
+        "id": row.get("id"),
+        "pid": row.get("pid"),
+        "state": state,
+        "cpu_percent": usage.get("cpu_percent"),
+        "rss_bytes": usage.get("rss_bytes"),
+        "descriptors": usage.get("descriptors"),
+        "open_files": traffic.get("open_files"),
+        "requests": traffic.get("requests"),
+        "requests_per_s": rate("requests"),
+        "bytes_in": traffic.get("bytes_in"),
+        "bytes_out": traffic.get("bytes_out"),
+        "bytes_in_per_s": rate("bytes_in"),
+        "bytes_out_per_s": rate("bytes_out"),
+        "errors": traffic.get("errors"),
+        "tokens": (row.get("llm") or {}).get("tokens"),
+        "isolation": (row.get("isolation") or {}).get("profile"),
+        "last_error": traffic.get("last_error"),
+        "reason": row.get("reason"),
+    }
+
+
+def arranged(rows: Sequence[Row], sort: str, wanted: str = "") -> list[Row]:
+    """Return the rows that hold a text in name, state or error, in order."""
+    text = wanted.lower()
+    kept = [row for row in rows if text in _searched(row)]
+    _, figure = SORTS[sort]
+    if figure == "name":
+        return sorted(kept, key=lambda row: row["name"])
+    # No figure is less than none of it.
+    return sorted(kept, key=lambda row: (-(row[figure] or 0), row["name"]))
+
+
+def _searched(row: Row) -> str:
+    keys = ("name", "id", "state", "last_error", "reason")
+    return " ".join(str(row.get(key) or "") for key in keys).lower()
+
+
+# Columns
+
+
+def _cell(key: str, show: Callable[[Any], str] = str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = row.get(key)
+        return "-" if value is None else show(value)
+
+    return cell
+
+
+def _size(size_bytes: float) -> str:
+    size = float(size_bytes)
+    for unit in ("", "K", "M", "G"):
+        if size < 999.5:
+            short = size >= 10 or not unit
+            return f"{size:.0f}{unit}" if short else f"{size:.1f}{unit}"
+        size /= 1024
+    return f"{size:.0f}T"
+
+
+def _count(number: float) -> str:
+    if number < 100_000:
+        return f"{number:.0f}"
+    return f"{number / 1000:.0f}k" if number < 99_999_500 else f"{number / 1e6:.0f}M"
+
+
+def _name(row: Row) -> str:
+    name = str(row["name"])
+    return name if len(name) <= NAME_CHARS else name[: NAME_CHARS - 1] + "~"
+
+
+def _trouble(row: Row) -> str:
+    reason, error = row.get("reason"), row.get("last_error")
+    return str(reason or error or "").removeprefix("ERROR ") or "-"
+
+
+COLUMNS = (
+    Column("CHILD", _name),
+    Column("STATE", lambda row: row["state"][:8]),
+    Column("CPU%", _cell("cpu_percent", "{:.0f}".format), is_right=True),
+    Column("RSS", _cell("rss_bytes", _size), is_right=True),
+    Column("FDS", _cell("descriptors"), is_right=True),
+    Column("FILES", _cell("open_files"), is_right=True),
+    Column("REQ/S", _cell("requests_per_s", _count), is_right=True),
+    Column("IN", _cell("bytes_in", _size), is_right=True),
+    Column("OUT", _cell("bytes_out", _size), is_right=True),
+    Column("TOKENS", _cell("tokens", _count), is_right=True),
+    Column("ISO", lambda row: str(row.get("isolation") or "-")[:6]),
+    Column("LAST ERROR", _trouble, gives_way=True),
+)
+
+
+def table(rows: Sequence[Row], width: int) -> list[str]:
+    """Return the head and a line for each row, each at most so wide."""
+    return render_columns(COLUMNS, rows, width=width).splitlines()
+
+
+# The screen
+
+
+@dataclass(slots=True)
+class Wish:
+    """What the screen wants done.
+
+    Attributes:
+        kill: the child to be signalled.
+        signal: by which signal.
+        quit: end.
+    """
+
+    kill: str = ""
+    signal: str = ""
+    quit: bool = False
+
+
+@dataclass(slots=True)
+class Screen:
+    """What is shown, and what keys do.
+
+    Attributes:
+        sort: a word of ``SORTS``.
+        wanted: what rows must hold.
+        notice: one line about what was done, or could not be.
+    """
+
+    sort: str = "cpu"
+    wanted: str = ""
+    notice: str = ""
+    _rows: list[Row] = field(default_factory=list)
+    _chosen: str = ""
+    _typing: bool = False
+    _asked: Wish | None = None
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Take new rows."""
+        self._rows = list(rows)
+
+    def press(self, key: str) -> Wish:
+        """Do what a key means.
+
+        Args:
+            key: a character, or ``up``, ``down``, ``enter``, ``escape``, ``back``.
+        """
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            self.notice = "" if key == "y" else "nothing was killed"
+            return asked if key == "y" else Wish()
+        if self._typing:
+            self._type(key)
+            return Wish()
+        self.notice = ""
+        if key in {"q", "\x03", "\x04"}:
+            return Wish(quit=True)
+        if key == "/":
+            self._typing = True
+        elif key == "escape":
+            self.wanted = ""
+        elif key in {"up", "down"}:
+            self._move(-1 if key == "up" else 1)
+        elif key in {"k", "K"}:
+            self._ask_to_kill("KILL" if key == "K" else "TERM")
+        else:
+            self._sort_by(key)
+        return Wish()
+
+    def _type(self, key: str) -> None:
+        if key in {"enter", "escape"}:
+            self._typing = False
+            self.wanted = self.wanted if key == "enter" else ""
+        elif key == "back":
+            self.wanted = self.wanted[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self.wanted += key
+
+    def _sort_by(self, key: str) -> None:
+        for word, (its_key, _) in SORTS.items():
+            if key == its_key:
+                self.sort = word
+
+    def _move(self, step: int) -> None:
+        names = [row["name"] for row in self.rows()]
+        if not names:
+            return
+        at = names.index(self._chosen) + step if self._chosen in names else 0
+        self._chosen = names[max(0, min(at, len(names) - 1))]
+
+    def _ask_to_kill(self, signal: str) -> None:
+        if self._chosen not in {row["name"] for row in self.rows()}:
+            self.notice = "choose a child with the arrows first"
+            return
+        self._asked = Wish(kill=self._chosen, signal=signal)
+
+    def rows(self) -> list[Row]:
+        """Return the rows that are shown, in order."""
+        return arranged(self._rows, self.sort, self.wanted)
+
+    def lines(self, width: int, height: int) -> tuple[list[str], int | None]:
+        """Return what to draw, and which of its lines is chosen.
+
+        The first line tells of the whole, the last one what keys do or what is asked.
+        """
+        rows = self.rows()
+        chosen = next(
+            (i for i, r in enumerate(rows) if r["name"] == self._chosen), None
+        )
+        room = max(1, height - 3)
+        first = 0 if chosen is None else max(0, chosen - room + 1)
+        shown = rows[first : first + room]
+        asked = sum(row["requests_per_s"] or 0 for row in self._rows)
+        head = f"{len(self._rows)} children, {asked:,.0f} requests/s, by {self.sort}"
+        if len(shown) < len(self._rows):
+            head += f", {len(shown)} shown"
+        body = table(shown, width)
+        at = None if chosen is None else 2 + chosen - first
+        return [head[:width], *body, self._foot()[:width]], at
+
+    def _foot(self) -> str:
+        if self._asked is not None:
+            return f"SIG{self._asked.signal} to {self._asked.kill}? y: yes, other: no"
+        if self._typing:
+            return f"/{self.wanted}_"
+        if self.notice:
+            return self.notice
+        return f"filter: {self.wanted} (Esc clears)" if self.wanted else HELP

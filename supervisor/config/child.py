@@ -1,0 +1,167 @@
+"""``[child.NAME]``: the children that ``serve`` keeps, and when it starts them anew."""
+
+from __future__ import annotations
+
+import re
+import signal
+from graphlib import CycleError, TopologicalSorter
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.config.read import joined, named, not_a_directory
+from supervisor.options import OptionError, parse_duration, parse_period, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+RESTARTS = ("no", "on-failure", "always")
+"""When a child that ended is started anew."""
+
+MIN_LOG_BYTES = 4096
+"""A smaller log file would hold less than one burst of a pipe."""
+
+MAX_LOGS_KEPT = 1000
+"""More rotated files than anybody reads."""
+
+MOST_RINGS_TOLD = 100
+"""Each takes a look at all children; nobody mends more of them in one go."""
+
+# A directory of its log bears the name.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
+_WORDS: dict[str, tuple[object, ...]] = {
+    "restart": RESTARTS,
+    "dialect": (1, 2),
+    "transport": ("socketpair", "pipes"),
+}
+
+NAME_RULE = (
+    "a child's name has at most 64 letters, digits, '_', '.' and '-', and begins with"
+    " none of the last two"
+)
+"""What is said of a name that cannot be."""
+
+
+class LogSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``log`` of a child: how much of what it says is kept."""
+
+    max_size: str = "10M"
+    keep: int = 5
+
+
+class ChildSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[child.NAME]``."""
+
+    command: list[str]
+    policy: str | None = None
+    restart: str = "no"
+    backoff: str = "1s"
+    max_restarts: int = 5
+    within: str = "10s"
+    after: list[str] = []
+    stop_signal: str = "TERM"
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    dialect: int = 2
+    transport: str = "socketpair"
+    log: LogSection = msgspec.field(default_factory=LogSection)
+
+
+def check_children(section: Mapping[str, ChildSection]) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each value that a child cannot have."""
+    for name, child in section.items():
+        if not is_child_name(name):
+            yield joined(name), NAME_RULE
+        for key, reason in (*_check_command(child), *_check(child)):
+            yield f"{joined(name)}.{key}", reason
+        for other in child.after:
+            if other not in section:
+                yield f"{joined(name)}.after", f"there is no child {other!r}"
+    after = {name: child.after for name, child in section.items()}
+    for name, ring in islice(_rings(after), MOST_RINGS_TOLD):
+        yield f"{joined(name)}.after", f"they wait for each other: {ring}"
+
+
+def _rings(after: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+    """Yield (name, ring) until none is left that a word less in ``after`` would not end."""
+    left = {name: list(others) for name, others in after.items()}
+    while True:
+        try:
+            start_order(left)
+        except CycleError as why:
+            ring = why.args[1]  # each is waited for by the next; begins and ends alike
+            waiting, waited_for = ring[0], ring[-2]
+            left[waiting] = [name for name in left[waiting] if name != waited_for]
+            yield waiting, " after ".join(reversed(ring))
+        else:
+            return
+
+
+def is_child_name(name: str) -> bool:
+    """Tell whether a child may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def start_order(after: Mapping[str, list[str]]) -> list[str]:
+    """Return names so that each comes after those that it names; else as given.
+
+    Raises:
+        CycleError: some wait for each other.
+    """
+    known = {name: [o for o in others if o in after] for name, others in after.items()}
+    return list(TopologicalSorter(known).static_order())
+
+
+def longest_chain(after: Mapping[str, list[str]]) -> int:
+    """Return how many there are at most of which each comes after another."""
+    depth: dict[str, int] = {}
+    for name in start_order(after):
+        depth[name] = 1 + max((depth.get(o, 0) for o in after[name]), default=0)
+    return max(depth.values(), default=0)
+
+
+def stop_signal(name: str) -> int:
+    """Return a signal's number from ``TERM`` or ``SIGTERM``.
+
+    Raises:
+        OptionError: there is no such signal, or it would not end a program by asking.
+    """
+    number = getattr(signal, "SIG" + name.removeprefix("SIG"), None)
+    if not isinstance(number, signal.Signals):
+        raise OptionError(f"not a signal: {name!r}; write TERM, INT, QUIT, HUP or USR1")
+    return int(number)
+
+
+def _check_command(child: ChildSection) -> Iterator[tuple[str, str]]:
+    if not child.command or not child.command[0]:
+        yield "command", 'names no program; write ["PROGRAM", "ARGUMENT", ...]'
+    if any("\0" in word for word in child.command):
+        yield "command", "a word holds a NUL byte"
+    for variable, value in child.env.items():
+        if not variable or "=" in variable or "\0" in variable + value:
+            yield f"env.{joined(variable)}", "not a possible variable"
+    if child.cwd is not None and (why := not_a_directory(child.cwd)):
+        yield "cwd", why
+
+
+def _check(child: ChildSection) -> Iterator[tuple[str, str]]:
+    for key, allowed in _WORDS.items():
+        value = getattr(child, key)
+        if value not in allowed:
+            yield key, f"one of {', '.join(map(str, allowed))}, not {value!r}"
+    yield from named("backoff", parse_duration, child.backoff, OptionError)
+    if child.max_restarts < 0:
+        yield "max_restarts", "at least 0"
+    yield from named("within", parse_period, child.within, OptionError)
+    yield from named("stop_signal", stop_signal, child.stop_signal, OptionError)
+    yield from named("log.max_size", _log_size, child.log.max_size, OptionError)
+    if not 0 <= child.log.keep <= MAX_LOGS_KEPT:
+        yield "log.keep", f"at least 0, at most {MAX_LOGS_KEPT}"
+
+
+def _log_size(text: str) -> None:
+    if parse_size(text) < MIN_LOG_BYTES:
+        raise OptionError(f"at least {MIN_LOG_BYTES} bytes")

@@ -1,0 +1,283 @@
+"""The configuration file: TOML, typed, every fault found at once with its key.
+
+How a section is added: its module ``config_PART.py`` has the Struct and a check that
+yields (key, reason); here it gets one field of ``Config`` and one line of ``_CHECKS``.
+What compares two sections goes into ``_CROSS_CHECKS``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from supervisor.config.child import ChildSection, check_children
+from supervisor.config.fds import (
+    FileDescriptorSection,
+    ToolsSection,
+    check_file_descriptor,
+    check_tools,
+)
+from supervisor.config.host import (
+    HostSection,
+    LimitsSection,
+    check_host,
+    check_limits,
+)
+from supervisor.config.llm import LlmSection, check_preset_tools
+from supervisor.config.llm import check as check_llm
+from supervisor.config.metrics import MetricsSection, check_metrics
+from supervisor.config.policy import PolicySection, check_policies, limit_texts
+from supervisor.config.read import Fault, Reader, joined, not_a_directory
+from supervisor.config.sandbox import (
+    SandboxSection,
+    check_required,
+    check_sandboxes,
+    check_use,
+)
+from supervisor.config.sidecar import SidecarSection, check_sidecars
+from supervisor.config.toolexec import ToolexecSection, check_toolexec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Fault",
+    "HostSection",
+    "LimitsSection",
+    "PolicySection",
+    "limit_texts",
+    "load_config",
+]
+
+
+MOST_BYTES = 16 * 1024 * 1024
+"""Longest file: 100,000 children, of whom a host has no more, with a line each."""
+
+_NOTHING = os.makedev(1, 3)
+"""/dev/null, which many write for an empty file (null(4))."""
+
+_KINDS = {
+    stat.S_IFIFO: "it is a pipe",
+    stat.S_IFSOCK: "it is a socket",
+    stat.S_IFDIR: "it is a directory",
+    stat.S_IFCHR: "it is a device",
+    stat.S_IFBLK: "it is a device",
+}
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole file."""
+
+    host: HostSection = msgspec.field(default_factory=HostSection)
+    limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
+    policy: dict[str, PolicySection] = {}
+    child: dict[str, ChildSection] = {}
+    sandbox: dict[str, SandboxSection] = {}
+    toolexec: ToolexecSection | None = None
+    sidecar: dict[str, SidecarSection] = {}
+    tools: ToolsSection = msgspec.field(default_factory=ToolsSection)
+    file_descriptor: FileDescriptorSection | None = None
+    llm: LlmSection | None = None
+    metrics: MetricsSection | None = None
+
+
+_CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
+    "host": check_host,
+    "limits": check_limits,
+    "policy": check_policies,
+    "child": check_children,
+    "sandbox": check_sandboxes,
+    "toolexec": check_toolexec,
+    "sidecar": check_sidecars,
+    "file_descriptor": check_file_descriptor,
+    "llm": check_llm,
+    "metrics": check_metrics,
+}
+"""Section -> what its values cannot be; called where the section is there."""
+
+
+def _check_policy_names(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    policies = named.get("policy", {})
+    for name, child in config.child.items():
+        # A policy with faults of its own is there all the same.
+        if child.policy is not None and child.policy not in policies:
+            known = ", ".join(policies) or "none"
+            yield (
+                f"child.{joined(name)}.policy",
+                f"there is no policy {child.policy!r}; there are: {known}",
+            )
+
+
+def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    known = named.get("sandbox", {})
+    for name, policy in config.policy.items():
+        for key, why in check_use(policy.sandbox, policy.network, known):
+            yield f"policy.{joined(name)}.{key}", why
+        profile = config.sandbox.get(policy.sandbox)  # none: a fault told elsewhere
+        if profile is not None:
+            for key, why in check_required(policy.sandbox, policy.network, profile):
+                yield f"policy.{joined(name)}.{key}", why
+
+
+def _not_to_be_granted(path: str, *, is_written: bool) -> str:
+    """Return why a grant cannot be held; what is no path at all is said elsewhere."""
+    if not path or "\0" in path:
+        return ""
+    try:
+        # A file that is written may be one that the child will make.
+        if Path(path).exists() or (is_written and Path(path).parent.is_dir()):
+            return ""
+    except OSError as why:  # too long, or in what this user may not see
+        return f"cannot use {path!r}: {why.strerror}"
+    return f"there is no {path!r}; make it first"
+
+
+def _check_grants(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    del named
+    for name, policy in config.policy.items():
+        where = f"policy.{joined(name)}"
+        for key in ("read", "write"):
+            for path in getattr(policy, key):
+                if why := _not_to_be_granted(path, is_written=key == "write"):
+                    yield f"{where}.{key}", why
+
+
+class _Root(NamedTuple):
+    """What is configured as a root.
+
+    Attributes:
+        policy: whose it is.
+        path: as it is shown.
+        identities: device and number of the directory and all above it, itself first.
+    """
+
+    policy: str
+    path: Path
+    identities: tuple[tuple[int, int], ...]
+
+    def lies_in(self, other: _Root) -> bool:
+        """Tell whether it is beneath another one; the same one is not."""
+        return other.identities[0] in self.identities[1:]
+
+
+def _root(policy: str, path: str) -> _Root:
+    # Two texts can name one directory, by links, by ``..``, by a second mount: what is
+    # compared is what is there.
+    here = Path(path).resolve(strict=True)
+    places = [place.stat() for place in (here, *here.parents)]
+    identities = tuple((place.st_dev, place.st_ino) for place in places)
+    return _Root(policy, Path(path).absolute(), identities)
+
+
+def _check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    del named
+    roots: list[_Root] = []
+    for name, policy in config.policy.items():
+        if policy.root is None:
+            continue
+        where = f"policy.{joined(name)}.root"
+        if why := not_a_directory(policy.root):
+            yield where, why
+            continue
+        try:
+            root = _root(name, policy.root)
+        except OSError as error:  # gone by now, or above it is what nobody may see
+            yield where, f"cannot use {policy.root!r}: {error.strerror}"
+            continue
+        for other in roots:
+            if root.lies_in(other) or other.lies_in(root):
+                why = (
+                    f"'{root.path}' and the root '{other.path}' of policy"
+                    f" {other.policy!r} lie in one another: one child would reach into"
+                    " the other's"
+                )
+                yield where, why
+        roots.append(root)
+
+
+_CROSS_CHECKS: tuple[
+    Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
+] = (
+    _check_policy_names,
+    _check_walls,
+    check_tools,
+    check_preset_tools,
+    _check_grants,
+    _check_roots,
+)
+"""What one section says of another; also told the document as it was read."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used: file, key, reason of all that is wrong.
+
+    Attributes:
+        path: the file.
+        faults: in the order of the file; at least one.
+    """
+
+    def __init__(self, path: str, faults: Sequence[Fault], verb: str = "use") -> None:
+        text = f"cannot {verb} {path!r}: {faults[0]}"
+        if len(faults) > 1:
+            text += f" (and {len(faults) - 1} more: sandhost check-config tells)"
+        super().__init__(text)
+        self.path = path
+        self.faults = tuple(faults)
+
+
+def load_config(path: str) -> Config:
+    """Read and check a configuration.
+
+    Raises:
+        ConfigError: it cannot be read, is no TOML, or holds what is not known, not
+            possible.
+    """
+    document = _read(path)
+    reader = Reader()
+    config: Config = reader.read(Config, document)
+    faults = list(reader.faults)
+    for section, check in _CHECKS.items():
+        value = getattr(config, section)
+        if value is not None:
+            faults += [Fault(f"{section}.{key}", why) for key, why in check(value)]
+    for cross_check in _CROSS_CHECKS:
+        faults += [Fault(key, why) for key, why in cross_check(config, document)]
+    if faults:
+        raise ConfigError(path, list(dict.fromkeys(faults)))
+    return config
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text_of(path).decode())
+    except OSError as why:
+        raise ConfigError(path, [Fault("", str(why.strerror))], "read") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise ConfigError(path, [Fault("", f"not TOML: {why}")]) from None
+
+
+def _text_of(path: str) -> bytes:
+    status = os.stat(path)  # noqa: PTH116 - a str, as the faults show it
+    if not stat.S_ISREG(status.st_mode) and status.st_rdev != _NOTHING:
+        what = _KINDS[stat.S_IFMT(status.st_mode)]
+        why = f"{what} and no file; write the configuration into one"
+        raise OSError(errno.EINVAL, why)
+    # Without a wait, should it have become a pipe by now.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        text = file.read(MOST_BYTES + 1) or b""
+    if len(text) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes")
+    return text

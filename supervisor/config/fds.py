@@ -1,0 +1,145 @@
+"""``[tools]`` and ``[file_descriptor]``: what LLM fds a child's model has.
+
+LLM fds are on if one of their tools is listed in ``[tools] enabled``, or with
+``[file_descriptor] enabled = true``; the latter without any tool is an error, for a model
+would be handed descriptors that it cannot read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from supervisor.options import OptionError, parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from supervisor.config.document import Config
+
+PROCESS_TOOLS = ("fork", "spawn")
+"""Tools of the tool loop that use descriptors and are no reason to have them."""
+
+FD_TOOLS = (
+    *("read_fd", "fd_to_file", "search_fd", "rename_fd"),
+    *("mark_fd_section", "get_fd_section", "list_fd_sections", "delete_fd_section"),
+    *("create_temp_file", "read_temp_file", "write_temp_file", "delete_temp_file"),
+    *("checkpoint_process", "restore_process", "list_checkpoints"),
+    "delete_checkpoint",
+    "summarize_fd",
+)
+"""Tools that ``[tools] enabled`` may list."""
+
+NEED_MODEL = (*PROCESS_TOOLS, "summarize_fd")
+"""Tools that ask a model."""
+
+MOST_CHECKPOINTS = 1000
+"""As in ``vfs.content.checkpoints``, which is loaded only where LLM fds are on."""
+
+NEED_NO_LISTING = (
+    *("wrap_output", "wrap_input", "fd_info", "list_fds", "keep_fds", "tool_schemas"),
+)
+
+
+class ToolsSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[tools]``."""
+
+    enabled: list[str] = []
+
+
+class FileDescriptorSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[file_descriptor]``."""
+
+    enabled: bool | None = None
+    max_direct_output_chars: int = 8000
+    default_page_size: int = 4000
+    max_input_chars: int = 8000
+    page_user_input: bool = True
+    conversation_fds: bool = False
+    auto_summarize: bool = False
+    max_memory: str = "256M"
+    max_store: str = "4G"
+    keep_checkpoints: int = 0
+    keep_checkpoints_for: str = ""
+    escape: str = "xml"
+
+
+def is_enabled(tools: ToolsSection, section: FileDescriptorSection | None) -> bool:
+    """Tell whether a host has LLM fds."""
+    return _lists_any(tools) or bool(section is not None and section.enabled)
+
+
+def _lists_any(tools: ToolsSection) -> bool:
+    return any(name in FD_TOOLS for name in tools.enabled)
+
+
+def check_file_descriptor(
+    section: FileDescriptorSection,
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of values that cannot be used."""
+    for name in ("max_direct_output_chars", "default_page_size", "max_input_chars"):
+        if getattr(section, name) < 1:
+            yield name, "at least 1"
+    for name in ("max_memory", "max_store"):
+        try:
+            size = parse_size(getattr(section, name))
+        except OptionError as why:
+            yield name, str(why)
+        else:
+            if size < 1:
+                yield name, "more than 0"
+    yield from _check_retention(section)
+    if section.escape not in ("xml", "raw"):
+        yield "escape", "xml or raw"
+
+
+def _check_retention(section: FileDescriptorSection) -> Iterator[tuple[str, str]]:
+    if not 0 <= section.keep_checkpoints <= MOST_CHECKPOINTS:
+        yield "keep_checkpoints", f"0 (all) to {MOST_CHECKPOINTS}"
+    if section.keep_checkpoints_for:
+        try:
+            parse_duration(section.keep_checkpoints_for)
+        except OptionError as why:
+            yield "keep_checkpoints_for", str(why)
+
+
+def check_tools(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of what the two sections cannot mean together."""
+    del document
+    section = config.file_descriptor
+    if section is not None and section.enabled and not _lists_any(config.tools):
+        text = "true, but [tools] enabled lists none of its tools; list read_fd"
+        yield "file_descriptor.enabled", text
+
+
+def warnings(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what can be used and looks like a mistake."""
+    tools, section = config.tools, config.file_descriptor
+    yield from _odd_tools(tools, has_model=config.llm is not None)
+    if section is None:
+        return
+    if not _lists_any(tools):
+        if not section.enabled:
+            text = "is there, but [tools] enabled lists none of its tools: it is off"
+            yield "file_descriptor", text
+        return
+    if section.enabled is False:
+        text = "false changes nothing while [tools] enabled lists one of its tools"
+        yield "file_descriptor.enabled", text
+    for key in ("max_direct_output_chars", "max_input_chars"):
+        if getattr(section, key) < section.default_page_size:
+            text = "less than default_page_size: one page would hold what is stored"
+            yield f"file_descriptor.{key}", text
+
+
+def _odd_tools(tools: ToolsSection, *, has_model: bool) -> Iterator[tuple[str, str]]:
+    known = {*FD_TOOLS, *PROCESS_TOOLS, *NEED_NO_LISTING}
+    for name in tools.enabled:
+        if name not in known:
+            yield "tools.enabled", f"{name!r} is no tool of this host"
+        elif name in NEED_MODEL and not has_model:
+            text = f"{name!r} needs a model, and there is no [llm] section"
+            yield "tools.enabled", text

@@ -1,0 +1,187 @@
+"""``[llm]``: the model, its key, its quota, its presets (face: configuration)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from supervisor.config.fds import is_enabled
+from supervisor.config.read import joined
+from supervisor.options import OptionError, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from supervisor.config.document import Config
+
+WINDOWS = ("run", "day", "never")
+
+BOUNDS = ("max_tokens", "max_completion_tokens")
+"""The names under which servers take the bound on the output."""
+
+MAX_TIMEOUT_S = 3600.0
+"""A call that may take longer than an hour is a mistake of units."""
+
+
+class WeightsSection(msgspec.Struct, forbid_unknown_fields=True):
+    """Weighted tokens for a token of each kind (spec L8)."""
+
+    input: float = 1.0
+    cached: float = 0.25
+    output: float = 4.0
+
+
+class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[llm.models.NAME]``; NAME is usable wherever a model is named."""
+
+    base_url: str | None = None
+    api_key_file: str | None = None
+    model: str | None = None
+    max_tokens_as: str | None = None
+    weights: WeightsSection | None = None
+
+
+class QuotaSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[llm.quota]``."""
+
+    max_tokens: int | float | None = None
+    window: str = "run"
+    weights: WeightsSection = msgspec.field(default_factory=WeightsSection)
+    models: dict[str, WeightsSection] = {}
+
+
+class PresetSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[llm.presets.NAME]``."""
+
+    system: str
+    tools: bool = False
+
+
+class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[llm]``."""
+
+    default_model: str = "gpt-4o-mini"
+    restricted_model: str = "gpt-4o-mini"
+    base_url: str | None = None
+    api_key_file: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    max_tokens_as: str | None = None
+    max_calls: int | None = None
+    timeout: str = "60s"
+    endpoint: bool = False
+    models: dict[str, ModelSection] = {}
+    quota: QuotaSection = msgspec.field(default_factory=QuotaSection)
+    presets: dict[str, PresetSection] = {}
+
+
+def check(section: LlmSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each value that ``[llm]`` cannot have."""
+    yield from _check_calls(section)
+    yield from _check_models(section)
+    yield from _check_quota(section.quota)
+    for name in section.presets:
+        key = f"presets.{joined(name)}"
+        if not name or any(not c.isprintable() or c in " @" for c in name):
+            yield key, "a name without blanks, control characters and @"
+
+
+def _check_calls(section: LlmSection) -> Iterator[tuple[str, str]]:
+    try:
+        timeout_s = parse_duration(section.timeout)
+    except OptionError as why:
+        yield "timeout", str(why)
+    else:
+        if not 0 < timeout_s <= MAX_TIMEOUT_S:
+            yield "timeout", "more than nothing, and an hour at most"
+    for key in ("max_tokens", "max_calls"):
+        value = getattr(section, key)
+        if value is not None and value < 1:
+            yield key, "at least 1; leave it out for no bound"
+    temperature = section.temperature
+    if temperature is not None and not 0 <= temperature <= 2:
+        yield "temperature", "between 0 and 2"
+
+
+def _check_models(section: LlmSection) -> Iterator[tuple[str, str]]:
+    for key in ("default_model", "restricted_model"):
+        if not getattr(section, key).strip():
+            yield key, "a model's name"
+    yield from _check_place("", section.base_url, section.api_key_file)
+    yield from _check_bound("", section.max_tokens_as)
+    for name, model in section.models.items():
+        where = f"models.{joined(name)}."
+        if model.api_key_file is not None and model.base_url is None:
+            yield f"{where}api_key_file", "a key needs its own base_url beside it"
+        yield from _check_place(where, model.base_url, model.api_key_file)
+        yield from _check_bound(where, model.max_tokens_as)
+        if model.weights is not None:
+            yield from _check_weights(f"{where}weights", model.weights)
+
+
+def _check_place(
+    where: str, base_url: str | None, key_file: str | None
+) -> Iterator[tuple[str, str]]:
+    if base_url is not None:
+        try:
+            parts = urlsplit(base_url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname)
+            good = good and (parts.port is None or parts.port > 0)
+        except ValueError:
+            good = False
+        if not good:
+            yield f"{where}base_url", "an address such as https://host/v1"
+    if key_file is not None:
+        from supervisor.llm.keys import KeyFileError, read_key  # noqa: PLC0415
+
+        try:
+            read_key(key_file)
+        except KeyFileError as why:
+            yield f"{where}api_key_file", str(why)
+
+
+def _check_bound(where: str, name: str | None) -> Iterator[tuple[str, str]]:
+    if name is not None and name not in BOUNDS:
+        yield f"{where}max_tokens_as", "max_tokens or max_completion_tokens"
+
+
+def _check_quota(quota: QuotaSection) -> Iterator[tuple[str, str]]:
+    limit = quota.max_tokens
+    if limit is not None and not (math.isfinite(limit) and limit > 0):
+        yield "quota.max_tokens", "more than 0; leave it out for no limit"
+    if quota.window not in WINDOWS:
+        yield "quota.window", "run, day or never"
+    yield from _check_weights("quota.weights", quota.weights)
+    for name, weights in quota.models.items():
+        yield from _check_weights(f"quota.models.{joined(name)}", weights)
+
+
+def _check_weights(where: str, weights: WeightsSection) -> Iterator[tuple[str, str]]:
+    for name in ("input", "cached", "output"):
+        value = getattr(weights, name)
+        if not (math.isfinite(value) and 0 <= value <= 1_000_000):
+            yield f"{where}.{name}", "a number from 0 on"
+
+
+def check_preset_tools(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of presets with tools in a host that has none."""
+    del named
+    if config.llm is None or is_enabled(config.tools, config.file_descriptor):
+        return
+    for name, preset in config.llm.presets.items():
+        if preset.tools:
+            text = "true, but there are no LLM fds; list read_fd in [tools] enabled"
+            yield f"llm.presets.{joined(name)}.tools", text
+
+
+def check_policy(model: str | None, quota: float | None) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of what a policy cannot say of the model."""
+    if model is not None and not model.strip():
+        yield "model", "a model's name"
+    if quota is not None and not (math.isfinite(quota) and quota >= 0):
+        yield "quota", "weighted tokens, from 0 on"

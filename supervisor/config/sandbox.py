@@ -1,0 +1,109 @@
+"""``[sandbox.NAME]``: named profiles; and how a profile is found by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.config.read import joined
+from supervisor.sandbox.plan import (
+    LAYERS,
+    NEEDS_MOUNTNS,
+    NONE,
+    PROFILES,
+    Profile,
+    named,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+NETWORKS = ("none", "host")
+
+
+class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[sandbox.NAME]``."""
+
+    layers: list[str] | None = None
+    required: list[str] = []
+    unix_sockets: bool = True
+
+
+def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for what is wrong in ``[sandbox]``."""
+    for name, profile in section.items():
+        where = joined(name)
+        if name in PROFILES:
+            yield where, f"{name!r} is a profile of its own; choose another name"
+        for key in ("layers", "required"):
+            for layer in set(getattr(profile, key) or ()) - LAYERS.keys():
+                known = ", ".join(LAYERS)
+                yield f"{where}.{key}", f"no layer {layer!r}; there are {known}"
+        layers = LAYERS if profile.layers is None else profile.layers
+        if not profile.unix_sockets and "seccomp" not in layers:
+            why = "false is kept by the layer 'seccomp', which is not among the layers"
+            yield f"{where}.unix_sockets", f"{why}; add it there"
+        for why in _not_to_be_had(profile.required, layers):
+            yield f"{where}.required", why
+
+
+def _not_to_be_had(required: Collection[str], layers: Collection[str]) -> Iterator[str]:
+    """Yield what is wrong with required layers on whatever machine."""
+    for layer in required:
+        if layer not in LAYERS:
+            continue  # is told as that
+        if layer not in layers:
+            yield f"{layer!r} is required but not among the layers; add it there"
+        elif layer in NEEDS_MOUNTNS and "mountns" not in layers:
+            why = f"{layer!r} is required and needs the layer 'mountns'"
+            yield f"{why}; add it to the layers"
+
+
+def check_use(
+    sandbox: str, network: str | None, known: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for what is wrong with a policy's sandbox and network.
+
+    Args:
+        sandbox: the profile that it names.
+        network: ``none`` or ``host``; None for nothing said.
+        known: names of the configuration's own profiles.
+    """
+    if sandbox not in PROFILES and sandbox not in known:
+        names = ", ".join((*PROFILES, *known))
+        yield "sandbox", f"no profile {sandbox!r}; there are {names}"
+    if network is not None and network not in NETWORKS:
+        yield "network", f"none or host, not {network!r}"
+    if sandbox == NONE and network == "none":
+        yield (
+            "network",
+            "'none' contradicts sandbox 'none', which keeps nobody from the network",
+        )
+
+
+def check_required(
+    sandbox: str, network: str | None, section: SandboxSection
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) if a policy's network takes away what its profile requires.
+
+    Args:
+        sandbox: the profile that it names.
+        network: ``none`` or ``host``; None for nothing said.
+        section: that profile.
+    """
+    if network == "host" and "netns" in section.required:
+        why = f"'host' contradicts sandbox {sandbox!r}, which requires the layer netns"
+        yield "network", f"{why}; take it out of one of them"
+
+
+def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | None:
+    """Return a profile; None if there is none of that name."""
+    if name in PROFILES:
+        return PROFILES[name]
+    section = known.get(name)
+    if section is None:
+        return None
+    found = named(name, section.layers, section.required)
+    return replace(found, unix_sockets=section.unix_sockets)

@@ -1,0 +1,1 @@
+"""The control socket: questions, orders and streams, on both of its ends."""

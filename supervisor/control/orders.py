@@ -1,0 +1,245 @@
+"""What may be ordered of a daemon over its control socket: spawn, kill, stop, reload.
+
+What it is: arguments checked, the order given to ``children``, an answer made.  What it
+is not: what is sent without end is ``control.streams``; the wire is ``control``.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from supervisor.config.child import (
+    NAME_RULE,
+    ChildSection,
+    check_children,
+    is_child_name,
+    stop_signal,
+)
+from supervisor.config.document import ConfigError, load_config
+from supervisor.control.server import OrderError, Orders
+from supervisor.options import OptionError
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.child import Child
+    from supervisor.children import Children
+    from supervisor.host import Host
+    from supervisor.kept import Kept
+
+
+class SpawnArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """``spawn``: a command, or the name of a configured child."""
+
+    name: str | None = None
+    command: list[str] | None = None
+    policy: str | None = None
+    restart: str = "no"
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    dialect: int = 2
+    transport: str = "socketpair"
+    stop_signal: str = "TERM"
+
+
+class KillArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """``kill``."""
+
+    name: str
+    signal: str = "TERM"
+    tree: bool = False
+
+
+class StopChildArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """``stop-child``."""
+
+    name: str
+    grace: float | None = None
+
+
+class NoArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """Of orders that take none."""
+
+
+class DaemonOrders:
+    """The orders of one daemon.
+
+    Args:
+        host: whose children they concern.
+        children: what it keeps.
+        config_path: read anew by ``reload``; None if it was started without one.
+        on_reload: called before and after, with what it tells the service's manager.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        children: Children,
+        config_path: str | None,
+        on_reload: Callable[[bool], None] = lambda _begins: None,
+    ) -> None:
+        self._host = host
+        self._children = children
+        self._config_path = config_path
+        self._on_reload = on_reload
+
+    def add_to(self, orders: Orders) -> None:
+        """Offer them."""
+        orders.orders.update(
+            {
+                "spawn": self._spawn,
+                "kill": self._kill,
+                "stop-child": self._stop_child,
+                "reload": self._reload,
+            }
+        )
+
+    async def _spawn(self, words: dict[str, Any]) -> dict[str, object]:
+        args = msgspec.convert(words, SpawnArgs)
+        kept = self._begin(args)
+        await kept.begun.wait()
+        child = kept.child
+        if child is None or child.failure is not None:
+            if child is not None:
+                await child.gone.wait()
+            if child is None and kept.status is not None:
+                # It was started and has ended already: that is no failure to start.
+                return {"name": kept.name, "id": None, "pid": None, "client_id": None}
+            failure = None if child is None or child.failure is None else child.failure
+            why = failure.text if failure is not None else kept.reason
+            raise OrderError(f"cannot spawn {kept.name}: {why}")
+        return _born(kept, child)
+
+    def _begin(self, args: SpawnArgs) -> Kept:
+        if args.command is None:
+            return self._begin_configured(args.name)
+        section = self._section(args, args.command)
+        if len(self._host.children) >= self._host.settings.max_children:
+            raise OrderError(
+                f"cannot spawn: there are {len(self._host.children)} children already,"
+                " as many as host.max_children allows"
+            )
+        try:
+            return self._children.spawn(args.name, section)
+        except ValueError as why:
+            raise OrderError(f"cannot spawn: {why}") from None
+
+    def _begin_configured(self, name: str | None) -> Kept:
+        kept = None if name is None else self._children.find(name)
+        if kept is None:
+            raise OrderError(
+                f"cannot spawn {name!r}: it is not configured; give a command"
+            )
+        if kept.child is not None:
+            raise OrderError(f"cannot spawn {name}: it runs already")
+        self._children.start(kept)
+        return kept
+
+    def _section(self, args: SpawnArgs, command: list[str]) -> ChildSection:
+        """Return a child's section made of arguments, if there could be such a child."""
+        if args.name is not None and not is_child_name(args.name):
+            raise OrderError(f"cannot spawn {args.name!r}: {NAME_RULE}")
+        section = ChildSection(
+            command=command,
+            policy=args.policy,
+            restart=args.restart,
+            env=args.env,
+            cwd=args.cwd,
+            dialect=args.dialect,
+            transport=args.transport,
+            stop_signal=args.stop_signal,
+        )
+        for key, reason in check_children({"new": section}):
+            raise OrderError(f"cannot spawn: {key.partition('.')[2]}: {reason}")
+        policies = self._children.config.policy
+        if args.policy is not None and args.policy not in policies:
+            known = ", ".join(policies) or "none"
+            raise OrderError(
+                f"cannot spawn: there is no policy {args.policy!r}; there are: {known}"
+            )
+        return section
+
+    async def _kill(self, words: dict[str, Any]) -> dict[str, object]:
+        args = msgspec.convert(words, KillArgs)
+        child = self._running(args.name)
+        number = _signal(args.signal)
+        if child.process is None:
+            raise OrderError(f"cannot kill {args.name}: it is being started; try again")
+        self._host.forks.signalled(child, number)
+        if args.tree:
+            await child.process.signal_tree(number)
+        else:
+            child.process.send_signal(number)
+        return {"id": child.id, "pid": child.process.pid, "signal": number}
+
+    def _running(self, name: str) -> Child:
+        kept = self._children.find(name)
+        child = self._host.children.get(name) if kept is None else kept.child
+        if child is None:
+            why = "there is no such child" if kept is None else "it does not run"
+            raise OrderError(f"cannot signal {name!r}: {why}; see sandhost ps")
+        return child
+
+    async def _stop_child(self, words: dict[str, Any]) -> dict[str, object]:
+        args = msgspec.convert(words, StopChildArgs)
+        kept = self._children.find(args.name)
+        if kept is None:
+            raise OrderError(
+                f"cannot stop {args.name!r}: there is no such child; see sandhost ps"
+            )
+        kept.stop(args.grace)
+        await kept.settled.wait()
+        return {"name": kept.name, "status": kept.status}
+
+    async def _reload(self, words: dict[str, Any]) -> dict[str, object]:
+        msgspec.convert(words, NoArgs)
+        return await self.reload()
+
+    async def reload(self) -> dict[str, object]:
+        """Read the configuration anew and make it so.
+
+        Raises:
+            OrderError: it has faults, and nothing was changed.
+        """
+        if self._config_path is None:
+            raise OrderError("cannot reload: the host was started without --config")
+        self._on_reload(True)
+        try:
+            config = await in_thread(load_config, self._config_path)
+        except ConfigError as why:
+            self._host.log.write("ERROR", f"Not reloaded: {why}")
+            raise OrderError(f"not reloaded: {why}") from None
+        else:
+            changes = (await self._children.reload(config)).row()
+            self._host.journal.write("host.reloaded", **changes)
+            if changes["needs_restart"]:
+                self._host.log.write(
+                    "WARNING",
+                    f"Changes of {changes['needs_restart']} need a restart of the host",
+                )
+            return changes
+        finally:
+            self._on_reload(False)
+
+
+def _born(kept: Kept, child: Child) -> dict[str, object]:
+    process, session = child.process, child.session
+    return {
+        "name": kept.name,
+        "id": child.id,
+        "pid": None if process is None else process.pid,
+        "client_id": None if session is None else session.client.id,
+    }
+
+
+def _signal(name: str) -> int:
+    if name.isascii() and name.isdigit() and 0 < int(name) < signal.NSIG:
+        return int(name)
+    try:
+        return stop_signal(name)
+    except OptionError as why:
+        raise OrderError(str(why)) from None

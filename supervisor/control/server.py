@@ -1,0 +1,387 @@
+"""The control socket: what a host tells those who may ask, one JSON line each way.
+
+What it is: who may connect, the conversation.  What it is not: the answers
+(``control.answers``), the socket's file (``control.socket``), the asking side (``control.client``), tables for people
+(``tables``).  By itself it changes nothing in a host; ``serve`` adds orders and streams.
+
+Rules of this file.
+
+1. The kernel says who connects (SO_PEERCRED): the host's own user, or root.
+2. A question is at most ``LINE_BYTES``, asked and answered within ``DEADLINE_S``;
+   between questions a connection may idle for ever.  Of too many connections the one
+   that idles longest makes room.
+3. Answers are made one at a time, and in slices: whatever is asked, a client's READ
+   waits for no more than a slice.
+4. An order or a stream may take its time: it has a connection of its own, of which there
+   are ``MAX_LONG``, and ends when whoever asked is gone.  One that does not read waits
+   in its own send; nothing is kept for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from supervisor.accepting import accepted, make_room
+from supervisor.control.answers import Answers
+from supervisor.control.client import QUESTIONS, VERSION
+from supervisor.control.socket import identity_of, listening, listening_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.host import Host
+
+LINE_BYTES = 65_536
+"""Longest question: as long as a request line on FD 3."""
+
+DEADLINE_S = 10.0
+"""From the first byte of a question until its answer is taken."""
+
+MAX_CONNECTIONS = 16
+"""At once; whoever asks needs one for a few milliseconds."""
+
+MAX_LONG = 64
+"""Orders and streams at once."""
+
+_ERROR_CHARS = 300
+_RECEIVE_BYTES = 4096
+_UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
+_ENCODER = msgspec.json.Encoder()
+
+
+class Question(msgspec.Struct, forbid_unknown_fields=True):
+    """One question on the wire."""
+
+    v: int
+    do: str
+    args: dict[str, Any] = {}
+
+
+class OrderError(Exception):
+    """An order that cannot be done; the text says what and why."""
+
+
+Order = Callable[[dict[str, Any]], Awaitable[object]]
+"""Does what it says and returns a result; raises ``OrderError``."""
+
+Send = Callable[[object], Awaitable[None]]
+Stream = Callable[[dict[str, Any], Send], Awaitable[None]]
+"""Sends items until it ends; raises ``OrderError``."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a control socket does beyond answering; empty for an embedded host.
+
+    Attributes:
+        orders: change something; each takes the time that it takes.
+        streams: send items.
+        stats: each adds to ``stats``.
+        listener: (descriptor, what tells the socket's file from others if that is the
+            host's own), while the socket is served.
+    """
+
+    orders: dict[str, Order] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    stats: list[Callable[[], dict[str, object]]] = field(default_factory=list)
+    listener: tuple[int, tuple[int, int] | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A socket that listens already: the service manager's, or the program's before.
+
+    Attributes:
+        sock: owned by who serves it.
+        identity: what tells its file from others, if that is the host's to remove.
+    """
+
+    sock: socket.socket
+    identity: tuple[int, int] | None = None
+
+
+async def serve_control(
+    host: Host,
+    path: str,
+    orders: Orders | None = None,
+    given: Given | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a host's control socket until cancelled; then its file is removed.
+
+    Args:
+        host: what is asked about.
+        path: where the socket is to be; its directory must exist.
+        orders: what it does beyond answering.
+        given: a socket that listens already; None for one of its own.
+        task_status: told when the socket can be connected to.
+
+    Raises:
+        OSError: the socket cannot be there; ``filename`` is the path, ``strerror`` says
+            why and what to do.
+    """
+    orders = orders or Orders()
+    is_own = given is None or given.identity is not None
+    own = (
+        listening(path)
+        if given is None
+        else listening_on(given.sock, path, given.identity)
+    )
+    async with own as listener:
+        server = ControlServer(host, listener, orders)
+        orders.listener = (
+            listener.socket.fileno(),
+            identity_of(path) if is_own else None,
+        )
+        host.holders.add(server.descriptors)
+        try:
+            task_status.started()
+            await server.run()
+        finally:
+            host.holders.discard(server.descriptors)
+
+
+class _Connection:
+    """One connection; ``idle_since`` is None while a question is under way."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.scope = trio.CancelScope()
+        self.idle_since: float | None = trio.current_time()
+
+
+class ControlServer:
+    """A control socket's connections and answers."""
+
+    def __init__(
+        self, host: Host, listener: trio.SocketListener, orders: Orders
+    ) -> None:
+        self._host = host
+        self._orders = orders
+        self._long: set[_Connection] = set()
+        self._listener = listener
+        self._connections: set[_Connection] = set()
+        self._refused: set[trio.SocketStream] = set()
+        self._answering = trio.Lock()  # rule 3
+        self._answers = Answers(host, [self._row, *orders.stats]).known
+
+    def _row(self) -> dict[str, object]:
+        """Return what ``stats`` tells of the socket."""
+        return {"control_connections": len(self._connections) + len(self._long)}
+
+    def descriptors(self) -> Iterable[tuple[int, str]]:
+        """Yield what the server holds of the host's descriptors."""
+        among = self._connections | self._long
+        streams = {connection.stream for connection in among}
+        yield self._listener.socket.fileno(), "control socket"
+        for stream in streams | self._refused:
+            yield stream.socket.fileno(), "control connection"
+
+    async def run(self) -> None:
+        """Accept connections and serve them until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                stream = await accepted(self._listener)
+                why_not = self._refusal(stream)
+                if why_not is None:
+                    connection = _Connection(stream)
+                    self._connections.add(connection)
+                    nursery.start_soon(self._serve, connection)
+                else:
+                    self._refused.add(stream)
+                    nursery.start_soon(self._refuse, stream, why_not)
+
+    def _refusal(self, stream: trio.SocketStream) -> str | None:
+        """Tell why a new connection is not served; makes room for one that is."""
+        if not _may_ask(stream):
+            return "it answers its own user and root only"
+        is_full = len(self._connections) >= MAX_CONNECTIONS
+        if is_full and make_room(self._connections) is None:
+            return f"it has {MAX_CONNECTIONS} questions to answer; try again"
+        return None
+
+    async def _refuse(self, stream: trio.SocketStream, text: str) -> None:
+        try:
+            with trio.move_on_after(DEADLINE_S):
+                async with stream:
+                    await stream.send_all(_error(text))
+        except trio.BrokenResourceError:
+            return  # it did not wait for it
+        finally:
+            self._refused.discard(stream)
+
+    async def _serve(self, connection: _Connection) -> None:
+        try:
+            with connection.scope:
+                async with connection.stream:
+                    await self._converse(connection)
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            return  # gone, or too slow to be told so
+        finally:
+            self._connections.discard(connection)
+            self._long.discard(connection)
+
+    async def _converse(self, connection: _Connection) -> None:
+        stream = connection.stream
+        pending = bytearray()
+        while True:
+            connection.idle_since = trio.current_time()
+            if not pending and not await _receive(stream, pending):
+                return
+            connection.idle_since = None
+            with trio.fail_after(DEADLINE_S):
+                line = await _receive_line(stream, pending)
+                if line is None:
+                    return
+                reply, question = _understand(line)
+                if question is not None and not self._is_long(question):
+                    reply = await self._reply(question)
+                if reply is not None:
+                    await stream.send_all(reply)
+            if question is None:
+                return
+            if reply is None:
+                await self._take_time(connection, question)
+
+    def _is_long(self, question: Question) -> bool:
+        of_version = question.v == VERSION
+        among = self._orders.orders.keys() | self._orders.streams.keys()
+        return of_version and question.do in among
+
+    async def _reply(self, question: Question) -> bytes:
+        """Answer what can be answered at once."""
+        if question.v != VERSION:
+            text = (
+                f"it speaks version {VERSION}, not {question.v}; use its own sandhost"
+            )
+            return _error(text)
+        answer = self._answers.get(question.do)
+        if answer is None:
+            orders = self._orders
+            known = ", ".join((*QUESTIONS, *orders.orders, *orders.streams))
+            return _error(f"it does not know {question.do!r}, only {known}")
+        async with self._answering:
+            result = await answer()
+        return _result(result)
+
+    async def _take_time(self, connection: _Connection, question: Question) -> None:
+        """Do an order or send a stream, until who asked is gone (rule 4)."""
+        stream = connection.stream
+        if len(self._long) >= MAX_LONG:
+            text = f"it has {MAX_LONG} orders and streams under way; try again"
+            await stream.send_all(_error(text))
+            return
+        self._connections.discard(connection)
+        self._long.add(connection)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
+            # Caught here: what leaves a nursery is in a group.
+            with suppress(trio.BrokenResourceError, trio.TooSlowError):
+                refusal = await self._attempt(stream, question)
+                if refusal is not None:
+                    with trio.move_on_after(DEADLINE_S):
+                        await stream.send_all(_error(refusal))
+            nursery.cancel_scope.cancel()
+        # A connection that was used for long is not used again.
+        connection.scope.cancel()
+
+    async def _attempt(
+        self, stream: trio.SocketStream, question: Question
+    ) -> str | None:
+        """Do an order or send a stream; return why it was refused, if it was."""
+        try:
+            await self._do(stream, question)
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            raise  # gone, or too slow to be told so
+        except (OrderError, msgspec.ValidationError) as why:
+            return str(why)
+        except Exception as why:  # noqa: BLE001 - children outlive a fault of an order
+            self._host.log.write("ERROR", f"Fault doing {question.do!r}: {why!r}")
+            return f"internal error: {type(why).__name__}; see the host's log"
+        return None
+
+    async def _do(self, stream: trio.SocketStream, question: Question) -> None:
+        order = self._orders.orders.get(question.do)
+        if order is not None:
+            result = await order(question.args)
+            with trio.fail_after(DEADLINE_S):
+                await stream.send_all(_result(result))
+            return
+
+        async def send(item: object) -> None:
+            line = _ENCODER.encode({"v": VERSION, "item": item})
+            await stream.send_all(line + b"\n")
+
+        await self._orders.streams[question.do](question.args, send)
+        await stream.send_all(_ENCODER.encode({"v": VERSION, "end": True}) + b"\n")
+
+
+def _understand(line: bytes) -> tuple[bytes | None, Question | None]:
+    """Return the question; or the refusal, after which the connection is closed."""
+    if len(line) > LINE_BYTES:
+        return _error(f"a question has at most {LINE_BYTES} bytes"), None
+    try:
+        return None, msgspec.json.decode(line, type=Question)
+    except (msgspec.MsgspecError, RecursionError) as why:
+        return _error(f"that is no question: {why}"), None
+
+
+async def _cancel_at_end(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    """Cancel when the other end is gone; what it says meanwhile is thrown away."""
+    try:
+        while await stream.receive_some(_RECEIVE_BYTES):
+            pass
+    except trio.BrokenResourceError:
+        pass
+    scope.cancel()
+
+
+def _result(result: object) -> bytes:
+    return _ENCODER.encode({"v": VERSION, "ok": True, "result": result}) + b"\n"
+
+
+def _error(text: str) -> bytes:
+    line = "".join(c if c.isprintable() else "?" for c in text[:_ERROR_CHARS])
+    return _ENCODER.encode({"v": VERSION, "ok": False, "error": line}) + b"\n"
+
+
+def _may_ask(stream: trio.SocketStream) -> bool:
+    credentials = stream.socket.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size
+    )
+    _, uid, _ = _UCRED.unpack(credentials)
+    return uid in {0, os.geteuid()}
+
+
+async def _receive(stream: trio.SocketStream, pending: bytearray) -> bool:
+    """Take what has come; False at the end of the stream."""
+    data = await stream.receive_some(_RECEIVE_BYTES)
+    pending += data
+    return bool(data)
+
+
+async def _receive_line(stream: trio.SocketStream, pending: bytearray) -> bytes | None:
+    """Take a line, without its LF, out of what has come and what comes.
+
+    Returns:
+        None at the end of the stream; more than ``LINE_BYTES`` where no LF is in them.
+    """
+    searched = 0
+    while (end := pending.find(b"\n", searched)) < 0:
+        searched = len(pending)
+        if searched > LINE_BYTES:
+            return bytes(pending)
+        if not await _receive(stream, pending):
+            return None
+    line = bytes(pending[:end])
+    del pending[: end + 1]
+    return line

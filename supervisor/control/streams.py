@@ -1,0 +1,194 @@
+"""What a daemon sends without end: what children say, the journal, the progress of a stop.
+
+Rules of this file.
+
+1. Nothing is queued for a reader: it reads files by offset at its own pace.  One that
+   stalls blocks nobody; what rotation removed meanwhile is told by number of bytes.
+2. The bell is taken before the file is read, so that nothing is slept through.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from supervisor.blockers import blocker
+from supervisor.config.child import is_child_name
+from supervisor.control.server import OrderError, Orders, Send
+from supervisor.segments import last_lines, read_at
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from supervisor.children import Children
+    from supervisor.host import Host
+    from supervisor.journal_segments import SegmentJournal
+
+PIECE_BYTES = 32_768
+"""Sent at once; base64 makes 44 KiB of it."""
+
+LAST_LINES_BYTES = 16 * 1024 * 1024
+"""How far back the last lines are looked for."""
+
+PROGRESS_S = 0.5
+"""Between two reports of who keeps a stop waiting."""
+
+
+class LogsArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """``logs``: all that is kept, its last lines, or from an offset."""
+
+    name: str
+    follow: bool = False
+    lines: int | None = None
+    offset: int | None = None
+
+
+class EventsArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """``events``: from now on, with the last lines before if asked for."""
+
+    follow: bool = True
+    lines: int | None = 0
+    offset: int | None = None
+
+
+class StopArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """``stop``."""
+
+    grace: float | None = None
+
+
+Bell = Callable[[], trio.Event]
+Take = Callable[[int, bytes, int], Awaitable[None]]
+
+
+class DaemonStreams:
+    """The streams of one daemon.
+
+    Args:
+        host: whose they are.
+        children: what it keeps.
+        journal: what events are read from.
+        log_dir: where the logs of names are.
+        stop: asks the daemon to end, with a grace period.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        children: Children,
+        journal: SegmentJournal,
+        log_dir: str,
+        stop: Callable[[float | None], None],
+    ) -> None:
+        self._host = host
+        self._children = children
+        self._journal = journal
+        self._log_dir = log_dir
+        self._stop_daemon = stop
+
+    def add_to(self, orders: Orders) -> None:
+        """Offer them."""
+        streams = {"logs": self._logs, "events": self._events, "stop": self._stop}
+        orders.streams.update(streams)
+
+    async def _logs(self, words: dict[str, Any], send: Send) -> None:
+        args = msgspec.convert(words, LogsArgs)
+        kept = self._children.find(args.name)
+        name = args.name if kept is None else kept.name
+        directory = f"{self._log_dir}/{name}"
+        if kept is None and not await self._has_log(name):
+            raise OrderError(f"no log of {name!r}: there is no such child")
+        log = None if kept is None else kept.log
+        follow = args.follow and log is not None
+
+        async def take(offset: int, data: bytes, missed: int) -> None:
+            text = base64.b64encode(data).decode()
+            await send({"offset": offset, "missed": missed, "data": text})
+
+        await _read(
+            directory,
+            await _begin(directory, args.lines, args.offset),
+            take,
+            bell=(lambda: log.changed) if follow and log is not None else None,
+            ended=lambda: log is None or log.ended,
+        )
+
+    async def _has_log(self, name: str) -> bool:
+        if not is_child_name(name):
+            return False
+        piece = await in_thread(read_at, f"{self._log_dir}/{name}", 0, 1)
+        return bool(piece.data)
+
+    async def _events(self, words: dict[str, Any], send: Send) -> None:
+        args = msgspec.convert(words, EventsArgs)
+        journal = self._journal
+        directory = journal.segments.directory
+        partial = b""
+
+        async def take(offset: int, data: bytes, missed: int) -> None:
+            nonlocal partial
+            if missed:
+                partial = b""
+                await send({"offset": offset, "missed": missed, "event": None})
+            at = offset - len(partial)
+            *lines, partial = (partial + data).split(b"\n")
+            for line in lines:
+                raw = msgspec.Raw(line)
+                await send({"offset": at, "missed": 0, "event": raw})
+                at += len(line) + 1
+
+        await _read(
+            directory,
+            await _begin(directory, args.lines, args.offset),
+            take,
+            bell=(lambda: journal.changed) if args.follow else None,
+            ended=lambda: not journal.is_on,
+        )
+
+    async def _stop(self, words: dict[str, Any], send: Send) -> None:
+        """Stop the daemon; tells who keeps it waiting until the connection ends."""
+        args = msgspec.convert(words, StopArgs)
+        self._stop_daemon(args.grace)
+        while True:
+            await send({"blocking": [blocker(c) for c in self._host.children.values()]})
+            await trio.sleep(PROGRESS_S)
+
+
+async def _begin(directory: str, lines: int | None, offset: int | None) -> int:
+    if offset is not None:
+        return offset
+    if lines is None:
+        return 0
+    return await in_thread(last_lines, directory, lines, LAST_LINES_BYTES)
+
+
+async def _read(
+    directory: str,
+    offset: int,
+    take: Take,
+    *,
+    bell: Bell | None,
+    ended: Callable[[], bool],
+) -> None:
+    """Give a stream's bytes to ``take``: to its end, or on and on while it has a bell."""
+    first = True
+    while True:
+        event = None if bell is None else bell()
+        is_over = ended()
+        try:
+            piece = await in_thread(read_at, directory, offset, PIECE_BYTES)
+        except OSError as why:
+            raise OrderError(f"cannot read {directory}: {why.strerror}") from None
+        if piece.data:
+            # Where the first byte that is kept lies is no loss of who asks for all.
+            missed = 0 if first and offset <= 0 else piece.missed
+            await take(piece.offset, piece.data, missed)
+            offset = piece.offset + len(piece.data)
+            first = False
+        elif event is None or is_over:
+            return
+        else:
+            await event.wait()

@@ -1,0 +1,1 @@
+"""Replaces a host's program in place, while its children go on."""

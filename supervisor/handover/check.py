@@ -1,0 +1,74 @@
+"""The command ``handover-check``: a host asks its next program whether it can be that.
+
+It is started as a process of its own, with the words that the next program will get, so
+it finds what that would find: its own modules, and the configuration.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import supervisor.serve  # noqa: F401 - what the next program imports has to be there
+from supervisor.config.document import Config, ConfigError, load_config
+from supervisor.daemon_places import places_of
+from supervisor.handover.exchange import REFUSAL, answer_check
+
+
+def check(argv: list[str]) -> int:
+    """Answer on stdout; return the exit status, 0 if it can.
+
+    Args:
+        argv: the versions that are to be taken over, then the words of the command line.
+    """
+    path = _config_of(argv[1:])
+    if path is not None:
+        try:
+            config = load_config(path)
+            places_of(config.host, None)
+        except ConfigError as why:
+            return _refuse(f"its configuration has faults: {why}")
+        lacking = _lacking(config)
+        if lacking is not None:
+            return _refuse(lacking)
+    return answer_check()
+
+
+def _refuse(text: str) -> int:
+    line = " ".join(f"{REFUSAL}{text}".split())
+    os.write(1, line.encode(errors="replace") + b"\n")
+    return 2
+
+
+def _lacking(config: Config) -> str | None:
+    """Return what a service could not open: afterwards it would be too late.
+
+    When a next program cannot begin, the children of the one before die with it.
+    """
+    for name, sidecar in config.sidecar.items():
+        if sidecar.workspace is not None and not Path(sidecar.workspace).is_dir():
+            text = f"sidecar.{name}.workspace: {sidecar.workspace!r} is no directory"
+            return f"{text}; make it"
+    if config.llm is None:
+        return None
+    from supervisor.llm.keys import KeyFileError, read_key  # noqa: PLC0415 - if asked
+
+    models = config.llm.models.values()
+    files = (config.llm.api_key_file, *(model.api_key_file for model in models))
+    try:
+        for file in files:
+            if file is not None:
+                read_key(file)
+    except KeyFileError as why:
+        return str(why)
+    return None
+
+
+def _config_of(words: list[str]) -> str | None:
+    """Return what ``--config`` names."""
+    for number, word in enumerate(words):
+        if word == "--config":
+            return words[number + 1] if number + 1 < len(words) else None
+        if word.startswith("--config="):
+            return word.removeprefix("--config=")
+    return None

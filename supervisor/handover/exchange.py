@@ -1,0 +1,302 @@
+"""Replaces the host's program in place, while its children go on.
+
+    probe      is the next program one that can take this state over?
+    rest       no request is taken any more; what is under way ends, or waits
+    leave      the state is taken down
+    become     exec(2): same pid, same descriptors, same children
+
+Rules of this file.
+
+1. Until exec(2) succeeds nothing is lost: whatever goes wrong before it, the host goes
+   on as if nobody had asked, and says why.
+2. A request is answered once.  What ends by itself is waited for (``JOBS_S``); what
+   waits for its client is handed over; what does neither is interrupted, comes to its
+   own end (a call is paid for), and is answered with an error.
+3. What has no form to be handed over in (a child that is just being started or cleaned
+   up, a call to a disk) is waited for, and after ``REST_S`` the exchange is given up.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import trio
+
+from supervisor.handover.leave import leave
+from supervisor.handover.next_program import become
+from supervisor.handover.session import is_at_work
+from supervisor.handover.state import encode, versions
+from supervisor.lifecycle import State
+from supervisor.services import Portable
+from supervisor.spawn_request import SpawnError, SpawnRequest
+from supervisor.spec import minimal_env
+from vfs.errors import HandoverError
+from vfs.hostio import calls_at_work
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from supervisor.child import Child
+    from supervisor.handover.next_program import Program
+    from supervisor.handover.state import HostState
+    from supervisor.host import Host
+
+CHECK = "handover-check"
+"""The command that a next program has to know; its argument are the versions."""
+
+ANSWER = "sandhost handover "
+"""How its answer begins; the versions that it takes follow."""
+
+REFUSAL = "sandhost: "
+"""How it begins if it cannot; the reason follows."""
+
+PROBE_S = 30.0
+"""A program that starts takes 0.3 s here, on a busy machine ten times that."""
+
+JOBS_S = 1.0
+"""What a disk or a nested client takes is milliseconds; a model or a person takes more,
+and is not waited for."""
+
+REST_S = 5.0
+"""For a child that is being started or cleaned up, and for a slow disk; clients wait."""
+
+LOOK_S = 0.002
+"""Between two looks: no event tells that nothing is under way."""
+
+SERVICES = ("llm", "toolexec", "fds")
+"""By their names among ``Services``."""
+
+_ANSWER_BYTES = 4096
+_KEPT_VARIABLES = ("CREDENTIALS_DIRECTORY", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+
+class Surroundings(Protocol):
+    """What stands around a host and is handed over with it: a daemon's own parts."""
+
+    def busy(self) -> str | None:
+        """Say what has to end before; None if nothing has."""
+        ...
+
+    def hand_over(self) -> tuple[dict[str, object], Collection[int]]:
+        """Return its state as plain values, and its descriptors; change nothing."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Return what the next program finds in its environment beside the host's."""
+        ...
+
+
+async def replace(
+    host: Host, program: Program, around: Surroundings | None = None
+) -> NoReturn:
+    """Let another program be this host; returns only by its failure.
+
+    Raises:
+        HandoverError: it was not; the host goes on.
+
+    Cancellation: the host goes on.
+    """
+    try:
+        await _probe(host, program)
+        await _replace(host, program, around)
+    except HandoverError as why:
+        host.journal.write("host.not_replaced", reason=str(why))
+        raise
+    except Exception as why:
+        # A fault here costs nobody anything: rule 1.
+        text = f"internal error: {why!r}"
+        host.journal.write("host.not_replaced", reason=text)
+        raise HandoverError(text) from why
+
+
+async def _replace(
+    host: Host, program: Program, around: Surroundings | None
+) -> NoReturn:
+    if host.pump.is_paused:
+        raise HandoverError("the host is being replaced already")
+    for service in host.services:
+        if not isinstance(service, Portable):
+            text = f"{type(service).__name__} has something that stays here"
+            raise HandoverError(f"{text}; restart the host instead")
+    portable = [one for one in host.services if isinstance(one, Portable)]
+    host.pump.pause()
+    for service in portable:
+        service.rest()
+    try:
+        await _rest(host, around)
+        _exchange(host, program, around)
+    finally:
+        host.pump.go_on()
+        for service in portable:
+            service.go_on()
+
+
+# The next program
+
+
+async def _probe(host: Host, program: Program) -> None:
+    """Ask the next program, as a process of its own, what it takes over."""
+    said, status = await _ask(host, program)
+    wanted = versions()
+    if status != 0 and said.startswith(REFUSAL):
+        reason = said.removeprefix(REFUSAL).splitlines()[0]
+        raise HandoverError(f"{program.path!r} cannot take over: {reason}")
+    if status != 0 or not said.startswith(ANSWER):
+        text = f"{program.path!r} is no host that can take over (status {status})"
+        raise HandoverError(text)
+    taken = said.removeprefix(ANSWER).split()
+    if wanted not in taken:
+        text = f"it takes over versions {', '.join(taken)}, not {wanted}"
+        raise HandoverError(f"{program.path!r} is too different: {text}")
+
+
+async def _ask(host: Host, program: Program) -> tuple[str, int | None]:
+    env = minimal_env("/tmp")  # noqa: S108 - nothing is made there
+    env.update(
+        (name, value)
+        for name, value in os.environ.items()
+        if name in _KEPT_VARIABLES or name.startswith("PYTHON")
+    )
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    cwd_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        with trio.move_on_after(PROBE_S) as patience:
+            process = await host.launcher.spawn(
+                SpawnRequest(
+                    executable=program.path,
+                    argv=(*program.head, CHECK, versions(), *program.words),
+                    env=env,
+                    cwd_fd=cwd_fd,
+                    fds=((null, 0), (writer, 1), (null, 2)),
+                )
+            )
+            try:
+                status = await process.wait_exit()
+                await process.wait_swept()
+            finally:
+                process.send_signal(9)
+                process.close()
+    except SpawnError as why:
+        raise HandoverError(why.text) from None
+    else:
+        if patience.cancelled_caught:
+            raise HandoverError(f"{program.path!r} did not answer in {PROBE_S:g} s")
+        try:
+            said = os.read(reader, _ANSWER_BYTES)
+        except BlockingIOError:
+            said = b""
+        return said.decode(errors="replace"), status.code
+    finally:
+        for fd in (null, cwd_fd, reader, writer):
+            os.close(fd)
+
+
+# Coming to rest
+
+
+async def _rest(host: Host, around: Surroundings | None) -> None:
+    """Wait until everything in the host can be taken down.
+
+    Raises:
+        HandoverError: something does not come to rest.
+    """
+    begun = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - begun
+        if (why := _first(busy(host, around, waited_s))) is None:
+            return
+        if waited_s > REST_S:
+            raise HandoverError(f"{why} for longer than {REST_S:g} s; try again")
+        if waited_s > JOBS_S:
+            _interrupt(host)
+        await trio.sleep(LOOK_S)
+
+
+def _interrupt(host: Host) -> None:
+    for child in host.children.values():
+        for session in child.sessions():
+            session.interrupt()
+    for service in host.services:
+        if isinstance(service, Portable):
+            service.interrupt()
+
+
+def _first(reasons: Iterator[str]) -> str | None:
+    return next(reasons, None)
+
+
+def busy(host: Host, around: Surroundings | None, waited_s: float) -> Iterator[str]:
+    """Yield what is under way in a host and cannot be taken down.
+
+    Args:
+        host: which.
+        around: what stands around it.
+        waited_s: how long it was waited already; jobs get ``JOBS_S``.
+    """
+    if calls_at_work():
+        yield "a disk is at work"
+    if not host.launcher.is_at_rest:
+        yield "a process is being started"
+    for child in host.children.values():
+        yield from _busy_child(child, waited_s)
+    for service in host.services:
+        if isinstance(service, Portable) and (why := service.busy()) is not None:
+            yield why
+    if around is not None and (why := around.busy()) is not None:
+        yield why
+
+
+def _busy_child(child: Child, waited_s: float) -> Iterator[str]:
+    process = child.process
+    if child.state not in {State.RUNNING, State.STOPPING} or process is None:
+        yield f"{child.id} is {child.state.value}"
+    elif child.exit is not None or process.has_exited:
+        yield f"{child.id} is ending"
+    for session in child.sessions():
+        if session.is_closing:
+            yield f"client {session.client.id} is being closed"
+        elif waited_s < 2 * JOBS_S and is_at_work(session):
+            yield f"client {session.client.id} waits for an answer"
+
+
+# The exchange
+
+
+def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoReturn:
+    """Take everything down and become the next program, without a checkpoint."""
+    state = leave(host)
+    fds = set(state.fds)
+    env = dict(os.environ)
+    with ExitStack() as stack:
+        _leave_services(host, state, fds, stack)
+        if around is not None:
+            state.more, more_fds = around.hand_over()
+            fds.update(more_fds)
+            env.update(around.environment())
+        state.fds = sorted(fds)
+        data = encode(state)
+        host.denials.tell_all()
+        host.journal.write("host.replacing", generation=state.generation)
+        become(program, data, state.fds, env)
+    raise RuntimeError("exec(2) came back")
+
+
+def _leave_services(
+    host: Host, state: HostState, fds: set[int], stack: ExitStack
+) -> None:
+    for name in SERVICES:
+        service = getattr(host.services, name)
+        if isinstance(service, Portable):
+            state.services[name], its_fds = service.hand_over(stack)
+            state.service_fds[name] = sorted(its_fds)
+            fds.update(its_fds)
+
+
+def answer_check() -> int:
+    """Say what this program takes over: the command ``handover-check``."""
+    os.write(1, f"{ANSWER}{versions()}\n".encode())
+    return 0

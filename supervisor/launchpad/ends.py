@@ -1,0 +1,148 @@
+"""How what a launchpad's children leave is ended: reaped, killed, reported.
+
+What it is: the waiting for direct children, the hunt for leftovers, the end of all.
+What it is not: what is told of a child that ended; that is the launchpad's.
+
+Rules:
+ 1. Who is reaped is looked at while it has its number still.
+ 2. Whoever ``Family`` does not know is a leftover, but not while a child is forking that
+    has not told whom.
+ 3. In turns, and not to the end of either: processes that fork and exit for ever die as
+    fast as they are reaped, and only a kill stops them.
+"""
+
+from __future__ import annotations
+
+import os
+
+from supervisor import proctree
+from supervisor.launchpad import wire as launchpad_wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import resource
+    from collections.abc import Callable
+
+    from supervisor.launchpad.family import Child, Family
+
+# <linux/wait.h>: also children that were cloned with another exit signal than SIGCHLD.
+_WALL = 0x40000000
+
+# Between two looks for what is to be killed: some 3 ms on an idle machine.
+_REAPED_AT_ONCE = 1024
+# Groups of ended children that are remembered: a host removes them at once, and only one
+# that is killed meanwhile leaves them.
+_LEFT_GROUPS = 256
+
+
+class Ends:
+    """The dead and the dying beneath one launchpad.
+
+    Args:
+        family: who is no leftover.
+        hear_all: takes in what starting children have told.
+        bury: told of each child that was reaped.
+        reply: tells the host.
+
+    Attributes:
+        has_more_to_do: somebody may be dead, or about to be killed.
+        left_groups: directories of groups of children that ended.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        hear_all: Callable[[], None],
+        bury: Callable[[Child, int, resource.struct_rusage], None],
+        reply: Callable[[tuple[object, ...]], None],
+    ) -> None:
+        self._family = family
+        self._hear_all = hear_all
+        self._bury = bury
+        self._reply = reply
+        self._pid = os.getpid()
+        self._killed: set[int] = set()  # leftovers that are dying, until reaped
+        self._unswept: list[int] = []  # idents of the dead since nothing was left
+        self._buried = 0  # leftovers reaped since nothing was left
+        self.has_more_to_do = False
+        self.left_groups: list[bytes] = []
+
+    def tidy(self) -> None:
+        """Reap some of the dead, and kill what they left."""
+        self.has_more_to_do = self._reap()
+        self.has_more_to_do |= self.sweep()
+
+    def ended(self, child: Child) -> None:
+        """Take note of a child whose end was told: what it left is looked for."""
+        self._unswept.append(child.ident)
+
+    def remember(self, groups: tuple[bytes, ...]) -> None:
+        """Take note of groups whose child is dead."""
+        self.left_groups += groups
+        del self.left_groups[:-_LEFT_GROUPS]
+
+    def _reap(self) -> bool:
+        """Wait for what has died; whether there may be more of it."""
+        for _ in range(_REAPED_AT_ONCE):
+            try:
+                how = os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
+                dead = os.waitid(os.P_ALL, 0, how)
+            except ChildProcessError:
+                return False
+            if dead is None:
+                return False
+            # While the dead still have their numbers: one may be the child that
+            # another process became, and told of before it ended.
+            self._hear_all()
+            pid, status, usage = os.wait4(dead.si_pid, _WALL)
+            child = self._family.children.pop(pid, None)
+            if child is None:
+                self._killed.discard(pid)
+                self._buried += 1
+            else:
+                self._bury(child, status, usage)
+        return True
+
+    def sweep(self) -> bool:
+        """Kill what dead children left; whether there was something to kill.
+
+        Only direct children are killed, as fast as they can be listed. What stands
+        beneath them comes here when they die, which is the next SIGCHLD.
+        """
+        children = proctree.children_of(self._pid)
+        # After the list was read: who stands on it and is no leftover was announced.
+        self._hear_all()
+        if self._family.is_forking:
+            return False  # until it says whom it forked
+        known = self._family.known()
+        leftovers = [pid for pid in children if pid not in known]
+        fresh = [pid for pid in leftovers if pid not in self._killed]
+        proctree.kill_children(fresh)
+        self._killed.update(fresh)
+        if self._unswept and not leftovers:
+            self._reply((launchpad_wire.SWEPT, self._unswept, self._buried))
+            self._unswept, self._buried = [], 0
+        return bool(fresh)
+
+    def end_everything(self, wait_for_a_death: Callable[[], None]) -> None:
+        """Kill every process beneath this one, and return when none is left."""
+        while True:
+            self.tidy()
+            if not _has_children():
+                break
+            if not self.has_more_to_do:
+                wait_for_a_death()
+        for directory in self.left_groups:
+            try:
+                os.rmdir(directory)
+            except OSError:  # the host has removed it, or never may
+                continue
+
+
+def _has_children() -> bool:
+    """Whether a child of this process is left, dead or alive."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -1,0 +1,204 @@
+"""Who stands beneath a launchpad: its children, from their fork to their burial.
+
+What it is: one record a child, and the tables by which it is found. What it is not:
+forking, reaping, messages; those are the launchpad's.
+
+Invariant: a child is in `children` until it is reaped, in `by_ident` from its order on,
+in `by_report` until its start has ended, well or badly.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from supervisor import proctree
+from supervisor.launchpad import order as launchpad_order
+from supervisor.launchpad.life import IS_FORKING, IS_STOCK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Iterator
+    from typing import Any
+
+NOBODY = -1
+"""The ident of a child that is in stock."""
+
+
+class Child:
+    """One child from its fork to its reaping.
+
+    Attributes:
+        state: of ``launchpad.life``.
+        ident: the host's number for it; `NOBODY` while it is in stock.
+        pidfd: held until SPAWNED carries it away, then -1.
+        report: where the forked child tells how it fares; -1 when that is known.
+        applied: (layer, detail) of its sandbox, as it told.
+        failure: (errno, stage, detail), as it told; None if it did not.
+        init: the init of its pid namespace; -1 for none.
+        groups: directories of its groups of processes.
+        line: by which an order reaches it; None if it has one.
+    """
+
+    __slots__ = (
+        "applied",
+        "create_time",
+        "failure",
+        "groups",
+        "ident",
+        "init",
+        "line",
+        "pid",
+        "pidfd",
+        "report",
+        "state",
+    )
+
+    def __init__(self, state: int, pid: int, report: int) -> None:
+        """Take note of a process that was forked.
+
+        Raises:
+            OSError: it is not there.
+        """
+        self.state = state
+        self.ident = NOBODY
+        self.report = report
+        self.applied: tuple[object, ...] = ()
+        self.failure: tuple[Any, ...] | None = None
+        self.init = -1
+        self.groups: tuple[bytes, ...] = ()
+        self.line: _socket.socket | None = None
+        self.pidfd = -1
+        self.is_now(pid)
+
+    def is_now(self, pid: int) -> None:
+        """Take note of the process that is to become the program.
+
+        Raises:
+            OSError: it is not there; nothing was noted.
+        """
+        create_time = _create_time(pid)
+        # Before any wait: the pid still names this process, be it dead already.
+        pidfd = os.pidfd_open(pid)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.pid, self.create_time, self.pidfd = pid, create_time, pidfd
+
+    def told(self) -> Iterator[tuple[Any, ...]]:
+        """Yield what it has told since the last time (`launchpad_order.reports`).
+
+        ``(ENDED,)`` is the last: nobody can tell more.
+        """
+        try:
+            told = os.read(self.report, launchpad_order.REPORT_BYTES)
+        except BlockingIOError:
+            return
+        yield from launchpad_order.reports(told)
+        if not told:
+            yield (launchpad_order.ENDED,)
+
+    def let_go(self) -> None:
+        """Close what is held of a child that comes to nothing."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the line: no order comes by it any more."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
+
+
+class Family:
+    """The tables of one launchpad."""
+
+    def __init__(self) -> None:
+        self.children: dict[int, Child] = {}  # by pid, until reaped
+        self.by_ident: dict[int, Child] = {}  # of those that have an order
+        self.by_report: dict[int, Child] = {}  # until exec or failure
+        self.inits: set[int] = set()  # of pid namespaces whose child is there
+
+    def enter(self, child: Child, init: int) -> None:
+        """Take note of a child that was forked, and of its namespace's init."""
+        self.children[child.pid] = child
+        self.by_report[child.report] = child
+        self._has_init(child, init)
+
+    def order(self, child: Child, ident: int) -> None:
+        """Take note whose child it is."""
+        child.ident = ident
+        self.by_ident[ident] = child
+
+    def rename(self, child: Child, pid: int, init: int) -> None:
+        """Take note that a child goes on in another process, in a pid namespace.
+
+        Raises:
+            OSError: killed by another, and reaped, before anybody knew it.
+        """
+        before = child.pid
+        child.is_now(pid)
+        del self.children[before]
+        self.children[pid] = child
+        self._has_init(child, init)
+
+    def _has_init(self, child: Child, init: int) -> None:
+        if init >= 0:
+            child.init = init
+            self.inits.add(init)
+
+    def start_is_over(self, child: Child) -> None:
+        """Take note that nothing more is heard of a start; close its end of the pipe."""
+        os.close(child.report)
+        del self.by_report[child.report]
+        child.report = -1
+
+    def bury(self, child: Child) -> None:
+        """Forget a child that was reaped; its init is a leftover from now on."""
+        self.by_ident.pop(child.ident, None)
+        self.inits.discard(child.init)
+
+    def known(self) -> set[int]:
+        """Return the pids of direct children that are no leftovers."""
+        return self.children.keys() | self.inits
+
+    @property
+    def is_forking(self) -> bool:
+        """Whether there may be processes that nobody has told of yet."""
+        return any(child.state in IS_FORKING for child in self.by_report.values())
+
+    def stock(self) -> list[proctree.ProcessIdentity]:
+        """Return those that wait for an order, and their inits."""
+        found = []
+        for child in self.by_report.values():
+            if child.state in IS_STOCK:
+                found.append((child.pid, child.create_time))
+                if child.init >= 0:
+                    found.append((child.init, _create_time(child.init)))
+        return found
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether somebody waits for a child to become its program."""
+        return any(child.state not in IS_STOCK for child in self.by_report.values())
+
+    def clear(self) -> list[bytes]:
+        """Forget all: every process is a leftover now; return their groups."""
+        groups: list[bytes] = []
+        for child in self.children.values():
+            child.let_go()
+            groups += child.groups
+        self.children.clear()
+        self.by_report.clear()
+        self.inits.clear()
+        return groups
+
+
+def _create_time(pid: int) -> int:
+    """Start of an unreaped child, in clock ticks since boot."""
+    stat = proctree.read_parent_and_start(pid)
+    if stat is None:
+        raise OSError(errno.EIO, "a child is not to be seen in /proc")
+    return stat[1]

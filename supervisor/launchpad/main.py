@@ -1,0 +1,380 @@
+"""The launchpad: the small process that forks, reaps and ends every child of a host.
+
+What it is: one single-threaded process per host. It forks children on request, tells
+their end, kills whatever a dead child leaves behind, and when its host is gone kills
+everything and exits. What it is not: no policy, no names, no timeouts, no logs; the
+host's side is ``supervisor/launcher.py``.
+
+Rules:
+ 1. Only this process waits for children, so the pid of an unreaped one is its own.
+ 2. Every child is a subreaper: what it daemonises stays beneath it while it lives and
+    becomes a direct child of the launchpad when it dies. Hence every direct child that
+    its ``Family`` does not know is a leftover, and is killed until none is left.
+ 3. The exit of a child is reported before its leftovers are looked for.
+ 4. A child with a pid namespace is two direct children: it and the namespace's init,
+    which is killed when the child has ended, and with it all that is left in there.
+ 5. Nothing ends the launchpad but the end of its host (EOF), and then only after the
+    whole tree. If it is killed, the kernel kills its children (PR_SET_PDEATHSIG) and
+    the host, a subreaper too, ends the rest.
+ 6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
+    hangs alone. Without events the launchpad sleeps.
+ 7. What is asked for again and again waits forked (``launchpad.stock``); whoever waits
+    is made while nobody waits for the launchpad.
+ 8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
+    no ``json``: it starts in the time of a bare interpreter plus 4 ms.
+
+Started by ``supervisor/launchpad/start.py`` as ``python -I -S -c BOOT`` with its control
+socket (AF_UNIX, SOCK_SEQPACKET) as descriptor 0. Read next: ``launchpad.wire`` for the
+messages, ``launchpad.life`` for what an event means, ``launchpad.child`` for what
+happens between fork and exec, ``launchpad.ends`` for what happens after.
+"""
+
+from __future__ import annotations
+
+# `signal` and `socket` import `enum` and `selectors`: 7 ms together.
+import _signal  # type: ignore[import-not-found]
+import _socket
+import errno
+import gc
+import os
+import select
+
+from supervisor import proctree
+from supervisor.launchpad import child as launchpad_child
+from supervisor.launchpad import ends as launchpad_ends
+from supervisor.launchpad import fork as launchpad_fork
+from supervisor.launchpad import kernel as launchpad_kernel
+from supervisor.launchpad import life
+from supervisor.launchpad import order as launchpad_order
+from supervisor.launchpad import owners as launchpad_owners
+from supervisor.launchpad import setup as launchpad_setup
+from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad.family import Child, Family
+from supervisor.launchpad.order import Order
+from supervisor.launchpad.stock import Stock, hand_over
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import resource
+    from collections.abc import Sequence
+    from typing import Any
+
+    from supervisor.launchpad.stock import Kind
+
+_NAME = b"sandhost-pad"
+
+# A wake-up is one byte a signal; more than fit mean no more than one.
+_WAKE_BYTES = 4096
+
+# Who was started runs this long, on this processor, before anybody is forked that is
+# not waited for: that takes as long as a small program does.
+_HEAD_START_S = 0.0005
+
+_SEQPACKET = _socket.SOCK_SEQPACKET
+
+
+class _Launchpad:
+    """The tables of one launchpad and its loop."""
+
+    def __init__(self, control: _socket.socket) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._family = Family()
+        self._stock = Stock()
+        self._ends = launchpad_ends.Ends(
+            self._family, self._hear_all, self._bury, self._reply
+        )
+        self._outbox: list[tuple[tuple[object, ...], int]] = []
+        self._is_blocked = False  # the host does not take replies at the moment
+        self._host_is_there = True
+        self._has_begun = False  # somebody, a moment ago
+        self._namespaces = launchpad_fork.PidNamespaces()
+        self._wake = launchpad_setup.wake_at_signals()
+        self._epoll = select.epoll()
+        self._epoll.register(control.fileno(), select.EPOLLIN)
+        self._epoll.register(self._wake, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Serve the host until it is gone, then end every process beneath this one."""
+        try:
+            while self._host_is_there:
+                kind = None
+                if not self._family.is_starting:
+                    kind = self._stock.wanted()
+                is_busy = kind is not None or self._ends.has_more_to_do
+                if is_busy and self._has_begun:
+                    self._has_begun = False
+                    select.select([self._epoll], (), (), _HEAD_START_S)
+                events = self._epoll.poll(0 if is_busy else None)
+                for fd, what in events:
+                    self._serve(fd, what)
+                if self._ends.has_more_to_do:
+                    self._ends.tidy()
+                elif kind is not None and not events:
+                    self._put_in_stock(kind)
+        finally:
+            self._host_is_there = False
+            self._ends.left_groups += self._stock.groups()
+            self._ends.left_groups += self._family.clear()
+            self._flush()  # gives the queued descriptors back
+            self._ends.end_everything(self._wait_for_a_death)
+
+    def _wait_for_a_death(self) -> None:
+        os.read(self._wake, _WAKE_BYTES)
+
+    def _serve(self, fd: int, events: int) -> None:
+        if fd == self._wake:
+            os.read(self._wake, _WAKE_BYTES)
+            self._ends.has_more_to_do = True
+        elif fd != self._control.fileno():
+            if child := self._family.by_report.get(fd):
+                self._hear(child)
+        elif events & (select.EPOLLHUP | select.EPOLLERR):
+            self._host_is_there = False  # whatever it still asked for
+        else:
+            if events & select.EPOLLOUT:
+                self._flush()
+            if events & select.EPOLLIN:
+                self._serve_request()
+
+    # ------------------------------------------------------------ requests
+
+    def _serve_request(self) -> None:
+        try:
+            received = launchpad_wire.receive_message(self._control)
+        except BlockingIOError:
+            return
+        if received is None:
+            self._host_is_there = False
+            return
+        (kind, ident, *body), fds = received
+        try:
+            self._do(kind, ident, tuple(body), fds)
+        except (TypeError, ValueError):
+            self._fail(ident, errno.EINVAL, "request")
+        except OSError as error:  # no process, no pipe, no memory to be had
+            self._fail(ident, error.errno or errno.EIO, "fork")
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _do(self, kind: int, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
+        if kind == launchpad_wire.SPAWN:
+            self._spawn(ident, body, fds)
+        elif kind == launchpad_wire.SIGNAL:
+            self._signal(ident, *body)
+        elif kind == launchpad_wire.SPARE:
+            self._stock.spare(*body)
+        elif kind == launchpad_wire.LIST:
+            stock = tuple(self._family.stock())
+            self._reply((launchpad_wire.LISTED, ident, stock))
+        else:
+            self._fail(ident, errno.EINVAL, "request")
+
+    def _spawn(self, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
+        order = Order({})
+        order.fill(body, fds)
+        stage = "fork"
+        try:
+            if "uid" in order.layers and "mountns" in order.layers:
+                stage = "uid"
+                order.owners = launchpad_owners.owners_of(order.layers["uid"])
+            child = self._stock.take(order.layers)
+            if child is not None and hand_over(child, body, fds, order.owners):
+                self._happened(child, life.ORDERED)
+            else:
+                stage = "pidns"
+                self._make_namespace(order)
+                child = None
+        except OSError as error:
+            self._fail(ident, error.errno or errno.EIO, stage)
+            return
+        self._family.order(child or self._fork(order, life.STARTING), ident)
+        for unwanted in self._stock.surplus():
+            unwanted.hang_up()
+
+    def _make_namespace(self, order: Order) -> None:
+        """Let what is forked next be in a pid namespace, if the order says so."""
+        self._namespaces.come_back()  # should it have failed the last time
+        if "pidns" in order.layers and "userns" not in order.layers:
+            self._namespaces.make()
+
+    def _put_in_stock(self, kind: Kind) -> None:
+        """Fork a child that waits for an order of some kind."""
+        order = self._stock.order_for(kind)
+        try:
+            self._make_namespace(order)
+            line, order.line = _socket.socketpair(_socket.AF_UNIX, _SEQPACKET)
+            try:
+                kind.child = self._fork(order, life.IN_STOCK)
+            finally:
+                order.line.close()
+        except OSError:  # whoever orders one has it forked, and is told why not
+            kind.asked = 0
+        else:
+            kind.child.line = line
+
+    def _fork(self, order: Order, state: int) -> Child:
+        """Fork what becomes a child; this process goes on in its own namespace."""
+        order.group = _open_group(order)
+        try:
+            ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                order.init = self._namespaces.fork_init()
+                # Within a user namespace it forks once more, and joins then.
+                into = -1 if "userns" in order.layers else order.group
+                pid, order.is_in_group = launchpad_fork.fork_into(into)
+                if pid == 0:
+                    launchpad_child.become(order, self._pid, theirs)
+                child = Child(state, pid, ours)
+            except OSError:
+                os.close(ours)
+                self._ends.sweep()  # of what nobody knows: leftovers
+                raise
+            finally:
+                os.close(theirs)
+        finally:
+            if order.group >= 0:
+                os.close(order.group)
+            self._namespaces.come_back()
+        groups = order.layers.get("cgroup", ())
+        child.groups = tuple(directory for directory, _ in groups)
+        self._family.enter(child, order.init)
+        # Nothing is asked for: EPOLLHUP always comes, when it is known what becomes of
+        # it. What it tells before is read with that, or before somebody is reaped.
+        self._epoll.register(ours, 0)
+        return child
+
+    def _signal(self, ident: int, signal: int) -> None:
+        """Signal a child and all beneath it; nothing if it has ended meanwhile."""
+        child = self._family.by_ident.get(ident)
+        if child is None:
+            return
+        if signal == _signal.SIGKILL:
+            proctree.kill_children((child.pid,))  # what it leaves is killed after it
+        else:
+            proctree.signal_trees(self._pid, (child.pid,), signal)
+
+    # ------------------------------------------------------------ what is heard
+
+    def _hear_all(self) -> None:
+        for child in tuple(self._family.by_report.values()):
+            self._hear(child)
+
+    def _hear(self, child: Child) -> None:
+        """Take in what a starting child tells."""
+        for kind, *rest in child.told():
+            if kind == launchpad_order.FORKING:
+                self._happened(child, life.FORKING)
+            elif kind == launchpad_order.BECAME:
+                self._happened(child, life.BECAME)
+                try:
+                    self._family.rename(child, *rest)
+                except OSError:
+                    child.failure = (errno.ECANCELED, "fork", b"")
+                self._ends.has_more_to_do = True  # the sweep waited for this
+            elif kind == launchpad_order.APPLIED:
+                (child.applied,) = rest
+            elif kind == launchpad_order.FAILED:
+                child.failure = tuple(rest)
+            else:
+                self._start_is_over(child)
+
+    def _start_is_over(self, child: Child) -> None:
+        # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
+        self._epoll.unregister(child.report)
+        self._family.start_is_over(child)
+        well = child.failure is None
+        self._has_begun = True
+        self._happened(child, life.CLOSED if well else life.FAILED)
+
+    def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
+        """Take note that a child was reaped, and tell its end."""
+        if child.report >= 0:
+            self._hear(child)
+        if child.report >= 0:  # it is dead: all is told that will ever be
+            self._start_is_over(child)
+        self._ends.remember(child.groups)
+        self._family.bury(child)
+        child.state, action = life.step(child.state, life.DIED)
+        if action == life.TELL_EXITED:
+            code = os.waitstatus_to_exitcode(status)
+            number = (code, None) if code >= 0 else (None, -code)
+            times = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+            self._reply((launchpad_wire.EXITED, child.ident, *number, *times))
+            self._ends.ended(child)
+
+    def _happened(self, child: Child, event: int) -> None:
+        """Take an event in, and do what the table says."""
+        child.state, action = life.step(child.state, event)
+        if action == life.DISCARD:
+            self._stock.discard(child)
+            child.let_go()
+        elif action == life.TELL_FAILED:
+            child.let_go()
+            self._fail(child.ident, *(child.failure or ()))
+        elif action == life.TELL_SPAWNED:
+            pidfd, child.pidfd = child.pidfd, -1
+            facts = (child.pid, child.create_time, child.applied, child.init)
+            self._reply((launchpad_wire.SPAWNED, child.ident, *facts), pidfd)
+
+    # ------------------------------------------------------------ replies
+
+    def _fail(self, ident: int, number: int, stage: str, detail: bytes = b"") -> None:
+        self._reply((launchpad_wire.FAILED, ident, number, stage, detail))
+
+    def _reply(self, message: tuple[object, ...], pidfd: int = -1) -> None:
+        """Queue a message with the pidfd it carries away, and send what can be sent."""
+        self._outbox.append((message, pidfd))
+        if not self._is_blocked:
+            self._flush()
+
+    def _flush(self) -> None:
+        sent = 0
+        was_blocked, self._is_blocked = self._is_blocked, False
+        try:
+            for message, pidfd in self._outbox:
+                if self._host_is_there:
+                    fds: Sequence[int] = () if pidfd < 0 else (pidfd,)
+                    launchpad_wire.send_message(self._control, message, fds)
+                if pidfd >= 0:
+                    os.close(pidfd)
+                sent += 1
+        except BlockingIOError:
+            self._is_blocked = True
+        except (BrokenPipeError, ConnectionResetError):
+            self._host_is_there = False
+        del self._outbox[:sent]
+        if self._is_blocked != was_blocked:
+            out = select.EPOLLOUT if self._is_blocked else 0
+            self._epoll.modify(self._control.fileno(), select.EPOLLIN | out)
+
+
+def _open_group(order: Order) -> int:
+    """Open the group of version 2 that a child is to be forked into; -1 for none."""
+    for directory, name in order.layers.get("cgroup", ()):
+        if name == launchpad_child.GROUP_TO_FORK_INTO:
+            try:
+                return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError:
+                return -1  # the child does not find it either, and says so
+    return -1
+
+
+def main() -> None:
+    """Run the launchpad on the control socket that is descriptor 0."""
+    launchpad_kernel.set_name(_NAME)
+    # Its memory holds other children's environments, its descriptors the control
+    # socket: no child of the same user may look at either (ptrace, pidfd_getfd).
+    launchpad_kernel.prctl(launchpad_kernel.PR_SET_DUMPABLE, 0)
+    # What a dead child leaves comes here (rule 2).
+    launchpad_kernel.prctl(launchpad_kernel.PR_SET_CHILD_SUBREAPER, 1)
+    # The host waits for what it says, and its children for nothing that it does.
+    launchpad_kernel.ask_for_slices(launchpad_kernel.SHORT_SLICE_NS)
+    control = launchpad_setup.take_control_socket()
+    launchpad_setup.set_signals()
+    os.chdir("/")
+    # Objects of the start are never freed: untouched pages need no copy after a fork.
+    gc.disable()
+    gc.freeze()
+    _Launchpad(control).run()

@@ -1,0 +1,135 @@
+"""What one child is to become, and what it tells of itself on its way there.
+
+What it is: the order that a forked process carries out, and the frames of the pipe by
+which it reports. What it is not: carrying it out (``launchpad.child``).
+
+Rule: an order that was forked along is complete. One that comes later, by a socket, to
+a child in stock (``launchpad.stock``) has before that only what every order of its
+shape says.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Iterator
+    from typing import Any
+
+    from supervisor.launchpad.landlock import Ruleset
+
+# Room for all that one child reports; a detail is a path or a part of a "#!" line.
+REPORT_BYTES = 16_384
+# A single report is written whole, PIPE_BUF is 4096.
+DETAIL_BYTES = 1024
+
+# What a report says first; the last one is said by nobody, but by the pipe's end.
+FORKING, BECAME, APPLIED, FAILED, ENDED = range(5)
+
+Rules = tuple[tuple[bytes, str], ...]
+
+
+class Order:
+    """What one child is to become.
+
+    Attributes:
+        applied: (layer, detail) of what has been put on.
+        cwd: the working directory's path without links, where a fresh root was made; its
+            descriptor says what has to be there. b"" if that one is taken as it is.
+        common: rules of Landlock that the order, still to come, will have most likely,
+            and whether it restricts TCP; None if nothing is known.
+        group: the directory of its group of processes, version 2; -1 for none.
+        init: of the pid namespace that it was forked into; -1 for none.
+        is_in_group: it was forked into that group.
+        line: where the order comes from; None if it is here.
+        owners: the user namespace that shows root's files as its own; -1 for none.
+        report: where it tells what becomes of it.
+        ruleset: made of `common` while there was time.
+    """
+
+    __slots__ = (
+        "applied",
+        "argv",
+        "common",
+        "cwd",
+        "cwd_fd",
+        "env",
+        "executable",
+        "group",
+        "init",
+        "is_in_group",
+        "layers",
+        "line",
+        "owners",
+        "report",
+        "rlimits",
+        "ruleset",
+        "sources",
+        "targets",
+        "umask",
+    )
+
+    def __init__(self, layers: dict[str, Any]) -> None:
+        """Make an order of which only these layers are known."""
+        self.layers = layers
+        self.executable = b""
+        self.argv: tuple[bytes, ...] = ()
+        self.env: dict[bytes, bytes] = {}
+        self.targets: tuple[int, ...] = ()
+        self.rlimits: tuple[tuple[int, int, int], ...] = ()
+        self.umask: int | None = None
+        self.cwd = b""
+        self.cwd_fd = -1
+        self.sources: list[int] = []
+        self.applied: list[tuple[str, str]] = []
+        self.common: tuple[Rules, bool] | None = None
+        self.ruleset: Ruleset | None = None
+        self.owners = -1
+        self.group = -1
+        self.is_in_group = False
+        self.init = -1
+        self.report = -1
+        self.line: _socket.socket | None = None
+
+    def fill(self, body: tuple[Any, ...], fds: list[int]) -> None:
+        """Take in a SPAWN message, without its kind and id, and its descriptors.
+
+        Raises:
+            ValueError: It has too few or too many fields.
+            OSError: Descriptors are missing: this process may open no more.
+        """
+        (
+            self.executable,
+            self.argv,
+            self.env,
+            self.targets,
+            self.rlimits,
+            self.umask,
+            self.layers,
+        ) = body
+        if len(fds) != 1 + len(self.targets):
+            raise OSError(errno.EMFILE, "a descriptor was not received")
+        self.cwd_fd, *self.sources = fds
+
+
+def frame(*message: Any) -> bytes:
+    """Return a report as it stands in the pipe: two bytes of length, the message."""
+    body = marshal.dumps(message)
+    return len(body).to_bytes(2, "little") + body
+
+
+def reports(heard: bytes) -> Iterator[tuple[Any, ...]]:
+    """Yield what a starting child reports, in order.
+
+    ``(FORKING,)``: two processes are about to be forked that nobody knows yet.
+    ``(BECAME, pid, init)``: this process ends, the child is `pid` now.
+    ``(APPLIED, ((layer, detail), ...))``: what it runs in, if the exec succeeds.
+    ``(FAILED, errno, stage, detail)``: it ends.
+    """
+    while len(heard) >= 2:
+        size = int.from_bytes(heard[:2], "little")
+        yield marshal.loads(heard[2 : 2 + size])  # noqa: S302 - our own fork wrote it
+        heard = heard[2 + size :]

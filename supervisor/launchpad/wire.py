@@ -1,0 +1,130 @@
+"""What the host and its launchpad say to each other, as datagrams.
+
+What it is: the messages, and sending and receiving one. What it is not: no waiting, no
+tables; those are the launchpad's and the launcher's.
+
+Rules:
+ 1. A datagram is one tuple, marshalled: both ends are one program run by one
+    interpreter, and nobody else holds the socket (no child ever does).
+ 2. A message and its descriptors arrive together or not at all; nothing here blocks.
+ 3. Messages, host to launchpad:
+
+    ``(SPAWN, id, executable, argv, env, targets, rlimits, umask, layers)`` with
+    descriptors: the working directory, then for each target number its source.
+    ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
+    ``layers`` maps the name of a sandbox layer to what its apply takes.
+    ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
+    ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
+    ``(LIST, id)``: which children are in stock.
+
+ 4. Launchpad to host:
+
+    ``(SPAWNED, id, pid, create_time, applied, init)`` with the pidfd: the exec
+    succeeded; ``applied`` are ``(layer, detail)``, as the child itself told before it;
+    ``init`` is the pid of the init of its pid namespace, -1 if it has none.
+    ``(FAILED, id, errno, stage, detail)``: it did not, and it ends.
+    ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
+    ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
+    ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
+    SPAWNED, EXITED, SWEPT of one id come in this order.
+ 5. The launchpad and a child in stock (``launchpad.stock``) speak in the same way:
+    ``((executable, ... layers), has_owners)`` is an order; the last descriptor is a
+    user namespace if `has_owners`.
+ 6. A launchpad outlives its host's program (``handover``): one that is changed so that
+    the program before cannot speak with it has a new ``VERSION``.
+"""
+
+from __future__ import annotations
+
+# `socket` imports `selectors` and `enum`: 7 ms of a start that takes 9.
+import _socket
+import errno
+import marshal
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+VERSION = 2
+
+SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
+
+# A bigger message travels in a memfd, sent as the last descriptor of an empty tuple:
+# a datagram must fit into the socket's buffer (208 KiB by default).
+DATAGRAM_BYTES = 65_536
+# execve(2) takes 6 MiB of arguments and environment at most, whatever the limits.
+TEXT_BYTES = 6 * 1024 * 1024
+# SCM_MAX_FD of the kernel is 253; the working directory and the memfd are two of them.
+TARGETS = 251
+
+_EMPTY = marshal.dumps(())
+_RIGHTS_SPACE = _socket.CMSG_SPACE(4 * (TARGETS + 2))
+
+
+def send_message(
+    sock: _socket.socket, message: tuple[Any, ...], fds: Sequence[int] = ()
+) -> None:
+    """Send one message and copies of `fds`, whole or not at all.
+
+    Raises:
+        BlockingIOError: The other end's buffer is full.
+        OSError: The other end is gone (EPIPE, ECONNRESET), or no memfd could be made.
+    """
+    body = marshal.dumps(message)
+    if len(body) <= DATAGRAM_BYTES:
+        _send(sock, body, fds)
+        return
+    with open(os.memfd_create("sandhost-message"), "wb", buffering=0) as memory:
+        left = memoryview(body)
+        while left:
+            left = left[memory.write(left) :]
+        _send(sock, _EMPTY, (*fds, memory.fileno()))
+
+
+def _send(sock: _socket.socket, body: bytes, fds: Sequence[int]) -> None:
+    rights = struct.pack(f"{len(fds)}i", *fds)
+    control = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if fds else []
+    sock.sendmsg([body], control, _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
+
+
+def receive_message(sock: _socket.socket) -> tuple[tuple[Any, ...], list[int]] | None:
+    """Receive one message; the descriptors belong to the caller and are CLOEXEC.
+
+    Returns:
+        None when the other end is gone.
+
+    Raises:
+        BlockingIOError: Nothing is there.
+        OSError: A message in a memfd came, but this process may open no more.
+    """
+    return _receive(sock, _socket.MSG_DONTWAIT)
+
+
+def wait_for_message(sock: _socket.socket) -> tuple[tuple[Any, ...], list[int]] | None:
+    """Wait for one message of a blocking socket, else as `receive_message`."""
+    return _receive(sock, 0)
+
+
+def _receive(
+    sock: _socket.socket, how: int
+) -> tuple[tuple[Any, ...], list[int]] | None:
+    flags = how | _socket.MSG_CMSG_CLOEXEC
+    try:
+        body, control, _, _ = sock.recvmsg(DATAGRAM_BYTES, _RIGHTS_SPACE, flags)
+    except ConnectionResetError:  # it died with messages of ours unread
+        return None
+    if not body:
+        return None
+    fds: list[int] = []
+    for _, _, rights in control:
+        fds.extend(struct.unpack(f"{len(rights) // 4}i", rights))
+    if body == _EMPTY:
+        if not fds:
+            raise OSError(errno.EMFILE, "no descriptor left to receive a message")
+        with open(fds.pop(), "rb") as memory:
+            memory.seek(0)
+            body = memory.read()
+    return marshal.loads(body), fds  # noqa: S302 - our own interpreter wrote it

@@ -1,0 +1,306 @@
+"""The attempts behind ``sandbox.probes``: each tries one thing and undoes it.
+
+What it is: one function a thing, which returns a few words about what it found.  What
+it is not: what a missing thing means; that stands in the table of ``sandbox.probes``.
+
+Rules of this file.
+
+1. Failing with ``OSError`` or ``MissingError`` says that the thing is not there;
+   ``UnknownError``, that it could not be tried.
+2. What could harm this process is tried in another one.
+"""
+
+# ruff: noqa: PTH123 - one small file of /proc each
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+
+from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER
+
+OLDEST_LINUX = (5, 4)
+"""waitid(2) for a pidfd; everything else that is newer has another way."""
+
+FEWEST_DESCRIPTORS = 1024
+"""Hard limit below which a host could not hold its children's files."""
+
+PROBE_TIMEOUT_S = 5.0
+"""For a process that tries something in the place of this one."""
+
+# <asm/unistd.h>; the newer architectures share one table, x86_64 has its own. From 424
+# on all have the same numbers.
+_IS_X86_64 = os.uname().machine == "x86_64"
+_SYS_OPENAT2 = 437
+_SYS_CLOSE_RANGE = 436
+_SYS_LANDLOCK_CREATE_RULESET = 444
+_SYS_SECCOMP = 317 if _IS_X86_64 else 277
+_RESOLVE_BENEATH_NO_MAGICLINKS = 0x08 | 0x02
+_CLOSE_RANGE_CLOEXEC = 4
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+_SECCOMP_GET_ACTION_AVAIL = 2
+_SECCOMP_RET_KILL_PROCESS = 0x80000000
+_PR_GET_CHILD_SUBREAPER = 37
+
+# Exit status: 0 it worked, n < 128 unshare(2) failed with errno n, else the mapping did.
+_UNSHARE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+uid = os.getuid()
+if libc.unshare(0x10000000) != 0:
+    os._exit(ctypes.get_errno() & 127)
+try:
+    with open("/proc/self/setgroups", "w") as file:
+        file.write("deny")
+    with open("/proc/self/uid_map", "w") as file:
+        file.write(f"0 {uid} 1")
+except OSError as why:
+    os._exit(128 + (why.errno & 127))
+os._exit(0)
+"""
+
+
+class MissingError(Exception):
+    """It was tried and is not there."""
+
+
+class UnknownError(Exception):
+    """It could not be tried."""
+
+
+def linux() -> str:
+    """Return the release, if it is new enough."""
+    release = os.uname().release
+    if os.uname().sysname != "Linux":
+        raise MissingError(f"this is {os.uname().sysname}")
+    major, _, rest = release.partition(".")
+    minor = rest.partition(".")[0].partition("-")[0]
+    if not (major.isdecimal() and minor.isdecimal()):
+        raise UnknownError(f"{release} is no number of a release")
+    if (int(major), int(minor)) < OLDEST_LINUX:
+        raise MissingError(
+            f"{release} is older than {OLDEST_LINUX[0]}.{OLDEST_LINUX[1]}"
+        )
+    return release
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (  # type: ignore[mutable-override]
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _call(number: int, *arguments: object) -> int:
+    """Make a system call; pointers are given as ctypes objects, the rest as long.
+
+    Raises:
+        OSError: it failed.
+    """
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result: int = _libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def openat2() -> str:
+    """Open beneath a directory, and try to leave it."""
+    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_BENEATH_NO_MAGICLINKS)
+    size = ctypes.sizeof(how)
+    top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.close(_call(_SYS_OPENAT2, top, b".", ctypes.byref(how), size))
+        try:
+            os.close(_call(_SYS_OPENAT2, top, b"..", ctypes.byref(how), size))
+        except OSError as why:
+            if why.errno != errno.EXDEV:
+                raise
+            return "'..' is refused"
+    finally:
+        os.close(top)
+    raise MissingError("it let '..' lead out")
+
+
+def _unnamed_file() -> int:
+    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+    return os.open(tempfile.gettempdir(), flags, 0o600)
+
+
+def tmpfile() -> str:
+    """Open an unnamed file in TMPDIR."""
+    os.close(_unnamed_file())
+    return tempfile.gettempdir()
+
+
+def nowait() -> str:
+    """Read with RWF_NOWAIT in TMPDIR."""
+    with tempfile.TemporaryFile() as file:
+        file.write(b"x")
+        file.flush()
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return "known; the data was not in memory"
+    return tempfile.gettempdir()
+
+
+def flock() -> str:
+    """Lock TMPDIR, as a scratch directory is."""
+    fd = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "known; somebody else holds it"
+    finally:
+        os.close(fd)
+    return tempfile.gettempdir()
+
+
+def pidfd() -> str:
+    """Open a pidfd of this process and signal it."""
+    fd = os.pidfd_open(os.getpid())
+    try:
+        signal.pidfd_send_signal(fd, 0)
+    finally:
+        os.close(fd)
+    return "opened, and signalled with 0"
+
+
+def close_range() -> str:
+    """Mark numbers close-on-exec that nobody uses."""
+    _call(_SYS_CLOSE_RANGE, 0x7FFFFFF0, 0x7FFFFFFF, _CLOSE_RANGE_CLOEXEC)
+    return "with CLOSE_RANGE_CLOEXEC"
+
+
+def subreaper() -> str:
+    """Become a subreaper, and what it was again."""
+    before = ctypes.c_int()
+    zeros = (ctypes.c_ulong(0),) * 3
+    for option, value in (
+        (_PR_GET_CHILD_SUBREAPER, ctypes.byref(before)),
+        (PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1)),
+    ):
+        if _libc.prctl(option, value, *zeros) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(before.value), *zeros)
+    return "set, and set back"
+
+
+def children_lists() -> str:
+    """Read this thread's list of children."""
+    with open("/proc/thread-self/children", "rb") as file:
+        file.read()
+    return "CONFIG_PROC_CHILDREN"
+
+
+def descriptors() -> str:
+    """Return the limits on descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = "no limit" if hard == resource.RLIM_INFINITY else f"{hard}"
+    if hard != resource.RLIM_INFINITY and hard < FEWEST_DESCRIPTORS:
+        raise MissingError(f"the hard limit is {hard}; raise it (ulimit -Hn)")
+    return f"hard limit {text}, soft limit {soft}"
+
+
+def user_namespace() -> str:
+    """Make a user namespace in another process."""
+    status = _status_of(_UNSHARE)
+    if status == 0:
+        return "made, and a user mapped"
+    code, step = status & 127, "unshare" if status < 128 else "mapping a user"
+    raise MissingError(f"{step}: {os.strerror(code)}")
+
+
+def _status_of(program: str) -> int:
+    """Run a Python program of a line or two; return what it exits with.
+
+    Raises:
+        UnknownError: it could not be run to its end.
+    """
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    try:
+        pid = os.posix_spawn(argv[0], argv, {})
+    except OSError as why:
+        raise UnknownError(f"no process to try it in: {why.strerror}") from None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        os.waitid(os.P_PID, pid, os.WEXITED)
+        raise UnknownError("there is no pidfd to wait by") from None
+    try:
+        in_time = bool(select.select([pidfd], [], [], PROBE_TIMEOUT_S)[0])
+        if not in_time:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    finally:
+        os.close(pidfd)
+    if not in_time or ended is None or ended.si_code != os.CLD_EXITED:
+        raise UnknownError("the process that tried it was killed")
+    return ended.si_status
+
+
+def landlock() -> str:
+    """Ask for the version of Landlock."""
+    version = _call(
+        _SYS_LANDLOCK_CREATE_RULESET, 0, 0, _LANDLOCK_CREATE_RULESET_VERSION
+    )
+    return f"ABI {version}"
+
+
+def seccomp() -> str:
+    """Ask whether a filter may kill a process."""
+    action = ctypes.c_uint32(_SECCOMP_RET_KILL_PROCESS)
+    _call(_SYS_SECCOMP, _SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action))
+    return "filters can kill a process"
+
+
+def cgroup() -> str:
+    """Make a group beneath the own one, and remove it."""
+    group = own_cgroup()
+    fresh = os.path.join(group, f"sandhost-doctor-{os.getpid()}")  # noqa: PTH118
+    os.mkdir(fresh)  # noqa: PTH102
+    os.rmdir(fresh)  # noqa: PTH106
+    return group
+
+
+def own_cgroup() -> str:
+    """Return the directory of the group of version 2 that this process is in.
+
+    Raises:
+        MissingError: there is none.
+    """
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+        for line in table:
+            fields = line.split()
+            if fields[fields.index("-") + 1] == "cgroup2":
+                mount = fields[4].replace("\\040", " ")
+                break
+        else:
+            raise MissingError("no cgroup2 file system is mounted")
+    with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as table:
+        for line in table:
+            if line.startswith("0::"):
+                return mount + line[3:].strip().rstrip("/")
+    raise MissingError("this process is in no group of version 2")
+
+
+def bubblewrap() -> str:
+    """Look for the program; it is not run."""
+    found = shutil.which("bwrap")
+    if found is None:
+        raise MissingError("no bwrap in PATH")
+    return found

@@ -1,0 +1,219 @@
+"""Who runs into its limit of processes again and again gets few of the processors' time.
+
+What it is: hearing of refused forks, and bounding the group of whoever tries on and on.
+What it is not: the limit, which is the kernel's (``sandbox.cgroups``).
+
+Rules of this file.
+
+1. A fork that is refused costs everybody but its child: a hundred processes that try it
+   without a pause take the processors from all neighbours.  Who is refused ``REFUSALS``
+   or more in ``LOOK_S`` has ``CPUS`` from then on, until nothing was refused for ``CALM_S``;
+   for twice as long whenever it begins again.
+2. The kernel counts refusals (``pids.events``), and is asked each ``LOOK_S`` while a child
+   with such a limit is there; a host without one is not woken.
+3. It takes a group with the controllers ``pids`` and ``cpu``; a child without has its
+   limit all the same, and its neighbours have to bear it.
+4. Whoever is killed has its own time again: an end takes time, too.
+5. Whoever lowers its own RLIMIT_NPROC is refused by that, and nobody counts it.
+
+Source: cgroup-v2.rst of the kernel ("pids.events", "cpu.max"); version 1 has the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.sandbox.cgroup_files import bound_cpus, has_cpus_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.child import Child
+    from supervisor.journal import Journal
+
+LOOK_S = 0.2
+"""Between two looks: so long a bomb competes with everybody, and a look costs 2 us."""
+
+REFUSALS = 100
+"""In ``LOOK_S``; in so short a time nobody who takes no for an answer is refused more; who does not is
+refused some thousand times."""
+
+CALM_S = 1.0
+"""Five looks without a refusal: it has stopped trying, and does not just wait."""
+
+MOST_CALM_S = 64.0
+"""Longest that somebody is held back for nothing; shorter, a bomb with pauses would pay."""
+
+CPUS = 0.1
+"""Processors' time of whoever is held back: 10 ms in each 100."""
+
+
+class _Watched:
+    """A child whose forks may be refused.
+
+    Attributes:
+        fd: its ``pids.events``.
+        group: the directory whose processors' time can be bounded.
+        refused: forks, at the last look.
+        since: when the last one was, seconds of Trio's clock.
+        is_held_back: it has ``CPUS``.
+        calm_s: how long it has to be calm then.
+    """
+
+    __slots__ = ("calm_s", "child", "fd", "group", "is_held_back", "refused", "since")
+
+    def __init__(self, child: Child, fd: int, group: str) -> None:
+        self.child = child
+        self.fd = fd
+        self.group = group
+        self.refused = 0
+        self.since = 0.0
+        self.is_held_back = False
+        self.calm_s = CALM_S
+
+
+class ForkWatch:
+    """Looks after the children of one host that have a limit of processes."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._watched: dict[int, _Watched] = {}
+        self._has_some = trio.Event()
+
+    def descriptors(self) -> Iterable[int]:
+        """Return what this holds of the host's descriptors."""
+        return self._watched.keys()
+
+    def watch(self, child: Child, groups: Iterable[str]) -> None:
+        """Look after a child from now on, where refusals are counted and can be answered.
+
+        Args:
+            child: whose limits have ``processes``; any other is left alone.
+            groups: the directories of its groups.
+        """
+        limits = child.spec.group_limits
+        if limits.processes is None:
+            return
+        paths = tuple(groups)
+        # Somebody else may remove a group at any time: then it is neither.
+        bounds = {path: _has_bound(path, limits.cpus) for path in paths}
+        bounded = next((path for path in paths if bounds[path] is not None), None)
+        counted = next((fd for path in paths if (fd := _open_count(path)) >= 0), -1)
+        if bounded is None or counted < 0:
+            if counted >= 0:
+                os.close(counted)
+            return
+        one = self._watched[counted] = _Watched(child, counted, bounded)
+        # By another program of this host, which was replaced.
+        one.is_held_back = not bounds[bounded]
+        one.since = trio.current_time()
+        with contextlib.suppress(OSError):
+            one.refused = _refused(counted)
+        self._has_some.set()
+
+    def signalled(self, child: Child, number: int) -> None:
+        """Let a child that is about to be killed have the time to end (rule 4)."""
+        if number == signal.SIGKILL:
+            self.forget(child)
+
+    def forget(self, child: Child) -> None:
+        """Look after a child no more, and give it its time back (rule 4)."""
+        for one in tuple(self._watched.values()):
+            if one.child is child:
+                if one.is_held_back:
+                    _set_bound(one.group, child.spec.group_limits.cpus)
+                self._drop(one)
+
+    def _drop(self, one: _Watched) -> None:
+        del self._watched[one.fd]
+        os.close(one.fd)
+
+    async def run(self) -> None:
+        """Look, and answer, until cancelled; who was watched has been forgotten then."""
+        before = trio.current_time()
+        while True:
+            if not self._watched:
+                self._has_some = trio.Event()
+                await self._has_some.wait()
+                before = trio.current_time()
+            await trio.sleep(LOOK_S)
+            now = trio.current_time()
+            # A loop that is late, or was stopped, has seen a longer time.
+            too_many = REFUSALS * max(1, round((now - before) / LOOK_S))
+            for one in tuple(self._watched.values()):
+                self._look(one, now, too_many)
+            before = now
+
+    def _look(self, one: _Watched, now: float, too_many: int) -> None:
+        before = one.refused
+        try:
+            one.refused = _refused(one.fd)
+        except OSError:  # somebody else has removed the group
+            self._drop(one)
+            return
+        if one.refused > before:
+            one.since = now
+        if one.is_held_back:
+            if now - one.since >= one.calm_s:
+                self._let_go(one)
+        elif one.refused - before >= too_many:
+            self._hold_back(one, one.refused - before)
+
+    def _hold_back(self, one: _Watched, refused: int) -> None:
+        own = one.child.spec.group_limits.cpus
+        cpus = CPUS if own is None else min(own, CPUS)
+        if _set_bound(one.group, cpus):
+            one.is_held_back = True
+            self._tell("child.held_back", one, cpus=cpus, refused=refused)
+
+    def _let_go(self, one: _Watched) -> None:
+        own = one.child.spec.group_limits.cpus
+        if _set_bound(one.group, own):
+            one.is_held_back = False
+            one.calm_s = min(2 * one.calm_s, MOST_CALM_S)
+            self._tell("child.let_go", one, cpus=own)
+
+    def _tell(self, event: str, one: _Watched, **more: float | None) -> None:
+        child = one.child
+        self._journal.write(
+            event,
+            child_id=child.id,
+            name=child.spec.name,
+            limit="processes",
+            **more,
+        )
+
+
+def _set_bound(group: str, cpus: float | None) -> bool:
+    """Bound the time of a group; tell whether that could be done."""
+    with contextlib.suppress(OSError):  # it is gone
+        return bound_cpus(group, cpus)
+    return False
+
+
+def _has_bound(group: str, cpus: float | None) -> bool | None:
+    """Tell whether a group's time is bounded so; None if it cannot be."""
+    with contextlib.suppress(OSError):  # it is gone
+        return has_cpus_bound(group, cpus)
+    return None
+
+
+def _open_count(group: str) -> int:
+    """Open the count of a group's refused forks; -1 if it has none."""
+    with contextlib.suppress(OSError):  # another controller's, or an old kernel's
+        return os.open(f"{group}/pids.events", os.O_RDONLY | os.O_CLOEXEC)
+    return -1
+
+
+def _refused(fd: int) -> int:
+    """Return how many forks were refused, as the kernel counts them: ``max 17``."""
+    for line in os.pread(fd, 4096, 0).splitlines():
+        name, _, number = line.partition(b" ")
+        if name == b"max":
+            return int(number)
+    return 0

@@ -1,0 +1,248 @@
+"""Following names link by link, for the host: what it may see is not what a child may.
+
+What it is: one resolver, as the kernel's, that tells which links it has followed and
+where a child may have had a hand in it.  What it is not: what may be done with what is
+found (``sandbox.paths``).
+
+Rules of this file.
+
+1. A name takes the way that the kernel takes: part by part, ``..`` from where it is, 40
+   symbolic links in all.  All names of one child together take so many steps
+   (``STEPS``): what is made to take long leads nowhere.
+2. Each part is opened in its directory, which is held: nothing that changes meanwhile
+   leads another way than what was looked at.
+3. Who looks may be root, and a link may be the child's.  From there on nothing is looked
+   at but what the child has made, what it sees anyhow, and what lies on the way to that:
+   whether anything else is there, it does not learn.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from supervisor.launchpad.kernel import open_exactly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+LINKS = 40
+"""As many symbolic links as the kernel follows for one name."""
+
+STEPS = 16_384
+"""Parts of names that are looked at for one child: some 50 ms. A usual one takes 100."""
+
+_LONGEST_PATH_BYTES = 4095
+
+_MAY_BE_LINKS = frozenset({errno.ELOOP, errno.ENOTDIR})
+
+
+class Walk(NamedTuple):
+    """Where a name leads.
+
+    Attributes:
+        real: without links; "" if it leads nowhere, or where it may not be followed.
+        hops: each file that its last part names, one link after the other.
+        maker: the place of the child's in which the first link stands that the child may
+            have made; "" if there is none.
+    """
+
+    real: str = ""
+    hops: tuple[str, ...] = ()
+    maker: str = ""
+
+
+NOWHERE = Walk()
+
+
+def holder(places: Iterable[str], path: str) -> str:
+    """Return the nearest of some places that a path lies in; "" for none."""
+    around = [p for p in places if p == path or path.startswith(p.rstrip("/") + "/")]
+    return max(around, key=len, default="")
+
+
+class Links:
+    """The names of one child.
+
+    Args:
+        known: links that everybody sees, with their targets.
+        seen: returns the places that the child sees at the moment.
+
+    Attributes:
+        followed: the known ones, and each that was followed, with its target.
+        theirs: the places of the child's.
+    """
+
+    def __init__(
+        self, known: Iterable[tuple[str, str]], seen: Callable[[], Iterable[str]]
+    ) -> None:
+        self.followed = dict(known)
+        self.theirs: tuple[str, ...] = ()
+        self._seen = seen
+        self._steps = STEPS
+
+    def belong(self, paths: Iterable[str]) -> None:
+        """Take note of what the child may write: links in there may be the child's.
+
+        One after the other: what lies in another one is not followed out of that.
+        """
+        for path in paths:
+            real = self.walk(path).real
+            if real not in ("", "/"):
+                self.theirs += (real,)
+
+    def walk(self, path: str, *, is_trusted: bool = False) -> Walk:
+        """Follow an absolute name.
+
+        Args:
+            path: the name.
+            is_trusted: links that may be the child's are followed as all others.
+        """
+        if not path.startswith("/") or "\0" in path:
+            return NOWHERE
+        if os.path.normpath(path) == path:
+            # The usual: no link at all, in one call.
+            try:
+                os.close(open_exactly(os.fsencode(path)))
+            except OSError as why:
+                if why.errno not in _MAY_BE_LINKS:
+                    return NOWHERE
+            else:
+                return Walk(path, (path,))
+        way = _Way(self.theirs if not is_trusted else (), self._bounds)
+        try:
+            walk = way.walk(path, self._steps)
+        except OSError:  # it is not there; or links or steps are used up
+            return NOWHERE
+        finally:
+            self._steps = way.steps
+        self.followed.update(way.links)
+        return walk
+
+    def _bounds(self, maker: str) -> _Bounds:
+        return _Bounds((maker, *self._seen()), self.followed)
+
+
+class _Bounds:
+    """What may be looked at behind a link that may be the child's.
+
+    Args:
+        places: where it may lead.
+        links: those that may be on the way.
+    """
+
+    def __init__(self, places: Iterable[str], links: Iterable[str]) -> None:
+        places = tuple(places)
+        self._places = frozenset(places)
+        self._beneath = tuple(f"{place.rstrip('/')}/" for place in places)
+        self._way = {"/", *places, *links}
+        for path in tuple(self._way):
+            above = path
+            while above := above.rpartition("/")[0]:
+                self._way.add(above)
+
+    def has(self, place: str) -> bool:
+        """Tell whether something lies where it may lead."""
+        return place in self._places or place.startswith(self._beneath)
+
+    def may_look_at(self, place: str) -> bool:
+        """Tell whether something lies there, or on the way to it."""
+        return place in self._way or self.has(place)
+
+
+class _Way:
+    """One name on its way.
+
+    Args:
+        theirs: where links may be the child's.
+        bounds: returns what may be looked at behind one, by the place it stands in.
+    """
+
+    def __init__(
+        self, theirs: tuple[str, ...], bounds: Callable[[str], _Bounds]
+    ) -> None:
+        self.links: dict[str, str] = {}
+        self.steps = 0
+        self._theirs = theirs
+        self._make_bounds = bounds
+        self._bounds: _Bounds | None = None
+        self._maker = ""
+        self._here = ""  # of the directory that is held
+        self._fd = -1
+        self._hops: list[str] = []
+        self._count = 0
+
+    def walk(self, path: str, steps: int) -> Walk:
+        """Go all the way, in no more than so many steps.
+
+        Raises:
+            OSError: it leads nowhere.
+        """
+        self.steps = steps
+        left = _parts(path)
+        self._to_the_top()
+        try:
+            while left:
+                self._step(left)
+        finally:
+            os.close(self._fd)
+        real = self._here or "/"
+        if self._hops[-1:] != [real]:
+            self._hops.append(real)
+        if self._bounds is not None and not self._bounds.has(real):
+            raise OSError(errno.EXDEV, real)
+        if len(os.fsencode(real)) > _LONGEST_PATH_BYTES:
+            raise OSError(errno.ENAMETOOLONG, real)
+        return Walk(real, tuple(self._hops), self._maker)
+
+    def _step(self, left: list[str]) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise OSError(errno.ELOOP, "too many steps")
+        name = left.pop()
+        if name == "..":
+            place = self._here.rpartition("/")[0]
+        else:
+            place = f"{self._here}/{name}"
+        if self._bounds is not None and not self._bounds.may_look_at(place or "/"):
+            raise OSError(errno.EXDEV, place)
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=self._fd)
+        if stat.S_ISLNK(os.fstat(fd).st_mode):
+            self._follow(fd, place, left)
+            return
+        os.close(self._fd)
+        self._fd, self._here = fd, place
+        if not left:
+            self._hops.append(place or "/")
+
+    def _follow(self, link: int, place: str, left: list[str]) -> None:
+        try:
+            target = os.readlink("", dir_fd=link)
+        finally:
+            os.close(link)
+        if not left:
+            self._hops.append(place)
+        self._count += 1
+        if self._count > LINKS:
+            raise OSError(errno.ELOOP, place)
+        self.links[place] = target
+        maker = "" if self._maker else holder(self._theirs, place)
+        if maker:
+            self._maker, self._bounds = maker, self._make_bounds(maker)
+        if target.startswith("/"):
+            self._to_the_top()
+        left += _parts(target)
+
+    def _to_the_top(self) -> None:
+        fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._here = fd, ""
+
+
+def _parts(path: str) -> list[str]:
+    """Return the parts of a name, the last one first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]

@@ -1,0 +1,105 @@
+"""What goes to the launchpad for the layers that a child is to put on.
+
+What it is: the words of each layer, as ``launchpad.child`` takes them, for a child and
+for a process that has nothing of any child's.  What it is not: which layers are asked for
+(``sandbox``), nor what is seen (``sandbox.paths``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, cast
+
+from supervisor.sandbox import paths as sandbox_paths
+from supervisor.sandbox import seccomp_filter
+from supervisor.sandbox.cgroups import as_pair
+from supervisor.sandbox.plan import NAMESPACES
+from supervisor.spawn_request import SpawnError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from supervisor.sandbox.plan import Wanted
+
+_NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *NAMESPACES} - {"mountns"}
+"""Layers that need no more than their name."""
+
+
+def layers_on_the_wire(
+    layers: set[str], wanted: Wanted, executable: str
+) -> dict[str, object]:
+    """Return what goes to the launchpad for the layers that are asked for.
+
+    Args:
+        layers: from ``Plan.wanted``.
+        wanted: what was made ready.
+        executable: the program.
+
+    Raises:
+        SpawnError: its working directory is none that it may be in.
+    """
+    found: dict[str, object] = dict.fromkeys(layers & _NO_WORDS)
+    no_internet = wanted.network == "none" and "netns" not in layers
+    if "userns" in layers:
+        found["userns"] = (os.geteuid(), os.getegid())
+    if layers & {"landlock", "mountns"}:
+        view = sandbox_paths.view_of(
+            executable,
+            wanted.cwd,
+            (*wanted.own, *wanted.kept),
+            wanted.programs,
+            wanted.shared,
+            wanted.theirs,
+        )
+        if not view.cwd:
+            raise _no_directory(wanted.cwd)
+        found.update(_walls(view, layers, no_internet=no_internet))
+    if "uid" in layers:
+        found["uid"] = wanted.user
+    if "cgroup" in layers:
+        found["cgroup"] = tuple(as_pair(file) for file in wanted.groups)
+    if "seccomp" in layers:
+        found["seccomp"] = seccomp_filter.build_here(
+            network=not no_internet, unix=wanted.profile.unix_sockets
+        )
+    return found
+
+
+def neutral(layers: Mapping[str, object]) -> dict[str, object]:
+    """Return what goes to the launchpad for the same layers, but nothing of a child's.
+
+    Args:
+        layers: as ``layers_on_the_wire`` has returned them.
+    """
+    common = sandbox_paths.common_view()
+    _, no_internet = cast("tuple[object, bool]", layers.get("landlock", (None, False)))
+    walls = _walls(common, layers.keys(), no_internet=no_internet)
+    return {**layers, **walls}
+
+
+def _walls(
+    view: sandbox_paths.View, layers: Collection[str], *, no_internet: bool
+) -> dict[str, object]:
+    """Return what goes to the launchpad for the layers that are about paths."""
+    found: dict[str, object] = {}
+    if "mountns" in layers:
+        trees = view.mounts()
+        links = view.symlinks(trees)
+        if "uid" not in layers:
+            trees = tuple((path, kind, False) for path, kind, _ in trees)
+        found["mountns"] = links, trees, os.fsencode(view.cwd)
+        view = view.everything_listed()
+    if "landlock" in layers:
+        found["landlock"] = (view.landlock(), no_internet)
+    return found
+
+
+def _no_directory(path: str) -> SpawnError:
+    """Word that a child may not be where it is to start."""
+    why = (
+        "a link on its way may be of its own making and leads to what it does not see;"
+        " put a directory there"
+    )
+    text = f"cannot start a child: cannot use the working directory {path!r}: {why}"
+    return SpawnError(errno.ELOOP, "cwd", text, why)

@@ -1,0 +1,316 @@
+"""What of the file system a sandboxed child may see, beside what comes through FD 3.
+
+What it is: a list of paths with what may be done beneath each, made in the host, which
+may look everywhere.  What it is not: the following of links (``sandbox.links``), nor the
+layers that keep it (``launchpad.landlock``, ``launchpad.mounts``).
+
+Rules of this file.
+
+1. System directories are read and executed; of ``/etc`` what programs need to start, of
+   ``/dev`` what has no memory of its own.
+2. COMMAND, what its ``#!`` line names, the installation of each (found by following its
+   symbolic links, one after the other) and the working directory are read and executed,
+   wherever they are.  Of an installation only the directories that hold programs and
+   libraries: ``~/.local`` holds programs, and secrets beside them.
+3. A working directory ``/`` adds nothing: a daemon starts there, and everything is
+   beneath it.
+4. TMPDIR and the directory of the child's sockets are its own.  Its private root, and
+   the grants, are not on the list: they come through FD 3.
+5. Who looks may be root, and what it looks at may be the child's: a link that the child
+   may have made leads to what is the child's or what it sees anyhow, or it leads nowhere,
+   and a program of a project brings nothing along that it names itself.  The one that
+   whoever runs the host has named is followed wherever it leads (rule 2).  What the child
+   sees anyhow it sees no better for its link, and what it may write is never behind one.
+6. A path of a rule has no links.  Whoever uses it opens it without following any
+   (``launchpad_kernel.open_exactly``): what is replaced meanwhile is not there.
+"""
+
+# ruff: noqa: PTH100, PTH120 - what is asked for is text
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from supervisor.sandbox.links import Links, Walk, holder
+from supervisor.sandbox.programs import find, interpreter, name_in_env
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+
+_AS_THEY_ARE = (*(f"{path}/" for path in _SYSTEM), "/dev/", "/sys/")
+"""Beneath these, owners are nobody's to map."""
+
+_ETC = tuple(
+    f"/etc/{name}"
+    for name in (
+        "alternatives", "bash.bashrc", "ca-certificates", "crypto-policies", "fonts",
+        "gai.conf", "group", "host.conf", "hostname", "hosts", "inputrc", "java",
+        "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
+        "localtime", "magic", "mime.types", "networks", "nsswitch.conf", "os-release",
+        "passwd", "perl", "pki", "profile", "profile.d", "protocols", "python3",
+        "python3.11", "python3.12", "python3.13", "resolv.conf", "services", "shells",
+        "ssl", "terminfo", "timezone", "xattr.conf",
+    )
+)  # fmt: skip
+
+_KERNEL = (
+    "/proc",
+    "/sys/devices/system/cpu",
+)
+
+_DEVICES = tuple(
+    f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")
+)
+
+_PARTS = ("bin", "lib", "lib64", "libexec", "ssl", "pyvenv.cfg")
+"""Of an installation."""
+
+_SHIMS_PARTS = (
+    *("bin", "lib", "libexec", "plugins", "shims"),
+    *("versions", "installs", "version"),
+)
+"""Of what keeps several versions (pyenv, rbenv, nodenv, asdf) behind shims."""
+
+
+class Rule(NamedTuple):
+    """What may be done with a path and all beneath it.
+
+    Attributes:
+        path: without symbolic links.
+        kind: ``list``, ``read``, ``execute``, ``write`` or ``device``.
+        mapped: root's files there are shown as the child's, if it is another user.
+    """
+
+    path: str
+    kind: str
+    mapped: bool = False
+
+
+class View(NamedTuple):
+    """What a child sees.
+
+    Attributes:
+        rules: what may be done where.
+        links: (path, target) of the symbolic links on the way.
+        cwd: the working directory, without links; "" if it is none that it may be in.
+    """
+
+    rules: tuple[Rule, ...]
+    links: tuple[tuple[str, str], ...]
+    cwd: str = ""
+
+    def landlock(self) -> tuple[tuple[bytes, str], ...]:
+        """Return the rules as ``launchpad.landlock`` takes them."""
+        return tuple((os.fsencode(rule.path), rule.kind) for rule in self.rules)
+
+    def everything_listed(self) -> View:
+        """Return it with every directory to be listed: nothing else is mounted."""
+        return self._replace(rules=(*self.rules, Rule("/", "list")))
+
+    def mounts(self) -> tuple[tuple[bytes, str, bool], ...]:
+        """Return the trees as ``launchpad.mounts`` takes them, outer ones first.
+
+        ``/proc`` is its own affair; ``/etc`` is there as a whole, and Landlock says
+        what of it is read.  One that lies in another of the same kind is there already.
+        """
+        trees: dict[str, Rule] = {}
+        around: list[Rule] = []  # the trees that the path at hand lies in
+        whole = (Rule("/etc", "read"),)
+        for rule in sorted((*self.rules, *whole), key=_parts):
+            if rule.kind == "list" or f"{rule.path}/".startswith("/proc/"):
+                continue
+            while around and not rule.path.startswith(around[-1].path + "/"):
+                around.pop()
+            if not around or not _gives(around[-1], rule):
+                trees[rule.path] = rule
+                around.append(rule)
+        return tuple((os.fsencode(r.path), r.kind, r.mapped) for r in trees.values())
+
+    def symlinks(
+        self, trees: tuple[tuple[bytes, str, bool], ...]
+    ) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the links that are not beneath one of the trees."""
+        tops = tuple(path + b"/" for path, _, _ in trees)
+        links = ((os.fsencode(p), os.fsencode(to)) for p, to in sorted(self.links))
+        return tuple((path, to) for path, to in links if not path.startswith(tops))
+
+
+_NOTHING = View((), ())
+
+
+def _gives(tree: Rule, rule: Rule) -> bool:
+    """Tell whether what lies in a tree is there as a rule wants it."""
+    # Nothing tells a mount to be read from one to be executed from.
+    kinds = {tree.kind, rule.kind}
+    alike = len(kinds) == 1 or kinds == {"read", "execute"}
+    return alike and tree.mapped == rule.mapped
+
+
+def _parts(rule: Rule) -> list[str]:
+    """Return what sorts a path right after what it lies in."""
+    return rule.path.split("/")
+
+
+class _Finder:
+    """Collects rules, and the links that lead to them.
+
+    Args:
+        view: what there is already.
+    """
+
+    def __init__(self, view: View = _NOTHING) -> None:
+        self.rules = {rule.path: rule for rule in view.rules}
+        self.links = Links(view.links, self._seen)
+
+    def _seen(self) -> Iterator[str]:
+        """Yield the places that a link of the child's may lead to (rule 5)."""
+        for rule in self.rules.values():
+            # What ``/proc/self`` is to the host is another thing to the child.
+            if rule.kind != "list" and rule.path != "/proc":
+                yield rule.path
+
+    def view(self, cwd: str) -> View:
+        """Return what was found."""
+        links = tuple(self.links.followed.items())
+        return View(tuple(self.rules.values()), links, cwd)
+
+    def add(self, path: str, kind: str, *, mapped: bool = False) -> str:
+        """Allow something; nothing happens if it is not there.
+
+        Returns:
+            Its path without links, "" if there is none.
+        """
+        return self._allow(self.links.walk(path), kind, mapped=mapped)
+
+    def _allow(self, walk: Walk, kind: str, *, mapped: bool) -> str:
+        real = walk.real
+        if not real:
+            return ""
+        if walk.maker and not holder((walk.maker,), real):
+            # It is there to be seen, and as it is: a link of the child's gives nothing.
+            return "" if kind == "write" else real
+        if walk.maker and kind == "write":
+            return ""
+        # The system's own is everybody's to read, as it is.
+        mapped = mapped and not real.startswith(_AS_THEY_ARE)
+        known = self.rules.get(real)
+        if known is None or known.kind == "list" or kind == "write":
+            self.rules[real] = Rule(real, kind, mapped)
+        return real
+
+    def add_program(self, path: str) -> None:
+        """Allow a program, what its ``#!`` line names, and their installations."""
+        for _ in range(4):  # as deep as the kernel follows "#!"
+            walk = self.links.walk(path, is_trusted=True)
+            if not walk.real:
+                return
+            for hop in walk.hops:
+                self.add_installation(hop)
+            self._allow(walk, "execute", mapped=True)
+            following = interpreter(walk.real)
+            if following is None:
+                return
+            path = following
+
+    def add_tool(self, path: str, program_files: tuple[str, ...]) -> None:
+        """Allow a program that may be a project's own, and then the child's (rule 5)."""
+        walk = self.links.walk(path)
+        if not walk.real:
+            return
+        if not self._is_theirs(walk.hops[0]):
+            self.add_program(walk.hops[0])
+            return
+        self._allow(walk, "execute", mapped=True)
+        for hop in walk.hops:
+            if not self._is_theirs(hop):
+                self.add_installation(hop)
+        name = name_in_env(walk.real)
+        program = find(name, program_files) if name else None
+        if program is not None:
+            self.add_program(program)
+
+    def _is_theirs(self, path: str) -> bool:
+        return bool(holder(self.links.theirs, path))
+
+    def add_installation(self, program: str) -> None:
+        """Allow the programs and libraries that lie around a program."""
+        prefix, kind = os.path.split(os.path.dirname(program))
+        # What stands in "shims" finds the program among installed versions by itself.
+        parts = {"bin": _PARTS, "sbin": _PARTS, "shims": _SHIMS_PARTS}.get(kind, ())
+        if prefix in ("/", "/usr"):
+            return
+        for part in parts:
+            self.add(f"{prefix}/{part}", "execute", mapped=True)
+
+
+@cache
+def _common() -> View:
+    """Return what every child sees: the system, and this very program."""
+    finder = _Finder()
+    for path in _SYSTEM:
+        finder.add(path, "execute")
+    for path in (*_ETC, *_KERNEL):
+        finder.add(path, "read")
+    for path in _DEVICES:
+        finder.add(path, "device")
+    import sys  # noqa: PLC0415 - one use
+
+    finder.add_program(sys.executable)
+    for prefix in (sys.prefix, sys.base_prefix):
+        finder.add_installation(f"{prefix}/bin/python")
+    packages = os.path.abspath(__file__).rpartition("/supervisor/")[0]
+    finder.add(packages, "list")  # an import looks into the directory first
+    for package in ("supervisor", "vfs", "protocol"):
+        finder.add(f"{packages}/{package}", "execute", mapped=True)
+    return finder.view("/")
+
+
+def view_of(
+    executable: str,
+    cwd: str,
+    own: Iterable[str],
+    program_files: Iterable[str] = (),
+    shared: Iterable[str] = (),
+    theirs: Iterable[str] = (),
+) -> View:
+    """Return what one child sees.
+
+    Args:
+        executable: the absolute path of its program.
+        cwd: its working directory.
+        own: directories that are the child's to write.
+        program_files: more that it may read and execute.
+        shared: directories that it may write, and that are the host's: what is root's
+            there is shown as its own.  Where there are any, the program is a tool.
+        theirs: directories that it may write by other means, or that hold its own.
+    """
+    finder = _Finder(_common())
+    own = tuple(own)
+    shared = tuple(shared)
+    program_files = tuple(program_files)
+    finder.links.belong((*theirs, *own, *shared))
+    for path in program_files:
+        finder.add(path, "execute", mapped=True)
+    if shared:
+        finder.add_tool(executable, program_files)
+    else:
+        finder.add_program(executable)
+    for path in shared:
+        finder.add(path, "write", mapped=True)
+    inside = cwd
+    if cwd != "/" and not holder(shared, cwd):
+        # A directory that holds this child's own, /tmp say, holds other children's too:
+        # those are root's, and must not become this one's to read.
+        around = any(holder([cwd], path) for path in own)
+        inside = finder.add(cwd, "execute", mapped=not around)
+    for path in own:
+        finder.add(path, "write")
+    return finder.view(inside)
+
+
+def common_view() -> View:
+    """Return what a process sees that has nothing of any child's."""
+    return _common()

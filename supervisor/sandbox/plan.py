@@ -1,0 +1,355 @@
+"""Which layers a child gets: profiles, what they ask for, and what became of it.
+
+What it is: the host's side of the sandbox.  What it is not: applying anything; the
+forked child does that to itself (``launchpad.child``), and says what it did; nor the
+words in which it is asked for (``sandbox.orders``).
+
+Rules of this file.
+
+1. A layer is asked for or it is not.  One that cannot be had ends the child that tried
+   it, so no child runs in less than it reports.
+2. What this machine does not give is left out when the profile does not require it, and
+   the child is started again without it; the reason goes into its report.  A failure
+   that says nothing about the machine (no memory, too many namespaces, 16 layers of
+   Landlock) refuses the start: whoever can bring it about must not weaken a sandbox.
+   What the machine lacks is what a process lacks too that has nothing of any child's
+   (``sandbox.orders``): what lies under a child's names may be its own doing.
+3. What is required and missing refuses the start: which, why, what to install.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from supervisor.sandbox import seccomp_filter
+from supervisor.spawn_request import SpawnError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import trio
+
+NONE, AUTO, REQUIRED = "none", "auto", "required"
+
+LAYERS = {
+    "no_new_privs": "Linux 3.5 or newer",
+    "capabilities": "Linux 2.6.25 or newer",
+    "rlimits": "getrlimit(2)",
+    "landlock": "Linux 5.13 or newer, started with 'landlock' among its lsm= modules",
+    "seccomp": "Linux with CONFIG_SECCOMP_FILTER, on x86_64 or aarch64",
+    "uid": "a host that is root, with the layer mountns and a file system that can"
+    " show its files as another user's (Linux 5.12)",
+    "userns": "unprivileged user namespaces (sysctl user.max_user_namespaces,"
+    " kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
+    "mountns": "a host that is root, or the layer userns; Linux 5.12 or newer",
+    "pidns": "a host that is root, or the layer userns; with the layer mountns",
+    "netns": "a host that is root, or the layer userns",
+    "ipcns": "a host that is root, or the layer userns",
+    "utsns": "a host that is root, or the layer userns",
+    "cgroup": "a cgroup that is this user's to divide (systemd: Delegate=yes)",
+}
+"""Every layer that a profile can name, and what it takes to have it."""
+
+FIRST_USER = 0x40000000
+"""Of children of root: above what subordinate users are made of (login.defs(5))."""
+
+USERS = 767
+"""For each pid of a host: so many go into 32 bits for every pid that there can be (2**22),
+none of them the last number, which means "nobody"."""
+
+NEEDS_MOUNTNS = ("uid", "pidns")
+"""Layers that are nothing without the layer mountns, on whatever machine."""
+
+_ALWAYS = frozenset({"no_new_privs", "capabilities"})
+"""Part of every profile but ``none``: they cost nothing and everybody has them."""
+
+NAMESPACES = ("mountns", "pidns", "netns", "ipcns", "utsns")
+"""Layers that root makes as it is, and anybody else within a user namespace."""
+
+OF_PATHS = frozenset({"mountns", "landlock", "uid"})
+"""Layers that can fail for what lies under a child's names; others know none."""
+
+_OF_THE_MACHINE = frozenset(
+    {
+        errno.ENOSYS,
+        errno.EPERM,
+        errno.EACCES,
+        errno.EINVAL,
+        errno.EOPNOTSUPP,
+        errno.ENOENT,
+        errno.ENODEV,
+        errno.EROFS,
+    }
+)
+"""What a kernel answers that has no such thing, or gives it to nobody like us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a child is to run in.
+
+    Attributes:
+        name: as the user writes it.
+        layers: what is asked for.
+        required: of these, what the child is not started without.
+        unix_sockets: it may make sockets of the family unix, which reach whatever of
+            their paths it sees; FD 3 and pairs are none that it makes so.
+    """
+
+    name: str
+    layers: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
+    unix_sockets: bool = True
+
+
+PROFILES = {
+    NONE: Profile(NONE),
+    AUTO: Profile(AUTO, frozenset(LAYERS)),
+    REQUIRED: Profile(
+        REQUIRED, frozenset(LAYERS), frozenset({"landlock", "seccomp", *_ALWAYS})
+    ),
+}
+"""Those that need no configuration."""
+
+
+def named(
+    name: str, layers: Iterable[str] | None, required: Iterable[str] = ()
+) -> Profile:
+    """Return a profile of the configuration; ``layers`` None are all."""
+    wanted = frozenset(LAYERS if layers is None else layers) | _ALWAYS
+    return Profile(name, wanted, frozenset(required))
+
+
+@dataclass(slots=True)
+class Walls:
+    """What became of a profile for one child: its effective isolation.
+
+    Attributes:
+        profile: what was asked for.
+        network: ``none`` or ``host``: what it has.
+        applied: (layer, detail), as the child said before its exec.
+        missing: reason by layer that it goes without.
+    """
+
+    profile: str = NONE
+    network: str = "host"
+    applied: tuple[tuple[str, str], ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def row(self) -> dict[str, object]:
+        """Return it as JSON: ``ps``, the journal and ``doctor`` show this."""
+        return {
+            "profile": self.profile,
+            "layers": [name for name, _ in self.applied],
+            "details": dict(self.applied),
+            "missing": dict(self.missing),
+            "network": self.network,
+        }
+
+
+class Machine:
+    """What one host has learnt of its machine, and the users it has given out.
+
+    Args:
+        launchpad_pid: lives as long as the host and is no host: its range of users is
+            this host's as well. None: there is none.
+
+    Attributes:
+        lacking: reason by layer that could not be had.
+    """
+
+    def __init__(self, launchpad_pid: int | None = None) -> None:
+        self.lacking: dict[str, str] = {}
+        self._users: set[int] = set()
+        self._launchpad_pid = launchpad_pid
+        if os.geteuid() != 0:
+            reason = "the host is not root"
+            self.lacking["uid"] = reason
+        try:
+            seccomp_filter.build_here(network=False)
+        except seccomp_filter.UnknownMachineError as why:
+            self.lacking["seccomp"] = f"no list of system calls for {why}"
+
+    def take_user(self) -> int:
+        """Return a user number that no other child of this machine's hosts has.
+
+        Raises:
+            SpawnError: there is none left.
+        """
+        # A host's own, by its pids: two hosts that live have none in common.
+        pids = (os.getpid(), self._launchpad_pid)
+        firsts = [FIRST_USER + pid * USERS for pid in pids if pid is not None]
+        own = chain.from_iterable(range(first, first + USERS) for first in firsts)
+        user = next((number for number in own if number not in self._users), None)
+        if user is None:
+            count = USERS * len(firsts)
+            text = f"cannot start a child: all {count} users of this host have one"
+            raise SpawnError(errno.EAGAIN, "uid", f"{text}; run a second host")
+        self._users.add(user)
+        return user
+
+    def keep_user(self, user: int) -> None:
+        """Take note of a user that was given before this program began."""
+        self._users.add(user)
+
+    def give_user_back(self, user: int) -> None:
+        """Take note that nothing of the child is left that had this user."""
+        self._users.discard(user)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one child is asked to put on itself; made anew for each attempt.
+
+    Attributes:
+        profile: the profile.
+        network: ``none`` or ``host``.
+        machine: what is known of the machine.
+        missing: reason by layer that this child goes without.
+        without: of these, what its own directories cannot have.
+    """
+
+    profile: Profile
+    network: str
+    machine: Machine
+    missing: dict[str, str] = field(default_factory=dict)
+    without: dict[str, str] = field(default_factory=dict)
+
+    def wanted(self) -> set[str]:
+        """Return the layers to ask for.
+
+        Raises:
+            SpawnError: one that is required cannot be had.
+        """
+        self.missing.clear()
+        layers = set(self.profile.layers)
+        for layer, why in (*self.machine.lacking.items(), *self.without.items()):
+            self.leave(layers, layer, why)
+        if os.geteuid() == 0:
+            why = "the host is root and makes the other namespaces without one"
+            self.drop(layers, "userns", why)
+        if self.network == "host":
+            why = "the network 'host' leaves the child in the host's"
+            self.drop(layers, "netns", why)
+        if os.geteuid() != 0 and "userns" not in layers:
+            for layer in NAMESPACES:
+                self.leave(layers, layer, "neither root nor a user namespace")
+        for layer in NEEDS_MOUNTNS:
+            if "mountns" not in layers:
+                self.leave(layers, layer, "needs the layer mountns")
+        return layers
+
+    def drop(self, layers: set[str], layer: str, why: str) -> None:
+        """Do without a layer that has no use here: the child lacks nothing by that.
+
+        Raises:
+            SpawnError: it is required all the same; nothing that a machine could give
+                would help.
+        """
+        layers.discard(layer)
+        if layer in self.profile.required:
+            text = (
+                f"cannot start a child: the sandbox layer {layer!r} is required and not"
+                f" made here: {why}; take it out of 'required'"
+            )
+            raise SpawnError(errno.EINVAL, layer, text, why)
+
+    def leave(self, layers: set[str], layer: str, why: str) -> None:
+        """Do without a layer, if it was asked for.
+
+        Raises:
+            SpawnError: it is required.
+        """
+        if layer in layers:
+            layers.discard(layer)
+            self.missing[layer] = why
+            if layer in self.profile.required:
+                raise missing_layer(layer, why)
+
+    def may_do_without(self, error: SpawnError) -> bool:
+        """Tell whether it may be the machine that lacks what failed here.
+
+        Raises:
+            SpawnError: it is required.
+        """
+        layer = error.stage
+        if layer not in LAYERS or error.errno not in _OF_THE_MACHINE:
+            return False
+        if layer in self.profile.required:
+            raise missing_layer(layer, error.reason, error.errno)
+        return True
+
+    def failed(self, error: SpawnError) -> bool:
+        """Take note of a layer that failed with nothing of any child's.
+
+        Returns:
+            Whether the machine lacks it, so that it is to be tried without.
+
+        Raises:
+            SpawnError: it is required.
+        """
+        if not self.may_do_without(error):
+            return False
+        self.machine.lacking[error.stage] = error.reason
+        return True
+
+    def failed_for_it(self, error: SpawnError) -> bool:
+        """Take note of a layer that failed for this child, and not for the machine.
+
+        Only that of owners is left out then: the file system of a directory that
+        whoever runs the host has named may be unable to show them otherwise.
+        """
+        if error.stage != "uid":
+            return False
+        self.without[error.stage] = error.reason
+        return True
+
+
+def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnError:
+    """Word that a required layer cannot be had."""
+    text = (
+        f"cannot start a child: the sandbox layer {layer!r} is required and missing:"
+        f" {why}; it takes {LAYERS[layer]}"
+    )
+    return SpawnError(number, layer, text, why)
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a child is to run in, and what was made ready for it.
+
+    Attributes:
+        profile: the layers.
+        network: ``none`` or ``host``.
+        cwd: its working directory, as a path.
+        own: directories of its own, to write.
+        groups: files of its cgroups that take its pid.
+        processes: how many these allow, if they keep that.
+        needs_groups: without them it is not to start: they keep what nothing else can.
+        no_groups: why there is none, if one was wanted.
+        user: a user that may be given to it, None for none.
+        shared: more that it may write, where what is root's is shown as its own.
+        kept: more that it may write, as it is.
+        programs: more that it may read and execute.
+        theirs: what it may write by FD 3, or that holds what is its own.
+        share: bounds the threads that may look at what is its own.
+    """
+
+    profile: Profile
+    network: str
+    cwd: str
+    own: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    processes: int | None = None
+    needs_groups: bool = False
+    no_groups: str = ""
+    user: int | None = None
+    shared: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
+    share: trio.CapacityLimiter | None = None

@@ -1,0 +1,171 @@
+"""What this machine gives a host: each thing tried, not looked up in a list of versions.
+
+What it is: the probes behind ``doctor``.  What it is not: a decision; the host's parts
+try for themselves what they need, when they need it.
+
+Rules of this file.
+
+1. A probe tries the thing itself, and undoes it.  What was not tried is "unknown".
+2. Each row says what was tried and what a host does without it.
+3. What a child runs in is tried with a child (``cli.doctor_layers``); the rows on layers
+   here say what the kernel has, whoever may use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from supervisor.sandbox import attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PRESENT = "present"
+MISSING = "missing"
+UNKNOWN = "unknown"
+
+_LAYER = "children run without the layer; see the table below"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the report.
+
+    Attributes:
+        what: the thing.
+        state: ``present``, ``missing`` or ``unknown``.
+        detail: which version, which limit, why not.
+        probed: what was tried.
+        without: what a host does where it is missing.
+        is_needed: no host works without it.
+    """
+
+    what: str
+    state: str
+    detail: str
+    probed: str
+    without: str
+    is_needed: bool = False
+
+    def row(self) -> dict[str, object]:
+        """Return it as a JSON object."""
+        return {
+            "what": self.what,
+            "state": self.state,
+            "detail": self.detail,
+            "probed": self.probed,
+            "without": self.without,
+            "needed": self.is_needed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    what: str
+    attempt: Callable[[], str]
+    probed: str
+    without: str
+    is_needed: bool = False
+
+
+def probe_machine() -> tuple[Finding, ...]:
+    """Try everything; takes some 50 ms, changes nothing."""
+    return tuple(_try(probe) for probe in PROBES)
+
+
+def _try(probe: _Probe) -> Finding:
+    try:
+        state, detail = PRESENT, probe.attempt()
+    except attempts.UnknownError as why:
+        state, detail = UNKNOWN, str(why)
+    except attempts.MissingError as why:
+        state, detail = MISSING, str(why)
+    except OSError as why:
+        state, detail = MISSING, why.strerror or str(why)
+    return Finding(
+        probe.what, state, detail, probe.probed, probe.without, probe.is_needed
+    )
+
+
+PROBES = (
+    _Probe(
+        "Linux", attempts.linux, "uname(2)", "no host: it cannot wait by pidfd", True
+    ),
+    _Probe("pidfds", attempts.pidfd, "pidfd_open(2) of itself", "no host", True),
+    _Probe(
+        "child subreaper",
+        attempts.subreaper,
+        "prctl(2) PR_SET_CHILD_SUBREAPER",
+        "no host: detached processes would outlive their child",
+        is_needed=True,
+    ),
+    _Probe(
+        "descriptors",
+        attempts.descriptors,
+        "getrlimit(2) RLIMIT_NOFILE",
+        "no host: children's files need descriptors",
+        is_needed=True,
+    ),
+    _Probe(
+        "flock in TMPDIR",
+        attempts.flock,
+        "flock(2) on the directory",
+        "no private root or TMPDIR: nobody could tell whose they were",
+        is_needed=True,
+    ),
+    _Probe(
+        "openat2",
+        attempts.openat2,
+        "openat2(2) of '.' and '..' with RESOLVE_BENEATH",
+        "names are walked one part at a time with O_NOFOLLOW; slower, as safe",
+    ),
+    _Probe(
+        "close_range",
+        attempts.close_range,
+        "close_range(2) on unused numbers",
+        "descriptors are marked one by one; slower",
+    ),
+    _Probe(
+        "lists of children",
+        attempts.children_lists,
+        "read /proc/thread-self/children",
+        "every process of the machine is read to end a tree; slower",
+    ),
+    _Probe(
+        "O_TMPFILE in TMPDIR",
+        attempts.tmpfile,
+        "open(2) of an unnamed file",
+        "files to be published have a name (.sandhost-*) meanwhile, which a crash of"
+        " the machine can leave",
+    ),
+    _Probe(
+        "RWF_NOWAIT in TMPDIR",
+        attempts.nowait,
+        "preadv2(2) of a file just written",
+        "every READ goes through a thread; some 100 us slower",
+    ),
+    _Probe(
+        "Landlock", attempts.landlock, "landlock_create_ruleset(2), version", _LAYER
+    ),
+    _Probe("seccomp filters", attempts.seccomp, "seccomp(2) GET_ACTION_AVAIL", _LAYER),
+    _Probe(
+        "user namespaces",
+        attempts.user_namespace,
+        "unshare(2) and a mapping, in a process of its own",
+        "a host that is not root makes no namespaces for its children",
+    ),
+    _Probe(
+        "cgroup v2",
+        attempts.cgroup,
+        "mkdir(2) and rmdir(2) in its own group",
+        "limits hold for each process, not for all of a child's together",
+    ),
+    _Probe(
+        "bubblewrap",
+        attempts.bubblewrap,
+        "looked for bwrap in PATH; not run",
+        "nothing: namespaces are made without it",
+    ),
+)
+"""Everything that is tried, what a host needs first."""

@@ -1,0 +1,175 @@
+"""Starting a child in its sandbox: asking for layers, and again without what is lacking.
+
+What it is: the one road from a profile to a process, for the host and for a relay.
+What it is not: the rules of that (``sandbox``), nor the launchpad's messages.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.sandbox import giving
+from supervisor.sandbox.orders import layers_on_the_wire, neutral
+from supervisor.sandbox.plan import OF_PATHS, Plan, Walls, Wanted
+from supervisor.spawn_request import SpawnError, SpawnRequest
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from supervisor.launcher import Launcher
+    from supervisor.sandbox.plan import Machine
+    from supervisor.spawned import SpawnedProcess
+
+
+async def spawn(
+    launcher: Launcher, machine: Machine, request: SpawnRequest, wanted: Wanted
+) -> tuple[SpawnedProcess, Walls]:
+    """Start a child in as much as its profile asks for and this machine gives.
+
+    Raises:
+        SpawnError: it cannot be started, or not in what is required.
+        LaunchpadLost: no child can be started any more.
+
+    Cancellation: as ``Launcher.spawn``.
+    """
+    if not wanted.profile.layers:
+        process = await launcher.spawn(request)
+        return process, Walls(wanted.profile.name, "host", process.applied)
+    plan = Plan(wanted.profile, wanted.network, machine)
+    while True:
+        attempt = await _attempt(plan, request, wanted)
+        try:
+            process = await launcher.spawn(attempt)
+        except SpawnError as why:
+            if not plan.may_do_without(why):
+                raise
+            fault = why
+            if why.stage in OF_PATHS:
+                fault = await _neutral_fault(launcher, attempt)
+            is_for_it = fault.stage == "exec" and plan.failed_for_it(why)
+            if not is_for_it and not plan.failed(fault):
+                raise
+        else:
+            return process, _walls_of(plan, wanted, process)
+
+
+async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnError:
+    """Put the same layers on a process that has nothing of the child's; say what failed.
+
+    The one that failed for the child may have failed for what it did to its own
+    directories, which says nothing of the machine. Nothing is run: where every layer
+    goes well, it is the program that fails.
+
+    Raises:
+        LaunchpadLost: no child can be started any more.
+    """
+    top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        request = SpawnRequest(
+            executable="/",  # a directory
+            argv=("-",),
+            env={},
+            cwd_fd=top,
+            fds=(),
+            layers=neutral(attempt.layers),
+        )
+        process = await launcher.spawn(request)
+    except SpawnError as why:
+        return why
+    finally:
+        os.close(top)
+    process.close()
+    raise AssertionError("a directory was executed")
+
+
+def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
+    """Say what a child runs in; its network is none only if something keeps it so."""
+    walls = Walls(wanted.profile.name, wanted.network, process.applied, plan.missing)
+    if (
+        wanted.network == "none"
+        and not {"netns", "seccomp"} & dict(walls.applied).keys()
+    ):
+        walls.network = "host"
+        walls.missing["network"] = "takes the layer netns or the layer seccomp"
+    return walls
+
+
+async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
+    """Return a request with what is thought to be had at the moment.
+
+    Raises:
+        SpawnError: what it cannot be without is not.
+        OSError: a directory of its own is gone.
+    """
+    layers = plan.wanted()
+    if not wanted.groups:
+        plan.leave(layers, "cgroup", wanted.no_groups)
+    if wanted.user is None:
+        plan.leave(layers, "uid", "a nested child has its parent's user")
+    else:
+        user = wanted.user if "uid" in layers else os.geteuid()
+        if giving.has_others(wanted.own, user):
+            await in_thread(giving.give, wanted.own, user, share=wanted.share)
+    if wanted.needs_groups and "cgroup" not in layers:
+        raise cpus_not_kept(plan.missing.get("cgroup", ""))
+    rlimits = request.rlimits
+    if "cgroup" in layers:
+        rlimits = tuple(_beside_its_group(limit, wanted.processes) for limit in rlimits)
+    if "rlimits" in layers:
+        rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
+    # It looks at what may be anywhere, and at what the child has made.
+    program = request.executable
+    asked = await in_thread(_asked, layers, wanted, program, share=wanted.share)
+    return replace(request, layers=asked, rlimits=rlimits)
+
+
+def _asked(layers: set[str], wanted: Wanted, executable: str) -> dict[str, object]:
+    """Return what goes to the launchpad; whatever goes wrong is this start's failure.
+
+    Raises:
+        SpawnError: it cannot be found out.
+    """
+    try:
+        return layers_on_the_wire(layers, wanted, executable)
+    except (SpawnError, OSError):
+        raise
+    except Exception as why:
+        raise unforeseen(why) from why
+
+
+def unforeseen(why: Exception) -> SpawnError:
+    """Word what nobody has thought of: a fault of this program, in one start."""
+    reason = f"{type(why).__name__}: {why}"
+    text = f"cannot start a child: an internal error ({reason}); report it, please"
+    return SpawnError(errno.EIO, "request", text, reason)
+
+
+def _beside_its_group(
+    limit: tuple[int, int, int], kept: int | None
+) -> tuple[int, int, int]:
+    """Return a limit of processes twice as high where a group keeps that number.
+
+    So it is the group that refuses a fork, and counts it (``sandbox.fork_watch``): RLIMIT_NPROC
+    counts forks under way too, and each of its processes may be in one. A lower limit
+    than the group's is nobody else's to keep, and is left as it is.
+    """
+    which, soft, hard = limit
+    if which != resource.RLIMIT_NPROC or kept is None or soft != kept:
+        return limit
+    # The launchpad has the same, and who has no right to may not raise it.
+    _, most = resource.getrlimit(which)
+    twice = (
+        2 * kept if most == resource.RLIM_INFINITY else max(kept, min(2 * kept, most))
+    )
+    return which, twice, max(twice, hard)
+
+
+def cpus_not_kept(why: str) -> SpawnError:
+    """Word that nothing here keeps a limit that only a group of processes can keep."""
+    why = why or "no group of processes with the controller 'cpu' can be made for it"
+    how = "leave the limit out, or delegate that controller (systemd: Delegate=cpu)"
+    text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
+    return SpawnError(errno.EOPNOTSUPP, "cgroup", text)

@@ -1,0 +1,1 @@
+"""One client's conversation: bytes from its descriptors, replies back, in order."""

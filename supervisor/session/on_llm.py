@@ -1,0 +1,92 @@
+"""Requests about the model: LLM_CHAT, LLM_QUOTA, LLM_CONFIG (spec L1-L15).
+
+Rules of this file.
+
+1. A host without ``[llm]`` answers as one (spec L12); the service is looked up at each
+   request, never imported here.
+2. LLM_CHAT is a job that lasts only while its client is there (spec L10).
+3. Checks run in the contract's order: encoding, preset, inputs, outputs, quota (L2).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from protocol import error
+from protocol import messages as m
+from protocol.chat import ChatBody
+from supervisor.session.replies import denied
+
+if TYPE_CHECKING:
+    from supervisor.llm.service import LlmService
+    from supervisor.session.session import Session
+
+LEAVE_S = 0.002
+"""How long a call outlives its client: what the provider has sent by then is read, so
+that it is charged (spec L10), and a dead child is cleaned up within 10 ms (spec S4)."""
+
+
+def _service(session: Session) -> LlmService | None:
+    return session.services.llm  # type: ignore[return-value] # the one there is
+
+
+def chat_of(request: m.Request) -> ChatBody | None:
+    """Return what follows the body of an LLM_CHAT, refused or not; None for others."""
+    if isinstance(request, m.Chat):
+        lengths = (request.inputs, request.outputs, request.prompt, request.preset)
+        return ChatBody(lengths)
+    if isinstance(request, m.Refusal) and request.parts:
+        return ChatBody(request.parts)
+    return None
+
+
+def do_chat(session: Session, request: m.Chat) -> bytes | None:
+    """LLM_CHAT."""
+    chat = ChatBody((request.inputs, request.outputs, request.prompt, request.preset))
+    if session.services.llm is None:
+        return session.drain(error(b"LLM not available"), chat)
+    piece = session.conn.take_body()
+    return session.collect(piece, partial(_chat_now, session, request, chat), chat)
+
+
+def _chat_now(
+    session: Session, request: m.Chat, chat: ChatBody, data: bytes | memoryview
+) -> bytes | None:
+    parts = chat.split(data)
+    session.start(partial(_chat, session, request.flag, parts))
+    return None
+
+
+async def _chat(
+    session: Session, claim: bool, parts: tuple[bytes, ...]
+) -> bytes | None:
+    from supervisor.llm.chat import answer  # noqa: PLC0415 - hosts without [llm]
+
+    session.payload_done()
+    service = _service(session)
+    if service is None:
+        return error(b"LLM not available")  # the host is ending
+    if claim and not session.client.policy.top_level:
+        denied(session, "LLM_CHAT", b"true")
+        claim = False
+    return await answer(session, service, claim, parts)
+
+
+def do_quota(session: Session, request: m.Quota) -> bytes | None:
+    """LLM_QUOTA (spec L9)."""
+    del request
+    service = _service(session)
+    if service is None:
+        return error(b"LLM quota not available")
+    return b"OK %b\n" % service.quota_text(session.client).encode()
+
+
+def do_config(session: Session, request: m.Config) -> bytes | None:
+    """LLM_CONFIG (spec L13)."""
+    del request
+    service = _service(session)
+    if service is None:
+        return error(b"LLM config not available")
+    document = service.config_json()
+    return b"OK %d\n%b" % (len(document), document)

@@ -1,0 +1,240 @@
+"""The pump: serves every client whose requests need no waiting, from one epoll.
+
+Rules of this file.
+
+1. One task, one epoll set of all client descriptors.  Parking each client's own task in
+   Trio would cost about 10 us a request; one call of epoll returns all that are ready.
+2. After it has served what was ready the pump yields the core and polls again, at most
+   ``POLLS`` times; then it parks in Trio on the epoll descriptor itself.  An idle host
+   never wakes up.
+3. Trio's other tasks get their turn at least every ``SLICE_S``.
+4. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
+   Of one that its task owns the set may still be asked whether its client hangs up.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.session.base import EOF, SLOW
+from supervisor.session.counts import SAMPLE_TURNS, Counts
+from supervisor.session.sent import POLLS
+
+if TYPE_CHECKING:
+    from supervisor.session.base import SessionBase
+
+SLICE_S = 0.001
+"""Longest stretch without a checkpoint; one costs 10 us, so this gives up 1 %."""
+
+_BATCH = 64
+"""Events a poll returns at most; more wait for the next one, a few microseconds."""
+
+
+class Pump:
+    """Serves sessions.
+
+    Attributes:
+        sessions: those in the epoll set, by descriptor.
+        counts: what all sessions count.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self.sessions: dict[int, SessionBase] = {}
+        self.counts = Counts()
+        self._left_over: dict[SessionBase, None] = {}
+        self._hangups: dict[int, SessionBase] = {}
+        # (when, requests that the session had answered when its message began)
+        self._deadlines: dict[SessionBase, tuple[float, int]] = {}
+        self._deadline_added = trio.Event()
+        self._paused: trio.Event | None = None
+
+    def pause(self) -> None:
+        """Take no requests until ``go_on``; jobs that have begun go on."""
+        if self._paused is None:
+            self._paused = trio.Event()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no requests are taken."""
+        return self._paused is not None
+
+    def go_on(self) -> None:
+        """Take requests again."""
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            paused.set()
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what the pump holds of the process's descriptors."""
+        return (self._epoll.fileno(), self._bell)
+
+    def add(self, session: SessionBase) -> None:
+        """Begin to serve a session."""
+        self.sessions[session.read_fd] = session
+        self._epoll.register(session.read_fd, select.EPOLLIN)
+
+    def suspend(self, session: SessionBase) -> None:
+        """Leave a session to its own task."""
+        # By identity: the number of a session that is over may be another's by now (I1).
+        if self.sessions.get(session.read_fd) is session:
+            del self.sessions[session.read_fd]
+            # On the way down the pump may have gone before its sessions.
+            if not self._epoll.closed:
+                self._epoll.unregister(session.read_fd)
+        self._left_over.pop(session, None)
+        self._deadlines.pop(session, None)
+
+    def resume(self, session: SessionBase) -> None:
+        """Take a session back from its task."""
+        self.add(session)
+        if session.conn.pending:
+            self._left_over[session] = None
+            os.eventfd_write(self._bell, 1)
+        self._watch(session)
+
+    forget = suspend
+
+    def watch_hangup(self, session: SessionBase) -> None:
+        """Close a session that its task owns once its client has closed both ways.
+
+        Precondition: the session is suspended.
+        """
+        for fd in {session.read_fd, session.write_fd}:
+            self._hangups[fd] = session
+            # Nothing is asked for: EPOLLHUP and EPOLLERR always come (epoll_ctl(2)).
+            self._epoll.register(fd, 0)
+
+    def ignore_hangup(self, session: SessionBase) -> None:
+        """End ``watch_hangup``."""
+        for fd in {session.read_fd, session.write_fd}:
+            if self._hangups.get(fd) is session:
+                self._hung_up(fd)
+
+    def _note_hangup(self, fd: int) -> None:
+        session = self._hangups.get(fd)
+        if session is not None:
+            self._hung_up(fd)
+            # Of two pipes each tells its own end.
+            if session not in self._hangups.values():
+                session.close_soon(EOF)
+
+    def _hung_up(self, fd: int) -> None:
+        del self._hangups[fd]
+        if not self._epoll.closed:
+            self._epoll.unregister(fd)
+
+    def _watch(self, session: SessionBase) -> None:
+        """Start or stop the clock of a message that has begun (spec F8)."""
+        known = self._deadlines.get(session)
+        if not session.is_mid_message:
+            if known is not None:
+                del self._deadlines[session]
+        elif known is None or known[1] != session.requests:
+            # Another message than the last time: a client that always has one under
+            # way is busy, not slow. Taken out first, for they stand in order of time.
+            self._deadlines.pop(session, None)
+            deadline = time.monotonic() + session.deadline_s
+            self._deadlines[session] = (deadline, session.requests)
+            self._deadline_added.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        poll = self._epoll.poll
+        yield_core = os.sched_yield
+        misses = 0
+        slice_end = time.monotonic() + SLICE_S
+        try:
+            while True:
+                if self._paused is not None:
+                    await self._paused.wait()
+                events = poll(0, _BATCH)
+                if events or self._left_over:
+                    served = len(self.sessions)
+                    self._serve(events)
+                    # Who has left asks nothing soon: nobody yields to the dead.
+                    misses = 0 if len(self.sessions) == served else POLLS
+                elif misses < POLLS:
+                    misses += 1
+                    yield_core()
+                    continue
+                else:
+                    await trio.lowlevel.wait_readable(self._epoll.fileno())
+                    misses = 0
+                    slice_end = time.monotonic() + SLICE_S
+                    continue
+                if time.monotonic() > slice_end:
+                    await trio.lowlevel.checkpoint()
+                    slice_end = time.monotonic() + SLICE_S
+        finally:
+            self._epoll.close()
+            os.close(self._bell)
+
+    def _serve(self, events: list[tuple[int, int]]) -> None:
+        turn = self._left_over
+        self._left_over = {}
+        for fd, _ in events:
+            session = self.sessions.get(fd)
+            if session is not None:
+                turn[session] = None
+            elif fd == self._bell:
+                os.eventfd_read(self._bell)
+            else:
+                self._note_hangup(fd)
+        alone = len(turn) == 1
+        counts = self.counts
+        counts.turns -= 1
+        if counts.turns <= 0:
+            counts.turns = SAMPLE_TURNS
+            self._serve_timed(turn)
+        for session in turn:
+            if session.serve(alone=True) if alone else session.serve_one():
+                self._left_over[session] = None
+            conn = session.conn
+            if self._deadlines or conn.body_left or not conn.idle:
+                self._watch(session)
+
+    def _serve_timed(self, turn: dict[SessionBase, None]) -> None:
+        """Serve the first session of a turn for one request, and look at the clock.
+
+        A turn in which it answered one request and no more is a measurement.
+        """
+        session = next(iter(turn), None)
+        if session is None:
+            return
+        counts = self.counts
+        before, answered = counts.requests.copy(), session.requests
+        begun_s = time.monotonic()
+        if session.serve_one():
+            self._left_over[session] = None
+        took_s = time.monotonic() - begun_s
+        if session.requests - answered == 1:
+            pairs = zip(before, counts.requests, strict=True)
+            kinds = [k for k, (was, now) in enumerate(pairs) if now != was]
+            if len(kinds) == 1:
+                counts.took(counts.inline, kinds[0], took_s)
+        conn = session.conn
+        if self._deadlines or conn.body_left or not conn.idle:
+            self._watch(session)
+        del turn[session]
+
+    async def watch_deadlines(self) -> None:
+        """Close the sessions whose message does not end in time (spec F8)."""
+        while True:
+            if not self._deadlines:
+                self._deadline_added = trio.Event()
+                await self._deadline_added.wait()
+                continue
+            session, (deadline, _) = next(iter(self._deadlines.items()))
+            delay = deadline - time.monotonic()
+            if delay <= 0:
+                session.close_soon(SLOW)
+            else:
+                await trio.sleep(delay)

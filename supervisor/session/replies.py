@@ -1,0 +1,41 @@
+"""What the handlers of requests share: their errors, in the contract's words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from protocol import echo, error, invalid
+
+if TYPE_CHECKING:
+    from protocol.messages import FileRequest
+    from supervisor.session.session import Session
+
+Handler = Callable[["Session", Any], bytes | None]
+"""Takes the request class it stands under in ``dispatch.HANDLERS``."""
+
+OK = b"OK\n"
+REPLACED = error(b"interrupted: the host was replaced by its next program; ask again")
+UNAVAILABLE = error(b"VFS not available")
+NOT_READABLE = b"file not open for reading: "
+NOT_WRITABLE = b"file not open for writing: "
+
+
+def reason(why: OSError) -> bytes:
+    """Return the system's text of an error, never a path (spec F6)."""
+    return echo(os.strerror(why.errno or errno.EIO).encode())
+
+
+def unknown(request: FileRequest) -> bytes:
+    """Return the error for a fileno that the client does not have."""
+    return invalid("fileno", request.token)
+
+
+def denied(session: Session, what: str, name: bytes) -> bytes:
+    """Report that a client reached for what it may not, and return the error (A1)."""
+    on_denied = session.fs.on_denied
+    if on_denied is not None:
+        on_denied(session.client, what, name)
+    return error(b"VFS access denied: '" + echo(name) + b"'")
