@@ -44,6 +44,8 @@ FORK_MEMORY_AIM = at_most(1024.0)
 LITERAL_AIM = at_most(4.0)
 REGEX_AIM = at_most(4.0)
 MEMORY_AIM = at_most(64.0)
+EVIL_AIM = at_most(1.0)
+EVIL_BYTES = 10_000_000
 
 
 def log_text(size: int) -> bytes:
@@ -273,9 +275,17 @@ def search_rows(rounds: int, data: bytes, path: Path) -> list[Row]:
         pattern = compile_query(query, regex=regex, case_sensitive=True)
         return lambda: seconds(lambda: search(blob, pattern, context=2, max_results=20))
 
+    evil = EVIL_BYTES * b"a" + b"b"
+    text = store.put(evil).text
+    pattern = compile_query("(a+)+$", regex=True, case_sensitive=True)
+    took = statistics.median(
+        seconds(lambda: search(text, pattern, context=0, max_results=1))
+        for _ in range(3)
+    )
+    backtracking = Row("(a+)+$ over a line of 10 MB", took, "s", EVIL_AIM)
     grep = program("/bin/sh", "-c", f"cat {path} | grep -c -F ERROR")
     row = ratios(rounds, finder("ERROR", regex=False), grep)
-    rows = [named(row, "literal search / cat | grep -c -F", LITERAL_AIM)]
+    rows = [named(row, "literal search / cat | grep -c -F", LITERAL_AIM), backtracking]
     expression = "(?i)error.*timeout"
     name = "regex search / ripgrep"
     if shutil.which("rg") is None:
