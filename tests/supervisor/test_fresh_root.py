@@ -169,8 +169,8 @@ print(os.path.isdir(root + deep), os.listdir(root))
 
 
 LANDLOCKED = """
-launchpad_privileges.forbid_new_privileges()
-launchpad_landlock.apply({rules!r}, no_tcp=False, ready={ready})
+privileges.forbid_new_privileges()
+landlock.apply({rules!r}, no_tcp=False, ready={ready})
 for path in ("root/q/tool", "outside/secret"):
     try:
         print(open({where!r} + "/" + path).read())
@@ -186,12 +186,12 @@ def test_a_rule_of_landlock_follows_no_link(
     link = places / "root" / "link"
     link.symlink_to(places / "outside")
     rules = tuple((os.fsencode(p), "read") for p in (places / "root" / "q", link))
-    ready = f"launchpad_landlock.prepare({rules!r}, no_tcp=False)" if prepared else None
+    ready = f"landlock.prepare({rules!r}, no_tcp=False)" if prepared else None
     said = says(
         places,
-        "from supervisor import launchpad_landlock, launchpad_privileges\n"
+        "from supervisor.launchpad import landlock, privileges\n"
         + way
-        + "try:\n    launchpad_landlock.version()\nexcept OSError:\n    raise SystemExit"
+        + "try:\n    landlock.version()\nexcept OSError:\n    raise SystemExit"
         + LANDLOCKED.format(rules=rules, ready=ready, where=str(places)),
     )
     if not said:
