@@ -31,4 +31,4 @@ def absolute(path: str) -> str:
     """
     if not path.startswith("/"):
         path = f"{working_directory()}/{path}"
-    return os.path.abspath(path)  # noqa: PTH100
+    return "/" + os.path.abspath(path).lstrip("/")  # noqa: PTH100 - it keeps two

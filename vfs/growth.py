@@ -256,6 +256,8 @@ class _Look:
         self.files += 1
         if stat.S_ISDIR(status.st_mode):
             self.size_bytes += _beyond(0, status, dir_fd)
+        elif stat.S_ISLNK(status.st_mode):
+            self.size_bytes += status.st_size
         elif stat.S_ISREG(status.st_mode):
             if is_place or status.st_nlink > 1:
                 identity = _identity(status)

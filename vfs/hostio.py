@@ -92,17 +92,26 @@ async def in_thread(
 
     Cancellation: waits for a free thread can be cancelled; a call that has begun is
     always waited for.
+
+    Raises:
+        OSError: ``EAGAIN``: no thread can be started; what the call raises as well.
     """
+    has_begun = False
+
+    def begin() -> T:
+        nonlocal has_begun
+        has_begun = True
+        return _in_worker(call, *args)
+
     _calls.at_work += 1
     try:
-        if share is None:
-            return await trio.to_thread.run_sync(
-                _in_worker, call, *args, limiter=_limiter
-            )
-        async with share:
-            return await trio.to_thread.run_sync(
-                _in_worker, call, *args, limiter=_limiter
-            )
+        async with share or contextlib.nullcontext():
+            return await trio.to_thread.run_sync(begin, limiter=_limiter)
+    except RuntimeError as why:
+        if has_begun:
+            raise
+        # The user of this process has as many processes and threads as it may.
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from why
     finally:
         _calls.at_work -= 1
 

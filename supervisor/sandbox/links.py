@@ -102,6 +102,7 @@ class Links:
         """
         if not path.startswith("/") or "\0" in path:
             return NOWHERE
+        path = "/" + path.lstrip("/")  # normpath keeps two
         if os.path.normpath(path) == path:
             # The usual: no link at all, in one call.
             try:

@@ -203,13 +203,21 @@ class _Finder:
 
     def add_program(self, path: str) -> None:
         """Allow a program, what its ``#!`` line names, and their installations."""
+        is_named_by_them = False
         for _ in range(4):  # as deep as the kernel follows "#!"
             walk = self.links.walk(path, is_trusted=True)
-            if not walk.real:
+            if not walk.real or not os.path.isfile(walk.real):  # noqa: PTH113 - text
                 return
+            is_named_by_them |= any(map(self._is_theirs, walk.hops))
+            is_foreign = is_named_by_them and not self._is_theirs(walk.real)
+            if is_foreign and not os.access(walk.real, os.X_OK):
+                return
+            # What a file or a link of the child's names is there as it is to others.
             for hop in walk.hops:
-                self.add_installation(hop)
-            self._allow(walk, "execute", mapped=True)
+                prefix = os.path.dirname(os.path.dirname(hop))
+                is_mapped = not is_named_by_them or self._is_theirs(prefix)
+                self.add_installation(hop, mapped=is_mapped)
+            self._allow(walk, "execute", mapped=not is_foreign)
             following = interpreter(walk.real)
             if following is None:
                 return
@@ -235,7 +243,7 @@ class _Finder:
     def _is_theirs(self, path: str) -> bool:
         return bool(holder(self.links.theirs, path))
 
-    def add_installation(self, program: str) -> None:
+    def add_installation(self, program: str, *, mapped: bool = True) -> None:
         """Allow the programs and libraries that lie around a program."""
         prefix, kind = os.path.split(os.path.dirname(program))
         # What stands in "shims" finds the program among installed versions by itself.
@@ -243,7 +251,7 @@ class _Finder:
         if prefix in ("/", "/usr"):
             return
         for part in parts:
-            self.add(f"{prefix}/{part}", "execute", mapped=True)
+            self.add(f"{prefix}/{part}", "execute", mapped=mapped)
 
 
 @cache
@@ -304,7 +312,8 @@ def view_of(
     if cwd != "/" and not holder(shared, cwd):
         # A directory that holds this child's own, /tmp say, holds other children's too:
         # those are root's, and must not become this one's to read.
-        around = any(holder([cwd], path) for path in own)
+        real = finder.links.walk(cwd).real
+        around = any(holder([real], finder.links.walk(path).real) for path in own)
         inside = finder.add(cwd, "execute", mapped=not around)
     for path in own:
         finder.add(path, "write")

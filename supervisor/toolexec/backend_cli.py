@@ -31,6 +31,7 @@ from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
 from supervisor.toolexec.backend import Backend, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.child import Child
@@ -176,24 +177,21 @@ class CliSidecar(Backend):
 
     async def has(self, child: Child, tool: str, cwd: bytes) -> bool:
         """Tell whether the container has a tool, or the project its own."""
-        del child
         if await self._tools.find(tool, self.generation) is not None:
             return True
-        own = project.own_name(tool)
-        if own is None:
+        if project.own_name(tool) is None:
             return False
         try:
-            cwd_fd = await workspace.open_cwd(self.workspace_fd, cwd)
+            cwd_fd = await self.open_cwd(cwd, child)
         except RefusedError:
             return False
+        share = None if child.session is None else child.session.client.ledger.threads
         try:
-            # On this side of the mount; where a link leads is known only inside.
-            os.stat(own, dir_fd=cwd_fd, follow_symlinks=False)
-        except OSError:
-            return False
+            # On this side of the mount; where a link leads out is known only inside.
+            own, _ = await in_thread(project.of_its_own, tool, cwd_fd, share=share)
         finally:
             os.close(cwd_fd)
-        return True
+        return own is not None
 
     async def open_cwd(self, cwd: bytes, child: Child) -> int:
         """See ``routes.Target``."""

@@ -50,6 +50,9 @@ MAX_RECEIVING = 64
 """Requests of one child whose bodies are being received: as many as its executions by
 default.  Each may take a MiB of memory, and a place on a listener of all children."""
 
+SURE_RECEIVING = 8
+"""Of these, those that do not give way to others on a listener that is full."""
+
 _EXEC_ANSWERS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.EISDIR}
 )
@@ -188,7 +191,8 @@ class Connection(Replies):
             return toolexec.BUSY
         owner.receiving += 1
         self._receives_for = owner
-        self.idle_since = None  # no stranger: it does not give way any more
+        if owner.receiving <= SURE_RECEIVING:
+            self.idle_since = None  # no stranger: it does not give way any more
         return owner.bodies
 
     def _is_authorized(self, pieces: Sequence[bytes]) -> bool:

@@ -13,7 +13,7 @@ from supervisor.fds.toolloop import MOST_MESSAGES, ModelError
 from tests.helpers.contents import asking, failed, holding, process, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.sessions import hall
-from vfs.content import FdError, Process
+from vfs.content import Content, FdError, Process
 from vfs.content.checkpoint_state import read_state, state_of
 
 __all__ = ["hall", "scene"]
@@ -207,6 +207,38 @@ async def test_who_is_cancelled_before_its_turn_leaves_nothing(scene: Make) -> N
     assert parent.shared.allowance is not None
     assert parent.shared.allowance.used == 0
     assert service.store.memory_bytes == 0
+
+
+async def test_a_checkpoint_stays_in_sight_however_many_came_and_went(
+    scene: Make,
+) -> None:
+    made = scene(words("hello"))
+    parent = made.process
+    first = (await asking(parent, "checkpoint_process")).get("id")
+    await asking(parent, "keep_fds", fds=[])
+    for _ in range(2):
+        late = (await asking(parent, "checkpoint_process")).get("id")
+        await asking(parent, "delete_checkpoint", checkpoint_id=late)
+    assert parent.checkpoints.made == parent.checkpoints.seen == [first]
+
+
+def test_who_ends_while_a_content_is_finished_does_not_end_that() -> None:
+    made = process()
+    store = made.shared.store
+    token = made.begun.put(None, b"whole")
+    writer = next(writer for _, writer in made.begun)
+    finish = writer.finish
+
+    def finish_late() -> Content:
+        made.begun.close()
+        return finish()
+
+    writer.finish = finish_late  # type: ignore[method-assign]
+    content = made.begun.take(token)
+    assert content.text.data[:] == b"whole"
+    store.drop(content)
+    assert not store.blobs
+    made.close()
 
 
 # Long conversations

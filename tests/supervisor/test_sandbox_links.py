@@ -295,3 +295,50 @@ def test_somebodys_lease_is_not_waited_for(project: Path) -> None:
         assert sandbox_programs.interpreter(str(script)) is None
         assert time.monotonic() - began < 20
         holder.kill()
+
+
+# --------------------------------------------------------- what a command names
+
+
+def named(view: View) -> dict[str, bool]:
+    return {rule.path: rule.mapped for rule in view.rules}
+
+
+def test_what_a_command_of_the_childs_names_is_there_as_it_is_to_others(
+    project: Path,
+) -> None:
+    secret = project.parent / "secret"
+    command = project / "run"
+    for line, shown in (
+        (f"#!{secret}/bin/run", True),  # a program, with its installation
+        (f"#!{secret}/key", False),
+        (f"#!{secret}", False),
+    ):
+        program(command, line)
+        rules = named(view_of(str(command), "/", (), (), (), (str(project),)))
+        assert rules[str(command)]  # whoever runs the host has named it
+        found = {path for path in rules if path.startswith(str(secret))}
+        assert bool(found) == shown, line
+        assert not any(rules[path] for path in found)
+    command.unlink()
+    command.symlink_to(secret / "bin" / "run")
+    rules = named(view_of(str(command), "/", (), (), (), (str(project),)))
+    assert not any(rules[path] for path in rules if path.startswith(str(secret)))
+
+
+def test_two_slashes_are_one(project: Path) -> None:
+    out = project / "out"
+    out.symlink_to(project.parent / "secret")
+    assert not links(Path(f"/{project}")).walk(str(out)).real
+    assert view_of("/bin/true", f"/{project}", ()).cwd == str(project)
+
+
+def test_who_shares_a_directory_by_a_link_shares_it(project: Path) -> None:
+    # A directory that holds this child's own holds others' too, however it is called.
+    own = project / "own"
+    own.mkdir()
+    other = project.parent / "other"
+    other.symlink_to(project)
+    for cwd, given in ((other, own), (project, other / "own")):
+        rules = named(view_of("/bin/true", str(cwd), (str(given),)))
+        assert not rules[str(project)]

@@ -376,3 +376,20 @@ def test_a_long_file_without_a_name_is_closed_in_a_thread(
         assert hostio.files_closing() == ()
         assert not any(map(is_open, fds))
         later.clear()
+
+
+async def test_without_a_thread_it_is_an_error_of_the_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def broken() -> None:
+        raise RuntimeError("a fault of the call")
+
+    with pytest.raises(RuntimeError, match="a fault of the call"):
+        await hostio.in_thread(broken)
+    monkeypatch.setattr(trio.to_thread, "run_sync", none)
+    with pytest.raises(BlockingIOError):  # EAGAIN
+        await hostio.in_thread(os.getpid)
+    assert not hostio.calls_at_work()

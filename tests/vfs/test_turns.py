@@ -14,6 +14,7 @@ from tests.helpers.worlds import World, world
 from vfs import opening
 from vfs.backends import HostDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle
+from vfs.content import ClientFiles
 from vfs.filesystem import Client, OpenFile
 from vfs.hostio import calls_at_work
 from vfs.ledger import FILES, SIZE_BYTES, Ledger
@@ -230,3 +231,30 @@ async def test_who_is_cancelled_while_it_waits_has_changed_nothing(
     assert pair.used == (10, 1)
     await pair.fs.truncate_waiting(files[1], 0)  # its turn is free again
     assert pair.used == (0, 1)
+
+
+async def test_an_export_takes_its_inode_in_its_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The file system gives what one publication frees to the next that is begun: what
+    # is then among the open files would be taken for what was removed.
+    pair = Pair(world)
+    one, other = (
+        ClientFiles(pair.fs, client, claim=False) for client in (pair.one, pair.other)
+    )
+
+    def write(put: Callable[[bytes], None]) -> None:
+        put(b"y" * 500)
+
+    for files, name in ((one, "f"), (other, "g")):
+        await files.replace(name, write)
+    publish = slow(StagedHandle.publish, before=False)
+    monkeypatch.setattr(StagedHandle, "publish", publish)
+
+    async def later() -> None:
+        await trio.sleep(0.02)
+        await other.replace("g", write)
+
+    await both(lambda: one.replace("f", write), later)
+    assert pair.used == pair.there()
+    pair.end()

@@ -99,13 +99,15 @@ class Begun:
         Raises:
             FdError: ``invalid_parameter``: the token is not known.
         """
-        writer = self._writers.get(token)
+        # Taken out first: who ends meanwhile must not end what is being finished.
+        writer = self._writers.pop(token, None)
         if writer is None:
             raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
         try:
             return writer.finish()
         finally:
-            self.drop(token)
+            self._give_back(writer.size)
+            writer.close()
 
     def drop(self, token: str) -> None:
         """Forget a token, if it is there; what it was charged is given back."""

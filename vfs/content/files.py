@@ -101,7 +101,9 @@ class ClientFiles:
             parent = os.path.dirname(parent)
         for directory in reversed(missing):
             try:
-                self._fs.make_directory(self._client, directory, claim=self._claim)
+                await self._fs.make_directory_waiting(
+                    self._client, directory, claim=self._claim
+                )
             except FileExistsError:
                 continue  # somebody made it meanwhile
             except (AccessDeniedError, UnavailableError) as why:
@@ -130,7 +132,8 @@ class ClientFiles:
         """See ``Files``."""
         try:
             name = os.fsencode(path)
-            file = self._fs.open_replacing(self._client, name, claim=self._claim)
+            async with turn_of(self._client.ledger):
+                file = self._fs.open_replacing(self._client, name, claim=self._claim)
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
         try:
@@ -146,11 +149,12 @@ class ClientFiles:
     ) -> None:
         """See ``Files``."""
         try:
-            file = self._fs.open(self._client, os.fsencode(path), b"a", self._claim)
+            file = await self._fs.open_waiting(
+                self._client, os.fsencode(path), b"a", self._claim
+            )
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
-        before = file.handle.size()
-        done = 0
+        before = done = 0
 
         def put(piece: bytes) -> None:
             nonlocal done
@@ -159,11 +163,15 @@ class ClientFiles:
 
         try:
             async with turn_of(file.ledger):
+                before = file.handle.size()
                 await self._in_thread(write, put)
         except BaseException:
-            if file.handle.size() == before + done:  # nobody has added to it since
-                await self._fs.truncate_waiting(file, before)
-            self._fs.close(file)
+            try:
+                if done and file.handle.size() == before + done:  # nobody has added
+                    with trio.CancelScope(shield=True):
+                        await self._fs.truncate_waiting(file, before)
+            finally:
+                self._fs.close(file)
             raise
         await self._fs.close_waiting(file)
 

@@ -56,6 +56,7 @@ async def delete_checkpoint(process: Process, *, checkpoint_id: str) -> bytes:
     _check_seen(process, checkpoint_id)
     owner = process.shared.owner
     await in_thread(checkpoints.delete, owner, checkpoint_id, share=process.threads)
+    process.checkpoints.remove(checkpoint_id)
     return fdxml.empty("checkpoint_deleted", (("id", checkpoint_id),))
 
 

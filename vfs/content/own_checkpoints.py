@@ -33,6 +33,12 @@ class OwnCheckpoints:
                 ids.append(checkpoint)
                 del ids[:-MOST_IDS]
 
+    def remove(self, checkpoint: str) -> None:
+        """Take note of one that was deleted."""
+        for ids in (self.made, self.seen):
+            if ids is not None and checkpoint in ids:
+                ids.remove(checkpoint)
+
     def sees(self, checkpoint: str) -> bool:
         """Tell whether the process may name it."""
         return self.seen is None or checkpoint in self.seen
