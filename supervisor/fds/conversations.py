@@ -11,6 +11,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,16 +20,24 @@ import trio
 
 from protocol import fdxml
 from supervisor.dialogues import MOST_KEPT_CHARS, Kept, Turn
-from supervisor.fds.toolloop import ModelError, ToolLoop, size_of, unanswered, within
+from supervisor.fds.toolloop import (
+    ModelError,
+    ToolLoop,
+    size_of,
+    unanswered,
+    unsay,
+    within,
+)
 from vfs.content import FdError, Param, Tool
 from vfs.content.arguments import FDS, STRING, STRINGS
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, NOT_FOUND
 from vfs.content.on_wrapping import exceeded, wrap
 from vfs.content.selecting import lines_of, part_span
+from vfs.content.table import number_of
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from supervisor.fds.service import FdService
     from supervisor.fds.toolloop import Message, Model, Reply
@@ -96,10 +105,11 @@ class Conversations:
         self._service.give_files(process, client)
         is_kept = self.kept.find(client, name) is process
         try:
-            await self.loop.begin(process, turn.program, has_tools=turn.has_tools)
-            reply = await self.loop.ask(
-                process, turn.prompt, turn.files, has_tools=turn.has_tools
-            )
+            with _as_before(process):
+                await self.loop.begin(process, turn.program, has_tools=turn.has_tools)
+                reply = await self.loop.ask(
+                    process, turn.prompt, turn.files, has_tools=turn.has_tools
+                )
             if name:
                 self.kept.keep(client, name, process, size_of(process.messages))
                 is_kept = True
@@ -281,6 +291,24 @@ class Conversations:
             return fdxml.empty("fd_summary", attributes)
         data = summary.encode("utf-8", "replace")
         return fdxml.verbatim("fd_summary", attributes, data)
+
+
+@contextmanager
+def _as_before(process: Process) -> Iterator[None]:
+    """Take back what a turn that fails has made of the preset of a conversation."""
+    messages, system, program = process.messages, process.messages[:1], process.program
+    number = process.table.next_number
+    try:
+        yield
+    except BaseException:
+        if program and process.messages is messages:
+            messages[:1] = system
+            process.program = program
+            unsay(process, number)
+        raise
+    if system and process.messages is messages and messages[0] is not system[0]:
+        gone = number_of(str(system[0].get("fd", "")))
+        process.table.drop([gone] if gone in process.table.fds else [])
 
 
 def _check_depth(process: Process) -> None:

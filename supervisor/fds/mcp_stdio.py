@@ -15,7 +15,9 @@ Rules of this file.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import select
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
     from mcp.server.lowlevel import Server
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 LOOK_S = 1.0
 """How often it is looked whether somebody still waits for the last answers: no event
@@ -56,6 +60,16 @@ class Streams:
         self._scope = scope
         self._unanswered: Counter[str] = Counter()
         self._changed = trio.Event()
+        self._writing = trio.Lock()
+
+    async def say(self, data: bytes) -> None:
+        """Write to standard output, one message at a time."""
+        try:
+            async with self._writing:
+                await to_thread.run_sync(_write, data, abandon_on_cancel=True)
+        except OSError as why:
+            self.failed("write to standard output", why)
+            await trio.lowlevel.checkpoint()
 
     async def serve(self, server: Server[dict[str, object]]) -> None:
         """Serve until the client closes stdin and has its answers.
@@ -121,7 +135,11 @@ class _Lines(AsyncFile[str]):
         read = self.wrapped.readline
         try:
             while line := await to_thread.run_sync(read, abandon_on_cancel=True):
-                yield line
+                refusal = _refusal(line)
+                if refusal:
+                    await self._streams.say(refusal)
+                else:
+                    yield line
         except OSError as why:
             self._streams.failed("read standard input", why)
             await trio.lowlevel.checkpoint()
@@ -136,11 +154,7 @@ class _Output(AsyncFile[str]):
 
     async def write(self, b: ReadableBuffer | str) -> int:
         data = b.encode() if isinstance(b, str) else bytes(b)
-        try:
-            await to_thread.run_sync(_write, data, abandon_on_cancel=True)
-        except OSError as why:
-            self._streams.failed("write to standard output", why)
-            await trio.lowlevel.checkpoint()
+        await self._streams.say(data)
         return len(data)
 
     async def flush(self) -> None:
@@ -166,6 +180,8 @@ class _Asked(ObjectReceiveStream[SessionMessage | Exception]):
             raise
         if isinstance(item, SessionMessage):
             self._streams.came(item.message)
+        else:  # the package tells nobody
+            await self._streams.say(_error(None, -32700, "No JSON-RPC message"))
         return item
 
     async def aclose(self) -> None:
@@ -190,6 +206,33 @@ class _Answers(ObjectSendStream[SessionMessage]):
 
     async def aclose(self) -> None:
         await self._writer.aclose()
+
+
+def _refusal(line: str) -> bytes:
+    """Return what is answered to a request that the package could not even read.
+
+    A client cuts its texts where it likes, and JSON can say half a character.
+    """
+    if not _SURROGATE.search(line):
+        return b""
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return b""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        if isinstance(document, dict) and isinstance(document.get("id"), str | int):
+            text = "The request has a lone surrogate, which is no character"
+            return _error(document["id"], types.INVALID_PARAMS, text)
+    return b""
+
+
+def _error(request: str | int | None, code: int, text: str) -> bytes:
+    """Return an error as JSON-RPC has it."""
+    error = {"code": code, "message": text}
+    answer = {"jsonrpc": "2.0", "id": request, "error": error}
+    return json.dumps(answer).encode() + b"\n"
 
 
 def _write(data: bytes) -> None:

@@ -162,7 +162,7 @@ class ToolLoop:
         except BaseException:
             if process.messages is messages:  # else it is what a checkpoint held
                 del messages[before:]
-                _unsay(process, number)
+                unsay(process, number)
             raise
 
     async def _ask(
@@ -324,7 +324,7 @@ async def _stored(process: Process, text: str) -> str:
     return answer
 
 
-def _unsay(process: Process, number: int) -> None:
+def unsay(process: Process, number: int) -> None:
     """Give up the descriptors of messages that were taken back, from a number on."""
     fds = process.table.fds
     said = [

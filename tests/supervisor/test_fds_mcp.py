@@ -334,3 +334,22 @@ async def test_a_session_ends_when_nobody_is_left_to_read(
     await streams.answered()
     assert streams.is_unread
     os.close(theirs)
+
+
+def test_what_it_cannot_read_is_answered(tmp_path: Path) -> None:
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    cut = _call(2, "wrap_output", text="cut \ud83d")
+    paired = _call(3, "wrap_output", text="whole \U0001f600")
+    lines = _lines_of(BEGIN) + b"".join(
+        json.dumps(one).encode() + b"\n" for one in (cut, paired)
+    )
+    with running("mcp", env=env, stdin=subprocess.PIPE) as process:
+        out, err = process.communicate(lines + b"no JSON\n", timeout=20)
+    assert err == b""
+    answers = {one.get("id"): one for one in map(json.loads, out.splitlines())}
+    assert answers[2]["error"] == {
+        "code": -32602,
+        "message": "The request has a lone surrogate, which is no character",
+    }
+    assert answers[3]["result"]["content"][0]["text"] == "whole \U0001f600"
+    assert answers[None]["error"]["code"] == -32700

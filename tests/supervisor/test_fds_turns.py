@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from supervisor.dialogues import Turn
 from supervisor.fds.toolloop import MOST_MESSAGES, ModelError
 from tests.helpers.contents import asking, failed, holding, process, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
@@ -145,6 +146,37 @@ async def test_a_turn_that_fails_leaves_no_descriptor(scene: Make) -> None:
         assert list(kept.table.fds) == before
     made.model.script = [words("done")]
     assert await made.chat("again", "mine") == "done"
+
+
+async def test_a_turn_that_fails_under_another_preset_changes_nothing(
+    scene: Make,
+) -> None:
+    def fail(messages: list[Message]) -> Message:
+        del messages
+        raise ModelError("the provider failed")
+
+    made = scene(words("hello"), conversation_fds=True)
+    await made.chat("go", "mine")
+    kept = made.conversations.conversation(made.client, "mine")
+    before, messages = list(kept.table.fds), list(kept.messages)
+
+    async def ask(program: str) -> None:
+        turn = Turn(made.client, True, program, "", True, "mine", "more", ())
+        await made.conversations.answer(turn)
+
+    made.model.script = [fail]
+    for program in ("expert", "general", "expert"):
+        with pytest.raises(ModelError):
+            await ask(program)
+        assert (list(kept.table.fds), kept.program) == (before, "general")
+        assert kept.messages == messages
+    made.model.script = [words("done")]
+    await ask("expert")
+    assert kept.program == "expert"
+    assert kept.messages[0]["content"] != messages[0]["content"]
+    assert {str(message["fd"]) for message in kept.messages} == {
+        fd.id for fd in kept.table.fds.values()
+    }
 
 
 async def test_a_conversation_has_a_bound_of_messages(scene: Make) -> None:
