@@ -178,9 +178,9 @@ def test_a_tree_deeper_than_any_path_is_counted_with_few_descriptors(
         os.close(fd)
     try:
         place = hold(top)
-        before = os.listdir("/proc/self/fd")
+        before = set(os.listdir("/proc/self/fd"))
         assert content_of([place]) == Content(6, depth + 1, 0)
-        assert os.listdir("/proc/self/fd") == before
+        assert set(os.listdir("/proc/self/fd")) <= before  # others may close theirs
     finally:
         assert remove_tree(top) is None  # what else would?
 
