@@ -201,14 +201,13 @@ class Child(ChildClients):
     def _described(self) -> Wanted:
         """Say what it is to run in, as far as that is in its description."""
         spec = self.spec
-        session = self.session
         return Wanted(
             spec.sandbox,
             spec.network,
             spec.cwd,
             spec.own_dirs,
             theirs=spec.written_dirs,
-            share=None if session is None else session.client.ledger.threads,
+            share=self.threads,
         )
 
     async def _spawn(

@@ -189,6 +189,12 @@ class ChildClients:
 
     # Looking at it
 
+    @property
+    def threads(self) -> trio.CapacityLimiter | None:
+        """What bounds the threads that look at what is its own; None: nothing does."""
+        session = self.session
+        return None if session is None else session.client.ledger.threads
+
     def sessions(self) -> Iterator[Session]:
         """Yield its conversations, each before those nested in it."""
         ahead = [] if self.session is None else [self.session]

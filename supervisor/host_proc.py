@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from supervisor.holdings import read_file
+
 if TYPE_CHECKING:
     from typing import Protocol
 
@@ -90,8 +92,8 @@ def _group_and_parent(number: int) -> tuple[int, int] | None:
     A thread has a directory of its own that no listing of ``/proc`` names.
     """
     try:
-        with open(f"/proc/{number}/status", "rb") as lines:  # noqa: PTH123 - likewise
-            fields = dict(line.split(b":", 1) for line in lines if b":" in line)
+        lines = (read_file(f"/proc/{number}/status") or b"").splitlines()
+        fields = dict(line.split(b":", 1) for line in lines if b":" in line)
         return int(fields[b"Tgid"]), int(fields[b"PPid"])
     except (OSError, KeyError, ValueError):
         return None

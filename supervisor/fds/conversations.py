@@ -12,14 +12,13 @@ Rules of this file.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol import fdxml
-from supervisor.dialogues import MOST_KEPT_CHARS, Kept, Turn
+from supervisor.dialogues import Kept, Turn
+from supervisor.fds.preloads import Preloads
 from supervisor.fds.toolloop import (
     ModelError,
     ToolLoop,
@@ -30,19 +29,17 @@ from supervisor.fds.toolloop import (
 )
 from vfs.content import FdError, Param, Tool
 from vfs.content.arguments import FDS, STRING, STRINGS
-from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, NOT_FOUND
+from vfs.content.errors import INVALID_PARAMETER, NOT_FOUND
 from vfs.content.on_wrapping import exceeded, wrap
-from vfs.content.selecting import lines_of, part_span
 from vfs.content.table import number_of
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from supervisor.fds.service import FdService
     from supervisor.fds.toolloop import Message, Model, Reply
-    from vfs.content import Content, Json, LlmFd, Process
-    from vfs.content.pages import Span
+    from vfs.content import Json, Process
     from vfs.filesystem import Client
 
 MOST_PROMPTS = 10
@@ -50,9 +47,6 @@ MOST_PROMPTS = 10
 
 MOST_DEPTH = 4
 """Forks and spawns within each other: 10 children each make 10,000 at most."""
-
-PRELOAD_CHARS = 200_000
-"""What of a preloaded content goes into a system prompt; the rest stays readable."""
 
 SUMMARY_S = 60.0
 """Longest wait of ``summarize_fd``."""
@@ -261,14 +255,8 @@ class Conversations:
         try:
             preloads = Preloads(process, child)
             await preloads.add_fds(additional_preload_fds or ())
-            for temp_id in additional_preload_temp_files or ():
-                _, held = process.shared.temps.hold(temp_id)
-                new = await child.add_waiting(held, temp_id)
-                await preloads.show(new, ("temp_file", temp_id))
-            for path in additional_preload_files or ():
-                held = await _file(process, path)
-                fd = await child.add_waiting(held, f"file:{path}")
-                await preloads.show(fd, ("file", path))
+            await preloads.add_temp_files(additional_preload_temp_files or ())
+            await preloads.add_files(additional_preload_files or ())
             await self.loop.begin(child, program, "\n".join(preloads.shown))
             answers = [(False, "not run")]
             await self._run(child, query, answers, 0)
@@ -315,91 +303,3 @@ def _check_depth(process: Process) -> None:
     if process.depth >= MOST_DEPTH:
         text = f"No more than {MOST_DEPTH} forks and spawns within each other"
         raise FdError(INVALID_PARAMETER, text)
-
-
-class Preloads:
-    """What a spawned process is given, and how its system prompt shows that.
-
-    Args:
-        process: whose it is.
-        child: whose it becomes.
-
-    Attributes:
-        shown: the parts of the prompt.
-    """
-
-    def __init__(self, process: Process, child: Process) -> None:
-        self.shown: list[str] = []
-        self._process = process
-        self._child = child
-        self._left_chars = MOST_KEPT_CHARS
-
-    async def add_fds(self, parts: Sequence[Json]) -> None:
-        """Give descriptors, under their numbers, and lines of them, under new ones.
-
-        Raises:
-            FdError: there is no such descriptor or line, or it is too much to show.
-        """
-        process, table = self._process, self._child.table
-        wanted: list[dict[str, Json]] = [
-            part if isinstance(part, dict) else {"fd": part} for part in parts
-        ]
-        found = [process.table.find(str(part["fd"])) for part in wanted]
-        # All numbers that are taken are known before one is given anew.
-        spans = [part_span(fd, part) for fd, part in zip(found, wanted, strict=True)]
-        for fd, span in zip(found, spans, strict=True):
-            if span is None:
-                table.next_number = max(table.next_number, fd.number + 1)
-        for fd, span in zip(found, spans, strict=True):
-            if span is not None:
-                await self._add_lines(fd, span)
-            elif fd.number not in table.fds:  # named twice, it is there once
-                held = process.shared.store.hold(fd.content)
-                table.enter(replace(fd, content=held, sections=dict(fd.sections)))
-                await self.show(fd)
-
-    async def _add_lines(self, fd: LlmFd, span: Span) -> None:
-        lines = lines_of(fd, span)
-        source = f"{fd.id} lines {lines}"
-        add = partial(self._child.add_part, fd.content.text, span, source)
-        new = await in_thread(add, share=self._process.threads)
-        await self.show(new, ("from", fd.id), ("lines", lines))
-
-    async def show(self, fd: LlmFd, *more: tuple[str, str]) -> None:
-        """Show a descriptor, as far as `PRELOAD_CHARS` go.
-
-        Raises:
-            FdError: with what is shown already, it is more than a conversation holds.
-        """
-        blob = fd.content.text
-        chars = min(blob.index.chars, PRELOAD_CHARS)
-        self._left_chars -= chars
-        if self._left_chars < 0:
-            text = f"The preloads show more than {MOST_KEPT_CHARS} characters"
-            raise FdError(INVALID_PARAMETER, text, fd=fd.id)
-        end = blob.index.char_offset(blob.data, chars)
-        attributes: list[tuple[str, str | int | bool]] = [("fd", fd.id), *more]
-        if fd.is_binary:
-            attributes.append(("encoding", "base64"))
-        if end < blob.size:
-            attributes.append(("truncated", True))
-        shown = fdxml.verbatim("preload", attributes, blob.data[:end])
-        self.shown.append(shown.decode())
-        await trio.lowlevel.checkpoint()  # there may be many
-
-
-async def _file(process: Process, path: str) -> Content:
-    """Return the content of a file that the process may read; the caller holds it."""
-    if process.files is None:
-        raise FdError(FILE_OPERATION, "Cannot read file: no file system is there")
-    writer = process.shared.store.writer()
-    try:
-        await process.files.read(path, writer.add)
-        return await in_thread(writer.finish, share=process.threads)
-    except (OSError, ValueError) as why:
-        reason = getattr(why, "strerror", None) or str(why)
-        details = f"Operation: read, Path: {path}"
-        text = f"Cannot read file: {reason}"
-        raise FdError(FILE_OPERATION, text, details) from None
-    finally:
-        writer.close()

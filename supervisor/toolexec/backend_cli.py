@@ -185,18 +185,18 @@ class CliSidecar(Backend):
             cwd_fd = await self.open_cwd(cwd, child)
         except RefusedError:
             return False
-        share = None if child.session is None else child.session.client.ledger.threads
         try:
             # On this side of the mount; where a link leads out is known only inside.
-            own, _ = await in_thread(project.of_its_own, tool, cwd_fd, share=share)
+            own, _ = await in_thread(
+                project.of_its_own, tool, cwd_fd, share=child.threads
+            )
         finally:
             os.close(cwd_fd)
         return own is not None
 
     async def open_cwd(self, cwd: bytes, child: Child) -> int:
         """See ``routes.Target``."""
-        share = None if child.session is None else child.session.client.ledger.threads
-        return await workspace.open_cwd(self.workspace_fd, cwd, share)
+        return await workspace.open_cwd(self.workspace_fd, cwd, child.threads)
 
     async def command(
         self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int

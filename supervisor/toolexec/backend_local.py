@@ -139,7 +139,7 @@ class LocalSidecar(Backend):
             return False
         try:
             own, _ = await in_thread(
-                project.of_its_own, tool, cwd_fd, share=_share(child)
+                project.of_its_own, tool, cwd_fd, share=child.threads
             )
         finally:
             os.close(cwd_fd)
@@ -147,7 +147,7 @@ class LocalSidecar(Backend):
 
     async def open_cwd(self, cwd: bytes, child: Child) -> int:
         """See ``routes.Target``."""
-        share = _share(child)
+        share = child.threads
         if self.workspace_fd >= 0:
             return await workspace.open_cwd(self.workspace_fd, cwd, share)
         if child.session is not None:
@@ -169,7 +169,7 @@ class LocalSidecar(Backend):
         own, has_venv = None, False
         if project.own_name(tool) is not None:
             own, has_venv = await in_thread(
-                project.of_its_own, tool, cwd_fd, share=_share(child)
+                project.of_its_own, tool, cwd_fd, share=child.threads
             )
         if has_venv:
             venv = env["VIRTUAL_ENV"] = f"{where}/{project.VENV}"
@@ -212,11 +212,6 @@ class LocalSidecar(Backend):
     async def _probe(self, tool: str) -> str | None:
         # PATH may lead through a network file system.
         return await in_thread(_find, tool, self.path)
-
-
-def _share(child: Child) -> trio.CapacityLimiter | None:
-    """Return what bounds the threads that may look at what is a child's."""
-    return None if child.session is None else child.session.client.ledger.threads
 
 
 def state_of(child: Child, sidecar: str) -> str:

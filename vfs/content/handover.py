@@ -2,7 +2,7 @@
 
 What it is: contents, tables, names, sections, unused tokens, temporary files and
 conversations.  What it is not: whose they are (``supervisor.fds.handover``), or
-checkpoints, which are on the disk.
+checkpoints, which are on the disk; the forms are ``handover_state``.
 
 Rules of this file.
 
@@ -17,11 +17,19 @@ from __future__ import annotations
 
 import os
 from array import array
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from vfs.content.blob import PIECE_BYTES, Blob, Content
+from vfs.content.handover_state import (
+    BlobState,
+    FdState,
+    Piece,
+    ProcessState,
+    SharedState,
+    SlotsState,
+    StoreState,
+    WriterState,
+)
 from vfs.content.index import TextIndex
 from vfs.content.pages import PageTable
 from vfs.content.process import Process, Shared
@@ -36,94 +44,7 @@ if TYPE_CHECKING:
     from vfs.content.store import Store
     from vfs.content.writer import Writer
 
-Piece = tuple[int, int]
-"""(offset, size) in the file in memory."""
-
-
-class BlobState(msgspec.Struct):
-    """See ``Blob``.
-
-    Attributes:
-        data: where it is in the file in memory, if it is there.
-        fd: the file that is it; -1 for none.
-        slot: (slot size, number), if it lies in one.
-        newlines, starts, ends_line: see ``TextIndex``; None for what is no text.
-        tables: (page size, where the starts of its pages are).
-    """
-
-    key: str
-    size: int
-    data: Piece | None
-    fd: int
-    slot: tuple[int, int] | None
-    newlines: Piece | None
-    starts: Piece | None
-    ends_line: bool
-    tables: list[tuple[int, Piece]]
-
-
-class FdState(msgspec.Struct):
-    """See ``LlmFd``; ``blobs`` are the keys of its content."""
-
-    number: int
-    blobs: list[str]
-    page_size: int
-    source: str
-    created: float
-    name: str
-    sections: dict[str, tuple[int, int]]
-    language: str
-
-
-class WriterState(msgspec.Struct):
-    """What was put in under a token so far: in memory, in the file ``fd``, or in a slot."""
-
-    token: str
-    size: int
-    pieces: list[Piece]
-    fd: int
-    slot: tuple[int, int] | None = None
-
-
-class ProcessState(msgspec.Struct):
-    """See ``Process``; ``shared`` is a number."""
-
-    shared: int
-    fds: list[FdState]
-    next_number: int
-    messages: Any
-    program: str
-    claim: bool
-    depth: int
-    writers: list[WriterState]
-    put_contents: int
-    checkpoints_seen: list[str] | None = None
-    checkpoints_made: list[str] = []
-
-
-class SharedState(msgspec.Struct):
-    """What the processes of one child share; files are (id, version, keys)."""
-
-    owner: str
-    made: int
-    files: list[tuple[str, int, list[str]]]
-
-
-class SlotsState(msgspec.Struct):
-    """See ``SlotFile``."""
-
-    slot_bytes: int
-    fd: int
-    count: int
-    free: list[int]
-
-
-class StoreState(msgspec.Struct):
-    """Contents, and where they are."""
-
-    memory_fd: int
-    slots: list[SlotsState]
-    blobs: list[BlobState]
+__all__ = ["Entering", "Leaving", "ProcessState", "SharedState", "StoreState"]
 
 
 # Taking down

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from protocol import fdxml
 from vfs.content.errors import INVALID_PARAMETER, NOT_FOUND, FdError, check_length
 from vfs.content.on_reading import content_xml
-from vfs.content.selecting import Selection, line_span, lines_of, part_span
+from vfs.content.selecting import Selection, line_span
 from vfs.content.table import MOST_NAME_CHARS, MOST_SECTIONS
 
 if TYPE_CHECKING:
@@ -99,18 +99,13 @@ def delete_fd_section(process: Process, *, fd: str, ref_id: str) -> bytes:
 
 def keep_fds(process: Process, *, fds: list[Json]) -> bytes:
     """Give up every descriptor but these, for good; lines of one get a new number."""
-    parts = [part if isinstance(part, dict) else {"fd": part} for part in fds]
-    found = [process.table.find(str(part["fd"])) for part in parts]
-    spans = [part_span(fd, part) for fd, part in zip(found, parts, strict=True)]
-    kept: set[int] = set()
+    named = process.named(fds)
+    kept = {fd.number for fd, span in named if span is None}
     made: set[int] = set()
     try:
-        for fd, span in zip(found, spans, strict=True):
-            if span is None:
-                kept.add(fd.number)
-            else:
-                source = f"{fd.id} lines {lines_of(fd, span)}"
-                made.add(process.add_part(fd.content.text, span, source).number)
+        for fd, span in named:
+            if span is not None:
+                made.add(process.add_lines(fd, span).number)
     except FdError:
         process.table.drop(made)
         raise

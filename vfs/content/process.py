@@ -25,12 +25,13 @@ from vfs.content.begun import Begun
 from vfs.content.errors import INVALID_PARAMETER, FdError
 from vfs.content.long_calls import INLINE_BYTES, is_long, is_long_text
 from vfs.content.own_checkpoints import OwnCheckpoints
+from vfs.content.selecting import lines_of, part_span
 from vfs.content.table import FdTable
 from vfs.content.tempfiles import TempFiles
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from vfs.content.allowance import Allowance
     from vfs.content.blob import Blob, Content
@@ -270,6 +271,26 @@ class Process:
             return self.add(writer.finish(), source)
         finally:
             writer.close()
+
+    def named(self, parts: Sequence[Json]) -> list[tuple[LlmFd, Span | None]]:
+        """Return the descriptors that are named, each with its lines; None for all.
+
+        Args:
+            parts: ids, or ``{"fd": ..., "start_line": ..., "end_line": ...}``.
+
+        Raises:
+            FdError: there is no such descriptor, or no such line.
+        """
+        found = [
+            (self.table.find(str(part["fd"])), part)
+            for part in (one if isinstance(one, dict) else {"fd": one} for one in parts)
+        ]
+        return [(fd, part_span(fd, part)) for fd, part in found]
+
+    def add_lines(self, fd: LlmFd, span: Span) -> LlmFd:
+        """Give lines of a descriptor, of this process or another, one of their own."""
+        source = f"{fd.id} lines {lines_of(fd, span)}"
+        return self.add_part(fd.content.text, span, source)
 
     def put_text(self, text: str) -> Content:
         """Keep a text; the caller holds it."""

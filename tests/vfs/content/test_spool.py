@@ -9,7 +9,8 @@ from tests.helpers.contents import ask, text_of
 from vfs.content import TOOLS, FdError, Process, Shared, Store
 from vfs.content import slots as slots_module
 from vfs.content import spool as spool_module
-from vfs.content.handover import BlobState, Entering, StoreState
+from vfs.content.handover import Entering
+from vfs.content.handover_state import BlobState, StoreState
 from vfs.content.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot
 from vfs.content.spool import LIMIT_PER_FILE, LIMIT_PER_MAP, FileMap, Incoming, Spool
 
