@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import trio
 
 from supervisor.descendants import collect, end_descendants
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import wire
 from supervisor.spawned import Born, ExitStatus, LaunchpadLost, Record, SpawnedProcess
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Launcher:
         Raises:
             LaunchpadLost: no child can be started any more.
         """
-        await self.send((launchpad_wire.SPARE, 0, groups))
+        await self.send((wire.SPARE, 0, groups))
 
     async def stock(self) -> tuple[proctree.ProcessIdentity, ...]:
         """Return who waits for an order at the moment: (pid, create_time) of each.
@@ -147,7 +147,7 @@ class Launcher:
         record = self._records[ident] = Record()
         try:
             with trio.move_on_after(STOCK_TIMEOUT_S):
-                await self.send((launchpad_wire.LIST, ident))
+                await self.send((wire.LIST, ident))
                 await record.exited.wait()
         finally:
             self._records.pop(ident, None)
@@ -201,7 +201,7 @@ class Launcher:
             while True:
                 self.check()
                 try:
-                    launchpad_wire.send_message(self._control, message, fds)
+                    wire.send_message(self._control, message, fds)
                 except BlockingIOError:
                     with contextlib.suppress(trio.ClosedResourceError):  # lost: check
                         await trio.lowlevel.wait_writable(self._control)
@@ -217,7 +217,7 @@ class Launcher:
         """Take messages in until the launchpad is gone."""
         while True:
             try:
-                received = launchpad_wire.receive_message(self._control)
+                received = wire.receive_message(self._control)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
@@ -227,23 +227,23 @@ class Launcher:
 
     def _take(self, message: tuple[Any, ...], fds: list[int]) -> None:
         kind, ident, *rest = message
-        if kind == launchpad_wire.SWEPT:
+        if kind == wire.SWEPT:
             for ended in ident:
                 self._records.pop(ended).swept.set()
-        elif kind == launchpad_wire.LISTED:
+        elif kind == wire.LISTED:
             asked = self._records.get(ident)
             if asked is not None:  # who asked may have been cancelled
                 (asked.stock,) = rest
                 asked.exited.set()
-        elif kind == launchpad_wire.EXITED:
+        elif kind == wire.EXITED:
             record = self._records[ident]
             record.status = ExitStatus(*rest)
             record.exited.set()
-        elif kind == launchpad_wire.FAILED:
+        elif kind == wire.FAILED:
             record = self._records.pop(ident)
             record.failure = tuple(rest)
             record.started.set()
-        elif kind == launchpad_wire.SPAWNED:
+        elif kind == wire.SPAWNED:
             self._take_born(self._records[ident], rest, fds)
 
     def _take_born(self, record: Record, born: list[Any], fds: list[int]) -> None:
@@ -271,7 +271,7 @@ class Launcher:
             os.close(record.born[-1])
         if ident not in self._records:  # it failed before it was anything
             return
-        message = (launchpad_wire.SIGNAL, ident, int(signals.SIGKILL))
+        message = (wire.SIGNAL, ident, int(signals.SIGKILL))
         with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
             with contextlib.suppress(LaunchpadLost):  # then it is dead already
                 await self.send(message)

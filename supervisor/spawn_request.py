@@ -13,7 +13,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ class SpawnError(Exception):
 
     Attributes:
         errno: What the failing step said.
-        stage: "lookup", "request", "fork", a step of `launchpad_child.STEPS`, or
+        stage: "lookup", "request", "fork", a step of `launchpad.child.STEPS`, or
             "pidfd" if this process may open no more descriptors.
         text: One line: what, to what, why.
         reason: The last part of that, in the kernel's words.
@@ -61,7 +61,7 @@ class SpawnRequest:
             sources are the caller's to close, once `Launcher.spawn` is over.
         rlimits: (resource, soft, hard) as for setrlimit(2), -1 is no limit.
         umask: None for the host's.
-        layers: What each sandbox layer takes, by its name (``launchpad_child.STEPS``).
+        layers: What each sandbox layer takes, by its name (``launchpad.child.STEPS``).
     """
 
     executable: str
@@ -89,11 +89,11 @@ class SpawnRequest:
             fault = f"{_shown(error.object)!r} stands for no bytes"
             raise self._refusal(errno.EINVAL, fault) from None
         size_bytes = sum(map(len, (*argv, *env, *env.values())))
-        if size_bytes > launchpad_wire.TEXT_BYTES:
+        if size_bytes > wire.TEXT_BYTES:
             fault = f"{size_bytes} bytes of arguments and environment are too many"
             raise self._refusal(errno.E2BIG, fault)
         return (
-            launchpad_wire.SPAWN,
+            wire.SPAWN,
             ident,
             executable,
             argv,
@@ -150,8 +150,8 @@ def _faults_of_program(request: SpawnRequest) -> Iterator[str]:
     targets = [target for _, target in request.fds]
     if len(set(targets)) < len(targets) or min(targets, default=0) < 0:
         yield f"descriptor numbers {targets} are not distinct"
-    if len(targets) > launchpad_wire.TARGETS:
-        yield f"more than {launchpad_wire.TARGETS} descriptors"
+    if len(targets) > wire.TARGETS:
+        yield f"more than {wire.TARGETS} descriptors"
 
 
 def _faults_of_env(env: Mapping[str, str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import wire
 
 if TYPE_CHECKING:
     from supervisor import proctree
@@ -137,7 +137,7 @@ class SpawnedProcess:
 
     async def signal_tree(self, signal: int) -> None:
         """Signal this process and all beneath it; returns when that is asked for."""
-        message = (launchpad_wire.SIGNAL, self._ident, int(signal))
+        message = (wire.SIGNAL, self._ident, int(signal))
         await self._launcher.send(message)
 
     async def end_tree(self) -> None:

@@ -25,7 +25,7 @@ from supervisor.child import Child
 from supervisor.child_ends import Ends
 from supervisor.handover.session import take_up
 from supervisor.handover.state import bytes_as_text
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import wire
 from supervisor.lifecycle import State
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Walls
@@ -115,7 +115,7 @@ async def _end_untaken(launcher: Launcher) -> None:
     """End the processes that nobody has taken: of a service that is not here any more."""
     for ident, record in launcher.handed_over.items():
         if not (record.abandoned or record.exited.is_set()):
-            await launcher.send((launchpad_wire.SIGNAL, ident, int(signal.SIGKILL)))
+            await launcher.send((wire.SIGNAL, ident, int(signal.SIGKILL)))
     launcher.handed_over.clear()
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import wire
 from vfs.errors import HandoverError
 from vfs.handover import (  # noqa: TC001 - msgspec looks at them
     ClientState,
@@ -35,7 +35,7 @@ T = TypeVar("T")
 VERSION = 3
 """Of the form below."""
 
-LAUNCHPAD = launchpad_wire.VERSION
+LAUNCHPAD = wire.VERSION
 """Of what is said to a launchpad: it goes on with the program that it was started from."""
 
 

@@ -26,12 +26,7 @@ import fcntl
 import os
 import resource
 
-from supervisor.launchpad import landlock as launchpad_landlock
-from supervisor.launchpad import mounts as launchpad_mounts
-from supervisor.launchpad import namespaces as launchpad_namespaces
-from supervisor.launchpad import privileges as launchpad_privileges
-from supervisor.launchpad import seccomp as launchpad_seccomp
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import landlock, mounts, namespaces, privileges, seccomp, wire
 from supervisor.launchpad.kernel import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -44,8 +39,8 @@ from supervisor.launchpad.order import (
     APPLIED,
     BECAME,
     DETAIL_BYTES,
-    FAILED,
     FORKING,
+    GAVE_UP,
     frame,
 )
 
@@ -82,10 +77,10 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
     try:
         for stage, step in STEPS:  # noqa: B007 - read below when a step fails
             step(order, launchpad)
-    except launchpad_mounts.OwnersError as error:
+    except mounts.OwnersError as error:
         stage = "uid"
         number, detail = error.args
-    except launchpad_mounts.ProcError as error:
+    except mounts.ProcError as error:
         stage = "pidns"
         number = error.args[0]
     except OSError as error:
@@ -99,7 +94,7 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
     finally:
         # Also after what nobody expected: a second launchpad must never run on.
         try:
-            _tell(order, FAILED, number, stage, detail[:DETAIL_BYTES])
+            _tell(order, GAVE_UP, number, stage, detail[:DETAIL_BYTES])
         finally:
             os._exit(FAILED_STATUS)
 
@@ -127,7 +122,7 @@ def _prepare_rules(order: Order, _launchpad: int) -> None:
         return
     rules, no_tcp = order.common
     try:
-        order.ruleset = launchpad_landlock.prepare(rules, no_tcp=no_tcp)
+        order.ruleset = landlock.prepare(rules, no_tcp=no_tcp)
     except OSError:
         # The order that is to come may not ask for them; if it does, it fails by itself.
         return
@@ -139,7 +134,7 @@ def _await_order(order: Order, _launchpad: int) -> None:
         os.close(order.group)
         order.group = -1
     if order.line is not None:
-        received = launchpad_wire.wait_for_message(order.line)
+        received = wire.wait_for_message(order.line)
         if received is None:  # not wanted any more, or the launchpad is gone
             os._exit(0)
         (body, has_owners), fds = received
@@ -174,19 +169,19 @@ def _layer(
 
 
 def _enter_user(_order: Order, who: tuple[int, int]) -> str:
-    return launchpad_namespaces.enter_user(*who)
+    return namespaces.enter_user(*who)
 
 
 def _namespace(name: str) -> tuple[str, Callable[[Order, int], None]]:
-    return _layer(name, lambda _order, _nothing: launchpad_namespaces.enter(name))
+    return _layer(name, lambda _order, _nothing: namespaces.enter(name))
 
 
 def _enter_pids(order: Order, _nothing: None) -> str:
     if order.init >= 0:
         return "own"
-    said = launchpad_namespaces.enter("pidns")
+    said = namespaces.enter("pidns")
     _tell(order, FORKING)  # or the launchpad takes them for leftovers
-    child, init, order.is_in_group = launchpad_namespaces.fork_into(order.group)
+    child, init, order.is_in_group = namespaces.fork_into(order.group)
     if child != 0:
         _tell(order, BECAME, child, init)
         os._exit(0)
@@ -226,9 +221,9 @@ def _join_groups(order: Order, groups: tuple[tuple[bytes, bytes], ...]) -> str:
 
 def _change_root(order: Order, view: tuple[Any, ...]) -> str:
     links, trees, order.cwd = view
-    launchpad_namespaces.enter("mountns")
+    namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
-    return launchpad_mounts.build(links, trees, order.owners, fresh_proc=fresh_proc)
+    return mounts.build(links, trees, order.owners, fresh_proc=fresh_proc)
 
 
 def _enter_directory(order: Order, _launchpad: int) -> None:
@@ -242,7 +237,7 @@ def _enter_directory(order: Order, _launchpad: int) -> None:
     if order.cwd:
         inside = open_exactly(order.cwd)
         is_it = os.path.samestat(os.fstat(inside), os.fstat(order.cwd_fd))
-        if not (is_it or launchpad_mounts.is_made_here(order.cwd)):
+        if not (is_it or mounts.is_made_here(order.cwd)):
             raise OSError(errno.ESTALE, "another directory")
         os.close(order.cwd_fd)
         order.cwd_fd = inside
@@ -269,29 +264,29 @@ def _limit_resources(order: Order, _launchpad: int) -> None:
 
 
 def _forbid_new_privileges(_order: Order, _nothing: None) -> str:
-    return launchpad_privileges.forbid_new_privileges()
+    return privileges.forbid_new_privileges()
 
 
 def _restrict_files(order: Order, rules: tuple[Any, bool]) -> str:
     paths, no_tcp = rules
-    return launchpad_landlock.apply(paths, no_tcp=no_tcp, ready=order.ruleset)
+    return landlock.apply(paths, no_tcp=no_tcp, ready=order.ruleset)
 
 
 def _drop_bounding_set(order: Order, _launchpad: int) -> None:
     if "capabilities" in order.layers:
-        launchpad_privileges.drop_bounding_set()
+        privileges.drop_bounding_set()
 
 
 def _become_user(_order: Order, uid: int) -> str:
-    return launchpad_privileges.become_user(uid)
+    return privileges.become_user(uid)
 
 
 def _drop_capabilities(_order: Order, _nothing: None) -> str:
-    return launchpad_privileges.drop_capabilities()
+    return privileges.drop_capabilities()
 
 
 def _filter_calls(_order: Order, code: bytes) -> str:
-    return launchpad_seccomp.apply(code)
+    return seccomp.apply(code)
 
 
 def _report(order: Order, _launchpad: int) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 from supervisor import proctree
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Ends:
         proctree.kill_children(fresh)
         self._killed.update(fresh)
         if self._unswept and not leftovers:
-            self._reply((launchpad_wire.SWEPT, self._unswept, self._buried))
+            self._reply((wire.SWEPT, self._unswept, self._buried))
             self._unswept, self._buried = [], 0
         return bool(fresh)
 

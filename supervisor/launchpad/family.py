@@ -13,8 +13,8 @@ import errno
 import os
 
 from supervisor import proctree
-from supervisor.launchpad import order as launchpad_order
 from supervisor.launchpad.life import IS_FORKING, IS_STOCK
+from supervisor.launchpad.order import ENDED, REPORT_BYTES, reports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,17 +86,17 @@ class Child:
         self.pid, self.create_time, self.pidfd = pid, create_time, pidfd
 
     def told(self) -> Iterator[tuple[Any, ...]]:
-        """Yield what it has told since the last time (`launchpad_order.reports`).
+        """Yield what it has told since the last time (`order.reports`).
 
         ``(ENDED,)`` is the last: nobody can tell more.
         """
         try:
-            told = os.read(self.report, launchpad_order.REPORT_BYTES)
+            told = os.read(self.report, REPORT_BYTES)
         except BlockingIOError:
             return
-        yield from launchpad_order.reports(told)
+        yield from reports(told)
         if not told:
-            yield (launchpad_order.ENDED,)
+            yield (ENDED,)
 
     def let_go(self) -> None:
         """Close what is held of a child that comes to nothing."""

@@ -40,17 +40,12 @@ import os
 import select
 
 from supervisor import proctree
-from supervisor.launchpad import child as launchpad_child
-from supervisor.launchpad import ends as launchpad_ends
-from supervisor.launchpad import fork as launchpad_fork
-from supervisor.launchpad import kernel as launchpad_kernel
-from supervisor.launchpad import life
-from supervisor.launchpad import order as launchpad_order
-from supervisor.launchpad import owners as launchpad_owners
-from supervisor.launchpad import setup as launchpad_setup
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import kernel, life, owners, setup, wire
+from supervisor.launchpad.child import GROUP_TO_FORK_INTO, become
+from supervisor.launchpad.ends import Ends
 from supervisor.launchpad.family import Child, Family
-from supervisor.launchpad.order import Order
+from supervisor.launchpad.fork import PidNamespaces, fork_into
+from supervisor.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
 from supervisor.launchpad.stock import Stock, hand_over
 
 TYPE_CHECKING = False
@@ -81,15 +76,13 @@ class _Launchpad:
         self._pid = os.getpid()
         self._family = Family()
         self._stock = Stock()
-        self._ends = launchpad_ends.Ends(
-            self._family, self._hear_all, self._bury, self._reply
-        )
+        self._ends = Ends(self._family, self._hear_all, self._bury, self._reply)
         self._outbox: list[tuple[tuple[object, ...], int]] = []
         self._is_blocked = False  # the host does not take replies at the moment
         self._host_is_there = True
         self._has_begun = False  # somebody, a moment ago
-        self._namespaces = launchpad_fork.PidNamespaces()
-        self._wake = launchpad_setup.wake_at_signals()
+        self._namespaces = PidNamespaces()
+        self._wake = setup.wake_at_signals()
         self._epoll = select.epoll()
         self._epoll.register(control.fileno(), select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -141,7 +134,7 @@ class _Launchpad:
 
     def _serve_request(self) -> None:
         try:
-            received = launchpad_wire.receive_message(self._control)
+            received = wire.receive_message(self._control)
         except BlockingIOError:
             return
         if received is None:
@@ -159,15 +152,15 @@ class _Launchpad:
                 os.close(fd)
 
     def _do(self, kind: int, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
-        if kind == launchpad_wire.SPAWN:
+        if kind == wire.SPAWN:
             self._spawn(ident, body, fds)
-        elif kind == launchpad_wire.SIGNAL:
+        elif kind == wire.SIGNAL:
             self._signal(ident, *body)
-        elif kind == launchpad_wire.SPARE:
+        elif kind == wire.SPARE:
             self._stock.spare(*body)
-        elif kind == launchpad_wire.LIST:
+        elif kind == wire.LIST:
             stock = tuple(self._family.stock())
-            self._reply((launchpad_wire.LISTED, ident, stock))
+            self._reply((wire.LISTED, ident, stock))
         else:
             self._fail(ident, errno.EINVAL, "request")
 
@@ -178,7 +171,7 @@ class _Launchpad:
         try:
             if "uid" in order.layers and "mountns" in order.layers:
                 stage = "uid"
-                order.owners = launchpad_owners.owners_of(order.layers["uid"])
+                order.owners = owners.owners_of(order.layers["uid"])
             child = self._stock.take(order.layers)
             if child is not None and hand_over(child, body, fds, order.owners):
                 self._happened(child, life.ORDERED)
@@ -223,9 +216,9 @@ class _Launchpad:
                 order.init = self._namespaces.fork_init()
                 # Within a user namespace it forks once more, and joins then.
                 into = -1 if "userns" in order.layers else order.group
-                pid, order.is_in_group = launchpad_fork.fork_into(into)
+                pid, order.is_in_group = fork_into(into)
                 if pid == 0:
-                    launchpad_child.become(order, self._pid, theirs)
+                    become(order, self._pid, theirs)
                 child = Child(state, pid, ours)
             except OSError:
                 os.close(ours)
@@ -264,18 +257,18 @@ class _Launchpad:
     def _hear(self, child: Child) -> None:
         """Take in what a starting child tells."""
         for kind, *rest in child.told():
-            if kind == launchpad_order.FORKING:
+            if kind == FORKING:
                 self._happened(child, life.FORKING)
-            elif kind == launchpad_order.BECAME:
+            elif kind == BECAME:
                 self._happened(child, life.BECAME)
                 try:
                     self._family.rename(child, *rest)
                 except OSError:
                     child.failure = (errno.ECANCELED, "fork", b"")
                 self._ends.has_more_to_do = True  # the sweep waited for this
-            elif kind == launchpad_order.APPLIED:
+            elif kind == APPLIED:
                 (child.applied,) = rest
-            elif kind == launchpad_order.FAILED:
+            elif kind == GAVE_UP:
                 child.failure = tuple(rest)
             else:
                 self._start_is_over(child)
@@ -301,7 +294,7 @@ class _Launchpad:
             code = os.waitstatus_to_exitcode(status)
             number = (code, None) if code >= 0 else (None, -code)
             times = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
-            self._reply((launchpad_wire.EXITED, child.ident, *number, *times))
+            self._reply((wire.EXITED, child.ident, *number, *times))
             self._ends.ended(child)
 
     def _happened(self, child: Child, event: int) -> None:
@@ -316,12 +309,12 @@ class _Launchpad:
         elif action == life.TELL_SPAWNED:
             pidfd, child.pidfd = child.pidfd, -1
             facts = (child.pid, child.create_time, child.applied, child.init)
-            self._reply((launchpad_wire.SPAWNED, child.ident, *facts), pidfd)
+            self._reply((wire.SPAWNED, child.ident, *facts), pidfd)
 
     # ------------------------------------------------------------ replies
 
     def _fail(self, ident: int, number: int, stage: str, detail: bytes = b"") -> None:
-        self._reply((launchpad_wire.FAILED, ident, number, stage, detail))
+        self._reply((wire.FAILED, ident, number, stage, detail))
 
     def _reply(self, message: tuple[object, ...], pidfd: int = -1) -> None:
         """Queue a message with the pidfd it carries away, and send what can be sent."""
@@ -336,7 +329,7 @@ class _Launchpad:
             for message, pidfd in self._outbox:
                 if self._host_is_there:
                     fds: Sequence[int] = () if pidfd < 0 else (pidfd,)
-                    launchpad_wire.send_message(self._control, message, fds)
+                    wire.send_message(self._control, message, fds)
                 if pidfd >= 0:
                     os.close(pidfd)
                 sent += 1
@@ -353,7 +346,7 @@ class _Launchpad:
 def _open_group(order: Order) -> int:
     """Open the group of version 2 that a child is to be forked into; -1 for none."""
     for directory, name in order.layers.get("cgroup", ()):
-        if name == launchpad_child.GROUP_TO_FORK_INTO:
+        if name == GROUP_TO_FORK_INTO:
             try:
                 return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError:
@@ -363,16 +356,16 @@ def _open_group(order: Order) -> int:
 
 def main() -> None:
     """Run the launchpad on the control socket that is descriptor 0."""
-    launchpad_kernel.set_name(_NAME)
+    kernel.set_name(_NAME)
     # Its memory holds other children's environments, its descriptors the control
     # socket: no child of the same user may look at either (ptrace, pidfd_getfd).
-    launchpad_kernel.prctl(launchpad_kernel.PR_SET_DUMPABLE, 0)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     # What a dead child leaves comes here (rule 2).
-    launchpad_kernel.prctl(launchpad_kernel.PR_SET_CHILD_SUBREAPER, 1)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     # The host waits for what it says, and its children for nothing that it does.
-    launchpad_kernel.ask_for_slices(launchpad_kernel.SHORT_SLICE_NS)
-    control = launchpad_setup.take_control_socket()
-    launchpad_setup.set_signals()
+    kernel.ask_for_slices(kernel.SHORT_SLICE_NS)
+    control = setup.take_control_socket()
+    setup.set_signals()
     os.chdir("/")
     # Objects of the start are never freed: untouched pages need no copy after a fork.
     gc.disable()

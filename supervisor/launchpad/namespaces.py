@@ -24,7 +24,7 @@ import fcntl
 import os
 import struct
 
-from supervisor.launchpad import fork as launchpad_fork
+from supervisor.launchpad import fork
 from supervisor.launchpad.kernel import PR_SET_DUMPABLE, prctl, system_call
 
 # <asm/unistd.h>
@@ -97,7 +97,7 @@ def fork_into(group: int) -> tuple[int, int, bool]:
     """Fork the init and the child of the pid namespace that was entered.
 
     Args:
-        group: of the child, as for ``launchpad_fork.fork_into``.
+        group: of the child, as for ``launchpad.fork.fork_into``.
 
     Returns:
         The pid of the child, 0 in it; of the init; whether the child is in the group.
@@ -108,10 +108,10 @@ def fork_into(group: int) -> tuple[int, int, bool]:
     # The child waits until this process has told of it, and ended: what dies before
     # anybody knows it would be taken for a leftover.
     told, tell = os.pipe2(os.O_CLOEXEC)
-    init = launchpad_fork.fork(launchpad_fork.CLONE_PARENT)
+    init = fork.fork(fork.CLONE_PARENT)
     if init == 0:
-        launchpad_fork.be_init()
-    child, is_in_group = launchpad_fork.fork_into(group, launchpad_fork.CLONE_PARENT)
+        fork.be_init()
+    child, is_in_group = fork.fork_into(group, fork.CLONE_PARENT)
     if child != 0:
         return child, init, is_in_group
     os.close(tell)

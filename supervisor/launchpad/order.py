@@ -27,7 +27,7 @@ REPORT_BYTES = 16_384
 DETAIL_BYTES = 1024
 
 # What a report says first; the last one is said by nobody, but by the pipe's end.
-FORKING, BECAME, APPLIED, FAILED, ENDED = range(5)
+FORKING, BECAME, APPLIED, GAVE_UP, ENDED = range(5)
 
 Rules = tuple[tuple[bytes, str], ...]
 
@@ -127,7 +127,7 @@ def reports(heard: bytes) -> Iterator[tuple[Any, ...]]:
     ``(FORKING,)``: two processes are about to be forked that nobody knows yet.
     ``(BECAME, pid, init)``: this process ends, the child is `pid` now.
     ``(APPLIED, ((layer, detail), ...))``: what it runs in, if the exec succeeds.
-    ``(FAILED, errno, stage, detail)``: it ends.
+    ``(GAVE_UP, errno, stage, detail)``: it ends.
     """
     while len(heard) >= 2:
         size = int.from_bytes(heard[:2], "little")

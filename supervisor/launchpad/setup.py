@@ -12,7 +12,7 @@ import _socket
 import fcntl
 import os
 
-from supervisor.launchpad import kernel as launchpad_kernel
+from supervisor.launchpad import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def set_signals() -> None:
             _signal.signal(number, _do_nothing)
         elif number not in {_signal.SIGKILL, _signal.SIGSTOP}:
             _signal.signal(number, _signal.SIG_DFL)
-    launchpad_kernel.default_reserved_signals()
+    kernel.default_reserved_signals()
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 

@@ -19,7 +19,7 @@ Rules:
 
 from __future__ import annotations
 
-from supervisor.launchpad import wire as launchpad_wire
+from supervisor.launchpad import wire
 from supervisor.launchpad.child import SHAPING
 from supervisor.launchpad.order import Order
 
@@ -175,7 +175,7 @@ def hand_over(child: Child, body: tuple[Any, ...], fds: list[int], owners: int) 
     message = (body, owners >= 0)
     carried = fds if owners < 0 else (*fds, owners)
     try:
-        launchpad_wire.send_message(child.line, message, carried)
+        wire.send_message(child.line, message, carried)
     except (BrokenPipeError, ConnectionResetError):  # killed, by somebody else
         return False
     finally:

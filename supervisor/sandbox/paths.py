@@ -22,7 +22,7 @@ Rules of this file.
    whoever runs the host has named is followed wherever it leads (rule 2).  What the child
    sees anyhow it sees no better for its link, and what it may write is never behind one.
 6. A path of a rule has no links.  Whoever uses it opens it without following any
-   (``launchpad_kernel.open_exactly``): what is replaced meanwhile is not there.
+   (``launchpad.kernel.open_exactly``): what is replaced meanwhile is not there.
 """
 
 # ruff: noqa: PTH100, PTH120 - what is asked for is text

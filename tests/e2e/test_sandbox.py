@@ -17,12 +17,12 @@ IS_X86_64 = os.uname().machine == "x86_64"
 # An older kernel: a filter that answers one call in another way, and the command in it.
 OLDER = """
 import ctypes, os, sys
-from supervisor.launchpad import seccomp as launchpad_seccomp
+from supervisor.launchpad import seccomp
 from supervisor.sandbox import seccomp_filter
 from supervisor.launchpad.privileges import forbid_new_privileges
 if os.geteuid():
     forbid_new_privileges()
-launchpad_seccomp.apply(bytes.fromhex(sys.argv[1]))
+seccomp.apply(bytes.fromhex(sys.argv[1]))
 os.execv(sys.argv[2], sys.argv[2:])
 """
 

@@ -22,32 +22,32 @@ pytestmark = [
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {source!r})
-from supervisor.launchpad import kernel as launchpad_kernel
-from supervisor.launchpad import mounts as launchpad_mounts
-from supervisor.launchpad import namespaces as launchpad_namespaces
+from supervisor.launchpad import kernel
+from supervisor.launchpad import mounts
+from supervisor.launchpad import namespaces
 root, outside = {root!r}, {outside!r}
 os.chdir(root)
-fill = launchpad_mounts._fill
+fill = mounts._fill
 def filled(*args):
     swap()
     fill(*args)
 def swap():
     pass
-launchpad_mounts._fill = filled
+mounts._fill = filled
 def nothing(*_):
     raise OSError(38, "filtered")
 def build(*trees, links=()):
-    launchpad_namespaces.enter("mountns")
+    namespaces.enter("mountns")
     trees = tuple((os.fsencode(path), kind, False) for path, kind in trees)
     links = tuple((os.fsencode(a), os.fsencode(b)) for a, b in links)
-    launchpad_mounts.build(links, trees, -1, fresh_proc=False)
+    mounts.build(links, trees, -1, fresh_proc=False)
 """
 
 
 @pytest.fixture(params=["openat2", "without openat2"])
 def way(request: pytest.FixtureRequest) -> str:
     """How names are opened: by the kernel, or step by step where it cannot."""
-    return "" if request.param == "openat2" else "launchpad_kernel._openat2 = nothing\n"
+    return "" if request.param == "openat2" else "kernel._openat2 = nothing\n"
 
 
 def says(tmp_path: Path, program: str) -> str:
