@@ -1,6 +1,6 @@
 """A stage's control socket, and both ways to ask: the client, and byte for byte.
 
-Used by `tests/supervisor/test_control*.py`; import the fixture `path` together with
+Used by `tests/supervisor/control/`; import the fixture `path` together with
 `stage` of `tests.helpers.hosts`.
 """
 

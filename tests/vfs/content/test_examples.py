@@ -1,7 +1,7 @@
 """Each call of the design's examples, as it stands there, by the letters.
 
 Only a path is another one: ``/path/to/output.txt`` is no place where a child may write.
-Those that need a model (fork, spawn) are in ``tests/supervisor/test_fds_conversations``.
+Those that need a model (fork, spawn) are in ``tests/supervisor/fds/test_conversations.py``.
 """
 
 import ast

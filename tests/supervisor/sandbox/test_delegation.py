@@ -140,7 +140,7 @@ def test_a_real_group_gives_its_controllers_on(real: tuple[Path, str]) -> None:
     top, controller = real
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(top), controller],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert done.stderr == ""
     assert done.stdout.splitlines() == [f"('{controller}',)", OWN, OWN, "True"]

@@ -1,7 +1,7 @@
 r"""The contract end to end: framing and OPEN, over real sockets, without processes.
 
 READ and WRITE, the extensions, and who is in whose way have files of their own:
-`test_session_*.py`.
+the other files of this folder.
 """
 
 import os

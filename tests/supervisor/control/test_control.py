@@ -1,7 +1,7 @@
 """The control socket of a real host: who may ask, what is answered, bad input.
 
-The socket's file is in `test_control_socket.py`, the asking side in
-`test_control_client.py`.
+The socket's file is in `test_socket.py`, the asking side in
+`test_client.py`.
 """
 
 import contextlib
