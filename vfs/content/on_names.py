@@ -99,18 +99,7 @@ def delete_fd_section(process: Process, *, fd: str, ref_id: str) -> bytes:
 
 def keep_fds(process: Process, *, fds: list[Json]) -> bytes:
     """Give up every descriptor but these, for good; lines of one get a new number."""
-    named = process.named(fds)
-    kept = {fd.number for fd, span in named if span is None}
-    made: set[int] = set()
-    try:
-        for fd, span in named:
-            if span is not None:
-                made.add(process.add_lines(fd, span).number)
-    except FdError:
-        process.table.drop(made)
-        raise
-    process.table.keep_only(kept | made)
-    process.checkpoints.keep_own()
+    process.keep_only(process.named(fds))
     return fdxml.empty("fd_list", (("count", len(process.table.fds)),))
 
 

@@ -264,11 +264,15 @@ class Process:
 
     def add_part(self, text: Blob, span: Span, source: str) -> LlmFd:
         """Give a part of a text a descriptor of its own."""
+        return self.add(self._part(text, span), source)
+
+    def _part(self, text: Blob, span: Span) -> Content:
+        """Keep a part of a text; the caller holds it."""
         writer = self.shared.store.writer()
         try:
             for piece in text.pieces(*span):
                 writer.add(piece)
-            return self.add(writer.finish(), source)
+            return writer.finish()
         finally:
             writer.close()
 
@@ -289,8 +293,23 @@ class Process:
 
     def add_lines(self, fd: LlmFd, span: Span) -> LlmFd:
         """Give lines of a descriptor, of this process or another, one of their own."""
-        source = f"{fd.id} lines {lines_of(fd, span)}"
-        return self.add_part(fd.content.text, span, source)
+        return self.add_part(fd.content.text, span, _lines_source(fd, span))
+
+    def keep_only(self, named: Sequence[tuple[LlmFd, Span | None]]) -> None:
+        """Give up all descriptors but these; lines of one get a new one.
+
+        Raises:
+            FdError: what is there afterwards is too much; nothing changed.
+        """
+        page_size = self.shared.settings.page_size
+        kept: set[int] = {fd.number for fd, span in named if span is None}
+        parts = (
+            (self._part(fd.content.text, span), _lines_source(fd, span))
+            for fd, span in named
+            if span is not None
+        )
+        self.table.exchange(kept, parts, page_size)
+        self.checkpoints.keep_own()
 
     def put_text(self, text: str) -> Content:
         """Keep a text; the caller holds it."""
@@ -355,6 +374,10 @@ NEED_MODEL = frozenset({"fork", "spawn", "summarize_fd"})
 
 ALWAYS = FOR_PROGRAMS | {"fd_info", "list_fds"}
 """Calls that need no listing: they give nothing that the caller does not have."""
+
+
+def _lines_source(fd: LlmFd, span: Span) -> str:
+    return f"{fd.id} lines {lines_of(fd, span)}"
 
 
 def _failure(

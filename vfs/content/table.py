@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NewType
 
+from vfs.content.allowance import Exchange
 from vfs.content.errors import (
     FILE_OPERATION,
     INVALID_PARAMETER,
@@ -27,7 +28,7 @@ from vfs.content.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from vfs.content.allowance import Allowance
     from vfs.content.blob import Content
@@ -114,19 +115,24 @@ class FdTable:
         """
         try:
             with self._lock:
-                self._admit(content)
-                fd = LlmFd(
-                    FdNumber(self.next_number), content, page_size, source, time.time()
-                )
-                self.next_number += 1
+                self._check_count(len(self.fds) + 1)
+                if self._allowance is not None:
+                    self._allowance.hold(content)
+                fd = self._number(content, source, page_size)
                 if name:
                     self._names[name] = fd.number
                     fd.name = name
-                self.fds[fd.number] = fd
-                self._own.add(fd.number)
         except FdError:
             self._store.drop(content)
             raise
+        return fd
+
+    def _number(self, content: Content, source: str, page_size: int) -> LlmFd:
+        number = FdNumber(self.next_number)
+        fd = LlmFd(number, content, page_size, source, time.time())
+        self.next_number += 1
+        self.fds[number] = fd
+        self._own.add(number)
         return fd
 
     def _owned(self, fd: LlmFd) -> LlmFd:
@@ -136,14 +142,12 @@ class FdTable:
             self._own.add(fd.number)
         return self.fds[fd.number]
 
-    def _admit(self, content: Content) -> None:
+    def _check_count(self, count: int) -> None:
         if self._is_closed:
             raise FdError(FILE_OPERATION, "Cannot store content: the process has ended")
-        if len(self.fds) >= MOST_FDS:
+        if count > MOST_FDS:
             text = f"Cannot store content: {MOST_FDS} descriptors are open"
             raise FdError(FILE_OPERATION, text)
-        if self._allowance is not None:
-            self._allowance.hold(content)
 
     def find(self, fd: str | None, name: str | None = None) -> LlmFd:
         """Return the descriptor of an id or a name; the id counts if both are there.
@@ -239,17 +243,56 @@ class FdTable:
         """Give up every descriptor but these."""
         self.drop([number for number in self.fds if number not in numbers])
 
+    def exchange(
+        self, kept: set[int], parts: Iterable[tuple[Content, str]], page_size: int
+    ) -> None:
+        """Give up every descriptor but some, and take others in, or change nothing.
+
+        Args:
+            kept: numbers of those that stay.
+            parts: contents, held for the table, and their sources; each is made when it
+                is asked for, so that no more is made than there is room for.
+            page_size: of the new ones.
+
+        Raises:
+            FdError: what is there afterwards is too much, or a part cannot be made.
+        """
+        done: list[tuple[Content, str]] = []
+        with self._lock:
+            old = self._contents(except_for=kept)
+        gone: list[Content] = []  # from the store, whatever becomes of this
+        try:
+            with Exchange(self._allowance, old) as exchange:
+                for content, source in parts:
+                    gone.append(content)
+                    exchange.add(content)
+                    content.text.pages(page_size)
+                    done.append((content, source))
+                    self._check_count(len(kept) + len(done))
+                with self._lock:  # a fork may have been made, or the table closed
+                    self._check_count(len(kept) + len(done))
+                    exchange.settle(self._contents(except_for=kept))
+                    gone = self._forget([n for n in self.fds if n not in kept])
+                    for content, source in done:
+                        self._number(content, source, page_size)
+        finally:
+            self._store.drop_all(gone)
+
     def drop(self, numbers: Iterable[int]) -> None:
         """Give up descriptors."""
-        contents = []
         with self._lock:
-            for number in numbers:
-                fd = self.fds[number]
-                self.unname(fd)
-                del self.fds[number]
-                self._own.discard(number)
-                contents.append(fd.content)
+            contents = self._forget(numbers)
         self._drop(contents)
+
+    def _forget(self, numbers: Iterable[int]) -> list[Content]:
+        contents = []
+        for number in numbers:
+            fd = self.fds[number]
+            self.unname(fd)
+            del self.fds[number]
+            self._own.discard(number)
+            contents.append(fd.content)
+        return contents
 
     def enter(self, fd: LlmFd) -> None:
         """Enter a descriptor that was one before, this table's alone now.
@@ -272,8 +315,10 @@ class FdTable:
         """
         with self._lock:
             old, new = self._contents(), other._contents()
-            if self._allowance is not None:
-                _exchange(self._allowance, old, new)
+            with Exchange(self._allowance, old) as exchange:
+                for content in new:
+                    exchange.add(content)
+                exchange.settle(old)
             self.fds, other.fds = other.fds, {}
             self._names, other._names = other._names, {}
             self._own, other._own = other._own, set()
@@ -290,27 +335,13 @@ class FdTable:
             self._own.clear()
         self._drop(contents)
 
-    def _contents(self) -> list[Content]:
-        return [fd.content for fd in self.fds.values()]
+    def _contents(self, except_for: Collection[int] = ()) -> list[Content]:
+        return [fd.content for n, fd in self.fds.items() if n not in except_for]
 
     def _drop(self, contents: list[Content]) -> None:
         if self._allowance is not None:
             self._allowance.drop(contents)
         self._store.drop_all(contents)
-
-
-def _exchange(allowance: Allowance, old: list[Content], new: list[Content]) -> None:
-    """Let new contents count in place of old ones, or change nothing."""
-    held: list[Content] = []
-    allowance.drop(old)
-    try:
-        for content in new:
-            allowance.hold(content)
-            held.append(content)
-    except FdError:
-        allowance.drop(held)
-        allowance.hold_again(old)
-        raise
 
 
 def number_of(text: str) -> int | None:
