@@ -84,6 +84,7 @@ class FileState(msgspec.Struct):
     place: int | None
     is_counted: bool
     staged: StagedState | None = None
+    has_reserved: bool = False
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the descriptors that are the file's own."""
@@ -181,6 +182,7 @@ def file_state(file: OpenFile, place: int | None) -> FileState:
         place=place,
         is_counted=file.ledger is not None,
         staged=staged,
+        has_reserved=file.has_reserved,
     )
 
 
@@ -294,6 +296,9 @@ def enter_file(
     fs.tables.files[file.fileno] = client.files[file.fileno] = file
     if file.staged:
         fs.hold(client, 1)
+    if state.has_reserved:
+        file.has_reserved = True
+        ledger.reserve_again()
     if state.is_counted:
         ledger.open.add(file)
     return file

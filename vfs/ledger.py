@@ -141,6 +141,10 @@ class Ledger:
         self._add_staged(1)
         return True
 
+    def reserve_again(self) -> None:
+        """Reserve an entry that was reserved before the host's program was replaced."""
+        self._add_staged(1)
+
     def release_files(self, count: int) -> None:
         """Give back what ``reserve_file`` has reserved, so many times."""
         self._add_staged(-count)

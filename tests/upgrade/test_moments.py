@@ -115,6 +115,29 @@ def test_a_payload_in_a_file_is_completed(where: Path) -> None:
     assert (where / "root" / "new").read_bytes() == b"a" * 900_000 + b"b" * 700_000
 
 
+# spec A3b: what a staged file will be is kept room for, whoever publishes it.
+def test_the_entries_that_staged_files_will_make_stay_reserved(where: Path) -> None:
+    with hands(where, "one") as (one,):
+        spec = one.spec(publish="on-close", max_files=2)
+        with replaced(where, spec) as host:
+            staged = [opened(one, name, b"w") for name in (b"a", b"b")]
+            replaces = opened(one, b"long", b"w")
+            refused = b"ERROR failed to open file 'c': Disk quota exceeded"
+            assert one.ask(b"OPEN c w false\n") == refused
+            host.replace()
+            assert one.ask(b"OPEN c w false\n") == refused
+            for fileno in (*staged, replaces):
+                assert one.ask(b"CLOSE %d\n" % fileno) == b"OK"
+                assert one.ask(b"OPEN c w false\n") == refused
+            assert one.ask(b"REMOVE false a\n") == b"OK"
+            fileno = opened(one, b"c", b"w")
+            host.replace()
+            assert one.ask(b"CLOSE %d\n" % fileno) == b"OK"
+            assert one.ask(b"OPEN a w false\n") == refused.replace(b"'c'", b"'a'")
+            end(host, one)
+    assert sorted(os.listdir(where / "root")) == ["b", "c", "long"]
+
+
 # spec T3, R1, F8: what a client has not taken of its reply is sent by the next program.
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_reply_that_is_not_taken_is_sent_on(where: Path, transport: str) -> None:
