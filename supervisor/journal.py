@@ -9,12 +9,13 @@ Rules of this file.
 3. Who counts events (``metrics``) taps them; a tap takes no time and never fails.
 4. A journal that cannot be written stops nothing: it is said once, and again when it
    works (the file may be on a full disk).  A line that is there in part is a line of its
-   own, and counts as lost.
+   own, and counts as lost; the file itself says so to the program that opens it next.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -72,17 +73,20 @@ class Journal:
     Args:
         fd: opened with O_APPEND; owned; -1 for no file.
         complain: told once when writing begins to fail.
+        is_torn: what was written last, by whomever, is no whole line.
 
     Attributes:
         taps: each is told every event, also where no file is.
         lost: events that could not be written.
     """
 
-    def __init__(self, fd: int, complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, fd: int, complain: Callable[[str], None], *, is_torn: bool = False
+    ) -> None:
         self._fd = fd
         self._complain = complain
         self._failing = False
-        self._is_torn = False
+        self._is_torn = is_torn
         self._encoder = msgspec.json.Encoder()
         self.taps: list[Callable[[str, dict[str, object]], None]] = []
         self.lost = 0
@@ -151,7 +155,23 @@ def open_journal(path: str | None, complain: Callable[[str], None]) -> Journal:
     # neither holds the host up.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
     flags |= os.O_NONBLOCK
-    return Journal(os.open(path, flags, 0o600), complain)
+    fd = os.open(path, flags, 0o600)
+    return Journal(fd, complain, is_torn=_ends_torn(fd))
+
+
+def _ends_torn(fd: int) -> bool:
+    """Tell whether a file that is opened to be written ends within a line."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return False
+    try:
+        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # one that may only be written: nobody can look
+        return False
+    try:
+        return os.pread(reading, 1, status.st_size - 1) != b"\n"
+    finally:
+        os.close(reading)
 
 
 class FileEvents:

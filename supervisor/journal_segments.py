@@ -31,7 +31,8 @@ class SegmentJournal(Journal):
     """
 
     def __init__(self, segments: Segments, complain: Callable[[str], None]) -> None:
-        super().__init__(-1, complain)
+        last = segments.last_byte()
+        super().__init__(-1, complain, is_torn=last not in {b"", b"\n"})
         self.segments = segments
         self._changed = trio.Event()
         self._is_taken = False

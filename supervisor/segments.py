@@ -66,6 +66,13 @@ class Segments:
         self.failure: OSError | None = None
         self.end = _end_of(directory)
 
+    def last_byte(self) -> bytes:
+        """Return the last byte of the stream; empty if there is none to be read."""
+        try:
+            return read_at(self.directory, -1, 1).data
+        except OSError:
+            return b""
+
     def append(self, data: bytes) -> bool:
         """Append; return whether all of it is in a file now."""
         view = memoryview(data)

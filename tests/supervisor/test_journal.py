@@ -31,15 +31,20 @@ def kept(
 ) -> Iterator[tuple[Journal, Path, list[str]]]:
     """A journal, the file that it writes, and what it complains of."""
     said: list[str] = []
-    if request.param == "file":
-        path = tmp_path / "journal"
-        journal = open_journal(os.fspath(path), said.append)
-    else:
-        path = tmp_path / "journal" / f"{0:020}.log"
-        segments = Segments(os.fspath(path.parent), 1 << 20, 1)
-        journal = SegmentJournal(segments, said.append)
+    path = tmp_path / "journal"
+    if request.param == "segments":
+        path /= f"{0:020}.log"
+    journal = opened(path, said)
     yield journal, path, said
     journal.close()
+
+
+def opened(path: Path, said: list[str]) -> Journal:
+    """Open a journal, as a host does that begins or goes on."""
+    if path.suffix:
+        segments = Segments(os.fspath(path.parent), 1 << 20, 1)
+        return SegmentJournal(segments, said.append)
+    return open_journal(os.fspath(path), said.append)
 
 
 # A full disk costs events, and no other line.
@@ -80,3 +85,37 @@ def test_with_room_for_the_end_of_a_line_only_nothing_is_torn(
     lines = path.read_bytes().split(b"\n")
     assert [json.loads(line)["number"] for line in (lines[0], lines[2])] == [1, 4]
     assert (len(lines[1]), lines[3:], journal.lost) == (10, [b""], 2)
+
+
+# Whoever opens it next: the next program of a host that is replaced, or a later host.
+@pytest.mark.parametrize("room", [0, 1, 50])
+def test_a_line_that_the_program_before_had_cut_off_is_one_of_its_own(
+    kept: tuple[Journal, Path, list[str]], room: int
+) -> None:
+    before, path, said = kept
+    before.write("before", number=1)
+    whole = path.stat().st_size
+    with full_at(whole + room):
+        before.write("cut", number=2)
+        opened(path, said).close()
+        after = opened(path, said)
+        after.write("cut", number=3)
+    for number in (4, 5):
+        after.write("after", number=number)
+    after.close()
+    lines = path.read_bytes().split(b"\n")
+    assert lines.pop() == b""
+    found = [json.loads(line)["number"] for line in lines if line.endswith(b"}")]
+    assert found == [1, 4, 5]
+    assert len(lines) == 3 + bool(room)
+
+
+def test_a_journal_that_may_only_be_written_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(b"{}\n")
+    path.chmod(0o200)
+    journal = open_journal(os.fspath(path), pytest.fail)
+    journal.write("after")
+    journal.close()
+    path.chmod(0o600)
+    assert len(path.read_bytes().splitlines()) == 2

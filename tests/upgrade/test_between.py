@@ -4,7 +4,9 @@ The next program is a shell script first, which does something in the instant th
 is the host, and then becomes the real one by its own exec(2).
 """
 
+import json
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -99,6 +101,27 @@ def test_the_journal_goes_on_and_says_what_happened(tmp_path: Path) -> None:
             every = [row for name in names for row in host.events(name)]
             times = [row["time"] for row in every]
             assert times == sorted(times)
+
+
+def test_a_line_of_the_journal_that_was_cut_off_is_known_to_the_next_program(
+    tmp_path: Path,
+) -> None:
+    journal = tmp_path / "journal"
+    # So long that nothing else of the host's meets the bound.
+    journal.write_bytes(b'{"event": "earlier"}\n' * 200_000)
+    with hands(tmp_path, "one") as (one,), replaced(tmp_path, one.spec()) as host:
+        room = journal.stat().st_size + 20
+        limits = resource.prlimit(host.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(host.process.pid, resource.RLIMIT_FSIZE, (room, limits[1]))
+        host.replace()  # the disk is full: neither program can say so
+        resource.prlimit(host.process.pid, resource.RLIMIT_FSIZE, limits)
+        one.do("opened(b'new', b'w')")
+        one.tell("os._exit(0)")
+        assert host.wait() == 0
+    lines = journal.read_bytes().splitlines()
+    (torn,) = [n for n, line in enumerate(lines) if not line.endswith(b"}")]
+    assert len(lines[torn]) == 20
+    assert json.loads(lines[torn + 1])["event"] == "file.opened"
 
 
 # spec N1, N4: a relay in a child, and the children beneath it, notice nothing.
