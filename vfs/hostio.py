@@ -205,11 +205,16 @@ def close_file(fd: int) -> None:
     Raises:
         OSError: it could not be closed as it should; not from the thread.
     """
-    status = os.fstat(fd)
-    if not status.st_nlink and status.st_blocks * 512 > INLINE_TRUNCATE_BYTES:
+    if frees_much(fd):
         _closer.close(fd)
     else:
         os.close(fd)
+
+
+def frees_much(fd: int) -> bool:
+    """Tell whether to close a file may give much back to the kernel."""
+    status = os.fstat(fd)
+    return not status.st_nlink and status.st_blocks * 512 > INLINE_TRUNCATE_BYTES
 
 
 class _Closer:

@@ -66,7 +66,7 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     fileno = file.fileno
     if file.is_plain:
         line = b"CLOSE %d\n" % fileno
-        session.prepared[line] = partial(_close_plain, session, file, line)
+        session.prepared[line] = partial(_close, session, file, line)
         if request is not session.last_request:
             session.last_request = request
         elif (opening := session.line_of_open(request)) is not None:
@@ -115,7 +115,7 @@ def _open_again(
         except (AccessDeniedError, UnavailableError, OSError):
             return do_open(session, request)  # it has the words for it
         line = b"CLOSE %d\n" % opened.fileno
-        prepared[line] = partial(_close_plain, session, opened, line)
+        prepared[line] = partial(_close, session, opened, line)
         return b"OK %d\n" % opened.fileno
 
     return again
@@ -131,11 +131,14 @@ async def _open_waiting(session: Session, file: OpenFile) -> bytes:
     return b"OK %d\n" % file.fileno
 
 
-def _close_plain(session: Session, file: OpenFile, line: bytes) -> bytes:
-    """Answer the CLOSE of a file that waits for nothing; ``line`` was prepared."""
+def _close(session: Session, file: OpenFile, line: bytes) -> bytes | None:
+    """Answer the CLOSE of a file, whose ``line`` may have been prepared."""
     session.prepared.pop(line, None)
     if session.lines_of or session.write_fileno == file.fileno:
         session.forget(file.fileno)
+    if not file.closes_inline:
+        session.start(partial(_close_waiting, session, file))
+        return None
     try:
         session.fs.close(file)
     except OSError as why:
@@ -305,11 +308,7 @@ def do_close(session: Session, request: m.Close) -> bytes | None:
     file = session.files.get(request.fileno)
     if file is None:
         return unknown(request)
-    if file.is_plain or file.closes_inline:
-        return _close_plain(session, file, b"CLOSE %d\n" % file.fileno)
-    session.forget(file.fileno)
-    session.start(partial(_close_waiting, session, file))
-    return None
+    return _close(session, file, b"CLOSE %d\n" % file.fileno)
 
 
 async def _close_waiting(session: Session, file: OpenFile) -> bytes:

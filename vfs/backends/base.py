@@ -40,10 +40,12 @@ class Handle(Protocol):
     Attributes:
         fd: the host's descriptor, or -1 where there is none.
         mount: how its file system is to be used.
+        was_short: little was allocated for it when it was opened.
     """
 
     fd: int
     mount: Mount
+    was_short: bool
 
     def pread(self, size: int, offset: int) -> bytes:
         """Read up to ``size`` bytes at ``offset``, fewer at the end of the file.
@@ -81,6 +83,9 @@ class Handle(Protocol):
 
     def links(self) -> int:
         """Return how many names the file has; none after its removal."""
+
+    def frees_much(self) -> bool:
+        """Tell whether to close it may give much back, which takes long."""
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the host's descriptors that the handle holds."""

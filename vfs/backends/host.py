@@ -102,7 +102,7 @@ class HostDirectory:
                 _check_regular(status.st_mode)
             if not status.st_nlink and not self._beneath:
                 self._check_named(name, fd, status)
-            return HostHandle(fd, status.st_dev)
+            return HostHandle(fd, status.st_dev, status.st_blocks)
         except BaseException:
             os.close(fd)
             raise
@@ -121,7 +121,7 @@ class HostDirectory:
                 _check_regular(status.st_mode)
             if not status.st_nlink:
                 self._check_named(name, fd, status)
-            return HostHandle(fd, status.st_dev)
+            return HostHandle(fd, status.st_dev, status.st_blocks)
         except BaseException:
             os.close(fd)
             raise

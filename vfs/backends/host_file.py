@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING
 
 from vfs.backends.base import Removed
 from vfs.errors import UnflushedError
-from vfs.hostio import MOUNTS, close_file, mount_of
+from vfs.hostio import (
+    INLINE_TRUNCATE_BYTES,
+    MOUNTS,
+    close_file,
+    frees_much,
+    mount_of,
+)
 from vfs.paths import OPEN_FLAGS
 
 if TYPE_CHECKING:
@@ -35,6 +41,9 @@ if TYPE_CHECKING:
 STAGED_PREFIX = b".sandhost-"
 """How names of staged files begin, for the instant in which they have one."""
 
+SHORT_BLOCKS = INLINE_TRUNCATE_BYTES // 512
+"""Most that is allocated for a file that is short, in units of 512 bytes."""
+
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -42,10 +51,11 @@ _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
 class HostHandle:
     """An open file of the host; see ``base.Handle``."""
 
-    __slots__ = ("fd", "mount", "pread")
+    __slots__ = ("fd", "mount", "pread", "was_short")
 
-    def __init__(self, fd: int, device: int) -> None:
+    def __init__(self, fd: int, device: int, blocks: int = 0) -> None:
         self.fd = fd
+        self.was_short = blocks <= SHORT_BLOCKS
         self.mount = mount = MOUNTS.get(device) or mount_of(device, fd)
         self.pread: Callable[[int, int], bytes] = partial(mount.read, fd)
 
@@ -129,6 +139,9 @@ class HostHandle:
 
     def links(self) -> int:
         return os.fstat(self.fd).st_nlink
+
+    def frees_much(self) -> bool:
+        return frees_much(self.fd)
 
     def descriptors(self) -> tuple[int, ...]:
         return (self.fd,) if self.fd >= 0 else ()

@@ -99,7 +99,7 @@ class _Directory:
 class MemoryHandle:
     """An open file in memory; see ``base.Handle``."""
 
-    __slots__ = ("_file", "_on_publish", "_replaces", "fd", "mount")
+    __slots__ = ("_file", "_on_publish", "_replaces", "fd", "mount", "was_short")
 
     def __init__(
         self,
@@ -112,6 +112,7 @@ class MemoryHandle:
         self._replaces = replaces
         self.fd = -1
         self.mount = _MEMORY
+        self.was_short = True
 
     def pread(self, size: int, offset: int) -> bytes:
         return self.pread_wait(size, offset)
@@ -154,6 +155,9 @@ class MemoryHandle:
 
     def links(self) -> int:
         return self._file.links
+
+    def frees_much(self) -> bool:
+        return False
 
     def descriptors(self) -> tuple[int, ...]:
         return ()

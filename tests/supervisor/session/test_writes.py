@@ -333,3 +333,67 @@ async def test_appends_of_many(hall: Hall) -> None:
     assert {letter: content.count(letter) for letter in (b"a", b"b", b"c", b"d")} == (
         dict.fromkeys((b"a", b"b", b"c", b"d"), total)
     )
+
+
+@pytest.fixture
+def closers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Return who has closed each descriptor last: the thread's id."""
+    monkeypatch.setattr("vfs.hostio.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("vfs.backends.host_file.SHORT_BLOCKS", 100_000 // 512)
+    found: dict[int, int] = {}
+    real = os.close
+
+    def noted(fd: int) -> None:
+        found[fd] = threading.get_ident()
+        real(fd)
+
+    monkeypatch.setattr(os, "close", noted)
+    return found
+
+
+# spec C1, T3, S5: what the last close gives back to the kernel takes it long.
+@pytest.mark.parametrize("name", [b"file", b"gone"])
+@pytest.mark.parametrize("size", [1000, 300_000])
+@pytest.mark.parametrize("new_s", [1e9, 0.0])
+async def test_a_long_file_without_a_name_is_closed_where_nobody_waits(  # noqa: PLR0917
+    hall: Hall,
+    line: Line,
+    closers: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    name: bytes,
+    size: int,
+    new_s: float,
+) -> None:
+    monkeypatch.setattr("vfs.openfile.NEW_S", new_s)
+    if not new_s:  # it grows, and is closed long after it was opened
+        first = await line.open(name, b"w+")
+        assert await line.write(first, b"x" * size) == b"OK %d" % size
+    else:
+        (hall.root / name.decode()).write_bytes(b"x" * size)
+        first = await line.open(name)
+    again = await line.open(name)  # by a line that may have been prepared
+    if name == b"gone":
+        (hall.root / "gone").unlink()
+    for fileno in (first, again):
+        fd = hall.fs.tables.files[fileno].handle.fd
+        os.fdatasync(fd)
+        await line.send(b"CLOSE %d\nCLOSE %d\nPING\n" % (fileno, fileno))
+        assert await line.line() == b"OK"
+        assert await line.line() == b"ERROR invalid fileno: %d" % fileno
+        assert await line.line() == b"OK"
+        is_here = closers[fd] == threading.get_ident()
+        assert is_here == (size == 1000 or name == b"file")
+    assert not hall.fs.tables.files
+    assert not list(hall.fs.descriptors())
+
+
+async def test_a_file_that_was_just_opened_is_not_looked_at_again(
+    hall: Hall, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfs.openfile.NEW_S", 1e9)
+    (hall.root / "file").write_bytes(b"short")
+    filenos = [await line.open(b"file") for _ in range(2)]
+    monkeypatch.setattr("vfs.hostio.frees_much", pytest.fail)
+    monkeypatch.setattr("vfs.backends.host_file.frees_much", pytest.fail)
+    for fileno in filenos:
+        assert await line.ask(b"CLOSE %d\n" % fileno) == b"OK"
