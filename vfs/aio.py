@@ -19,6 +19,7 @@ from vfs.aio_link import AsyncEndpoint
 from vfs.client_decode import (
     Status,
     chat_parts,
+    commands_of,
     encode_call,
     encode_rights,
     entries,
@@ -26,7 +27,7 @@ from vfs.client_decode import (
     quota_of,
     status,
 )
-from vfs.client_errors import no_way_to_attach
+from vfs.client_errors import UnknownCommandError, no_way_to_attach, unknown_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -133,6 +134,7 @@ class AsyncClient(AsyncEndpoint):
 
     async def rename(self, old: Name, new: Name, top_level: bool | None = None) -> None:
         """Rename a file or directory."""
+        await self._check_known("RENAME")
         first, last = os.fsencode(old), os.fsencode(new)
         request = m.Rename(self._claim(top_level), len(first), len(last))
         await self._ask(request, first + last, names=(old, new))
@@ -147,8 +149,18 @@ class AsyncClient(AsyncEndpoint):
         """Tell the host's version, commands, limits and rights, as the host does."""
         return mapping((await self._ask(m.Caps()))[1])
 
+    async def commands(self) -> frozenset[str]:
+        """Return the commands that the host knows; empty if it has no CAPS to tell."""
+        if self._commands is None:
+            try:
+                self._commands = commands_of(await self.caps())
+            except UnknownCommandError:
+                self._commands = frozenset()
+        return self._commands
+
     async def narrow(self, rights: Mapping[str, object]) -> None:
         """Give up rights of this connection for good."""
+        await self._check_known("NARROW")
         payload = encode_rights(rights)
         await self._ask(m.Narrow(len(payload)), payload)
 
@@ -165,17 +177,25 @@ class AsyncClient(AsyncEndpoint):
                 os.close(fd)
             raise
         client.top_level = self.top_level
+        client._commands = self._commands
         return client
+
+    async def _check_known(self, word: str) -> None:
+        """Raise unless the host knows a command that has a payload (spec X1)."""
+        if word not in await self.commands():
+            raise unknown_command(word)
 
     # LLM fds
 
     async def fd_call(self, name: str, /, **arguments: object) -> str:
         """Call an LLM fd tool and return its answer: XML, its errors too."""
+        await self._check_known("FD_CALL")
         document = encode_call(name, arguments)
         return (await self._ask(m.FdCall(len(document)), document))[1].decode()
 
     async def fd_put(self, data: ReadableBuffer, token: str | None = None) -> str:
         """Put content of any size in; return the token that stands for it in a call."""
+        await self._check_known("FD_PUT")
         view = memoryview(data).cast("B")
         known = None if token is None else token.encode()
         done = 0

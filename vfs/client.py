@@ -210,6 +210,7 @@ class Client(BlockingEndpoint):
 
     def rename(self, old: Name, new: Name, top_level: bool | None = None) -> None:
         """Rename a file or directory; these names may hold any byte but NUL."""
+        self._check_known("RENAME")
         first, last = os.fsencode(old), os.fsencode(new)
         request = m.Rename(self._claim(top_level), len(first), len(last))
         self._ask(request, first + last, names=(old, new))
@@ -226,6 +227,20 @@ class Client(BlockingEndpoint):
 
         return mapping(self._ask(m.Caps())[1])
 
+    def commands(self) -> frozenset[str]:
+        """Return the commands that the host knows; empty if it has no CAPS to tell.
+
+        It is asked once.
+        """
+        if self._commands is None:
+            from vfs.client_decode import commands_of  # noqa: PLC0415 - see the top
+
+            try:
+                self._commands = commands_of(self.caps())
+            except client_errors().UnknownCommandError:
+                self._commands = frozenset()
+        return self._commands
+
     def narrow(self, rights: Mapping[str, object]) -> None:
         """Give up rights of this connection for good (spec A5).
 
@@ -235,6 +250,7 @@ class Client(BlockingEndpoint):
         """
         from vfs.client_decode import encode_rights  # noqa: PLC0415 - see the top
 
+        self._check_known("NARROW")
         payload = encode_rights(rights)
         self._ask(m.Narrow(len(payload)), payload)
 
@@ -258,7 +274,16 @@ class Client(BlockingEndpoint):
                 os.close(fd)
             raise
         client.top_level = self.top_level
+        client._commands = self._commands
         return client
+
+    def _check_known(self, word: str) -> None:
+        """Raise unless the host knows a command that has a payload (spec X1).
+
+        A host that does not know the word takes the payload for requests.
+        """
+        if word not in self.commands():
+            raise client_errors().unknown_command(word)
 
     # LLM fds
 
@@ -274,6 +299,7 @@ class Client(BlockingEndpoint):
         """
         from vfs.client_decode import encode_call  # noqa: PLC0415 - see the top
 
+        self._check_known("FD_CALL")
         document = encode_call(name, arguments)
         return self._ask(m.FdCall(len(document)), document)[1].decode()
 
@@ -284,6 +310,7 @@ class Client(BlockingEndpoint):
             data: a piece of it, or all.
             token: of the content that the piece is added to; None begins a new one.
         """
+        self._check_known("FD_PUT")
         view = memoryview(data).cast("B")
         known = None if token is None else token.encode()
         done = 0

@@ -85,6 +85,14 @@ def _parse(body: bytes) -> object:
         raise client_errors().unreadable("the request", body) from None
 
 
+def commands_of(caps: Mapping[str, object]) -> frozenset[str]:
+    """Return the command words that a host knows, by what its CAPS tells."""
+    told = caps.get("commands")
+    if not told or not isinstance(told, list | dict):
+        raise client_errors().FsProxyError("the host's CAPS lacks its commands")
+    return frozenset(map(str, told))
+
+
 def encode_rights(rights: Mapping[str, object]) -> bytes:
     """Return NARROW's document.
 

@@ -43,6 +43,7 @@ __all__ = [
     "lost",
     "no_way_to_attach",
     "not_a_child",
+    "unknown_command",
     "unreadable",
     "unsendable",
     "unsendable_name",
@@ -227,6 +228,11 @@ def not_a_child(what: str) -> NotAChildError:
     )
 
 
+def unknown_command(word: str) -> UnknownCommandError:
+    """Return the error for a command that was not sent, as the host does not know it."""
+    return UnknownCommandError(errno.ENOSYS, _older(word))
+
+
 def no_way_to_attach() -> UnknownCommandError:
     """Return the error for pipes without a socket for descriptors (spec N4)."""
     return UnknownCommandError(
@@ -243,6 +249,10 @@ def unreadable(what: str, body: bytes) -> FsProxyError:
     )
 
 
+def _older(word: str) -> str:
+    return f"the host does not know {word}: it speaks an older FS Proxy protocol"
+
+
 def _meaning(reason: str) -> tuple[int | None, str]:
     if reason.startswith("failed to "):
         # REASON holds no colon, whatever the name before it holds.
@@ -250,10 +260,7 @@ def _meaning(reason: str) -> tuple[int | None, str]:
         if tail in _NUMBERS:
             return _NUMBERS[tail], tail
     if reason.startswith("unknown command"):
-        word = reason.rpartition(": ")[2]
-        return errno.ENOSYS, (
-            f"the host does not know {word}: it speaks an older FS Proxy protocol"
-        )
+        return errno.ENOSYS, _older(reason.rpartition(": ")[2])
     if " exceeds limit " in reason:
         return errno.EMSGSIZE, reason
     for begin, number in _OWN_TEXTS:

@@ -80,6 +80,7 @@ class Endpoint:
         self._attach_fd = fds[2] if len(fds) > 2 else fds[0] if len(fds) == 1 else -1
         self._lost: str | None = None
         self._write_limit = limits.MAX_WRITE_BYTES
+        self._commands: frozenset[str] | None = None  # once CAPS was asked for them
         self.top_level = os.environ.get("FSPROXY_TOP_LEVEL") == "true"
         if dialect is None:
             dialect = 1 if os.environ.get("FSPROXY_VERSION") == "1" else 2

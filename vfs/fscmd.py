@@ -267,14 +267,9 @@ def _mv(call: Call) -> int:
     old, new = call.names
     with Doing("rename", old, new):
         try:
-            told = call.client.caps().get("commands")
-        except client_errors().UnknownCommandError:
-            told = ()
-        # Who does not know the word takes its payload, the names, for a request.
-        if not isinstance(told, list) or "RENAME" not in told:
-            why = "the host does not know RENAME: it speaks an older FS Proxy protocol"
-            raise OSError(errno.ENOSYS, f"{why}; use cp and rm")
-        call.client.rename(old, new, call.top_level)
+            call.client.rename(old, new, call.top_level)
+        except client_errors().UnknownCommandError as why:
+            raise OSError(errno.ENOSYS, f"{why.strerror}; use cp and rm") from None
     return OK
 
 

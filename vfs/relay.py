@@ -280,10 +280,7 @@ async def open_relay(
 
 async def _commands_of(upstream: AsyncClient) -> frozenset[bytes]:
     """Return the command words that the host knows."""
-    try:
-        told = (await upstream.caps()).get("commands")
-    except UnknownCommandError:
+    told = await upstream.commands()
+    if not told:
         return _FIRST_COMMANDS[upstream.dialect]
-    if not isinstance(told, list | dict):
-        raise FsProxyError("the host's CAPS lacks its commands")
-    return frozenset(str(word).encode() for word in told)
+    return frozenset(word.encode() for word in told)

@@ -32,7 +32,8 @@ class FakeHost:
         peers: every connection there was.
         gates: a request class -> what its replies wait for.
         fails: a request class -> the error that it is answered with.
-        raw_replies: bytes to send in place of the next replies; empty: hang up.
+        raw_replies: bytes to send in place of the next replies, but for those of CAPS;
+            empty: hang up.
         last_words: bytes to send in place of the next reply, before hanging up.
         chat: the body and status of LLM_CHAT; None where there is no model.
     """

@@ -198,7 +198,7 @@ class Line:
         if self._host.last_words:
             self._writer.sendall(self._host.last_words)
             raise EOFError
-        if self._host.raw_replies:
+        if self._host.raw_replies and not isinstance(message, m.Caps):
             reply = self._host.raw_replies.pop(0)
             if not reply:
                 raise EOFError

@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -84,6 +84,28 @@ def test_an_old_host_is_named_as_such() -> None:
         with pytest.raises(door.UnknownCommandError, match="does not know SEEK"):
             client.seek(client.open("a", "w"), 0)
         client.ping()
+
+
+# spec X1: the payload of a command that is not known would be read as requests.
+@pytest.mark.parametrize("more", [frozenset[bytes](), frozenset({b"CAPS", b"ATTACH"})])
+def test_an_old_host_gets_no_payload_that_it_does_not_know(
+    more: frozenset[bytes],
+) -> None:
+    words = frozenset({b"RENAME", b"NARROW", b"FD_CALL", b"FD_PUT"})
+    with FakeHost(unknown=words | more) as host, host.connect() as line:
+        host.files[b"a"] = bytearray(b"x")
+        client = Client((line.fileno(),))
+        requests: list[tuple[str, Callable[[], object]]] = [
+            ("RENAME", lambda: client.rename("a", "\nREMOVE true a\n")),
+            ("NARROW", lambda: client.narrow({})),
+            ("FD_CALL", lambda: client.fd_call("list_fds")),
+            ("FD_PUT", lambda: client.fd_put(b"\nREMOVE true a\n")),
+        ]
+        for word, request in requests:
+            with pytest.raises(door.UnknownCommandError, match=f"know {word}: it"):
+                request()
+            client.ping()
+        assert b"a" in host.files
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,25 @@ async def test_names_directories_and_the_rest(
     assert host.peers[0].rights == {"read": []}
 
 
+# spec X1: the payload of a command that is not known would be read as requests.
+async def test_an_old_host_gets_no_payload_that_it_does_not_know() -> None:
+    words = frozenset({b"RENAME", b"NARROW", b"FD_CALL", b"FD_PUT"})
+    for more in (frozenset[bytes](), frozenset({b"CAPS", b"ATTACH"})):
+        with FakeHost(unknown=words | more) as host, host.connect() as line:
+            host.files[b"a"] = bytearray(b"x")
+            client = AsyncClient((line.fileno(),))
+            for word, request in (
+                ("RENAME", client.rename("a", "\nREMOVE true a\n")),
+                ("NARROW", client.narrow({})),
+                ("FD_CALL", client.fd_call("list_fds")),
+                ("FD_PUT", client.fd_put(b"\nREMOVE true a\n")),
+            ):
+                with pytest.raises(door.UnknownCommandError, match=f"know {word}: it"):
+                    await request
+                await client.ping()
+            assert b"a" in host.files
+
+
 async def test_data_above_the_hosts_cap_goes_in_pieces() -> None:
     # spec W3
     with FakeHost(max_write=1000) as host, host.connect() as line:

@@ -305,7 +305,7 @@ async def test_the_loss_of_the_one_connection_ends_all_lanes(
 
 async def test_a_host_without_commands_in_its_caps_is_refused() -> None:
     with FakeHost() as host, host.connect() as line:
-        host.raw_replies.append(b"OK 2\n{}")
+        host.fails[m.Caps] = b"OK 2\n{}"
         with pytest.raises(door.FsProxyError, match="lacks its commands"):
             async with open_relay(AsyncClient((line.fileno(),))):
                 pass
