@@ -312,7 +312,7 @@ def check_config(
 
     faults: list[dict[str, str]] = []
     try:
-        for key, text in config_fds.warnings(load_config(file)):
+        for key, text in config_fds.warnings(load_config(file, once=True)):
             _say("sandhost check-config", f"{file}: {key}: warning: {text}")
     except ConfigError as why:
         faults = [

@@ -7,9 +7,6 @@ What compares two sections goes into ``_CROSS_CHECKS``.
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,6 +38,7 @@ from supervisor.config.sandbox import (
     check_use,
 )
 from supervisor.config.sidecar import SidecarSection, check_sidecars
+from supervisor.config.source import text_of
 from supervisor.config.toolexec import ToolexecSection, check_toolexec
 
 if TYPE_CHECKING:
@@ -56,21 +54,6 @@ __all__ = [
     "limit_texts",
     "load_config",
 ]
-
-
-MOST_BYTES = 16 * 1024 * 1024
-"""Longest file: 100,000 children, of whom a host has no more, with a line each."""
-
-_NOTHING = os.makedev(1, 3)
-"""/dev/null, which many write for an empty file (null(4))."""
-
-_KINDS = {
-    stat.S_IFIFO: "it is a pipe",
-    stat.S_IFSOCK: "it is a socket",
-    stat.S_IFDIR: "it is a directory",
-    stat.S_IFCHR: "it is a device",
-    stat.S_IFBLK: "it is a device",
-}
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -237,14 +220,18 @@ class ConfigError(Exception):
         self.faults = tuple(faults)
 
 
-def load_config(path: str) -> Config:
+def load_config(path: str, *, once: bool = False) -> Config:
     """Read and check a configuration.
+
+    Args:
+        path: see ``source.text_of``.
+        once: it is not read again later, so that it may be a pipe.
 
     Raises:
         ConfigError: it cannot be read, is no TOML, or holds what is not known, not
             possible.
     """
-    document = _read(path)
+    document = _read(path, once=once)
     reader = Reader()
     config: Config = reader.read(Config, document)
     faults = list(reader.faults)
@@ -259,25 +246,10 @@ def load_config(path: str) -> Config:
     return config
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str, *, once: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(_text_of(path).decode())
+        return tomllib.loads(text_of(path, once=once).decode())
     except OSError as why:
         raise ConfigError(path, [Fault("", str(why.strerror))], "read") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as why:
         raise ConfigError(path, [Fault("", f"not TOML: {why}")]) from None
-
-
-def _text_of(path: str) -> bytes:
-    status = os.stat(path)  # noqa: PTH116 - a str, as the faults show it
-    if not stat.S_ISREG(status.st_mode) and status.st_rdev != _NOTHING:
-        what = _KINDS[stat.S_IFMT(status.st_mode)]
-        why = f"{what} and no file; write the configuration into one"
-        raise OSError(errno.EINVAL, why)
-    # Without a wait, should it have become a pipe by now.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        text = file.read(MOST_BYTES + 1) or b""
-    if len(text) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes")
-    return text

@@ -102,7 +102,7 @@ def serve(config: str | None, root: str | None) -> int:
             complain("mcp", f"standard {name} is closed; a client speaks MCP there")
             return FAILED
     try:
-        configured = None if config is None else load_config(config)
+        configured = None if config is None else load_config(config, once=True)
         root = None if root is None else absolute(root)
         return trio.run(_serve, configured, root)
     except ConfigError as why:
