@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.toolexec import server
+from supervisor.toolexec import connection, server
 from supervisor.toolexec.slots import BusyError, Slots
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
@@ -154,6 +154,42 @@ async def test_who_asks_for_nothing_makes_room(
 
 def _has(common: server.Server, count: int) -> bool:
     return len(common.connections) == count
+
+
+# One child's bodies take no listener of all for themselves: but for a few they give way.
+# spec E32, S7
+async def test_of_one_childs_bodies_a_few_do_not_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 5)
+    monkeypatch.setattr(connection, "SURE_RECEIVING", 2)
+    async with opened_scene(tmp_path, unix=False) as scene:
+        other = await scene.tenant()
+        (common,) = scene.tool.shared
+        whole = scene.request(b"tool=true")
+        theirs = scene.request(b"tool=true", token=other.token)
+        with ExitStack() as stack:
+            bodies = []
+            for count in range(1, 6):
+                sock = stack.enter_context(await scene.connect())
+                await send(sock, whole[:-1])
+                await eventually(partial(_receiving, scene, count))
+                bodies.append(sock)
+            for left, gone in ((4, bodies[2]), (3, bodies[3]), (2, bodies[4])):
+                assert _has(common, 5)
+                assert (await scene.say(theirs, tenant=other)).status == 200
+                assert await receive_all(gone) == b""
+                await eventually(partial(_receiving, scene, left))
+                # Its place is another's, who asks for nothing yet.
+                stack.enter_context(await scene.connect())
+                await eventually(partial(_has, common, 5))
+            for sock in bodies[:2]:
+                await send(sock, whole[-1:])
+                assert parse(await receive_all(sock)).status == 200
+
+
+def _receiving(scene: Scene, count: int) -> bool:
+    return sum(one.receiving for one in scene.tool.children.values()) == count
 
 
 # spec E32

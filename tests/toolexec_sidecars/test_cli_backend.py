@@ -162,6 +162,49 @@ async def test_the_projects_own_programs_come_first(
         assert ran.out == f"{shared}/.venv x\n".encode()
 
 
+# What a project brings along is looked up on this side as elsewhere: a program, beneath
+# the working directory, and nothing that is waited for.
+@pytest.mark.parametrize(
+    ("tool", "make", "has"),
+    [
+        ("tsc", "program", True),
+        ("tsc", "nothing", False),
+        ("tsc", "text", False),
+        ("tsc", "directory", False),
+        ("tsc", "fifo", False),
+        ("tsc", "link out", True),  # known only inside the container
+        ("zz-tool", "program", False),  # projects have none of their own
+    ],
+)
+async def test_a_project_may_have_what_the_container_lacks(
+    stage: Stage, engine: Engine, tool: str, make: str, has: bool
+) -> None:
+    section = engine.section(kind="node", allow=["tsc", "zz-tool"])
+    project = engine.home / "shared" / "project"
+    where = project / "node_modules/.bin"
+    where.mkdir(parents=True)
+    made = where / tool
+    match make:
+        case "program":
+            program(where, tool, "exit 0")
+        case "text":
+            made.write_text("no program")
+        case "directory":
+            made.mkdir()
+        case "fifo":
+            os.mkfifo(made, 0o777)
+        case "link out":
+            made.symlink_to("/bin/sh")
+        case _:
+            assert make == "nothing"
+    async with sidecars_of(stage, n=section) as sidecars:
+        child = await waiting_child(stage)
+        (sidecar,) = sidecars.sidecars
+        assert await sidecar.has(child, tool, b"/workspace/project") == has
+        assert not await sidecar.has(child, tool, b"/workspace/elsewhere")
+        assert not await sidecar.has(child, tool, b"/workspace/..")
+
+
 async def test_a_container_that_ends_is_started_again(
     stage: Stage, engine: Engine
 ) -> None:

@@ -3,8 +3,10 @@
 import errno
 import os
 import threading
+from typing import Any
 
 import pytest
+import trio
 
 from supervisor.fds.service import FdService
 from tests.helpers.contents import asking, failed
@@ -214,6 +216,47 @@ async def test_an_append_that_fails_in_the_middle_is_cut_off(
     )
     assert failed(answer)[0] == "file_operation"
     assert (hall.root / "a").read_text() == "old"
+
+
+# spec W5: what is cut off is what was added in its own turn, behind what others wrote.
+async def test_an_append_that_fails_behind_anothers_write_is_cut_off(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(size_bytes=10_000_000)
+    assert ledger.turn is not None
+    turn = ledger.turn
+    (hall.root / "a").write_text("old")
+    process = at(hall, "x" * 3_000_000, ledger=ledger)
+    append = host_file.HostHandle.append
+    calls = iter((append, _full))
+    open_waiting = hall.fs.open_waiting
+
+    def once(handle: host_file.HostHandle, data: bytes) -> int:
+        return next(calls)(handle, data)
+
+    async def write(*, task_status: trio.TaskStatus[None]) -> None:
+        async with turn:
+            task_status.started()
+            while not turn._lock.statistics().tasks_waiting:
+                await trio.lowlevel.checkpoint()
+            with (hall.root / "a").open("ab") as file:
+                file.write(b"new")
+
+    async with trio.open_nursery() as nursery:
+
+        async def overtaken(*args: Any) -> OpenFile:
+            file = await open_waiting(*args)
+            await nursery.start(write)
+            return file
+
+        monkeypatch.setattr(host_file.HostHandle, "append", once)
+        monkeypatch.setattr(hall.fs, "open_waiting", overtaken)
+        answer = await asking(
+            process, "fd_to_file", fd="fd:1", file_path="a", mode="append"
+        )
+    assert failed(answer)[0] == "file_operation"
+    assert (hall.root / "a").read_text() == "oldnew"
+    assert ledger.used[SIZE_BYTES] == 0
 
 
 async def test_what_is_written_counts_against_the_child(hall: Hall) -> None:
