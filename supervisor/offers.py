@@ -48,6 +48,7 @@ async def offered(
     """
     async with AsyncExitStack() as stack:
         if config is not None:
+            _tell_warnings(host, config)
             llm: LlmService | None = None
             if config.llm is not None:
                 from supervisor.llm.opening import open_llm  # noqa: PLC0415 - heavy
@@ -59,7 +60,7 @@ async def offered(
             toolexec = await _open_toolexec(
                 host, config, stack, toolexec_sockets, left.get("toolexec")
             )
-            if _has_fds(host, config):
+            if config_fds.is_enabled(config.tools, config.file_descriptor):
                 from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
 
                 fds = stack.enter_context(open_fds(host, config, left.get("fds")))
@@ -104,8 +105,8 @@ async def _open_toolexec(
     )
 
 
-def _has_fds(host: Host, config: Config) -> bool:
-    """Tell whether there are LLM fds, and say what looks like a mistake."""
-    for key, text in config_fds.warnings(config):
+def _tell_warnings(host: Host, config: Config) -> None:
+    from supervisor.config.document import warnings  # noqa: PLC0415 - it read this
+
+    for key, text in warnings(config):
         host.log.write("WARNING", f"{key}: {text}")
-    return config_fds.is_enabled(config.tools, config.file_descriptor)

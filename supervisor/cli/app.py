@@ -307,14 +307,13 @@ def check_config(
 
     Exit status: 0 none, 2 some.
     """
-    from supervisor.config import fds as config_fds  # noqa: PLC0415 - one's own
-    from supervisor.config.document import ConfigError, load_config  # noqa: PLC0415 - one's own
+    from supervisor.config import document  # noqa: PLC0415 - one's own
 
     faults: list[dict[str, str]] = []
     try:
-        for key, text in config_fds.warnings(load_config(file, once=True)):
+        for key, text in document.warnings(document.load_config(file, once=True)):
             _say("sandhost check-config", f"{file}: {key}: warning: {text}")
-    except ConfigError as why:
+    except document.ConfigError as why:
         faults = [
             {"file": file, "key": fault.key, "reason": fault.reason}
             for fault in why.faults

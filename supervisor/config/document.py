@@ -19,12 +19,14 @@ from supervisor.config.fds import (
     ToolsSection,
     check_file_descriptor,
     check_tools,
+    odd_fds,
 )
 from supervisor.config.host import (
     HostSection,
     LimitsSection,
     check_host,
     check_limits,
+    odd_limits,
 )
 from supervisor.config.llm import LlmSection, check_preset_tools
 from supervisor.config.llm import check as check_llm
@@ -53,6 +55,7 @@ __all__ = [
     "PolicySection",
     "limit_texts",
     "load_config",
+    "warnings",
 ]
 
 
@@ -218,6 +221,13 @@ class ConfigError(Exception):
         super().__init__(text)
         self.path = path
         self.faults = tuple(faults)
+
+
+def warnings(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what can be used and looks like a mistake."""
+    for key, text in odd_limits(config.limits):
+        yield f"limits.{key}", text
+    yield from odd_fds(config)
 
 
 def load_config(path: str, *, once: bool = False) -> Config:

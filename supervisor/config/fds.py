@@ -115,7 +115,7 @@ def check_tools(
         yield "file_descriptor.enabled", text
 
 
-def warnings(config: Config) -> Iterator[tuple[str, str]]:
+def odd_fds(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what can be used and looks like a mistake."""
     tools, section = config.tools, config.file_descriptor
     yield from _odd_tools(tools, has_model=config.llm is not None)

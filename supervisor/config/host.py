@@ -51,6 +51,16 @@ def check_host(section: HostSection) -> Iterator[tuple[str, str]]:
             yield key, f"not a path: {path!r}"
 
 
+def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what ``[limits]`` can have and looks like a mistake."""
+    if parse_size(section.payload_budget) < parse_size(section.write):
+        text = (
+            f"{section.payload_budget} is less than write ({section.write}): what is"
+            " longer than that goes through a file on the disk, each time"
+        )
+        yield "payload_budget", text
+
+
 def check_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[limits]`` cannot have."""
     for key in ("write", "payload_budget"):

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs import generate
-from supervisor.config.document import load_config
-from supervisor.config.fds import warnings
+from supervisor.config.document import load_config, warnings
 from tests.architecture.tree import ROOT, relative, tree_files
 
 PAGES = tuple(path for path in tree_files() if path.suffix == ".md")

@@ -141,6 +141,25 @@ def test_a_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
     assert outcome.said("it has more than 16777216 bytes")
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ("payload_budget = '8M'", "8M is less than write (16M): what is longer than"),
+        ("write = '1G'", "64M is less than write (1G): what is longer than"),
+    ],
+)
+def test_payloads_that_never_fit_into_memory_are_told(
+    tmp_path: Path, limits: str, said: str
+) -> None:
+    outcome = check(tmp_path, f"[limits]\n{limits}\n")
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    assert outcome.said(f"c.toml: limits.payload_budget: warning: {said}")
+    words = ("run", "--config", "c.toml", "--", "true")
+    outcome = sandhost(*words, cwd=tmp_path)
+    assert outcome.status == 0
+    assert outcome.said(f"limits.payload_budget: {said}")
+
+
 def test_a_file_that_is_not_there_is_2() -> None:
     outcome = sandhost("check-config", "/nonexistent/c.toml")
     assert outcome.status == 2
