@@ -243,18 +243,18 @@ async def test_an_export_takes_its_inode_in_its_turn(
         ClientFiles(pair.fs, client, claim=False) for client in (pair.one, pair.other)
     )
 
-    def write(put: Callable[[bytes], None]) -> None:
-        put(b"y" * 500)
+    def new() -> Iterator[bytes]:
+        yield b"y" * 500
 
     for files, name in ((one, "f"), (other, "g")):
-        await files.replace(name, write)
+        await files.replace(name, new())
     publish = slow(StagedHandle.publish, before=False)
     monkeypatch.setattr(StagedHandle, "publish", publish)
 
     async def later() -> None:
         await trio.sleep(0.02)
-        await other.replace("g", write)
+        await other.replace("g", new())
 
-    await both(lambda: one.replace("f", write), later)
+    await both(lambda: one.replace("f", new()), later)
     assert pair.used == pair.there()
     pair.end()

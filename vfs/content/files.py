@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
@@ -25,14 +25,21 @@ from vfs.hostio import in_thread
 from vfs.turns import turn_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
     from vfs.openfile import OpenFile
 
+T = TypeVar("T")
+
 MOST_READ_BYTES = 1024 * 1024 * 1024
 """Longest file that is taken in as content."""
+
+
+TURN_BYTES = 16 * 1024 * 1024
+"""What an export writes in one turn, as much as one WRITE: whoever else of its child
+changes something waits for that, not for gigabytes."""
 
 
 class Files(Protocol):
@@ -47,20 +54,19 @@ class Files(Protocol):
     async def read(self, path: str, take: Callable[[bytes], None]) -> None:
         """Hand a file to ``take``, piece by piece."""
 
-    async def replace(
-        self, path: str, write: Callable[[Callable[[bytes], None]], None]
-    ) -> None:
+    async def replace(self, path: str, pieces: Iterator[bytes]) -> None:
         """Put a new content in place of a file's, at one instant (rule 2).
 
         Args:
             path: the file; it may be missing.
-            write: is given what takes a piece, in a worker thread.
+            pieces: the new content; each is asked for in a worker thread.
         """
 
-    async def append(
-        self, path: str, write: Callable[[Callable[[bytes], None]], None]
-    ) -> None:
-        """Add to a file; it may be missing.  What a failure had added is cut off."""
+    async def append(self, path: str, pieces: Iterator[bytes]) -> None:
+        """Add to a file; it may be missing.
+
+        What a failure had added is cut off, unless others have added since.
+        """
 
 
 class ClientFiles:
@@ -126,9 +132,7 @@ class ClientFiles:
         finally:
             self._fs.close(file)
 
-    async def replace(
-        self, path: str, write: Callable[[Callable[[bytes], None]], None]
-    ) -> None:
+    async def replace(self, path: str, pieces: Iterator[bytes]) -> None:
         """See ``Files``."""
         try:
             name = os.fsencode(path)
@@ -137,16 +141,13 @@ class ClientFiles:
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
         try:
-            async with turn_of(file.ledger):
-                await self._in_thread(write, partial(_put, file))
+            await self._write(file, pieces, partial(_put, file))
         except BaseException:
             self._fs.abandon(file)
             raise
         await self._fs.close_waiting(file)
 
-    async def append(
-        self, path: str, write: Callable[[Callable[[bytes], None]], None]
-    ) -> None:
+    async def append(self, path: str, pieces: Iterator[bytes]) -> None:
         """See ``Files``."""
         try:
             file = await self._fs.open_waiting(
@@ -161,10 +162,13 @@ class ClientFiles:
             _put(file, piece)
             done += len(piece)
 
-        try:
-            async with turn_of(file.ledger):
+        def begin() -> None:
+            nonlocal before
+            if not done:
                 before = file.handle.size()
-                await self._in_thread(write, put)
+
+        try:
+            await self._write(file, pieces, put, begin)
         except BaseException:
             try:
                 if done and file.handle.size() == before + done:  # nobody has added
@@ -175,12 +179,37 @@ class ClientFiles:
             raise
         await self._fs.close_waiting(file)
 
-    async def _in_thread(self, call: Callable[..., None], *args: object) -> None:
-        await in_thread(partial(call, *args), share=self._client.ledger.threads)
+    async def _write(
+        self,
+        file: OpenFile,
+        pieces: Iterator[bytes],
+        put: Callable[[bytes], None],
+        on_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write in turns: between them others of the child have theirs."""
+        has_more = True
+        while has_more:
+            async with turn_of(file.ledger):
+                on_turn()
+                has_more = await self._in_thread(_put_some, pieces, put)
+
+    async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
+        return await in_thread(partial(call, *args), share=self._client.ledger.threads)
 
 
 def _denied(path: str) -> PermissionError:
     return PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+def _put_some(pieces: Iterator[bytes], put: Callable[[bytes], None]) -> bool:
+    """Put as much as one turn may take; tell whether there may be more."""
+    left = TURN_BYTES
+    for piece in pieces:
+        put(piece)
+        left -= len(piece)
+        if left <= 0:
+            return True
+    return False
 
 
 def _put(file: OpenFile, piece: bytes) -> None:

@@ -15,7 +15,7 @@ from vfs.errors import UnflushedError
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     import trio
 
@@ -79,7 +79,7 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
                 _check_is_no_directory(file_path)
                 await files.make_parents(file_path)
             put = files.replace if mode == "write" else files.append
-            await put(file_path, part.write)
+            await put(file_path, part.pieces())
             written = Written(part.size, await part.count_lines(process.threads))
     except OSError as why:
         raise _refused(why, mode, file_path, found.id) from None
@@ -151,10 +151,9 @@ class _Part:
             count = blob.index.newlines_before(blob.data, self._end) - before
         return count + (0 if self.ends_line else 1)
 
-    def write(self, put: Callable[[bytes], None]) -> None:
-        """Hand it over, piece by piece."""
-        for piece in self._blob.pieces(self._start, self._end, STEP_BYTES):
-            put(piece)
+    def pieces(self) -> Iterator[bytes]:
+        """Yield it, piece by piece."""
+        return self._blob.pieces(self._start, self._end, STEP_BYTES)
 
 
 def _count_newlines(blob: Blob, start: int, end: int) -> int:
@@ -232,27 +231,23 @@ async def _insert(
         size = old.tell()
         adds_after = offset < size and not part.ends_line
 
-        def write(put: Callable[[bytes], None]) -> None:
+        def pieces() -> Iterator[bytes]:
             old.seek(0)
-            _copy(old, put, offset)
+            yield from _read(old, offset)
             if adds_before:
-                put(b"\n")
-            part.write(put)
+                yield b"\n"
+            yield from part.pieces()
             if adds_after:
-                put(b"\n")
-            _copy(old, put, size - offset)
+                yield b"\n"
+            yield from _read(old, size - offset)
 
-        await files.replace(path, write)
+        await files.replace(path, pieces())
     lines = await part.count_lines(threads)
     return Written(part.size + (1 if adds_after else 0), lines)
 
 
-def _copy(
-    file: tempfile.SpooledTemporaryFile[bytes],
-    put: Callable[[bytes], None],
-    size: int,
-) -> None:
+def _read(file: tempfile.SpooledTemporaryFile[bytes], size: int) -> Iterator[bytes]:
     while size:
         piece = file.read(min(STEP_BYTES, size))
-        put(piece)
+        yield piece
         size -= len(piece)

@@ -12,7 +12,7 @@ from supervisor.fds.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
 from vfs.backends import host_file
-from vfs.content import Process, Store
+from vfs.content import Process, Store, files
 from vfs.ledger import SIZE_BYTES
 from vfs.openfile import OpenFile
 from vfs.policy import Ledger
@@ -257,6 +257,47 @@ async def test_an_append_that_fails_behind_anothers_write_is_cut_off(
     assert failed(answer)[0] == "file_operation"
     assert (hall.root / "a").read_text() == "oldnew"
     assert ledger.used[SIZE_BYTES] == 0
+
+
+# spec S7: others of the child wait for a piece of a long export, not for its end.
+@pytest.mark.parametrize("mode", ["write", "append", "insert"])
+async def test_others_have_their_turn_in_the_middle_of_an_export(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(files, "TURN_BYTES", 1024 * 1024)
+    ledger = Ledger(size_bytes=10_000_000)
+    assert ledger.turn is not None
+    turn = ledger.turn
+    (hall.root / "a").write_text("old\n")
+    content = "x" * 2_999_999 + "\n"
+    process = at(hall, content, ledger=ledger)
+    charge = OpenFile.charge_growth
+    charged: list[int] = []
+    seen: list[int] = []
+
+    async def other() -> None:
+        async with turn:
+            seen.append(sum(charged))
+
+    async with trio.open_nursery() as nursery:
+
+        def look(file: OpenFile, size: int) -> int:
+            if not charged:
+                nursery.start_soon(other)
+            charged.append(size)
+            return charge(file, size)
+
+        monkeypatch.setattr(OpenFile, "charge_growth", look)
+        more = {"insert_at_line": 1} if mode == "insert" else {}
+        answer = await asking(
+            process, "fd_to_file", fd="fd:1", file_path="a", mode=mode, **more
+        )
+    assert answer.tag == "fd_write"
+    assert 0 < seen[0] < sum(charged)
+    wanted = {"write": content, "append": "old\n" + content}
+    found = (hall.root / "a").read_text()
+    assert found == wanted.get(mode, content + "old\n")
+    assert ledger.used[SIZE_BYTES] == len(found) - len("old\n")
 
 
 async def test_what_is_written_counts_against_the_child(hall: Hall) -> None:
