@@ -27,7 +27,7 @@ import trio
 from supervisor import holdings, proctree
 from supervisor.leftovers import Search, staged_row
 from supervisor.lifecycle import State
-from vfs.hostio import files_closing, in_thread
+from vfs.hostio import files_closing, in_thread, table_of_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +99,7 @@ def held(host: Host) -> dict[int, str]:
     found.update(dict.fromkeys(host.journal.descriptors(), "journal"))
     found.update(dict.fromkeys(host.fs.descriptors(), "open file"))
     found.update(dict.fromkeys(files_closing(), "file being closed"))
+    found.update(dict.fromkeys(table_of_mounts(), "table of mounts"))
     found.update(dict.fromkeys(host.forks.descriptors(), "refused forks"))
     for child in host.children.values():
         found.update(child.descriptors())

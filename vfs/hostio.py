@@ -10,7 +10,7 @@ Rules of this file.
 3. A mount whose inline writes turn slow is written through threads for a while, then
    tried again (``Mount.note``).
 
-Sources: preadv2(2), proc(5) for mountinfo.
+Sources: preadv2(2); ``hostio_table`` for what is mounted.
 """
 
 import contextlib
@@ -25,6 +25,8 @@ from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
 import trio
+
+from vfs.hostio_table import UNKNOWN, MountTable, is_passing
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -299,6 +301,9 @@ class Mount:
         allocates_ahead: while a file is written, it may allocate twice as much again, for
             what may follow.
         inline: small writes may run in the Trio thread now.
+        is_sure: nothing was mounted or unmounted since its kind was looked up.
+        is_asked_about: its device number may be another one's by now: ``mount_of`` is to
+            be asked each time.
         is_distant: any call may wait for another machine or process.
         read: ``pread(fd, size, offset)`` that never waits: it raises
             ``BlockingIOError`` where the data is not in memory, may answer less than
@@ -314,8 +319,10 @@ class Mount:
         "allocates_ahead",
         "in_memory",
         "inline",
+        "is_asked_about",
         "is_distant",
         "is_proc",
+        "is_sure",
         "kind",
         "read",
         "write_page",
@@ -323,7 +330,9 @@ class Mount:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.is_proc = kind in {"proc", "unknown"}
+        self.is_sure = True
+        self.is_asked_about = False
+        self.is_proc = kind in {"proc", UNKNOWN}
         self._nowait = kind in _NOWAIT_FILE_SYSTEMS
         self.in_memory = kind in _MEMORY_FILE_SYSTEMS
         self.inline = self.in_memory or self._nowait
@@ -354,42 +363,31 @@ class Mount:
 MOUNTS: dict[int, Mount] = {}
 """Mounts by device number (``st_dev``), as ``mount_of`` found them."""
 
+_table = MountTable()
+
 
 def mount_of(device: int, fd: int = -1) -> Mount:
-    """Return the mount of a device number, looked up once.
+    """Return the mount of a device number; it is looked up anew when mounts have changed.
 
     Args:
         device: ``st_dev``.
         fd: something on it: some file systems (overlay, the subvolumes of btrfs) give
             their files devices that the table of mounts does not name.
     """
-    mount = MOUNTS.get(device)
-    if mount is None:
-        mount = MOUNTS[device] = Mount(_file_system_of(device, fd))
-    return mount
+    with _table.lock:
+        if _table.has_changed():
+            for known in MOUNTS.values():
+                known.is_asked_about, known.is_sure = True, False
+        mount = MOUNTS.get(device)
+        if mount is None or not mount.is_sure:
+            kind = _table.kind_of(device, fd)
+            if mount is None or mount.kind != kind:
+                mount = MOUNTS[device] = Mount(kind)
+            mount.is_sure = True
+            mount.is_asked_about = is_passing(device) or kind == UNKNOWN
+        return mount
 
 
-def _file_system_of(device: int, fd: int) -> str:
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mount_id = _mount_id_of(fd) if fd >= 0 else ""
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
-            rows = [fields for line in table if len(fields := line.split()) > 6]
-    except OSError:
-        return "unknown"
-    for column, value in ((2, wanted), (0, mount_id)):
-        for fields in rows:
-            if fields[column] == value:
-                return fields[fields.index("-") + 1]
-    return "unknown"
-
-
-def _mount_id_of(fd: int) -> str:
-    try:
-        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("mnt_id:"):
-                    return line.split()[1]
-    except OSError:
-        pass
-    return ""
+def table_of_mounts() -> tuple[int, ...]:
+    """Return the descriptor by which this process hears of mounts, if it has one."""
+    return _table.descriptors()

@@ -69,6 +69,35 @@ def test_a_mount_in_the_root_is_no_way_out(
     assert [line for line in said[2:] if "denied" not in line] == []
 
 
+REUSED = """
+mount -t tmpfs none "$0/m" && echo before >"$0/m/file" && stat -c %d "$0/m"
+sandhost fs cat "$0/m/file"
+umount "$0/m" && mount -t proc none "$0/m" && stat -c %d "$0/m"
+sandhost fs cat "$0/m/self/environ" 2>&1
+"""
+
+
+# attack 24: a number that was a tmpfs's is a proc's by now
+@pytest.mark.parametrize("view", ["--top-level", "--read"])
+def test_what_is_mounted_in_anothers_place_is_known_for_what_it_is(
+    tmp_path: Path, why_no_mounts: str, view: str
+) -> None:
+    if why_no_mounts:
+        pytest.skip(why_no_mounts)
+    (tmp_path / "m").mkdir()
+    words = (view,) if view == "--top-level" else (view, tmp_path)
+    outcome = sandhost(
+        "run", "--sandbox", "none", *words, "--", "sh", "-c", REUSED, str(tmp_path),
+        wrapper=("unshare", "-m"), cwd="/", env={**ENVIRONMENT, "CANARY": "s3cret"},
+    )  # fmt: skip
+    first, text, second, said = outcome.out.splitlines()
+    assert text == b"before", outcome
+    assert b"s3cret" not in said
+    assert b"denied" in said
+    if first != second:
+        pytest.skip("this kernel gave another number")
+
+
 # attack 4, spec A4: 0 escapes, whatever the child's own walls are.
 @pytest.mark.timeout(300)
 async def test_a_child_never_reads_what_a_link_led_out_to(stage: Stage) -> None:

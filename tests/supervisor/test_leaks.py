@@ -73,6 +73,7 @@ async def test_nothing_is_found_after_a_child_was_killed(stage: Stage) -> None:
         "pump",
         "launchpad",
         "journal",
+        "table of mounts",
         "test",
     }
 

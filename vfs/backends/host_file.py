@@ -56,7 +56,10 @@ class HostHandle:
     def __init__(self, fd: int, device: int, blocks: int = 0) -> None:
         self.fd = fd
         self.was_short = blocks <= SHORT_BLOCKS
-        self.mount = mount = MOUNTS.get(device) or mount_of(device, fd)
+        mount = MOUNTS.get(device)
+        if mount is None or mount.is_asked_about:
+            mount = mount_of(device, fd)
+        self.mount = mount
         self.pread: Callable[[int, int], bytes] = partial(mount.read, fd)
 
     def pread_wait(self, size: int, offset: int) -> bytes:

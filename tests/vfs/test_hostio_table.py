@@ -1,0 +1,73 @@
+"""What is known of a mount, and when it is looked up again."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from vfs import hostio
+from vfs.hostio_table import UNKNOWN, MountTable
+
+MOUNTING = """
+import os, subprocess, sys
+sys.path.insert(0, {source!r})
+from vfs import hostio
+def mounted(*words):
+    subprocess.run(["mount", *words, {place!r}], check=True)
+    return os.stat({place!r}).st_dev
+def kind(device):
+    return hostio.mount_of(device).kind
+disk = hostio.mount_of(os.stat({source!r}).st_dev)
+number = mounted("-t", "tmpfs", "none")
+print(kind(number), hostio.MOUNTS[number].is_asked_about)
+subprocess.run(["umount", {place!r}], check=True)
+print(kind(number))
+print(kind(number) if mounted("-t", "proc", "none") == number else "proc")
+print(hostio.mount_of(os.stat({source!r}).st_dev) is disk)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts without a user")
+def test_what_is_known_of_a_number_is_looked_up_again_when_mounts_change(
+    tmp_path: Path,
+) -> None:
+    source = str(Path(hostio.__file__).parents[1])
+    program = MOUNTING.format(source=source, place=str(tmp_path))
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare:" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout == "tmpfs True\nunknown\nproc\nTrue\n", done.stderr
+
+
+def test_without_a_table_nothing_is_known_and_with_one_all_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = tmp_path.stat().st_dev
+    monkeypatch.setattr(hostio, "MOUNTS", {})
+    with monkeypatch.context() as without:
+        refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        without.setattr(os, "open", Mock(side_effect=refused))
+        table = MountTable()
+        monkeypatch.setattr(hostio, "_table", table)
+        assert hostio.mount_of(device).is_proc, "nobody knows"
+        assert hostio.table_of_mounts() == ()
+    assert hostio.mount_of(device).kind != UNKNOWN
+    (held,) = hostio.table_of_mounts()
+    assert not os.get_inheritable(held)
+    os.close(held)
+
+
+# What a program that counts its descriptors counts is there before it begins.
+def test_the_table_is_held_from_the_beginning() -> None:
+    (held,) = hostio.table_of_mounts()
+    assert os.readlink(f"/proc/self/fd/{held}").endswith("/mountinfo")
