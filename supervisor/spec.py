@@ -102,9 +102,14 @@ class ChildSpec:
         return tuple(path for path in (self.tmp_dir, self.run_dir) if path is not None)
 
     @property
-    def written_dirs(self) -> tuple[str, ...]:
-        """Every directory in which the child may have made what is there."""
-        return (*self.own_dirs, self.root, *self.write)
+    def written_dirs(self) -> dict[str, bool]:
+        """Every directory in which the child may have made what is there.
+
+        And whether it may read it.
+        """
+        whole = (*self.own_dirs, self.root)
+        granted = {path: path in (*self.read, *whole) for path in self.write}
+        return {**dict.fromkeys(whole, True), **granted}
 
     @property
     def top_level_word(self) -> str:

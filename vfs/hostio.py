@@ -375,9 +375,7 @@ def mount_of(device: int, fd: int = -1) -> Mount:
             their files devices that the table of mounts does not name.
     """
     with _table.lock:
-        if _table.has_changed():
-            for known in MOUNTS.values():
-                known.is_asked_about, known.is_sure = True, False
+        _notice_changes()
         mount = MOUNTS.get(device)
         if mount is None or not mount.is_sure:
             kind = _table.kind_of(device, fd)
@@ -386,6 +384,19 @@ def mount_of(device: int, fd: int = -1) -> Mount:
             mount.is_sure = True
             mount.is_asked_about = is_passing(device) or kind == UNKNOWN
         return mount
+
+
+def other_names(path: str) -> frozenset[str]:
+    """Return what else a directory without links is called; ``MountTable.other_names``."""
+    with _table.lock:
+        _notice_changes()
+        return _table.other_names(path)
+
+
+def _notice_changes() -> None:
+    if _table.has_changed():
+        for mount in MOUNTS.values():
+            mount.is_asked_about, mount.is_sure = True, False
 
 
 def table_of_mounts() -> tuple[int, ...]:

@@ -12,8 +12,12 @@ Rules of this file.
 2. Each part is opened in its directory, which is held: nothing that changes meanwhile
    leads another way than what was looked at.
 3. Who looks may be root, and a link may be the child's.  From there on nothing is looked
-   at but what the child has made, what it sees anyhow, and what lies on the way to that:
-   whether anything else is there, it does not learn.
+   at but what is the child's and it may read, what it sees anyhow, and what lies on the
+   way to that: whether anything else is there, it does not learn.
+4. What is the child's is so by each name that it has: a directory that is mounted at two
+   places is one.  The kernel's table says which names those are.
+5. A link that stands among the programs that whoever runs the host has named for it is
+   his: where the child's link leads to one, that is a program by its name.
 """
 
 from __future__ import annotations
@@ -24,9 +28,10 @@ import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.launchpad.kernel import open_exactly
+from vfs.hostio import other_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 LINKS = 40
 """As many symbolic links as the kernel follows for one name."""
@@ -47,11 +52,14 @@ class Walk(NamedTuple):
         hops: each file that its last part names, one link after the other.
         maker: the place of the child's in which the first link stands that the child may
             have made; "" if there is none.
+        program: the link among the child's programs at which it ends, not followed; ""
+            if it ends elsewhere.
     """
 
     real: str = ""
     hops: tuple[str, ...] = ()
     maker: str = ""
+    program: str = ""
 
 
 NOWHERE = Walk()
@@ -72,7 +80,8 @@ class Links:
 
     Attributes:
         followed: the known ones, and each that was followed, with its target.
-        theirs: the places of the child's.
+        theirs: the places of the child's, by all of their names.
+        readable: of these, those that it may read.
     """
 
     def __init__(
@@ -80,18 +89,35 @@ class Links:
     ) -> None:
         self.followed = dict(known)
         self.theirs: tuple[str, ...] = ()
+        self.readable: tuple[str, ...] = ()
+        self._programs: set[str] = set()
         self._seen = seen
         self._steps = STEPS
 
-    def belong(self, paths: Iterable[str]) -> None:
+    def belong(self, places: Mapping[str, bool]) -> None:
         """Take note of what the child may write: links in there may be the child's.
 
         One after the other: what lies in another one is not followed out of that.
+
+        Args:
+            places: by their names: whether it may read them as well.
         """
-        for path in paths:
-            real = self.walk(path).real
-            if real not in ("", "/"):
-                self.theirs += (real,)
+        for path, is_readable in places.items():
+            names = self.names(path)
+            self.theirs += names
+            if is_readable:
+                self.readable += names
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """Return all names of what a name leads to (rule 4); none of the top."""
+        real = self.walk(path).real
+        return (real, *sorted(other_names(real))) if real.strip("/") else ()
+
+    def has_programs(self, path: str) -> None:
+        """Take note of a directory in which the child finds its programs (rule 5)."""
+        walk = self.walk(path)
+        if walk.real and not walk.maker:
+            self._programs.add(walk.real)
 
     def walk(self, path: str, *, is_trusted: bool = False) -> Walk:
         """Follow an absolute name.
@@ -112,7 +138,8 @@ class Links:
                     return NOWHERE
             else:
                 return Walk(path, (path,))
-        way = _Way(self.theirs if not is_trusted else (), self._bounds)
+        theirs = self.theirs if not is_trusted else ()
+        way = _Way(theirs, self._bounds, self._programs)
         try:
             walk = way.walk(path, self._steps)
         except OSError:  # it is not there; or links or steps are used up
@@ -122,8 +149,8 @@ class Links:
         self.followed.update(way.links)
         return walk
 
-    def _bounds(self, maker: str) -> _Bounds:
-        return _Bounds((maker, *self._seen()), self.followed)
+    def _bounds(self) -> _Bounds:
+        return _Bounds((*self.readable, *self._seen()), self.followed)
 
 
 class _Bounds:
@@ -158,18 +185,23 @@ class _Way:
 
     Args:
         theirs: where links may be the child's.
-        bounds: returns what may be looked at behind one, by the place it stands in.
+        bounds: returns what may be looked at behind one.
+        programs: where links are none of the child's.
     """
 
     def __init__(
-        self, theirs: tuple[str, ...], bounds: Callable[[str], _Bounds]
+        self,
+        theirs: tuple[str, ...],
+        bounds: Callable[[], _Bounds],
+        programs: Collection[str],
     ) -> None:
         self.links: dict[str, str] = {}
         self.steps = 0
         self._theirs = theirs
         self._make_bounds = bounds
         self._bounds: _Bounds | None = None
-        self._maker = ""
+        self._programs = programs
+        self._maker = self._program = ""
         self._here = ""  # of the directory that is held
         self._fd = -1
         self._hops: list[str] = []
@@ -189,6 +221,8 @@ class _Way:
                 self._step(left)
         finally:
             os.close(self._fd)
+        if self._program:
+            return Walk("", tuple(self._hops), self._maker, self._program)
         real = self._here or "/"
         if self._hops[-1:] != [real]:
             self._hops.append(real)
@@ -226,16 +260,23 @@ class _Way:
             os.close(link)
         if not left:
             self._hops.append(place)
+            if self._bounds is not None and self._is_program(place):
+                self._program = place
+                return
         self._count += 1
         if self._count > LINKS:
             raise OSError(errno.ELOOP, place)
         self.links[place] = target
         maker = "" if self._maker else holder(self._theirs, place)
         if maker:
-            self._maker, self._bounds = maker, self._make_bounds(maker)
+            self._maker, self._bounds = maker, self._make_bounds()
         if target.startswith("/"):
             self._to_the_top()
         left += _parts(target)
+
+    def _is_program(self, place: str) -> bool:
+        directory = place.rpartition("/")[0]
+        return directory in self._programs and not holder(self._theirs, place)
 
     def _to_the_top(self) -> None:
         fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

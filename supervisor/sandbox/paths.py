@@ -17,7 +17,7 @@ Rules of this file.
 4. TMPDIR and the directory of the child's sockets are its own.  Its private root, and
    the grants, are not on the list: they come through FD 3.
 5. Who looks may be root, and what it looks at may be the child's: a link that the child
-   may have made leads to what is the child's or what it sees anyhow, or it leads nowhere,
+   may have made leads to what is the child's to read or what it sees anyhow, or it leads nowhere,
    and a program of a project brings nothing along that it names itself.  The one that
    whoever runs the host has named is followed wherever it leads (rule 2).  What the child
    sees anyhow it sees no better for its link, and what it may write is never behind one.
@@ -30,13 +30,15 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.sandbox.links import Links, Walk, holder
 from supervisor.sandbox.programs import find, interpreter, name_in_env
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 
@@ -189,7 +191,7 @@ class _Finder:
         real = walk.real
         if not real:
             return ""
-        if walk.maker and not holder((walk.maker,), real):
+        if walk.maker and not holder(self.links.readable, real):
             # It is there to be seen, and as it is: a link of the child's gives nothing.
             return "" if kind == "write" else real
         if walk.maker and kind == "write":
@@ -226,6 +228,9 @@ class _Finder:
     def add_tool(self, path: str, program_files: tuple[str, ...]) -> None:
         """Allow a program that may be a project's own, and then the child's (rule 5)."""
         walk = self.links.walk(path)
+        if walk.program:
+            directory, name = os.path.split(walk.program)
+            self._add_named(name, (directory,))
         if not walk.real:
             return
         if not self._is_theirs(walk.hops[0]):
@@ -235,8 +240,11 @@ class _Finder:
         for hop in walk.hops:
             if not self._is_theirs(hop):
                 self.add_installation(hop)
-        name = name_in_env(walk.real)
-        program = find(name, program_files) if name else None
+        self._add_named(name_in_env(walk.real), program_files)
+
+    def _add_named(self, name: str | None, directories: tuple[str, ...]) -> None:
+        """Allow the program of a bare name that one of its directories has."""
+        program = find(name, directories) if name else None
         if program is not None:
             self.add_program(program)
 
@@ -282,7 +290,7 @@ def view_of(
     own: Iterable[str],
     program_files: Iterable[str] = (),
     shared: Iterable[str] = (),
-    theirs: Iterable[str] = (),
+    theirs: Mapping[str, bool] = MappingProxyType({}),
 ) -> View:
     """Return what one child sees.
 
@@ -293,15 +301,17 @@ def view_of(
         program_files: more that it may read and execute.
         shared: directories that it may write, and that are the host's: what is root's
             there is shown as its own.  Where there are any, the program is a tool.
-        theirs: directories that it may write by other means, or that hold its own.
+        theirs: directories that it may write by other means, or that hold its own; and
+            whether it may read them.
     """
     finder = _Finder(_common())
     own = tuple(own)
     shared = tuple(shared)
     program_files = tuple(program_files)
-    finder.links.belong((*theirs, *own, *shared))
+    finder.links.belong({**theirs, **dict.fromkeys((*own, *shared), True)})
     for path in program_files:
         finder.add(path, "execute", mapped=True)
+        finder.links.has_programs(path)
     if shared:
         finder.add_tool(executable, program_files)
     else:
@@ -313,7 +323,8 @@ def view_of(
         # A directory that holds this child's own, /tmp say, holds other children's too:
         # those are root's, and must not become this one's to read.
         real = finder.links.walk(cwd).real
-        around = any(holder([real], finder.links.walk(path).real) for path in own)
+        names = chain.from_iterable(map(finder.links.names, own))
+        around = any(holder([real], name) for name in names)
         inside = finder.add(cwd, "execute", mapped=not around)
     for path in own:
         finder.add(path, "write")

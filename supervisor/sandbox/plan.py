@@ -29,7 +29,7 @@ from supervisor.sandbox import seccomp_filter
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import trio
 
@@ -335,7 +335,8 @@ class Wanted:
         shared: more that it may write, where what is root's is shown as its own.
         kept: more that it may write, as it is.
         programs: more that it may read and execute.
-        theirs: what it may write by FD 3, or that holds what is its own.
+        theirs: what it may write by FD 3, or that holds what is its own; and whether it
+            may read that.
         share: bounds the threads that may look at what is its own.
     """
 
@@ -351,5 +352,5 @@ class Wanted:
     shared: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
-    theirs: tuple[str, ...] = ()
+    theirs: Mapping[str, bool] = field(default_factory=dict)
     share: trio.CapacityLimiter | None = None

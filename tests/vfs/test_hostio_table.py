@@ -71,3 +71,52 @@ def test_without_a_table_nothing_is_known_and_with_one_all_is(
 def test_the_table_is_held_from_the_beginning() -> None:
     (held,) = hostio.table_of_mounts()
     assert os.readlink(f"/proc/self/fd/{held}").endswith("/mountinfo")
+
+
+TABLE = rb"""
+1 0 8:1 / / rw - ext4 /dev/a rw
+2 1 8:1 /srv/root /home/other\040name rw,noatime shared:1 master:2 - ext4 /dev/a rw
+3 1 8:1 /srv/root/sub /part rw - ext4 /dev/a rw
+4 1 8:1 / /all ro - ext4 /dev/a rw
+5 1 8:1 /srv/root-evil /evil rw - ext4 /dev/a rw
+6 1 8:2 / /srv/root/disk rw - ext4 /dev/b rw
+7 1 8:2 /x /disk rw - ext4 /dev/b rw
+8 1 0:20 / /srv/root/usr ro - tmpfs none rw
+9 1 0:20 / /usr rw - tmpfs none rw
+10 1 0:21 / /proc rw - proc proc rw
+11 1 0:21 / /srv/root/proc rw - proc proc rw
+12 1 8:3 / /mnt rw - ext4 /dev/c rw
+13 1 8:3 /tree /srv/tree rw - ext4 /dev/c rw
+bad line
+14 1 0:22 net:[4026531833] /run/net rw - nsfs nsfs rw
+15 1 0:23 / /no-source rw -  tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        (
+            "/srv/root",
+            {"/home/other name", "/part", "/disk"},
+        ),
+        ("/home/other name", {"/srv/root", "/all/srv/root", "/part"}),
+        ("/part", {"/srv/root/sub", "/home/other name/sub", "/all/srv/root/sub"}),
+        (
+            "/part/x",
+            {"/srv/root/sub/x", "/home/other name/sub/x", "/all/srv/root/sub/x"},
+        ),
+        ("/srv/tree", {"/mnt/tree"}),
+        ("/mnt/tree/x", {"/srv/tree/x"}),
+        ("/no-source", set()),
+    ],
+)
+def test_a_directory_has_the_names_that_mounts_give_it(
+    monkeypatch: pytest.MonkeyPatch, path: str, names: set[str]
+) -> None:
+    table = MountTable()
+    monkeypatch.setattr(table, "_read", lambda: TABLE)
+    # What lies on a mount has the name, too, that it would have beneath that mount.
+    assert table.other_names(path) - {f"/all{path}"} == names
+    (held,) = table.descriptors()
+    os.close(held)

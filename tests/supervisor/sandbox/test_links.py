@@ -39,7 +39,7 @@ def program(path: Path, first_line: str = "#!/bin/sh") -> None:
 def links(*theirs: Path, seen: tuple[str, ...] = ("/usr",)) -> Links:
     """Return names as a child has them."""
     found = Links((("/bin", "usr/bin"),), lambda: seen)
-    found.belong(map(str, theirs))
+    found.belong(dict.fromkeys(map(str, theirs), True))
     return found
 
 
@@ -49,7 +49,7 @@ def kinds(view: View) -> dict[str, str]:
 
 def tool(root: Path, name: str, *program_files: str) -> View:
     top = str(root)
-    return view_of(f"{root}/{name}", top, (), program_files, (top,), (top,))
+    return view_of(f"{root}/{name}", top, (), program_files, (top,), {top: True})
 
 
 # ------------------------------------------------------------- as the kernel does
@@ -134,7 +134,7 @@ def test_a_project_may_lie_deep(project: Path) -> None:
         for way in (deep, f"{project}/link"):
             view = view_of(f"{way}/.venv/bin/python3", way, (), (), top)
             assert kinds(view)[str(project)] == "write"
-        view = view_of("/bin/true", f"{project}/link", (), (), (), top)
+        view = view_of("/bin/true", f"{project}/link", (), (), (), {str(project): True})
         assert view.cwd == deep
     finally:
         assert remove_tree(project) is None
@@ -159,7 +159,7 @@ def test_nothing_is_written_by_way_of_a_childs_link(
     }
     state = run / "sidecar-py"
     state.symlink_to(target.get(to, to))
-    theirs = (str(run), str(project))
+    theirs = dict.fromkeys((str(run), str(project)), True)
     given = {how: (str(state),)}
     view = view_of(
         "/bin/true", "/", given.get("own", ()), (), given.get("shared", ()), theirs
@@ -172,7 +172,7 @@ def test_what_is_seen_anyhow_is_seen_no_better(project: Path) -> None:
     (project / "cpu").symlink_to("/sys/devices/system/cpu/cpu0")
     before = kinds(view_of("/bin/true", "/", ()))
     for name in ("work", "cpu"):
-        theirs = (str(project),)
+        theirs = {str(project): True}
         view = view_of("/bin/true", f"{project}/{name}", (), (), (), theirs)
         assert view.cwd == os.readlink(project / name)
         assert kinds(view) == before
@@ -182,7 +182,7 @@ def test_a_childs_link_leads_to_nothing_of_the_hosts_proc(project: Path) -> None
     for target in ("/proc/self/cwd", "/proc/self", f"/proc/{os.getpid()}/fd"):
         (project / "work").unlink(missing_ok=True)
         (project / "work").symlink_to(target)
-        theirs = (str(project),)
+        theirs = {str(project): True}
         view = view_of("/bin/true", f"{project}/work", (), (), (), theirs)
         assert view.cwd == ""
 
@@ -315,14 +315,14 @@ def test_what_a_command_of_the_childs_names_is_there_as_it_is_to_others(
         (f"#!{secret}", False),
     ):
         program(command, line)
-        rules = named(view_of(str(command), "/", (), (), (), (str(project),)))
+        rules = named(view_of(str(command), "/", (), (), (), {str(project): True}))
         assert rules[str(command)]  # whoever runs the host has named it
         found = {path for path in rules if path.startswith(str(secret))}
         assert bool(found) == shown, line
         assert not any(rules[path] for path in found)
     command.unlink()
     command.symlink_to(secret / "bin" / "run")
-    rules = named(view_of(str(command), "/", (), (), (), (str(project),)))
+    rules = named(view_of(str(command), "/", (), (), (), {str(project): True}))
     assert not any(rules[path] for path in rules if path.startswith(str(secret)))
 
 

@@ -253,7 +253,7 @@ def program(path: Path, first_line: str = "#!/bin/sh") -> None:
 def seen_by_tool(root: Path, tool: str, *program_files: str) -> dict[str, str]:
     """Return what a tool sees that a project has, by path."""
     path, top = f"{root}/{tool}", str(root)
-    return kinds(view_of(path, top, (), program_files, (top,), (top,)))
+    return kinds(view_of(path, top, (), program_files, (top,), {top: True}))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_directory_of_the_childs_own_is_no_way_out(project: Path) -> None:
     run.mkdir()
     (run / "sidecar-c").symlink_to(secret)
     own = (f"{run}/sidecar-c",)
-    theirs = (str(run), str(project))
+    theirs = dict.fromkeys((str(run), str(project)), True)
     for shared in ((), (str(project),)):
         seen = kinds(view_of("/bin/true", "/", own, (), shared, theirs))
         assert not [path for path in seen if path.startswith(str(secret))]
@@ -338,7 +338,7 @@ def test_a_command_is_followed_and_links_around_it_are_not(project: Path) -> Non
     place.unlink()
     place.symlink_to(other / "bin" / "python3")
     (project / ".venv" / "lib").symlink_to(secret)
-    theirs = (str(project),)
+    theirs = {str(project): True}
     seen = kinds(view_of(str(place), str(project), (), (), (), theirs))
     assert seen[f"{other}/lib"] == "execute"
     assert not [path for path in seen if path.startswith(str(secret))]
@@ -354,4 +354,4 @@ def test_a_pipe_in_a_programs_place_is_not_waited_for(project: Path, line: str) 
         named = project / "script"
         program(named, f"#!{fifo}")
     for shared in ((), (str(project),)):
-        view_of(str(named), "/", (), (), shared, (str(project),))
+        view_of(str(named), "/", (), (), shared, {str(project): True})

@@ -106,7 +106,7 @@ async def test_a_link_in_a_working_directorys_place_refuses_one_start(
     tmp_path: Path, stage: Stage, profile: Profile
 ) -> None:
     root, machine = tmp_path / "root", Machine()
-    wanted = Wanted(profile, "none", str(root / "sub"), theirs=(str(root),))
+    wanted = Wanted(profile, "none", str(root / "sub"), theirs={str(root): True})
     wanted.no_groups = "none here"
     await start(stage, machine, wanted)
     lacking = dict(machine.lacking)
