@@ -54,6 +54,8 @@ def layers_on_the_wire(
         )
         if not view.cwd:
             raise _no_directory(wanted.cwd)
+        if _is_of_a_process(view.cwd):
+            raise _of_a_process(wanted.cwd, view.cwd)
         found.update(_walls(view, layers, no_internet=no_internet))
     if "uid" in layers:
         found["uid"] = wanted.user
@@ -93,6 +95,22 @@ def _walls(
     if "landlock" in layers:
         found["landlock"] = (view.landlock(), no_internet)
     return found
+
+
+def _is_of_a_process(path: str) -> bool:
+    """Tell whether a path is what ``/proc`` shows of one process."""
+    top, proc, *rest = f"{path}/".split("/")
+    return (top, proc) == ("", "proc") and rest[0].isdecimal()
+
+
+def _of_a_process(path: str, real: str) -> SpawnError:
+    """Word that a child cannot start in a process's directory."""
+    why = (
+        f"it is {real}, of a process as the host sees it, and the child sees others by"
+        " such numbers or none; name a directory that is not a process's"
+    )
+    text = f"cannot start a child: cannot use the working directory {path!r}: {why}"
+    return SpawnError(errno.EINVAL, "cwd", text, why)
 
 
 def _no_directory(path: str) -> SpawnError:

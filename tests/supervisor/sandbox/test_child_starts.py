@@ -39,6 +39,21 @@ async def test_a_link_of_its_own_is_no_working_directory(
     assert await other.wait_gone() == 0
 
 
+# It said that the directory had been replaced.
+@pytest.mark.parametrize("name", ["self", "self/fd", "thread-self", "1", "self/task"])
+async def test_a_processs_directory_is_said_to_be_one(stage: Stage, name: str) -> None:
+    stage.sandbox = PROFILES["auto"]
+    child = await stage.host.spawn(stage.spec(("/bin/true",), cwd=f"/proc/{name}"))
+    assert child.failure is not None
+    assert f"cannot use the working directory '/proc/{name}': it is /proc/" in (
+        child.failure.text
+    )
+    assert "name a directory that is not a process's" in child.failure.text
+    for usual in ("/proc", "/proc/sys/kernel", "/proc/self/cwd"):
+        other = await stage.sh("exit 3", cwd=usual)
+        assert await other.wait_gone() == 3
+
+
 def fail(*_: object) -> NoReturn:
     raise RecursionError("deeper than anybody thought")
 
