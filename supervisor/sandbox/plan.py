@@ -14,7 +14,8 @@ Rules of this file.
    Landlock) refuses the start: whoever can bring it about must not weaken a sandbox.
    What the machine lacks is what a process lacks too that has nothing of any child's
    (``sandbox.orders``): what lies under a child's names may be its own doing.
-3. What is required and missing refuses the start: which, why, what to install.
+3. What is required and missing refuses the start: which, why, what to install.  So does
+   what is there, but not for what is the child's: which path, why, what to do.
 """
 
 from __future__ import annotations
@@ -270,19 +271,6 @@ class Plan:
             if layer in self.profile.required:
                 raise missing_layer(layer, why)
 
-    def may_do_without(self, error: SpawnError) -> bool:
-        """Tell whether it may be the machine that lacks what failed here.
-
-        Raises:
-            SpawnError: it is required.
-        """
-        layer = error.stage
-        if layer not in LAYERS or error.errno not in _OF_THE_MACHINE:
-            return False
-        if layer in self.profile.required:
-            raise missing_layer(layer, error.reason, error.errno)
-        return True
-
     def failed(self, error: SpawnError) -> bool:
         """Take note of a layer that failed with nothing of any child's.
 
@@ -292,21 +280,54 @@ class Plan:
         Raises:
             SpawnError: it is required.
         """
-        if not self.may_do_without(error):
+        layer = error.stage
+        if not is_of_the_machine(error):
             return False
-        self.machine.lacking[error.stage] = error.reason
+        if layer in self.profile.required:
+            raise missing_layer(layer, error.reason, error.errno)
+        self.machine.lacking[layer] = error.reason
         return True
 
-    def failed_for_it(self, error: SpawnError) -> bool:
+    def failed_for_it(self, error: SpawnError, paths: Iterable[str]) -> None:
         """Take note of a layer that failed for this child, and not for the machine.
 
         Only that of owners is left out then: the file system of a directory that
         whoever runs the host has named may be unable to show them otherwise.
+
+        Args:
+            error: as the launchpad has it.
+            paths: what of the child's is not everybody's.
+
+        Raises:
+            SpawnError: it is another one, or required.
         """
-        if error.stage != "uid":
-            return False
-        self.without[error.stage] = error.reason
-        return True
+        layer = error.stage
+        if layer != "uid" or layer in self.profile.required:
+            raise failed_for_paths(error, paths)
+        self.without[layer] = error.reason
+
+
+def is_of_the_machine(error: SpawnError) -> bool:
+    """Tell whether it may be the machine that lacks what failed here."""
+    return error.stage in LAYERS and error.errno in _OF_THE_MACHINE
+
+
+def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
+    """Word that a layer that the machine has cannot be had for what is a child's own."""
+    layer, why = error.stage, error.reason
+    if layer == "uid":  # the launchpad has said which path it is
+        how = (
+            "its file system cannot show its files as another user's: put it on one that"
+            " can (ext4, xfs, btrfs, tmpfs, say), or do without the layer 'uid'"
+        )
+    else:
+        why = f"{why}, at one of {', '.join(dict.fromkeys(paths))}"
+        how = "look at what stands and what is mounted there, or name another directory"
+    text = (
+        f"cannot start a child: this machine has the sandbox layer {layer!r}, but not for"
+        f" this child's own paths: {why}; {how}"
+    )
+    return SpawnError(error.errno, layer, text, why)
 
 
 def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnError:
@@ -354,3 +375,8 @@ class Wanted:
     programs: tuple[str, ...] = ()
     theirs: Mapping[str, bool] = field(default_factory=dict)
     share: trio.CapacityLimiter | None = None
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What is not everybody's of what it sees, but for its program."""
+        return (self.cwd, *self.own, *self.kept, *self.shared, *self.programs)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.sandbox import giving
 from supervisor.sandbox.orders import layers_on_the_wire, neutral
-from supervisor.sandbox.plan import OF_PATHS, Plan, Walls, Wanted
+from supervisor.sandbox.plan import OF_PATHS, Plan, Walls, Wanted, is_of_the_machine
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from vfs.hostio import in_thread
 
@@ -44,16 +44,33 @@ async def spawn(
         try:
             process = await launcher.spawn(attempt)
         except SpawnError as why:
-            if not plan.may_do_without(why):
+            if not is_of_the_machine(why):
                 raise
-            fault = why
-            if why.stage in OF_PATHS:
-                fault = await _neutral_fault(launcher, attempt)
-            is_for_it = fault.stage == "exec" and plan.failed_for_it(why)
-            if not is_for_it and not plan.failed(fault):
-                raise
+            await _do_without(launcher, plan, attempt, why, wanted.paths)
         else:
             return process, _walls_of(plan, wanted, process)
+
+
+async def _do_without(
+    launcher: Launcher,
+    plan: Plan,
+    attempt: SpawnRequest,
+    why: SpawnError,
+    paths: tuple[str, ...],
+) -> None:
+    """Take note of what failed, for the next attempt.
+
+    Raises:
+        SpawnError: there is none: it is required, or nothing that can be left out.
+        LaunchpadLost: no child can be started any more.
+    """
+    fault = why
+    if why.stage in OF_PATHS:
+        fault = await _neutral_fault(launcher, attempt)
+    if fault.stage == "exec":
+        plan.failed_for_it(why, paths)
+    elif not plan.failed(fault):
+        raise why
 
 
 async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnError:

@@ -1,6 +1,7 @@
 """Tools run in what their child runs in: its user, its walls, its workspace."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,12 @@ from tests.helpers.command import Outcome, sandhost
 from tests.helpers.toolruns import program
 
 pytestmark = pytest.mark.slow
+
+ASK = (
+    'curl -sS --unix-socket "${AIFO_TOOLEEXEC_URL#unix://}"'
+    ' -H "Authorization: Bearer $AIFO_TOOLEEXEC_TOKEN" -H "X-Aifo-Proto: 2"'
+    " --data-urlencode tool=go http://localhost/exec"
+)
 
 
 def run(place: Path, script: str, *options: str, more: str = "") -> Outcome:
@@ -64,6 +71,30 @@ def test_a_signal_ends_a_walled_tool(tmp_path: Path) -> None:
 def test_python_is_found_behind_the_walls(tmp_path: Path) -> None:
     script = f"exec {sys.executable} -c 'import json; print(json.dumps([1]))'"
     assert run(tmp_path, script).out == b"[1]\n"
+
+
+# A tool has to have all that its child has; its workspace may lie where that cannot be.
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_layer_that_its_workspace_cannot_have_is_said_to_be_that(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    program(tmp_path / "bin", "go", "echo ran")
+    config = tmp_path / "config.toml"
+    path = f"path = ['{tmp_path}/bin']"
+    config.write_text(f"[toolexec]\n[sidecar.g]\nkind = 'go'\n{path}\n")
+    mounted = ("unshare", "-m", "sh", "-c", f'mount -t ramfs none {root} && exec "$@"')
+    tried = subprocess.run([*mounted, "sh", "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(tried.stderr.decode())
+    outcome = sandhost(
+        "run", "--config", config, "--root", root, "--cwd", tmp_path / "bin",
+        "--", "sh", "-c", ASK, wrapper=(*mounted, "sh"),
+    )  # fmt: skip
+    said = outcome.out.decode()
+    assert "this machine has the sandbox layer 'uid', but not for this child's" in said
+    assert f"{root}: Invalid argument; its file system cannot show" in said
 
 
 # ToolExec 5: under the child's limits.

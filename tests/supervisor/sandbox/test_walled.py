@@ -145,9 +145,11 @@ class _Launcher:
         return Process()
 
 
-async def tried(launcher: Any, machine: Machine, cwd: Path) -> Walls:
+async def tried(
+    launcher: Any, machine: Machine, cwd: Path, profile: Profile = AUTO
+) -> Walls:
     request = SpawnRequest("/bin/true", ("true",), {}, 0, ())
-    wanted = Wanted(AUTO, "none", str(cwd), user=machine.take_user())
+    wanted = Wanted(profile, "none", str(cwd), user=machine.take_user())
     _, walls = await walled.spawn(launcher, machine, request, wanted)
     return walls
 
@@ -158,13 +160,19 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine()
 
 
+@pytest.mark.parametrize("is_required", [False, True])
 @pytest.mark.parametrize("layer", ["mountns", "landlock"])
 async def test_what_fails_for_one_childs_paths_only_is_that_childs(
-    tmp_path: Path, machine: Machine, layer: str
+    tmp_path: Path, machine: Machine, layer: str, is_required: bool
 ) -> None:
     launcher = _Launcher(layer, errno.EINVAL, os.fsencode(tmp_path))
-    with pytest.raises(SpawnError, match="no"):
-        await tried(launcher, machine, tmp_path)
+    profile = named("mine", None, [layer] if is_required else [])
+    with pytest.raises(SpawnError) as refused:
+        await tried(launcher, machine, tmp_path, profile)
+    said = f"this machine has the sandbox layer '{layer}', but not for this child's own"
+    assert said in refused.value.text
+    assert f"Invalid argument, at one of {tmp_path};" in refused.value.text
+    assert refused.value.exit_status == 125
     assert not machine.lacking
     assert len(launcher.asked) == 2
     assert os.fsencode(tmp_path) not in repr(launcher.asked[1].layers).encode()
@@ -177,6 +185,15 @@ async def test_a_directory_that_cannot_show_owners_costs_its_child_the_layer(
     walls = await tried(launcher, machine, tmp_path)
     assert "uid" in walls.missing
     assert not machine.lacking
+
+
+@pytest.mark.parametrize("layer", ["mountns", "landlock", "uid", "netns", "seccomp"])
+async def test_what_is_required_and_fails_for_everybody_is_missing(
+    tmp_path: Path, machine: Machine, layer: str
+) -> None:
+    launcher = _Launcher(layer, errno.ENOSYS)
+    with pytest.raises(SpawnError, match=f"'{layer}' is required and missing"):
+        await tried(launcher, machine, tmp_path, named("mine", None, [layer]))
 
 
 @pytest.mark.parametrize("layer", ["mountns", "landlock", "uid", "netns", "seccomp"])
