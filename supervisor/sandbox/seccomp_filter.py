@@ -10,6 +10,10 @@ Rules of this file.
    Landlock's, whom it may see is the namespaces'.
 2. A call of another architecture than the host's own is refused, all of it.
 3. ``clone3`` hides its flags from a filter: ENOSYS, and the C library takes ``clone``.
+   So does ``openat2`` its mode, and who uses that has a way without.
+4. Nobody makes a file set-user-ID or set-group-ID.  In its own mounts that means nothing;
+   but what a tool makes in its child's root is the host's user's on the disk, root's say,
+   and there every local user could run it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import errno
 import os
 import struct
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 # <linux/audit.h>
@@ -83,6 +88,21 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "nfsservctl": (180, 42),
 }
 """Refused with EPERM, whatever the arguments."""
+
+# Numbers as above, and which argument is the mode.
+_MODES = {
+    "creat": (85, None, 1),
+    "chmod": (90, None, 1),
+    "fchmod": (91, 52, 1),
+    "fchmodat": (268, 53, 2),
+    "fchmodat2": (452, 452, 2),
+    "mknod": (133, None, 1),
+    "mknodat": (259, 33, 2),
+}
+_OPENING = {"open": (2, None), "openat": (257, 56)}
+_OPENAT2 = 437
+# <linux/stat.h>, <asm-generic/fcntl.h>: S_ISUID | S_ISGID; O_CREAT | __O_TMPFILE.
+_SET_ID, _MAKES = 0o6000, 0o100 | 0o20000000
 
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
@@ -162,6 +182,17 @@ def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
         Instruction(_JUMP_EQUAL, _CLONE[machine], yes="clone"),
         Instruction(_JUMP_EQUAL, _IOCTL[machine], yes="ioctl"),
         Instruction(_JUMP_EQUAL, _SOCKET[machine], yes="socket"),
+        Instruction(_JUMP_EQUAL, _OPENAT2, yes="nosys"),
+        *(
+            Instruction(_JUMP_EQUAL, number, yes=name)
+            for name, numbers in _OPENING.items()
+            if (number := numbers[column]) is not None
+        ),
+        *(
+            Instruction(_JUMP_EQUAL, number, yes=f"mode {index}")
+            for *numbers, index in _MODES.values()
+            if (number := numbers[column]) is not None
+        ),
         *(Instruction(_JUMP_EQUAL, number, yes="perm") for number in denied),
         Instruction(_RETURN, _ALLOW),
         Instruction(_LOAD, _argument(0), label="clone"),
@@ -169,6 +200,12 @@ def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
         Instruction(_LOAD, _argument(1), label="ioctl"),
         Instruction(_JUMP_EQUAL, _TIOCSTI, yes="perm"),
         Instruction(_JUMP_EQUAL, _TIOCLINUX, yes="perm", no="allow"),
+        # Without these flags there is no mode, and anything may stand in its place.
+        Instruction(_LOAD, _argument(1), label="open"),
+        Instruction(_JUMP_BITS, _MAKES, yes="mode 2", no="allow"),
+        Instruction(_LOAD, _argument(2), label="openat"),
+        Instruction(_JUMP_BITS, _MAKES, yes="mode 3", no="allow"),
+        *chain.from_iterable(map(_mode, range(1, 4))),
         Instruction(_LOAD, _argument(0), label="socket"),
         *(Instruction(_JUMP_EQUAL, family, yes="allow") for family in families),
         Instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
@@ -177,6 +214,13 @@ def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
         Instruction(_RETURN, _ALLOW, label="allow"),
     ]
     return code
+
+
+def _mode(index: int) -> tuple[Instruction, Instruction]:
+    return (
+        Instruction(_LOAD, _argument(index), label=f"mode {index}"),
+        Instruction(_JUMP_BITS, _SET_ID, yes="perm", no="allow"),
+    )
 
 
 def assemble(code: list[Instruction]) -> bytes:

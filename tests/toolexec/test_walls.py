@@ -34,6 +34,50 @@ def test_a_tool_is_in_its_childs_sandbox(tmp_path: Path) -> None:
     assert free.out.count(b"s3cret") == 2
 
 
+SET_ID = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def tried(name, call):
+    try:
+        call()
+    except OSError as why:
+        print(name, why.errno)
+    else:
+        print(name, "made")
+def openat2():
+    how = (ctypes.c_uint64 * 3)(os.O_CREAT | os.O_WRONLY, 0o4755, 0)
+    if libc.syscall(437, -100, b"new2", how, 24) < 0:
+        raise OSError(ctypes.get_errno(), "")
+with open("file", "w"):
+    pass
+for bit in (0o4000, 0o2000):
+    tried("chmod", lambda: os.chmod("file", bit | 0o755))
+    tried("fchmodat", lambda: os.chmod("file", bit | 0o755, dir_fd=os.open(".", 0)))
+    tried("fchmod", lambda: os.fchmod(os.open("file", 0), bit | 0o755))
+    tried("open", lambda: os.open("new", os.O_CREAT | os.O_WRONLY, bit | 0o755))
+    tried("tmpfile", lambda: os.open(".", os.O_TMPFILE | os.O_WRONLY, bit | 0o755))
+    tried("mknod", lambda: os.mknod("node", bit | 0o100755))
+tried("openat2", openat2)
+tried("usual", lambda: os.chmod("file", 0o755))
+"""
+
+
+# attack 7: what a tool makes in its child's root belongs to the host's user on the disk
+@pytest.mark.attack
+def test_a_tool_makes_nothing_set_user_id(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[toolexec]\n[sidecar.py]\nkind = "python"\n')
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "try.py").write_text(SET_ID)
+    words = ("--config", tmp_path / "c.toml", "--root", tmp_path / "root")
+    script = f"{SECRETS}\nrun python3 try.py"
+    outcome = sandhost("run", *words, "--cwd", "/usr", "--", "sh", "-c", script)
+    said = [line.split() for line in outcome.out.splitlines()]
+    assert said[-2:] == [[b"openat2", b"38"], [b"usual", b"made"]], outcome
+    assert {answer for _, answer in said[:-2]} == {b"1"}
+    bits = {path.name: path.stat().st_mode for path in (tmp_path / "root").iterdir()}
+    assert not [name for name, mode in bits.items() if mode & 0o6000]
+
+
 def test_a_tool_writes_in_its_childs_root(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
     script = ASK % "mkdir sub; cd sub; touch made; pwd; ls"

@@ -46,12 +46,14 @@ def test_what_is_listed_is_refused_and_nothing_else(
     code, arch = build(machine, network=network), MACHINES[machine]
     column = list(MACHINES).index(machine)
     denied = {numbers[column] for numbers in DENIED.values()}
-    special = {"x86_64": {16, 41, 56, 435}, "aarch64": {29, 198, 220, 435}}[machine]
+    special = {"x86_64": {16, 41, 56, 435, 437}, "aarch64": {29, 198, 220, 435, 437}}[
+        machine
+    ]
     for number in range(600):
         if number not in special:
             expected = errno.EPERM if number in denied else None
             assert verdict(code, number, arch) == expected, number
-    assert verdict(code, 435, arch) == errno.ENOSYS
+    assert verdict(code, 435, arch) == verdict(code, 437, arch) == errno.ENOSYS
 
 
 @given(number=st.integers(0, 2**32 - 1), arch=st.integers(0, 2**32 - 1))
@@ -87,6 +89,38 @@ def test_arguments_decide_where_a_call_has_good_uses(machine: str) -> None:
         expected = None if network else errno.EAFNOSUPPORT
         assert verdict(code, socket, arch, 2) == expected
         assert verdict(code, socket, arch, 10) == expected
+
+
+MAKING = {
+    "x86_64": [(2, 1, 2), (257, 2, 3)],
+    "aarch64": [(56, 2, 3)],
+}
+MODES = {
+    "x86_64": [(85, 1), (90, 1), (91, 1), (133, 1), (259, 2), (268, 2), (452, 2)],
+    "aarch64": [(33, 2), (52, 1), (53, 2), (452, 2)],
+}
+
+
+# attack 7
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [(0o755, None), (0o1777, None), (0o4755, 1), (0o2755, 1), (1 << 40 | 0o4000, 1)],
+)
+def test_no_file_is_made_set_user_id(
+    machine: str, mode: int, expected: int | None
+) -> None:
+    code, arch = build(machine, network=True), MACHINES[machine]
+    for number, index in MODES[machine]:
+        arguments = [0] * index + [mode]
+        assert verdict(code, number, arch, *arguments) == expected, number
+    for number, flags, index in MAKING[machine]:
+        for makes in (0o100, 0o20200000, 0):
+            words = [0] * 6
+            words[flags], words[index] = 0o2 | makes, mode
+            # What opens only has no mode: whatever stands in that register.
+            wanted = expected if makes else None
+            assert verdict(code, number, arch, *words) == wanted, number
 
 
 # attack 31
