@@ -82,6 +82,7 @@ class Links:
         followed: the known ones, and each that was followed, with its target.
         theirs: the places of the child's, by all of their names.
         readable: of these, those that it may read.
+        programs: directories, of nobody's who is a child, in which it finds programs.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Links:
         self.followed = dict(known)
         self.theirs: tuple[str, ...] = ()
         self.readable: tuple[str, ...] = ()
-        self._programs: set[str] = set()
+        self.programs: tuple[str, ...] = ()
         self._seen = seen
         self._steps = STEPS
 
@@ -114,10 +115,13 @@ class Links:
         return (real, *sorted(other_names(real))) if real.strip("/") else ()
 
     def has_programs(self, path: str) -> None:
-        """Take note of a directory in which the child finds its programs (rule 5)."""
+        """Take note of a directory in which the child finds its programs (rule 5).
+
+        One that is the child's has none but the child's.
+        """
         walk = self.walk(path)
-        if walk.real and not walk.maker:
-            self._programs.add(walk.real)
+        if walk.real and not walk.maker and not holder(self.theirs, walk.real):
+            self.programs += (walk.real,)
 
     def walk(self, path: str, *, is_trusted: bool = False) -> Walk:
         """Follow an absolute name.
@@ -139,7 +143,7 @@ class Links:
             else:
                 return Walk(path, (path,))
         theirs = self.theirs if not is_trusted else ()
-        way = _Way(theirs, self._bounds, self._programs)
+        way = _Way(theirs, self._bounds, self.programs)
         try:
             walk = way.walk(path, self._steps)
         except OSError:  # it is not there; or links or steps are used up

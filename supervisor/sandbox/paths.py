@@ -225,7 +225,7 @@ class _Finder:
                 return
             path = following
 
-    def add_tool(self, path: str, program_files: tuple[str, ...]) -> None:
+    def add_tool(self, path: str) -> None:
         """Allow a program that may be a project's own, and then the child's (rule 5)."""
         walk = self.links.walk(path)
         if walk.program:
@@ -240,10 +240,10 @@ class _Finder:
         for hop in walk.hops:
             if not self._is_theirs(hop):
                 self.add_installation(hop)
-        self._add_named(name_in_env(walk.real), program_files)
+        self._add_named(name_in_env(walk.real), self.links.programs)
 
     def _add_named(self, name: str | None, directories: tuple[str, ...]) -> None:
-        """Allow the program of a bare name that one of its directories has."""
+        """Allow the program of a bare name that one of some directories has."""
         program = find(name, directories) if name else None
         if program is not None:
             self.add_program(program)
@@ -307,13 +307,12 @@ def view_of(
     finder = _Finder(_common())
     own = tuple(own)
     shared = tuple(shared)
-    program_files = tuple(program_files)
     finder.links.belong({**theirs, **dict.fromkeys((*own, *shared), True)})
     for path in program_files:
         finder.add(path, "execute", mapped=True)
         finder.links.has_programs(path)
     if shared:
-        finder.add_tool(executable, program_files)
+        finder.add_tool(executable)
     else:
         finder.add_program(executable)
     for path in shared:

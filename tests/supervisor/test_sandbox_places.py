@@ -196,6 +196,24 @@ def test_a_projects_program_may_be_a_link_among_the_sidecars(
     assert found[f"{places}/py/lib"] == found[f"{places}/py/bin"] == "execute"
 
 
+# attack 3: a sidecar's `path` may name a directory of the project
+@pytest.mark.parametrize("what", ["link", "script", "directory"])
+def test_env_finds_nothing_for_a_project_where_the_project_has_put_it(
+    places: Path, what: str
+) -> None:
+    found_in, secret = places / "root" / "bin", places / "secret"
+    if what == "directory":
+        found_in.symlink_to(secret / "bin")
+    elif what == "link":
+        found_in.mkdir()
+        (found_in / "run").symlink_to(secret / "bin" / "run")
+    else:
+        program(found_in / "run", f"#!{secret}/bin/run")
+    program(places / "root" / ".venv" / "bin" / "python3", "#!/usr/bin/env run")
+    found = seen_by_tool(places, str(found_in))
+    assert not [path for path in found if path.startswith(str(secret))], found
+
+
 # attack 3: only what is a program there, and only if it is none of the child's
 @pytest.mark.parametrize("what", ["no program", "deeper", "theirs", "its own link"])
 def test_of_links_among_programs_only_the_operators_programs_are_followed(
