@@ -208,6 +208,7 @@ class _Way:
         self._maker = self._program = ""
         self._here = ""  # of the directory that is held
         self._fd = -1
+        self._trail: list[os.stat_result] = []
         self._hops: list[str] = []
         self._count = 0
 
@@ -249,13 +250,25 @@ class _Way:
             raise OSError(errno.EXDEV, place)
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, dir_fd=self._fd)
-        if stat.S_ISLNK(os.fstat(fd).st_mode):
+        found = os.fstat(fd)
+        if stat.S_ISLNK(found.st_mode):
             self._follow(fd, place, left)
             return
         os.close(self._fd)
         self._fd, self._here = fd, place
+        if name == "..":
+            self._climb(found)
+        else:
+            self._trail.append(found)
         if not left:
             self._hops.append(place or "/")
+
+    def _climb(self, found: os.stat_result) -> None:
+        """Take note of what lies above: where the way came from, unless it was moved."""
+        if len(self._trail) > 1:  # above the top is the top
+            self._trail.pop()
+        if not os.path.samestat(found, self._trail[-1]):
+            raise OSError(errno.ESTALE, "moved while it was looked at")
 
     def _follow(self, link: int, place: str, left: list[str]) -> None:
         try:
@@ -287,6 +300,7 @@ class _Way:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._here = fd, ""
+        self._trail = [os.fstat(fd)]  # from the top to the directory that is held
 
 
 def _parts(path: str) -> list[str]:

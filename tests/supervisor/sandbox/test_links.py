@@ -209,6 +209,30 @@ def test_nothing_is_looked_at_that_the_child_may_not_see(
     assert not {"secret", "key", "gone"} & set(looked)
 
 
+# attack 4: above a directory that is moved meanwhile lies something else
+def test_a_directory_that_is_moved_meanwhile_leads_nowhere(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "a" / "b" / "c").mkdir(parents=True)
+    (project / "a" / "secret").mkdir()
+    (project / "link").symlink_to("a/b/c/../../secret")
+    names = links(project)
+    assert names.walk(f"{project}/link").real == f"{project}/a/secret"
+    looked: list[str] = []
+    really = os.open
+
+    def opened(path: str, *args: int, **more: int) -> int:
+        fd = really(path, *args, **more)
+        looked.append(os.readlink(f"/proc/self/fd/{fd}"))
+        if path == "c":
+            (project / "a" / "b" / "c").rename(project / "c")
+        return fd
+
+    monkeypatch.setattr(os, "open", opened)
+    assert names.walk(f"{project}/link") == sandbox_links.NOWHERE
+    assert f"{project.parent}/secret" not in looked
+
+
 # --------------------------------------------------------------- "#!" lines
 
 
