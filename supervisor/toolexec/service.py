@@ -25,6 +25,7 @@ import trio
 
 from protocol import toolexec
 from supervisor.gate import Gate
+from supervisor.logs import put_line
 from supervisor.toolexec import handover, handover_state
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.server import (
@@ -278,20 +279,22 @@ class ToolExec:
         """Say what is run, where that was asked for.
 
         On a terminal a line in progress is cleared first, so that streamed output and
-        log lines do not share one (spec: line-safe logs).
+        log lines do not share one (spec: line-safe logs).  Nobody is waited for: what is
+        not read is counted, as lines of the log are (``logs``).
         """
         if not self._settings.verbose:
             return
         line = f"toolexec: {text}"
-        with suppress(OSError):  # nobody reads what it says
+        with suppress(OSError):  # nobody is there to read what it says
             if sys.stdout is not None:
                 sys.stdout.flush()
-            if os.isatty(2):
-                os.write(2, _CLEAR_LINE)
-            if self._host.log.writes("INFO"):
-                self._host.log.write("INFO", line)
-            else:
-                os.write(2, f"{toolexec.shown(line)}\n".encode())
+            clear = _CLEAR_LINE if os.isatty(2) else b""
+            if not self._host.log.writes("INFO"):
+                put_line(b"%b%b\n" % (clear, toolexec.shown(line).encode()))
+                return
+            if clear:
+                put_line(clear)
+            self._host.log.write("INFO", line)
 
     # Its own life
 

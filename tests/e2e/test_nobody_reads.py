@@ -70,6 +70,53 @@ def test_a_full_stderr_holds_up_nobody(tmp_path: Path) -> None:
     assert b"lines of log are missing here" in said
 
 
+TOOLS = """
+[toolexec]
+verbose = true
+[sidecar.tools]
+kind = "c-cpp"
+allow = ["true"]
+"""
+
+RUNNING = """
+from vfs.toolclient import ToolClient
+ToolClient().run("true", cwd="/workspace")
+print("ran", flush=True)
+input()
+ToolClient().run("true", cwd="/workspace")
+print("again", flush=True)
+"""
+
+
+# What tools are run is told to whoever reads it.
+# spec E34
+def test_a_full_stderr_holds_up_no_tool(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(TOOLS)
+    reader, writer = os.pipe()
+    size = filled(writer)
+    command = (sys.executable, "-c", RUNNING)
+    with running(
+        "run", "--sandbox", "none", "--config", tmp_path / "c.toml", "--", *command,
+        stderr=writer, stdin=subprocess.PIPE,
+    ) as host:  # fmt: skip
+        os.close(writer)
+        assert heard(host, b"ran\n")
+        os.read(reader, size)
+        assert host.stdin is not None
+        host.stdin.write(b"\n")
+        host.stdin.flush()
+        assert heard(host, b"again\n")
+        said = b""
+        while piece := os.read(reader, 65_536):
+            said += piece
+        assert host.wait(10) == 0
+    os.close(reader)
+    missing, last = said.splitlines()
+    assert b"1 lines of log are missing here" in missing
+    assert last.startswith(b"toolexec: exec ")
+    assert last.endswith(b": true ")
+
+
 def test_a_journal_that_nobody_reads_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     begun = time.monotonic()
