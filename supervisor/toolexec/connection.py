@@ -76,6 +76,7 @@ class Connection(Replies):
         self.idle_since: float | None = trio.current_time()
         self.scope = trio.CancelScope()
         self._is_received = False
+        self._is_refused = False
         self._owner: ChildExecutions | None = None
         self._receives_for: ChildExecutions | None = None
         self._rights = toolexec_token.ALL
@@ -85,6 +86,8 @@ class Connection(Replies):
         """What it is in the middle of."""
         if self.task is not None:
             return self.task.moment
+        if self._is_refused:
+            return Moment.REFUSED
         if not self._is_received:
             return Moment.RECEIVING
         return Moment.LAST if self.wire.unsent else Moment.BUSY
@@ -104,7 +107,9 @@ class Connection(Replies):
 
     async def _serve_or_refuse(self, task: Task | None, unsent: bytes) -> None:
         try:
-            if task is None and not unsent:
+            if self._is_refused:
+                await self.wire.drain()
+            elif task is None and not unsent:
                 await self._serve()
             else:
                 await self._go_on(task, unsent)
@@ -128,8 +133,13 @@ class Connection(Replies):
             await self.wire.refuse(refusal)
         except OSError:
             return
-        self.idle_since = trio.current_time()
+        self.be_refused()
         await self.wire.drain()
+
+    def be_refused(self) -> None:
+        """Be one that was told why it is refused, by this program or the one before."""
+        self._is_received = self._is_refused = True
+        self.idle_since = trio.current_time()
 
     async def _serve(self) -> None:
         try:

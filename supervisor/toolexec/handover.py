@@ -63,7 +63,7 @@ LADDERS = {"client gone": CLIENT_GONE, "time is up": TIME_IS_UP}
 
 def busy(service: ToolExec) -> str | None:
     """Say what has to end first."""
-    connections = (c for s in service.servers for c in s.connections.values())
+    connections = (c for s in service.servers for c in s.everybody())
     children = service.children.values()
     reasons = chain(map(_busy_connection, connections), map(_busy_child, children))
     return next(filter(None, reasons), None) or service.routes.busy()
@@ -111,7 +111,7 @@ class _Leaving:
         connections = [
             self._connection(connection, *by_fd[server.listener_fd])
             for server in service.servers
-            for connection in server.connections.values()
+            for connection in server.everybody()
         ]
         sidecars, sidecar_fds = service.routes.hand_over()
         self._fds |= {*shared, *sidecar_fds}
@@ -194,6 +194,7 @@ class _Leaving:
         fd = wire.sock.fileno()
         self._fds.add(fd)
         state = ConnectionState(server, number, fd, unsent=bytes(wire.unsent))
+        state.is_refused = connection.moment is Moment.REFUSED
         if connection.moment is Moment.RECEIVING:
             state.received = b"".join(wire.received) + wire._ahead
         elif connection.task is not None and connection.moment is not Moment.LAST:
@@ -303,6 +304,8 @@ def go_on(service: ToolExec) -> None:
             sock.close()
             continue
         connection.wire.hold(state.received)
+        if state.is_refused:
+            connection.be_refused()
         server.go_on(connection, task, state.unsent)
     # Their readers hold what they have not taken: only now may more be kept.
     for executions in service.children.values():

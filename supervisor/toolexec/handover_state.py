@@ -86,6 +86,7 @@ class ConnectionState(msgspec.Struct):
         server: the child whose socket it came by; empty: the shared one of ``number``.
         received: what has come of its request, if nothing was done for it.
         unsent: of what is being sent.
+        is_refused: it was told why, and may only send on.
     """
 
     server: str
@@ -94,6 +95,7 @@ class ConnectionState(msgspec.Struct):
     received: bytes = b""
     unsent: bytes = b""
     task: TaskState | None = None
+    is_refused: bool = False
 
 
 class ToolExecState(msgspec.Struct):

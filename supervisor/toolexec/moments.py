@@ -36,6 +36,9 @@ class Moment(Enum):
     LAST = "last"
     """The last bytes of the reply are being sent."""
 
+    REFUSED = "refused"
+    """It was told why; what it still sends is read for a while, and forgotten."""
+
 
 class Kind(Enum):
     """How the output of an execution is answered."""

@@ -121,7 +121,7 @@ class Server:
         self._is_shared = is_shared
         self.connections: dict[int, Connection] = {}
         self._lasting: dict[ChildExecutions, int] = {}
-        self._refused: set[int] = set()
+        self._refused: dict[int, Connection] = {}
         self._room = trio.Event()
         self._nursery: trio.Nursery | None = None
 
@@ -163,7 +163,7 @@ class Server:
         if self._has_place() or make_room(self.connections.values()) is not None:
             self._enter(nursery, connection)
         else:
-            self._refused.add(sock.fileno())
+            self._refused[sock.fileno()] = connection
             nursery.start_soon(self._refuse, connection, sock.fileno())
 
     def _has_place(self) -> bool:
@@ -205,7 +205,7 @@ class Server:
         try:
             await connection.refuse_at_once(BUSY)
         finally:
-            self._refused.discard(number)
+            del self._refused[number]
             self._room.set()
 
     @contextmanager
@@ -227,6 +227,11 @@ class Server:
     def listener_fd(self) -> int:
         """The descriptor that it listens on."""
         return self._listener.socket.fileno()
+
+    def everybody(self) -> Iterator[Connection]:
+        """Yield its connections, those included that are told that it is busy."""
+        yield from self.connections.values()
+        yield from self._refused.values()
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""

@@ -1,8 +1,10 @@
 """Tools that run while the host is replaced: they and their clients notice nothing."""
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,35 @@ def test_a_tool_that_ends_between_two_programs_is_answered() -> None:
                 assert (reply.body, reply.code) == (b"%d\n" % n, n)
         # Their slots are free again.
         assert [tools.run("exit 3").code for _ in range(3)] == [3, 3, 3]
+
+
+# Who was refused may send on for a while: that is nobody's answer, and holds up nothing.
+# spec E8
+def test_whoever_is_refused_holds_up_no_exchange() -> None:
+    with opened_tools() as tools:
+        refused = [tools.connect()]
+        stop = threading.Event()
+
+        def ask() -> None:  # one is always there
+            while not stop.wait(0.2):
+                refused.append(tools.connect())
+                refused[-1].sendall(b"no request\r\n\r\n")
+
+        refused[0].sendall(b"no request\r\n\r\n")
+        assert b" 400 " in until(refused[0], b"\r\n\r\n")
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            tools.replace()
+        finally:
+            stop.set()
+            thread.join()
+        late = refused[-1]
+        with contextlib.suppress(BrokenPipeError):  # its while is over
+            late.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert rest(late).status == 400
+        for sock in refused:
+            sock.close()
 
 
 # A sidecar's process stays; what is configured otherwise by then is started anew.
