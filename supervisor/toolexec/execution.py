@@ -224,10 +224,12 @@ class Execution:
         nursery.start_soon(self._live, process, pump)
         if timeout_s > 0:
             self._do_aside(self._enforce_timeout, timeout_s)
-        if self.owner.growth is not None:
+        if self.owner.growth is not None and not self.passed:
             self._do_aside(self._enforce_growth, self.owner.growth)
         for ladder, begun_s in self.climbs:  # of the program before
             self._do_aside(climb, process, self.line, ladder, begun_s)
+        if self.passed:  # so that program has killed it, or was about to
+            self.end(AT_ONCE)
 
     async def _pump_all(self, pump: OutputPump) -> None:
         """Log what the tool prints; a tool whose output cannot be kept is ended."""

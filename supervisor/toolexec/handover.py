@@ -9,7 +9,8 @@ Rules of this file.
    was read from the pipe and is not in the log goes with it.
 2. A connection is its socket and its moment (``moments``).  A request for which nothing
    was done is read again from its first byte; of a reply the rest is sent.
-3. A ladder goes on from the step that it has come to.
+3. A ladder goes on from the step that it has come to; what was killed for a limit is
+   killed again.
 4. Where children come from is what they were told: a listener stays the one that it is,
    whatever is configured by now.
 """
@@ -31,7 +32,12 @@ from supervisor.handover.parts import process_from, process_state
 from supervisor.toolexec import door
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.connection import Connection
-from supervisor.toolexec.ending import CLIENT_GONE, TIME_IS_UP, SignalLine
+from supervisor.toolexec.ending import (
+    AT_ONCE,
+    CLIENT_GONE,
+    TIME_IS_UP,
+    SignalLine,
+)
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.handover_state import (
     ChildState,
@@ -156,6 +162,7 @@ class _Leaving:
             code=execution.code,
             timed_out=execution.timed_out,
             fault=execution.fault,
+            passed=execution.passed,
         )
         among.append(state)
         if execution.finished.is_set() or execution.process is None:
@@ -169,7 +176,9 @@ class _Leaving:
             state.timeout_s = max(0.001, execution.timeout_at - now)
         names = {id(ladder): name for name, ladder in LADDERS.items()}
         state.climbs = [
-            (names[id(ladder)], now - begun_s) for ladder, begun_s in execution.climbs
+            (names[id(ladder)], now - begun_s)
+            for ladder, begun_s in execution.climbs
+            if ladder is not AT_ONCE  # rule 3
         ]
         self._fds |= {state.process.pidfd, state.pipe, state.line}
         return name
@@ -249,7 +258,7 @@ def _enter_execution(executions: ChildExecutions, left: ExecutionState) -> Execu
     execution = Execution(executions, left.id, tool, log)
     execution.key = left.key
     execution.code, execution.fault = left.code, left.fault
-    execution.timed_out = left.timed_out
+    execution.timed_out, execution.passed = left.timed_out, left.passed
     if left.process is None:
         execution.finished.set()
         if left.where == "kept":

@@ -34,6 +34,7 @@ class ExecutionState(msgspec.Struct):
     Attributes:
         where: ``live``, ``kept``, or empty: only a reader knows it any more.
         line: what its tool is told of signals by; -1 for none.
+        passed: the limit that it is killed for; empty for none.
     """
 
     id: str
@@ -50,6 +51,7 @@ class ExecutionState(msgspec.Struct):
     climbs: list[tuple[str, float]] = []
     door_client: str = ""
     line: int = -1
+    passed: str = ""
 
 
 class ChildState(msgspec.Struct):

@@ -1,8 +1,10 @@
 """What tools make in their child's root counts against the child's limits."""
 
 import math
+import signal
 import threading
 from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ import trio.testing
 
 import vfs.growth
 from protocol import toolexec
-from supervisor.toolexec import growth
+from supervisor.toolexec import growth, handover_state
+from supervisor.toolexec.ending import AT_ONCE
+from supervisor.toolexec.execution import PASSED_NOTE, Execution
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Reply, Scene, Tenant, opened_scene
 from vfs.growth import MovedError
@@ -292,3 +296,33 @@ async def test_an_exit_code_does_not_wait_long_for_a_look(
     assert used(tenant)[0] == 0
     let_go.set()
     await eventually(lambda: used(tenant)[0] == 4)
+
+
+# What is being killed for a limit is handed to the next program as that, and killed there.
+# spec S7
+async def test_a_tool_that_passed_a_limit_is_killed_by_the_next_program(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+    owner = scene.tool.children[tenant.puppet.child.id]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sh, scene, tenant, "sleep 1000")
+        await eventually(lambda: any(one.has_begun for one in owner.live.values()))
+        (running,) = owner.live.values()
+        running.passed = "bytes"
+        running.end(AT_ONCE)
+        state, _ = scene.tool.hand_over(ExitStack())
+    left = handover_state.read(state)
+    assert left is not None
+    (handed,) = [one for child in left.children for one in child.executions]
+    assert handed.passed == "bytes"
+    begin = Execution.begin
+
+    def begin_again(self: Execution, nursery: trio.Nursery, timeout_s: float) -> None:
+        self.passed = handed.passed
+        begin(self, nursery, timeout_s)
+
+    monkeypatch.setattr(Execution, "begin", begin_again)
+    reply = await sh(scene, tenant, "sleep 1000")
+    assert reply.code == 128 + signal.SIGKILL
+    assert reply.body == PASSED_NOTE % b"bytes"
