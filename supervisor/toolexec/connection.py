@@ -65,14 +65,15 @@ class Connection(Replies):
     Args:
         service: what serves it.
         sock: non-blocking; owned.
+        heads: the turn in which its head is parsed, if that is large.
 
     Attributes:
         idle_since: when it came, or was refused; None while a request is served (rule 4).
         scope: of its service.
     """
 
-    def __init__(self, service: ToolExec, sock: socket.socket) -> None:
-        super().__init__(service, sock)
+    def __init__(self, service: ToolExec, sock: socket.socket, heads: Turn) -> None:
+        super().__init__(service, sock, heads)
         self.idle_since: float | None = trio.current_time()
         self.scope = trio.CancelScope()
         self._is_received = False

@@ -299,23 +299,7 @@ def go_on(service: ToolExec) -> None:
         return
     servers = {server.listener_fd: server for server in service.servers}
     for state in left.connections:
-        sock = socket.socket(fileno=state.fd)
-        server = _server_of(service, state, servers)
-        connection = Connection(service, sock)
-        try:
-            task = (
-                None if state.task is None else _task_from(service, state, connection)
-            )
-        except KeyError:
-            server = None
-            task = None
-        if server is None:  # its child has ended meanwhile
-            sock.close()
-            continue
-        connection.wire.hold(state.received)
-        if state.is_refused:
-            connection.be_refused()
-        server.go_on(connection, task, state.unsent)
+        _go_on_with(service, state, _server_of(service, state, servers))
     # Their readers hold what they have not taken: only now may more be kept.
     for executions in service.children.values():
         for execution in executions.live.values():
@@ -324,6 +308,26 @@ def go_on(service: ToolExec) -> None:
                 limit_s = 0.0 if left_s == math.inf else max(0.001, left_s)
                 execution.begin(executions.nursery, limit_s)
     service.entered.clear()
+
+
+def _go_on_with(
+    service: ToolExec, state: ConnectionState, server: Server | None
+) -> None:
+    """Go on with a connection; close it if its child has ended meanwhile."""
+    sock = socket.socket(fileno=state.fd)
+    if server is None:
+        sock.close()
+        return
+    connection = Connection(service, sock, server.heads)
+    try:
+        task = None if state.task is None else _task_from(service, state, connection)
+    except KeyError:
+        sock.close()
+        return
+    connection.wire.hold(state.received)
+    if state.is_refused:
+        connection.be_refused()
+    server.go_on(connection, task, state.unsent)
 
 
 def _server_of(

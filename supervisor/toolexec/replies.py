@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.service import ToolExec
+    from supervisor.toolexec.turns import Turn
 
 HEAD_WAITS_S = 0.002
 """How long the head of a stream waits for the first output, to go with it: a tool that
@@ -46,15 +47,16 @@ class Replies:
     Args:
         service: what serves it.
         sock: non-blocking; owned.
+        heads: see ``Wire``.
 
     Attributes:
         wire: it, as bytes.
         task: the execution that is answered with; None before and without one.
     """
 
-    def __init__(self, service: ToolExec, sock: socket.socket) -> None:
+    def __init__(self, service: ToolExec, sock: socket.socket, heads: Turn) -> None:
         self._service = service
-        self.wire = Wire(sock, service.heads)
+        self.wire = Wire(sock, heads)
         self.task: Task | None = None
 
     async def _carry_out(self, task: Task) -> Refusal | None:

@@ -32,6 +32,7 @@ from protocol.toolexec import BUSY, Exec, Notify, Replay
 from supervisor.accepting import accepted, make_room
 from supervisor.control.socket import identity_of, listening, listening_on
 from supervisor.toolexec.connection import Connection
+from supervisor.toolexec.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -111,6 +112,10 @@ class Server:
         service: what serves them.
         listener: owned.
         is_shared: all children come here, and not one.
+
+    Attributes:
+        connections: those that are served, by descriptor.
+        heads: the turn in which the large heads that come here are parsed.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class Server:
         self._service = service
         self._listener = listener
         self._is_shared = is_shared
+        self.heads = Turn(service.heads)
         self.connections: dict[int, Connection] = {}
         self._lasting: dict[ChildExecutions, int] = {}
         self._refused: dict[int, Connection] = {}
@@ -159,7 +165,7 @@ class Server:
         # kernel takes as much of this as wmem_max allows.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         make = partial(_Shared, self) if self._is_shared else Connection
-        connection = make(self._service, sock)
+        connection = make(self._service, sock, self.heads)
         if self._has_place() or make_room(self.connections.values()) is not None:
             self._enter(nursery, connection)
         else:
@@ -245,8 +251,10 @@ class _Shared(Connection):
     of them come.
     """
 
-    def __init__(self, server: Server, service: ToolExec, sock: socket.socket) -> None:
-        super().__init__(service, sock)
+    def __init__(
+        self, server: Server, service: ToolExec, sock: socket.socket, heads: Turn
+    ) -> None:
+        super().__init__(service, sock, heads)
         self._server = server
 
     async def _answer(self, request: Request) -> Refusal | None:

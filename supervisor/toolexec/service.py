@@ -105,7 +105,8 @@ class ToolExec:
         left: what the program before has left, until all of it is entered.
         entered: the executions among that, by child, in the order of the state.
         places: for connections, over all that listens.
-        heads: the turn in which large heads of requests are parsed.
+        heads: the turn in which large heads of requests are parsed; each listener's is
+            a part of it.
         large_output: makes a handle of a finished execution's output, or answers None
             to have it sent as it is; None where nobody can.
     """

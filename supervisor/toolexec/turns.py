@@ -1,9 +1,14 @@
 """Turns: work that others can ask for without end, done by one of them at a time.
 
-Rule of this file: to take apart what was sent costs the host more than to send it.  So
-those who belong together (all strangers with a large head, the bodies of one child) have
-one turn between them, and after a long piece of work the turn rests for ``RESTS`` times
-as long: they have a part of the host's thread, and the others have the rest.
+Rules of this file.
+
+1. To take apart what was sent costs the host more than to send it.  So those who belong
+   together (all strangers with a large head, the bodies of one child) have one turn
+   between them, and after a long piece of work the turn rests for ``RESTS`` times as
+   long: they have a part of the host's thread, and the others have the rest.
+2. Where some of those can be told from others (by the listener that they came to), each
+   kind has a turn of its own within the common one: however many are of one kind, who is
+   of another waits for one of them.
 """
 
 from __future__ import annotations
@@ -25,10 +30,15 @@ SHORT_S = 0.001
 
 
 class Turn:
-    """Work of which one piece is done at a time."""
+    """Work of which one piece is done at a time.
 
-    def __init__(self) -> None:
+    Args:
+        within: the turn of which this is a part; None for one that is whole.
+    """
+
+    def __init__(self, within: Turn | None = None) -> None:
         self._lock = trio.Lock()
+        self._within = within
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
@@ -37,6 +47,10 @@ class Turn:
         Cancellation: before the block, or after it.
         """
         async with self._lock:  # which lets others run in any case
+            if self._within is not None:
+                async with self._within.taken():
+                    yield
+                return
             begun_s = time.thread_time()
             yield
             took_s = time.thread_time() - begun_s
