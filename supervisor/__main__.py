@@ -131,7 +131,7 @@ def _has_door() -> bool:
     try:
         for number in os.environ.get("FSPROXY_FD", "3").split(","):
             os.fstat(int(number))
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError):
         return False
     return True
 

@@ -26,6 +26,7 @@ from vfs.client_turn import Turn, client_errors
 
 TYPE_CHECKING = False  # `typing` alone would double the time of importing this file
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import TypeAlias
 
@@ -73,8 +74,9 @@ class Endpoint:
         self._shared = shared
         if fds is None:
             fds = _descriptors(os.environ.get("FSPROXY_FD", "3"))
+        kinds = (stat.S_ISSOCK,) if len(fds) == 1 else (stat.S_ISSOCK, stat.S_ISFIFO)
         for fd in fds:
-            _check(fd)
+            _check(fd, kinds)
         self._read_fd = fds[0]
         self._write_fd = fds[1] if len(fds) > 1 else fds[0]
         self._attach_fd = fds[2] if len(fds) > 2 else fds[0] if len(fds) == 1 else -1
@@ -154,12 +156,12 @@ def _descriptors(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in numbers)
 
 
-def _check(fd: int) -> None:
+def _check(fd: int, kinds: tuple[Callable[[int], bool], ...]) -> None:
     try:
         mode = os.fstat(fd).st_mode
-    except OSError:
+    except (OSError, OverflowError):
         raise client_errors().not_a_child(f"descriptor {fd} is not open") from None
-    if not stat.S_ISSOCK(mode) and not stat.S_ISFIFO(mode):
+    if not any(is_one(mode) for is_one in kinds):
         raise client_errors().not_a_child(f"descriptor {fd} is no connection to a host")
 
 

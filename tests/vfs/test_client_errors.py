@@ -147,7 +147,7 @@ def test_a_host_that_dies_inside_a_body_is_noticed(
         client.read(fileno, 100_000)
 
 
-@pytest.mark.parametrize("value", ["", "x", "3,", "3,4,5,6", "-1", "99999", "٣"])
+@pytest.mark.parametrize("value", ["", "x", "3,", "3,4,5,6", "-1", "99999", "9" * 20, "٣"])
 def test_what_is_no_connection_is_named(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
@@ -162,6 +162,18 @@ def test_a_file_is_no_connection(tmp_path: Path) -> None:
     with open(os.path.join(tmp_path, "a"), "wb") as file:
         with pytest.raises(door.NotAChildError, match="no connection"):
             Client((file.fileno(),))
+
+
+# One way is not enough: a pipe is half a connection.
+def test_one_pipe_is_no_connection() -> None:
+    reader, writer = os.pipe()
+    try:
+        for end in (reader, writer):
+            with pytest.raises(door.NotAChildError, match="no connection"):
+                Client((end,))
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_a_module_attribute_that_does_not_exist_is_an_attribute_error() -> None:
