@@ -28,6 +28,7 @@ from vfs.client_decode import (
     status,
 )
 from vfs.client_errors import UnknownCommandError, no_way_to_attach, unknown_command
+from vfs.client_rare import usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -171,10 +172,11 @@ class AsyncClient(AsyncEndpoint):
         passed: list[int] = []
         try:
             await self._ask(m.Attach(), passed=passed)
-            client = AsyncClient(tuple(passed), shared=False, dialect=self.dialect)
+            client = AsyncClient(usable(passed), shared=False, dialect=self.dialect)
         except BaseException:
             for fd in passed:
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
             raise
         client.top_level = self.top_level
         client._commands = self._commands

@@ -262,16 +262,21 @@ class Client(BlockingEndpoint):
 
         Raises:
             UnknownCommandError: the host has no ATTACH, or no way to pass it here.
+            FsProxyError: ``EMFILE``: this process has no descriptor left for it.
         """
         if self._attach_fd < 0:
             raise client_errors().no_way_to_attach()
+        # Now: once the reply has come there may be no descriptor left to import with.
+        from vfs.client_rare import usable  # noqa: PLC0415 - few do
+
         passed: list[int] = []
         try:
             self._ask(m.Attach(), passed=passed)
-            client = Client(tuple(passed), shared=False, dialect=self.dialect)
+            client = Client(usable(passed), shared=False, dialect=self.dialect)
         except BaseException:
             for fd in passed:
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
             raise
         client.top_level = self.top_level
         client._commands = self._commands

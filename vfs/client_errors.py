@@ -242,6 +242,15 @@ def no_way_to_attach() -> UnknownCommandError:
     )
 
 
+def no_descriptor_left() -> FsProxyError:
+    """Return the error for an ATTACH whose descriptor found no number here."""
+    return FsProxyError(
+        errno.EMFILE,
+        "the host attached a connection that this process has no descriptor for;"
+        " close some, or raise its limit (ulimit -n)",
+    )
+
+
 def unreadable(what: str, body: bytes) -> FsProxyError:
     """Return the error for an answer that is not what the protocol promises."""
     return FsProxyError(

@@ -112,13 +112,19 @@ class Relay:
         Raises:
             RelayError: rights or descriptors were given and the host cannot narrow.
             FsProxyError: the host refused, or it is gone.
+            OSError: this process has no descriptor left for it.
         """
         attached = None if self.is_serial else await self._attach()
         if rights is not None:
             await self._narrow(attached, rights)
         if fds is not None:
             await self._keep_fds(attached, fds)
-        near, far = socket.socketpair()
+        try:
+            near, far = socket.socketpair()
+        except BaseException:
+            if attached is not None:
+                attached.disconnect()
+            raise
         lane: Lane
         if attached is None:
             self._count += 1

@@ -18,6 +18,7 @@ Rules of this file.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -25,9 +26,9 @@ from typing import TYPE_CHECKING
 import trio
 from loguru import logger
 
-from protocol import ClientConnection, ProtocolError
+from protocol import ClientConnection, ProtocolError, error
 from protocol import messages as m
-from vfs.client_rare import above_stdio
+from vfs.client_rare import NO_ROOM, passed_in
 from vfs.relay_lane import (
     PIECE_BYTES,
     SETTLE_S,
@@ -119,7 +120,8 @@ class AttachedLane(Lane):
             self._upstream.close()
             self._downstream.close()
             for fd in self._passed:
-                os.close(fd)
+                if fd != NO_ROOM:
+                    os.close(fd)
             if self.filenos and not settled:
                 logger.bind(event="relay.dropped", lane=self.number).info(
                     "Released filenos {} by closing their connection (downstream EOF"
@@ -261,14 +263,12 @@ class AttachedLane(Lane):
         try:
             # Always with room for a descriptor: a receive that began before an ATTACH
             # was sent may be the one that gets its reply.
-            data, control, _, _ = await self._upstream.recvmsg(
+            data, control, flags, _ = await self._upstream.recvmsg(
                 PIECE_BYTES, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC
             )
         except OSError as why:
             raise UpstreamLostError from why
-        for level, kind, payload in control:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._passed.extend(map(above_stdio, array.array("i", payload)))
+        self._passed.extend(passed_in(control, flags))
         if not data:
             raise UpstreamLostError
         return data
@@ -277,15 +277,28 @@ class AttachedLane(Lane):
         """Answer ATTACH: a lane for the new connection, its other end to the client."""
         if not self._passed:
             raise UpstreamLostError
-        attached = socket.socket(fileno=self._passed.pop(0))
+        fd = self._passed.pop(0)
+        if fd == NO_ROOM:
+            await self._answer(_not_attached(errno.EMFILE))
+            return
+        attached = socket.socket(fileno=fd)
+        try:
+            far = self._adopt(attached, self)
+        except OSError as why:  # closed, it is the host's to forget
+            attached.close()
+            await self._answer(_not_attached(why.errno))
+            return
         line = reply_line(reply)
-        with self._adopt(attached, self) as far:
+        with far:
             rights = array.array("i", [far.fileno()])
             control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
             try:
                 sent = await self._downstream.sendmsg([line], control)
-            except OSError:
-                self._is_deaf = True
+            except OSError as why:
+                if why.errno == errno.ETOOMANYREFS:
+                    await self._answer(_not_attached(why.errno))
+                else:
+                    self._is_deaf = True
                 return
         await self._answer(line[sent:])
 
@@ -312,3 +325,8 @@ class AttachedLane(Lane):
                 return True  # the host has released them
             return True
         return False
+
+
+def _not_attached(number: int | None) -> bytes:
+    """Return the host's words for an ATTACH that failed, when it fails here."""
+    return error(b"failed to attach: " + os.strerror(number or 0).encode())

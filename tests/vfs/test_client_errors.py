@@ -147,7 +147,9 @@ def test_a_host_that_dies_inside_a_body_is_noticed(
         client.read(fileno, 100_000)
 
 
-@pytest.mark.parametrize("value", ["", "x", "3,", "3,4,5,6", "-1", "99999", "9" * 20, "٣"])
+@pytest.mark.parametrize(
+    "value", ["", "x", "3,", "3,4,5,6", "-1", "99999", "9" * 20, "٣"]
+)
 def test_what_is_no_connection_is_named(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
