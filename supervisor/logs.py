@@ -4,7 +4,8 @@ A host that has nothing to say should not wait for its logger: importing it cost
 much as starting three children.  Levels are loguru's names.
 
 Nobody is waited for either: what a pipe or a terminal does not take at once is counted, and
-that is told when it takes lines again.
+that is told when it takes lines again.  And what is said may be that there are no descriptors
+left, or no memory: then it is said without loguru.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -52,19 +55,36 @@ class Log:
         """Write one line; control characters in ``message`` become ``?`` (attack 23)."""
         if LEVELS[level] < self._threshold:
             return
-        logger = self._logger or self.start()
         line = "".join(c if c.isprintable() else "?" for c in message)
-        logger.bind(**fields).log(level, "{}", line)
+        try:
+            logger = self._logger or self.start()
+        except (OSError, ImportError, MemoryError):  # it cannot be read: the next may
+            self._write_bare(level, line, fields)
+        else:
+            logger.bind(**fields).log(level, "{}", line)
+
+    def _write_bare(self, level: str, line: str, fields: dict[str, object]) -> None:
+        """Write a line as loguru would."""
+        now = time.time()
+        with suppress(OSError):  # there is no stderr
+            if self._is_json():
+                _put_json(now, level, line, fields)
+            else:
+                clock = time.strftime("%H:%M:%S", time.localtime(now))
+                text = f"{clock}.{int(now % 1 * 1000):03} {level: <7} {line}\n"
+                put_line(text.encode("utf-8", "backslashreplace"))
+
+    def _is_json(self) -> bool:
+        if self._as_json is None:
+            return sys.stderr is None or not sys.stderr.isatty()
+        return self._as_json
 
     def start(self) -> Logger:
         """Set loguru up, for modules that log through it themselves."""
         from loguru import logger  # noqa: PLC0415 - see the module's docstring
 
-        as_json = self._as_json
-        if as_json is None:
-            as_json = sys.stderr is None or not sys.stderr.isatty()
         logger.remove()
-        if as_json:
+        if self._is_json():
             logger.add(_write_json, level=self._level, format="{message}", catch=True)
         elif sys.stderr is not None:
             logger.add(_write_text, level=self._level, format=_TEXT, catch=True)
@@ -73,18 +93,24 @@ class Log:
 
 
 def _write_json(message: Message) -> None:
-    """Write one line of JSON: what happened, when, how bad, about what."""
     record = message.record
-    line = {
-        "time": timestamp(record["time"].timestamp()),
-        "level": record["level"].name,
-        "message": record["message"],
-        **record["extra"],
-    }
+    _put_json(
+        record["time"].timestamp(),
+        record["level"].name,
+        record["message"],
+        record["extra"],
+    )
+
+
+def _put_json(
+    time_s: float, level: str, message: str, fields: dict[str, object]
+) -> None:
+    """Write one line of JSON: what happened, when, how bad, about what."""
+    line = {"time": timestamp(time_s), "level": level, "message": message, **fields}
     data = msgspec.json.encode(line)
     if len(data) >= LINE_BYTES:  # as much of it as is a line of JSON still
         line = {name: line[name] for name in ("time", "level", "message")}
-        line["message"] = record["message"][: LINE_BYTES // 8]
+        line["message"] = message[: LINE_BYTES // 8]
         data = msgspec.json.encode(line)
     _stderr.write(data + b"\n")
 
