@@ -1,7 +1,8 @@
 """Requests about LLM fds: FD_CALL and FD_PUT.
 
 A tool that reports an error has answered all the same: its ``fd_error`` comes with OK.
-ERROR is for what is no call at all.  What a call takes long for happens in a job.
+ERROR is for what is no call at all.  What a call takes long for happens in a job, and
+ends with its client where nobody else has anything of it (spec L10).
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
+import trio
+
 from protocol import echo, error, invalid
+from supervisor.session.on_llm import LEAVE_S
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -40,10 +44,6 @@ def _too_large(session: Session, size: int) -> bytes:
     return invalid("size", b"%d exceeds limit %d" % (size, session.max_write_bytes))
 
 
-ONLY_READ = frozenset({"read_fd", "search_fd"})
-"""Calls that may take many seconds, and that nobody needs when their client has gone."""
-
-
 def _begin_call(
     session: Session, service: FdService, document: bytes | memoryview
 ) -> None:
@@ -53,6 +53,7 @@ def _begin_call(
 async def _call(session: Session, service: FdService, document: bytes) -> bytes | None:
     # Here, so that a host without LLM fds loads nothing of them.
     from vfs.content import UnknownCallError  # noqa: PLC0415
+    from vfs.content.long_calls import is_for_caller_alone  # noqa: PLC0415
 
     threads = session.client.ledger.threads
     try:
@@ -61,10 +62,12 @@ async def _call(session: Session, service: FdService, document: bytes) -> bytes 
         else:
             name, arguments = _parse(document)
         process = service.process_of(session.client)
-        if name not in ONLY_READ:
+        if not is_for_caller_alone(process, name):
             answer = await process.call(name, **arguments)
         else:
-            with session.while_connected() as scope:
+            with session.while_connected(LEAVE_S) as scope:
+                # For who is gone nothing begins (spec L10).
+                await trio.lowlevel.checkpoint_if_cancelled()
                 answer = await process.call(name, **arguments)
             if scope.cancelled_caught:
                 return None

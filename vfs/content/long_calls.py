@@ -1,7 +1,8 @@
-"""Which calls take long, and belong in a worker thread.
+"""Which calls take long, and what that means for where they run and when they end.
 
 The Trio thread answers every client of the host, so that no step in it may take longer
-than 10 ms; a worker thread costs 0.1 ms, which a short call need not pay.
+than 10 ms; a worker thread costs 0.1 ms, which a short call need not pay.  What may take
+seconds or minutes, and leaves nothing to anybody but who called, ends with the caller.
 """
 
 from __future__ import annotations
@@ -26,6 +27,25 @@ contents have to be guessed first."""
 
 INLINE_CHARS_BYTES = 4 * INLINE_BYTES
 """What as many characters take at most."""
+
+ONLY_READ = frozenset({"read_fd", "search_fd"})
+"""Calls that show something, of a content of any length."""
+
+NEED_MODEL = frozenset({"fork", "spawn", "summarize_fd"})
+"""Calls that are there only where a host has a model."""
+
+SUMMARIZED = frozenset({"wrap_output", "wrap_input"})
+"""Calls whose answer may come with a summary, which a model makes."""
+
+
+def is_for_caller_alone(process: Process, name: str) -> bool:
+    """Tell whether a call may take long and is of no use once its caller has gone.
+
+    A model that is asked for nobody would be paid, and would keep what has ended.
+    """
+    shared = process.shared
+    asks = shared.settings.auto_summarize and shared.summarizer is not None
+    return name in ONLY_READ | NEED_MODEL or (asks and name in SUMMARIZED)
 
 
 def is_long(process: Process, tool: Tool, values: Mapping[str, object]) -> bool:

@@ -23,7 +23,13 @@ from protocol import fdxml
 from vfs.content.arguments import Json, Tool, bind
 from vfs.content.begun import Begun
 from vfs.content.errors import INVALID_PARAMETER, FdError
-from vfs.content.long_calls import INLINE_BYTES, is_long, is_long_text
+from vfs.content.long_calls import (
+    INLINE_BYTES,
+    NEED_MODEL,
+    SUMMARIZED,
+    is_long,
+    is_long_text,
+)
 from vfs.content.own_checkpoints import OwnCheckpoints
 from vfs.content.selecting import lines_of, part_span
 from vfs.content.table import FdTable
@@ -188,7 +194,7 @@ class Process:
         if (
             not shared.settings.auto_summarize
             or shared.summarizer is None
-            or name not in ("wrap_output", "wrap_input")
+            or name not in SUMMARIZED
             or fd is None
             or fd.is_binary
             or not answer.startswith(b"<fd_result ")
@@ -368,9 +374,6 @@ class Process:
 
 FOR_PROGRAMS = frozenset({"wrap_output", "wrap_input", "keep_fds", "tool_schemas"})
 """Calls for the program around a model; the model itself is not offered them."""
-
-NEED_MODEL = frozenset({"fork", "spawn", "summarize_fd"})
-"""Calls that are there only where a host has a model."""
 
 ALWAYS = FOR_PROGRAMS | {"fd_info", "list_fds"}
 """Calls that need no listing: they give nothing that the caller does not have."""

@@ -1,0 +1,109 @@
+"""Calls of LLM fds that ask the model (fork, spawn, summaries), over real HTTP."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from supervisor.config.document import Config
+from supervisor.config.fds import FileDescriptorSection, ToolsSection
+from supervisor.session.base import PROCESS_EXIT
+from supervisor.session.replies import REPLACED
+from tests.helpers.hosts import eventually
+from tests.helpers.llmscene import ChatLine, Scene, open_scene
+
+TOOLS = ["read_fd", "fork", "spawn", "summarize_fd"]
+HANGS = "!hang " * 2000
+
+CALLS = [
+    ("fork", {"prompts": ["!hang", "!hang"]}, 2),
+    ("spawn", {"program": "general", "query": "!hang"}, 1),
+    ("summarize_fd", {"fd": "fd:1"}, 1),
+    ("wrap_output", {"text": HANGS}, 1),
+    ("wrap_input", {"text": HANGS}, 1),
+]
+"""Name, arguments, how often the model is asked at once; it never answers."""
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, no_leaks: None) -> AsyncIterator[Scene]:
+    """A host with a model and LLM fds."""
+    del no_leaks
+    fds = Config(
+        tools=ToolsSection(enabled=TOOLS),
+        file_descriptor=FileDescriptorSection(auto_summarize=True),
+    )
+    async with open_scene(tmp_path, fds=fds) as opened:
+        yield opened
+
+
+async def begin(line: ChatLine, name: str, arguments: object) -> None:
+    """Send a call, and wait for nothing."""
+    document = json.dumps({"name": name, "arguments": arguments}).encode()
+    await line.send(b"FD_CALL %d\n%b" % (len(document), document))
+
+
+async def connected(scene: Scene) -> ChatLine:
+    """Connect a client that has a content, which is stored without a summary."""
+    line = scene.connect()
+    fds = scene._services.fds
+    assert fds is not None
+    fds.process_of(line.client).add_text(HANGS, "test")
+    return line
+
+
+# spec L10, S4: the end of its process ends it, as it does an LLM_CHAT.
+@pytest.mark.parametrize(("name", "arguments", "asked"), CALLS)
+async def test_a_call_that_asks_the_model_ends_with_its_process(
+    scene: Scene, name: str, arguments: object, asked: int
+) -> None:
+    line = await connected(scene)
+    await begin(line, name, arguments)
+    await scene.provider.wait_for(asked)
+    with trio.fail_after(5):  # the model's own time-out comes much later
+        await line.line.session.finish(PROCESS_EXIT)
+    await eventually(lambda: not scene.provider.at_once)
+    assert {row["outcome"] for row in scene.told("llm.called")} == {"cancelled"}
+    assert not scene.service.root.reserved
+    assert scene.service.root.spent > 0
+
+
+# spec L10: and so does the end of its connection.
+@pytest.mark.parametrize(("name", "arguments", "asked"), CALLS)
+async def test_a_call_that_asks_the_model_ends_with_its_connection(
+    scene: Scene, name: str, arguments: object, asked: int
+) -> None:
+    line = await connected(scene)
+    await begin(line, name, arguments)
+    await scene.provider.wait_for(asked)
+    line.line.close()
+    with trio.fail_after(5):
+        await line.line.gone()
+    await eventually(lambda: not scene.provider.at_once)
+
+
+# spec L10, S2: for who is gone none begins.
+async def test_a_call_that_was_sent_in_the_last_breath_asks_nobody(
+    scene: Scene,
+) -> None:
+    line = await connected(scene)
+    for name, arguments, _ in CALLS:
+        await begin(line, name, arguments)
+    with trio.fail_after(5):
+        await line.line.session.finish(PROCESS_EXIT)
+    assert not scene.provider.served
+
+
+async def test_a_call_that_asks_the_model_does_not_keep_a_program_from_its_next(
+    scene: Scene,
+) -> None:
+    line = await connected(scene)
+    await begin(line, "spawn", {"program": "general", "query": "!hang"})
+    await scene.provider.wait_for(1)
+    line.line.session.interrupt()
+    with trio.fail_after(5):
+        assert await line.line.line() == REPLACED[:-1]
+    await begin(line, "list_fds", {})
+    assert b'<fd_list count="1">' in await line.line.body()
