@@ -167,7 +167,7 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
 
     Returns:
         What waits for the end of the call and returns, or raises, what it did.  It has
-        to be called.
+        to be called.  Where no thread can be started the call is done before.
     """
     outcome: list[T] = []
     failure: list[BaseException] = []
@@ -179,10 +179,13 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
             failure.append(why)
 
     thread = threading.Thread(target=run, name="beside")
-    thread.start()
+    is_beside = _is_started(thread)
+    if not is_beside:
+        run()
 
     def wait() -> T:
-        thread.join()
+        if is_beside:
+            thread.join()
         if failure:
             raise failure[0]
         return outcome[0]
@@ -193,9 +196,22 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
 def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:
     """Run a call that takes long and whose end nobody needs to know, in a thread.
 
-    For what is given back to the kernel.  A program that ends waits for it.
+    For what is given back to the kernel.  A program that ends waits for it.  Where no
+    thread can be started it is done here: it has to be done.
     """
-    threading.Thread(target=_in_worker, args=(call, *args), name="afterwards").start()
+    work = (call, *args)
+    thread = threading.Thread(target=_in_worker, args=work, name="afterwards")
+    if not _is_started(thread):
+        call(*args)
+
+
+def _is_started(thread: threading.Thread) -> bool:
+    """Start a thread; tell whether this process may have it."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def close_file(fd: int) -> None:

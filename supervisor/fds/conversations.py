@@ -32,7 +32,7 @@ from vfs.content.arguments import FDS, STRING, STRINGS
 from vfs.content.errors import INVALID_PARAMETER, NOT_FOUND
 from vfs.content.on_wrapping import exceeded, wrap
 from vfs.content.table import number_of
-from vfs.hostio import in_thread
+from vfs.content.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

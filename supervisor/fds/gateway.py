@@ -5,7 +5,9 @@ It is written against what it needs of the gateway; ``connect`` puts the two tog
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
@@ -78,6 +80,8 @@ class GatewayModel:
             body["tools"] = list(tools)
         try:
             completion = await self._asker.ask(client, body, claim=claim)
+        except OSError as why:  # nothing was asked: no thread can be started
+            raise ModelError(os.strerror(why.errno or errno.EIO)) from None
         except self._failures as why:
             raise ModelError(
                 str(why) or "quota exceeded: cannot make LLM call"

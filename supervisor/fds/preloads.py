@@ -12,7 +12,7 @@ from supervisor.dialogues import MOST_KEPT_CHARS
 from vfs.content import FdError
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER
 from vfs.content.selecting import lines_of
-from vfs.hostio import in_thread
+from vfs.content.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,7 +34,7 @@ from vfs.content import (
     Shared,
     Store,
 )
-from vfs.hostio import in_thread
+from vfs.content.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -15,7 +15,6 @@ import trio
 
 from protocol import echo, error, invalid
 from supervisor.session.on_llm import LEAVE_S
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from protocol import messages as m
@@ -52,8 +51,9 @@ def _begin_call(
 
 async def _call(session: Session, service: FdService, document: bytes) -> bytes | None:
     # Here, so that a host without LLM fds loads nothing of them.
-    from vfs.content import UnknownCallError  # noqa: PLC0415
+    from vfs.content import FdError, UnknownCallError  # noqa: PLC0415
     from vfs.content.long_calls import is_for_caller_alone  # noqa: PLC0415
+    from vfs.content.threads import in_thread  # noqa: PLC0415
 
     threads = session.client.ledger.threads
     try:
@@ -71,7 +71,7 @@ async def _call(session: Session, service: FdService, document: bytes) -> bytes 
                 answer = await process.call(name, **arguments)
             if scope.cancelled_caught:
                 return None
-    except (UnknownCallError, ValueError) as why:
+    except (UnknownCallError, ValueError, FdError) as why:
         return error(b"invalid fd call: " + echo(str(why).encode(errors="replace")))
     return b"OK %d\n%b" % (len(answer), answer)
 
@@ -131,6 +131,7 @@ async def _put(
     session: Session, process: Process, token: str | None, piece: bytes | memoryview
 ) -> bytes:
     from vfs.content import FdError  # noqa: PLC0415 - see _call
+    from vfs.content.threads import in_thread  # noqa: PLC0415 - likewise
 
     threads = session.client.ledger.threads
     try:

@@ -393,3 +393,22 @@ async def test_without_a_thread_it_is_an_error_of_the_system(
     with pytest.raises(BlockingIOError):  # EAGAIN
         await hostio.in_thread(os.getpid)
     assert not hostio.calls_at_work()
+
+
+def test_without_a_thread_what_has_to_be_done_is_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def broken() -> None:
+        raise ValueError("a fault of the call")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    done: list[int] = []
+    hostio.afterwards(done.append, 1)
+    assert done == [1]
+    assert hostio.beside(sum, [1, 2])() == 3
+    wait = hostio.beside(broken)
+    with pytest.raises(ValueError, match="a fault of the call"):
+        wait()

@@ -12,7 +12,7 @@ from vfs.content.errors import (
     FdError,
 )
 from vfs.content.on_reading import timestamp
-from vfs.hostio import in_thread
+from vfs.content.threads import in_thread
 
 if TYPE_CHECKING:
     from vfs.content.checkpoint_rows import Summary

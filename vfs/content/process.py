@@ -34,7 +34,7 @@ from vfs.content.own_checkpoints import OwnCheckpoints
 from vfs.content.selecting import lines_of, part_span
 from vfs.content.table import FdTable
 from vfs.content.tempfiles import TempFiles
-from vfs.hostio import in_thread
+from vfs.content.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -253,13 +253,14 @@ class Process:
 
     async def add_waiting(self, content: Content, source: str) -> LlmFd:
         """Do as ``add``, in a worker thread where it takes long."""
-        if content.text.size <= INLINE_BYTES:
-            return self.add(content, source)
-        try:
-            return await in_thread(self.add, content, source, share=self.threads)
-        except trio.Cancelled:  # before it had begun
-            self.shared.store.drop(content)
-            raise
+        if content.text.size > INLINE_BYTES:
+            pages, size = content.text.pages, self.shared.settings.page_size
+            try:
+                await in_thread(pages, size, share=self.threads)
+            except BaseException:
+                self.shared.store.drop(content)
+                raise
+        return self.add(content, source)
 
     async def keep_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
         """Do as ``add_text``, in a worker thread where it takes long."""

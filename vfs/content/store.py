@@ -11,7 +11,7 @@ Rules of this file.
    What alone is longer than ``max_memory`` goes there at once, and so does what comes in
    pieces and is longer than ``MOST_IN_MEMORY_BYTES``.
 4. Any thread may call; the lock covers counts and dictionaries only, never the bytes.
-   What takes long (a scan, a copy, a move to the disk) is for ``hostio.in_thread``.
+   What takes long (a scan, a copy, a move to the disk) is for ``threads.in_thread``.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import trio
 
 from supervisor.fds.service import FdService
 from supervisor.session import on_fds
 from tests.helpers.sessions import Hall, Line, hall
-from vfs.content import Store
+from vfs.content import FdError, Store
 
 __all__ = ["hall"]
 
@@ -247,3 +248,45 @@ async def test_a_content_counts_once_until_its_last_holder_has_gone(
     assert allowance.used == 0
     assert not service.store.blobs
     service.close()
+
+
+async def test_without_a_thread_a_call_is_an_error_and_its_client_goes_on(
+    hall: Hall, service: FdService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.enabled = None
+    line = connected(hall, service)
+    text = "line\n" * 100_000
+    await call(line, "wrap_output", text=text)
+    run_sync = trio.to_thread.run_sync
+
+    def none(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    refused = '<fd_error type="file_operation" fd="'
+    why = "Resource temporarily unavailable"
+    long = json.dumps({"name": "wrap_output", "arguments": {"text": text}}).encode()
+    process = service.process_of(line.client)
+    for _ in range(2):
+        monkeypatch.setattr(trio.to_thread, "run_sync", none)
+        for name, arguments in (
+            ("read_fd", {"fd": "fd:1", "start_line": 90_000, "end_line": 90_001}),
+            ("search_fd", {"fd": "fd:1", "query": "a"}),
+            ("fd_to_file", {"fd": "fd:1", "file_path": "a"}),
+        ):
+            answer = await call(line, name, **arguments)
+            assert answer.startswith(refused), answer
+            assert why in answer
+        assert await said(line, long) == b"ERROR invalid fd call: %b" % (
+            f"Cannot work on content: {why}".encode()
+        )
+        assert await line.ask(b"FD_PUT 3\nabc") == b"ERROR failed to put: %b" % (
+            f"Cannot work on content: {why}".encode()
+        )
+        with pytest.raises(FdError, match=why):
+            await process.add_waiting(service.store.put(text.encode() * 2), "test")
+        monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+        assert (await call(line, "search_fd", fd="fd:1", query="a")).startswith(
+            '<fd_search fd="fd:1" query="a" matches="0"'
+        )
+        assert not list(process.begun)
+    assert not (hall.root / "a").exists()
