@@ -119,28 +119,18 @@ class ToolLoop:
         """Give a conversation the system prompt of a preset, if it has another one."""
         if process.messages and process.program == program:
             return
-        process.program = program
         system = self.model.system(program) or ""
         if has_tools:
             system = enriched(system, process.shared.enabled, preloads)
+        message = await _described(process, {"role": "system", "content": system})
         messages = process.messages
-        if messages and messages[0].get("role") == "system":
-            del messages[0]
-        await self.say(process, {"role": "system", "content": system})
-        messages.insert(0, messages.pop())
+        # At once: who is cancelled before has the preset that he had.
+        messages[: 1 if _is_begun(messages) else 0] = [message]
+        process.program = program
 
     async def say(self, process: Process, message: Message) -> None:
         """Add a message to a conversation."""
-        if process.shared.settings.conversation_fds:
-            try:
-                fd = await process.keep_text(
-                    _words(message), f"message:{message['role']}"
-                )
-            except FdError:
-                pass  # there is no room, or no text: the message goes without
-            else:
-                message = {**message, "fd": fd.id}
-        process.messages.append(message)
+        process.messages.append(await _described(process, message))
 
     async def ask(
         self,
@@ -258,6 +248,22 @@ class ToolLoop:
         except ModelError:
             return None
         return reply.text or None
+
+
+async def _described(process: Process, message: Message) -> Message:
+    """Return a message with a descriptor of its own, where messages have one."""
+    if not process.shared.settings.conversation_fds:
+        return message
+    try:
+        fd = await process.keep_text(_words(message), f"message:{message['role']}")
+    except FdError:
+        return message  # there is no room, or no text: the message goes without
+    return {**message, "fd": fd.id}
+
+
+def _is_begun(messages: Sequence[Message]) -> bool:
+    """Tell whether messages begin with a system prompt."""
+    return bool(messages) and messages[0].get("role") == "system"
 
 
 def unanswered(messages: Sequence[Message]) -> list[str]:

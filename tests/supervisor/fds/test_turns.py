@@ -179,6 +179,30 @@ async def test_a_turn_that_fails_under_another_preset_changes_nothing(
     }
 
 
+async def test_a_turn_that_is_cancelled_before_it_has_its_preset_changes_nothing(
+    scene: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = scene(words("hello"), conversation_fds=True)
+    await made.chat("go", "mine")
+    kept = made.conversations.conversation(made.client, "mine")
+    before, messages = list(kept.table.fds), list(kept.messages)
+    # So long that it is stored in a thread; and the child has none to spare.
+    monkeypatch.setattr(made.model, "system", lambda _: "Know all. " * 100_000)
+    threads = made.client.ledger.threads
+    borrowers = [object() for _ in range(int(threads.total_tokens))]
+    for one in borrowers:
+        threads.acquire_on_behalf_of_nowait(one)
+    turn = Turn(made.client, True, "expert", "", True, "mine", "more", ())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.conversations.answer, turn)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        nursery.cancel_scope.cancel()
+    for one in borrowers:
+        threads.release_on_behalf_of(one)
+    assert (list(kept.table.fds), kept.program) == (before, "general")
+    assert kept.messages == messages
+
+
 async def test_a_conversation_has_a_bound_of_messages(scene: Make) -> None:
     made = scene(words("hello"))
     await made.chat("go", "mine")
