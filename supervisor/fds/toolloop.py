@@ -200,14 +200,27 @@ class ToolLoop:
 
     async def _answer_all(self, process: Process, calls: list[Json]) -> None:
         for call in calls:
-            messages = process.messages
+            messages, program = process.messages, process.program
             call_id, text = await self._answer(process, call)
             if process.messages is not messages:
-                # Restored: these calls never were; those that were open then are now.
-                for open_id in unanswered(process.messages):
-                    await self._result(process, open_id, text)
+                await self._go_on(process, program, text)
                 return
             await self._result(process, call_id, text)
+
+    async def _go_on(self, process: Process, program: str, text: str) -> None:
+        """Go on where a conversation was restored: the calls since then never were.
+
+        Args:
+            process: whose.
+            program: the preset that it had until now.
+            text: what the restoration answers.
+        """
+        await self.begin(process, process.program or program)
+        open_ids = unanswered(process.messages)
+        for open_id in open_ids:  # those that were open then are now
+            await self._result(process, open_id, text)
+        if not open_ids:  # of a client itself: nobody has spoken there
+            await self.say(process, {"role": "user", "content": text})
 
     async def _result(self, process: Process, call_id: str, text: str) -> None:
         if len(text) > MOST_RESULT_CHARS:

@@ -250,6 +250,27 @@ async def test_a_restored_conversation_goes_on(scene: Make) -> None:
     ]
 
 
+async def test_a_model_goes_back_to_what_nobody_has_spoken_in(scene: Make) -> None:
+    def model(messages: list[Message]) -> Message:
+        if last(messages) == "go":
+            return calling(("restore_process", {"checkpoint_id": made_id}))
+        return words("back")
+
+    made = scene(model)
+    made.process.add_text("what the child left", "test")
+    made_id = ET.fromstring(await made.process.call("checkpoint_process")).get("id")
+    for name in ("", "mine"):
+        assert await made.chat("go", name) == "back"
+        first, second = made.model.seen[-1]
+        assert (first["role"], second["role"]) == ("system", "user")
+        assert str(first["content"]).startswith("Be good.\n\n<file_descriptor_instr")
+        assert str(second["content"]).startswith(f'<restore checkpoint_id="{made_id}"')
+    kept = made.conversations.conversation(made.client, "mine")
+    assert (kept.program, list(kept.table.fds)) == ("general", [1])
+    assert await made.chat("and on", "mine") == "back"
+    assert len(made.model.seen[-1]) == 4
+
+
 async def test_every_message_may_have_a_descriptor(scene: Make) -> None:
     made = scene(
         calling(("list_fds", {})), words("hello"), words("bye"), conversation_fds=True
