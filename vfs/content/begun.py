@@ -6,6 +6,7 @@ counts against the allowance by its bytes; once it is a content, that counts ins
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import INVALID_PARAMETER, FdError
@@ -38,6 +39,7 @@ class Begun:
         self._store = store
         self._allowance = allowance
         self._writers: dict[str, Writer] = {}
+        self._lock = threading.Lock()
 
     def __contains__(self, token: str) -> bool:
         return token in self._writers
@@ -87,10 +89,11 @@ class Begun:
             writer: what was begun.
             token: the one it had; empty for a new one.
         """
-        if not token:
-            self.made += 1
-            token = f"t{self.made}"
-        self._writers[token] = writer
+        with self._lock:  # a piece comes in a thread, what a tool has put out in Trio's
+            if not token:
+                self.made += 1
+                token = f"t{self.made}"
+            self._writers[token] = writer
         return token
 
     def take(self, token: str) -> Content:

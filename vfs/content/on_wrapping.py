@@ -100,7 +100,12 @@ def wrap(
             return text.data[:]
         finally:
             process.shared.store.drop(content)
-    return result_xml(process, process.add(content, source), message)
+    store = process.shared.store
+    store.hold(content)  # its client may go while it is shown
+    try:
+        return result_xml(process, process.add(content, source), message)
+    finally:
+        store.drop(content)
 
 
 def result_xml(process: Process, fd: LlmFd, message: str) -> bytes:

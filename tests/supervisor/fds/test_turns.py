@@ -14,7 +14,8 @@ from supervisor.fds.toolloop import MOST_MESSAGES, ModelError
 from tests.helpers.contents import asking, failed, holding, process, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.sessions import hall
-from vfs.content import Content, FdError, Process
+from vfs.content import Content, FdError, LlmFd, Process, Store, spool
+from vfs.content.begun import Begun
 from vfs.content.checkpoint_state import read_state, state_of
 
 __all__ = ["hall", "scene"]
@@ -295,6 +296,64 @@ def test_who_ends_while_a_content_is_finished_does_not_end_that() -> None:
     store.drop(content)
     assert not store.blobs
     made.close()
+
+
+def test_two_that_begin_at_once_have_a_token_each() -> None:
+    # A piece of the client comes in a thread, the output of a tool in Trio's.
+    class Slow(Begun):
+        """Another one begins while the number is counted."""
+
+        other: threading.Thread | None = None
+        _made = 0
+
+        @property
+        def made(self) -> int:
+            return self._made
+
+        @made.setter
+        def made(self, value: int) -> None:
+            self._made = value
+            if self.other is None and value:
+                self.other = threading.Thread(target=other)
+                self.other.start()
+                self.other.join(0.2)  # it waits for its turn
+
+    def other() -> None:
+        tokens.append(begun.enter(store.writer()))
+
+    store = Store()
+    tokens: list[str] = []
+    begun = Slow(store, None)
+    tokens.append(begun.put(None, b"piece"))
+    assert begun.other is not None
+    begun.other.join()
+    assert len(set(tokens)) == 2
+    assert sorted(token for token, _ in begun) == sorted(tokens)
+    begun.close()
+    assert store.memory_bytes == 0
+
+
+async def test_a_client_that_goes_while_its_result_is_made_ends_nothing(
+    scene: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = scene(words("hello"))
+    assert not made.process.table.fds
+    pieces = [b"0123456789abcde\n" * 2_000_000, b""]
+    add = Process.add
+
+    async def read() -> bytes:
+        await trio.lowlevel.checkpoint()
+        return pieces.pop(0)
+
+    def add_last(self: Process, content: Content, source: str) -> LlmFd:
+        fd = add(self, content, source)
+        trio.from_thread.run_sync(made.service.client_gone, made.client)
+        return fd
+
+    monkeypatch.setattr(Process, "add", add_last)
+    monkeypatch.setattr(spool, "afterwards", lambda call, *args: call(*args))
+    assert await made.service.wrap_pieces(made.client, read, "tool:x") is None
+    assert not made.service.store.blobs
 
 
 # Long conversations
