@@ -196,3 +196,68 @@ def test_a_long_content_goes_as_its_file() -> None:
             replace_daemon(scene.running)
             assert scene.do(look) == before
             assert_clean(scene.running)
+
+
+# What has begun is in memory, in a slot beside others', or in a file of its own.
+@pytest.mark.parametrize(
+    ("max_memory", "lines"), [("256M", 20_000), ("64K", 20_000), ("256M", 2_000_000)]
+)
+def test_what_is_begun_is_completed_to_the_byte(max_memory: str, lines: int) -> None:
+    with opened(max_memory) as scene:
+        scene.do(
+            "globals().update(text=lambda a, b: b''.join(b'%015d\\n' % n for n in range(a, b)))"
+        )
+        tokens = [
+            scene.do(f"globals().update(t{n}=put(text({n}, {lines})))") for n in (0, 1)
+        ]
+        assert tokens == [None, None]
+        for more in range(2):
+            replace_daemon(scene.running)
+            assert_clean(scene.running)
+            scene.do(f"put(text({lines + more}, {lines + more + 1}), t0)")
+        # One is used, the other is dropped by the child's end: neither leaves a file.
+        answer = scene.do("call('wrap_output', token=t0)")
+        assert f'total_lines="{lines + 2}"' in answer, answer
+        scene.do(f"globals().update(whole=text(0, {lines + 2}))")
+        same = scene.do("call('wrap_output', token=put(whole))")
+        assert same == answer.replace('"fd:1"', '"fd:2"')
+        for first in (1, lines // 2, lines - 1):
+            look = (
+                f"call('read_fd', fd='fd:1', start_line={first}, end_line={first + 3})"
+            )
+            expected = "".join(f"{n:015}\n" for n in range(first - 1, first + 3))
+            assert f"\n{expected}\n</fd_content>" in scene.do(look)
+        assert "invalid_parameter" in scene.do("call('wrap_output', token=t0)")
+
+
+# Who was given some descriptors only sees no checkpoint of others by the next program.
+def test_who_sees_which_checkpoint_is_kept() -> None:
+    with opened() as scene:
+        scene.do("call('wrap_output', token=put(b'secret ' * 9_000))")
+        (first,) = idents(scene.do("call('checkpoint_process', label='all')"))
+        scene.do("globals().update(other=client.attach())")
+        scene.do("other.fd_call('keep_fds', fds=[])")
+        scene.do("globals().update(own=client.attach())")
+        (second,) = idents(scene.do("own.fd_call('checkpoint_process', label='own')"))
+        for _ in range(2):
+            replace_daemon(scene.running)
+            assert idents(scene.do("call('list_checkpoints')")) == [first, second]
+            assert idents(scene.do("own.fd_call('list_checkpoints')")) == [
+                first,
+                second,
+            ]
+            assert idents(scene.do("other.fd_call('list_checkpoints')")) == []
+            look = f"other.fd_call('restore_process', checkpoint_id={first!r})"
+            assert 'type="not_found"' in scene.do(look)
+        # What it had made before is its own; that of others, it has given up.
+        scene.do("own.fd_call('keep_fds', fds=[])")
+        assert idents(scene.do("own.fd_call('list_checkpoints')")) == [second]
+        (third,) = idents(scene.do("other.fd_call('checkpoint_process')"))
+        replace_daemon(scene.running)
+        assert idents(scene.do("own.fd_call('list_checkpoints')")) == [second]
+        assert idents(scene.do("other.fd_call('list_checkpoints')")) == [third]
+
+
+def idents(answer: str) -> list[str]:
+    """Return the ids of checkpoints in an answer."""
+    return [word for word in answer.split('"') if word.startswith("ckpt:")]
