@@ -20,6 +20,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from vfs.content.blob import PIECE_BYTES, Blob, Content
+from vfs.content.errors import FdError
 from vfs.content.handover_state import (
     BlobState,
     FdState,
@@ -34,6 +35,7 @@ from vfs.content.index import TextIndex
 from vfs.content.pages import PageTable
 from vfs.content.process import Process, Shared
 from vfs.content.slots import Slot
+from vfs.content.spool import Incoming
 from vfs.content.table import FdNumber, FdTable, LlmFd
 from vfs.content.tempfiles import TempFile
 from vfs.errors import HandoverError
@@ -301,28 +303,30 @@ class Entering:
         process.checkpoints.made = left.checkpoints_made
         for one in left.writers:
             writer = self._writer(one)
+            if writer is None:
+                continue
             process.begun.enter(writer, one.token)
             if shared.allowance is not None:
                 shared.allowance.used += writer.size  # it was taken piece by piece
         return process
 
-    def _writer(self, left: WriterState) -> Writer:
-        # Hashed and looked at anew: neither has a form that could be handed over.
+    def _writer(self, left: WriterState) -> Writer | None:
+        """Return what was begun; None: it cannot be gone on with, and is given back.
+
+        It is hashed and looked at anew: neither has a form that could be handed over.
+        What is on the disk stays where it is: the disk may be full.
+        """
         writer = self._store.writer()
-        for piece in left.pieces:
-            writer.add(self._read(piece))
-        if left.slot is not None:
-            slot = self._slot(left.slot, left.size)
-            data = slot.read()
-            for at in range(0, left.size, PIECE_BYTES):
-                writer.add(data[at : at + PIECE_BYTES])
-            slot.free()
-        if left.fd >= 0:
-            try:
-                at = 0
-                while data := os.pread(left.fd, PIECE_BYTES, at):
-                    writer.add(data)
-                    at += len(data)
-            finally:
-                os.close(left.fd)
+        try:
+            for piece in left.pieces:
+                writer.add(self._read(piece))
+            if left.slot is not None:
+                slot = self._slot(left.slot, left.size)
+                writer.go_on(Incoming(self._store.spool, slot=slot))
+            elif left.fd >= 0:
+                self._store.spool.take_over(left.fd)
+                writer.go_on(Incoming(self._store.spool, fd=left.fd))
+        except FdError:
+            writer.close()
+            return None
         return writer

@@ -118,6 +118,16 @@ class Slot:
             raise _gone()
         return data
 
+    def piece(self, offset: int, size: int) -> bytes:
+        """Return a part of what has been written so far, of which no mapping stays.
+
+        Precondition: it has not been given back.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        return self._file.read(self._number, size, offset)
+
     def _mapping(self) -> SlotMap:
         kept = self._file.kept
         with self._file.lock:
@@ -225,9 +235,9 @@ class SlotFile:
         """Write into a slot; return how much was written."""
         return os.pwrite(self.fd, data, number * self.slot_bytes + offset)
 
-    def read(self, number: int, size: int) -> bytes:
-        """Return the first bytes of a slot."""
-        return os.pread(self.fd, size, number * self.slot_bytes)
+    def read(self, number: int, size: int, offset: int = 0) -> bytes:
+        """Return bytes of a slot."""
+        return os.pread(self.fd, size, number * self.slot_bytes + offset)
 
     def map(self, number: int, size: int) -> SlotMap:
         """Return a mapping of the first bytes of a slot."""

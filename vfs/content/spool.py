@@ -99,6 +99,8 @@ class Incoming:
     Args:
         spool: has the places.
         at_least: bytes that will come; more may.
+        fd: a file of its own that is begun; -1 for none.
+        slot: likewise a slot.
 
     Attributes:
         fd: the file of its own; -1 for none.
@@ -106,10 +108,19 @@ class Incoming:
         size: bytes so far.
     """
 
-    def __init__(self, spool: Spool, at_least: int = 0) -> None:
-        self.fd = -1
-        self.slot: Slot | None = None
-        self.size = 0
+    def __init__(
+        self,
+        spool: Spool,
+        at_least: int = 0,
+        *,
+        fd: int = -1,
+        slot: Slot | None = None,
+    ) -> None:
+        self.fd = fd
+        self.slot = slot
+        self.size = os.fstat(fd).st_size if slot is None and fd >= 0 else 0
+        if slot is not None:
+            self.size = slot.size
         self._spool = spool
         self._at_least = at_least
 
@@ -129,6 +140,23 @@ class Incoming:
         except OSError as why:
             raise no_room(why) from None
         self.size += len(piece)
+
+    def pieces(self, step: int) -> Iterator[bytes]:
+        """Yield what has come, at most ``step`` bytes at once.
+
+        Raises:
+            FdError: ``file_operation``: the disk refused.
+        """
+        slot = self.slot
+        try:
+            for at in range(0, self.size, step):
+                size = min(step, self.size - at)
+                if slot is None:
+                    yield os.pread(self.fd, size, at)
+                else:
+                    yield slot.piece(at, size)
+        except OSError as why:
+            raise no_room(why, "read") from None
 
     def _find_room(self, size: int) -> None:
         before = self.slot

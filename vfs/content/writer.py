@@ -89,6 +89,18 @@ class Writer:
         reserved, self._reserved = self._reserved, 0
         self._store.give_back(reserved)
 
+    def go_on(self, incoming: Incoming) -> None:
+        """Go on with what another program of this host has put on the disk.
+
+        Raises:
+            FdError: ``file_operation``: it cannot be read; the caller closes this.
+        """
+        self.incoming = incoming
+        for piece in incoming.pieces(STEP_BYTES):
+            self._hash.update(piece)
+            self._reader.feed(piece)
+        self.size = incoming.size
+
     def digest(self) -> bytes:
         """Return the BLAKE3 of what was added so far."""
         return self._hash.digest()
