@@ -1,7 +1,7 @@
 """`X-Sandhost-Fd: 1`: a large output answered as an LLM fd, over real sockets."""
 
 import xml.etree.ElementTree as ET
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tests.helpers.toolruns import program
 from tests.helpers.toolscene import Reply, Scene, opened_scene, send
 from vfs.content import Settings as ContentSettings
 from vfs.content import Store
+from vfs.filesystem import Client
 
 pytestmark = pytest.mark.slow
 
@@ -162,6 +163,50 @@ async def test_a_client_that_goes_meanwhile_gets_no_handle(tmp_path: Path) -> No
         assert await fds.wrap_pieces(client, read, "tool:x") is None
         assert not pieces
         assert await fds.wrap_pieces(client, read, "tool:x") is None
+        assert (fds.store.blobs, fds.store.memory_bytes) == ({}, 0)
+
+
+@pytest.mark.parametrize("at", ["first piece", "last piece", "result"])
+async def test_a_child_that_is_killed_while_its_handle_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    killed: list[str] = []
+
+    async def kill(scene: Scene, now: str) -> None:
+        if now == at:
+            killed.append(now)
+            assert scene.child.puppet.child.process is not None
+            scene.child.puppet.child.process.send_signal(9)
+            await trio.sleep_forever()  # until the end of its child cancels this
+
+    async with with_fds(tmp_path, most_shown=10) as (scene, fds):
+        wrap_pieces = fds.wrap_pieces
+
+        async def wrap(
+            client: Client, read: Callable[[], Awaitable[bytes]], source: str
+        ) -> bytes | None:
+            pieces = 0
+
+            async def slowly() -> bytes:
+                nonlocal pieces
+                piece = await read()
+                await kill(scene, "first piece" if piece and not pieces else "")
+                await kill(scene, "" if piece else "last piece")
+                pieces += 1
+                return piece
+
+            answer = await wrap_pieces(client, slowly, source)
+            await kill(scene, "result")
+            return answer
+
+        monkeypatch.setattr(fds, "wrap_pieces", wrap)
+        with await scene.connect() as sock:
+            form = b"tool=head&arg=-c&arg=20000000&arg=/dev/zero"
+            await send(sock, scene.request(form, HEADER))
+            await eventually(lambda: killed == [at])
+            await eventually(lambda: not scene.tool._slots.used)
+        await eventually(lambda: not list(fds.store.spool.descriptors()))
+        await eventually(lambda: not fds.processes)
         assert (fds.store.blobs, fds.store.memory_bytes) == ({}, 0)
 
 
