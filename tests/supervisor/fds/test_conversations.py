@@ -116,6 +116,16 @@ async def test_the_fork_of_the_design(scene: Make) -> None:
     assert set(made.model.clients) == {made.client}
 
 
+@pytest.mark.parametrize("count", [0, 11])
+async def test_a_fork_has_one_to_ten_prompts(scene: Make, count: int) -> None:
+    made = scene(words("child"))
+    answer = ET.fromstring(await made.process.call("fork", prompts=["x"] * count))
+    assert answer.findtext("message") == "Give 1 to 10 prompts"
+    assert not made.model.seen
+    answer = ET.fromstring(await made.process.call("fork", prompts=["x"] * 10))
+    assert [child.get("index") for child in answer] == [str(n) for n in range(1, 11)]
+
+
 async def test_children_of_a_fork_run_side_by_side(scene: Make) -> None:
     made = scene(words("unused"))
     together = trio.Event()
