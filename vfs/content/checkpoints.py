@@ -183,8 +183,9 @@ class Checkpoints:
             blobs = {blob.key.hex(): blob for blob in originals}
             doomed = self._outlived(database, owner)
             self._check_room(database, owner, blobs, doomed)
-            self._blobs.write(blobs)
-            state = state_of(process)
+            with self._or_none(database, blobs):
+                self._blobs.write(blobs)
+                state = state_of(process)
             made = Summary(
                 f"ckpt:{secrets.token_hex(8)}",
                 time.time(),
@@ -206,6 +207,21 @@ class Checkpoints:
                 keys = delete_rows(database, doomed)
             self._blobs.remove(not_held(database, keys))
             return made
+
+    @contextlib.contextmanager
+    def _or_none(
+        self, database: sqlite3.Connection, blobs: dict[str, Blob]
+    ) -> Iterator[None]:
+        """Remove the contents of a checkpoint that does not come to be.
+
+        A disk that was full would have less room with each try.  Not where a commit fails: what it says may be there when the host starts again.
+        """
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._blobs.remove(not_held(database, set(blobs)))
+            raise
 
     def _outlived(self, database: sqlite3.Connection, owner: str) -> list[int]:
         """Return the rows that are to go when this owner makes another one."""

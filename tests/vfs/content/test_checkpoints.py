@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, the same again in another host, never wrong text."""
 
+import errno
 import json
 import os
 import sqlite3
@@ -17,9 +18,12 @@ from vfs.content import (
     Retention,
     Shared,
     Store,
+    checkpoint_blobs,
     checkpoint_rows,
     checkpoint_state,
+    checkpoints,
 )
+from vfs.content.spool import write_all
 
 BINARY = bytes(range(256)) * 20
 
@@ -417,6 +421,41 @@ async def test_contents_that_nobody_came_to_hold_are_removed(
     (tmp_path / "blobs" / "00").write_text("left by a host that was killed")
     await asking(first, "checkpoint_process")
     assert len(os.listdir(tmp_path / "blobs")) == 2
+
+
+@pytest.mark.parametrize("at", ["second content", "state"])
+async def test_what_cannot_be_kept_leaves_no_contents(
+    first: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    await asking(first, "checkpoint_process")
+    blobs = tmp_path / "blobs"
+    held = sorted(os.listdir(blobs))
+    # One that is held was damaged, and is written anew before the disk is full.
+    (blobs / held[0]).write_bytes(b"damaged")
+    for text in ("new\n" * 1000, "newer\n" * 1000):
+        first.add_text(text, "test")
+    written = 0
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(fd: int, data: bytes) -> None:
+        nonlocal written
+        written += 1
+        if written == 3:
+            full()
+        write_all(fd, data)
+
+    if at == "state":
+        monkeypatch.setattr(checkpoints, "state_of", full)
+    else:
+        monkeypatch.setattr(checkpoint_blobs, "write_all", write)
+    answer = await asking(first, "checkpoint_process")
+    assert failed(answer)[0] == "file_operation"
+    assert sorted(os.listdir(blobs)) == held
+    assert (blobs / held[0]).read_bytes() != b"damaged"
+    monkeypatch.undo()
+    assert (await asking(first, "checkpoint_process")).get("fds") == "5"
 
 
 async def test_what_no_host_has_left_there_is_left_alone(
