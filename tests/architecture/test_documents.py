@@ -1,5 +1,6 @@
 """The documents are whole: links lead somewhere, decisions have their four parts."""
 
+import fnmatch
 import re
 import subprocess
 import sys
@@ -76,6 +77,47 @@ def test_the_tests_of_an_invariant_are_those_that_name_it() -> None:
     assert generate.invariants(page, {"I2": ("tests/a.py",)}) == (
         "## I1. A\n\nText.\n\nNamed by: no test yet\n\n## I2. B\n\nNamed by: `tests/a.py`\n"
     )
+
+
+def places_told(page: str) -> dict[str, set[str]]:
+    """Return the names in each table of "Where things are", by what they are beneath."""
+    part = page.partition("\n## Where things are\n")[2].partition("\n## ")[0]
+    told = {}
+    for table in part.split("\n\n"):
+        rows = [line.split("|")[1] for line in table.splitlines() if line[:1] == "|"]
+        if rows:
+            (beneath,) = re.findall(r"`(\w+)/`", rows[0]) or [""]
+            told[beneath] = set(re.findall(r"`([^`]+)`", "".join(rows[2:])))
+    return told
+
+
+def places_there() -> dict[str, set[str]]:
+    """Return what there is: folders and files of each package; the other folders."""
+    there: dict[str, set[str]] = {"": set(), **{package: set() for package in PACKAGES}}
+    for path in tree_files():
+        first, *more = path.relative_to(ROOT).parts
+        if first in PACKAGES:
+            name = more[0] + "/" * (len(more) > 1)
+            there[first] |= {name} if name != "py.typed" else set()
+        elif more:
+            there[""].add(f"{first}/")
+    return there
+
+
+# A file that nobody finds is written a second time.
+@pytest.mark.parametrize("beneath", ["protocol", "vfs", "supervisor", ""])
+def test_the_map_names_what_is_there(beneath: str) -> None:
+    told = places_told((ROOT / "docs" / "design.md").read_text(encoding="utf-8"))[
+        beneath
+    ]
+    there = places_there()[beneath]
+    found = {pattern: set(fnmatch.filter(there, pattern)) for pattern in told}
+    assert not there - set().union(*found.values())
+    assert not {
+        pattern
+        for pattern, names in found.items()
+        if not names and not (ROOT / pattern).is_file()
+    }
 
 
 EXAMPLES = tuple(

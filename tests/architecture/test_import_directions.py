@@ -43,7 +43,7 @@ VFS_DOORS = (
     "vfs.content.handover",
     "vfs.handover",
 )
-PSUTIL_HOMES = ("supervisor.watcher", "supervisor.reaper")
+PSUTIL_HOME = "supervisor.watcher"
 
 # Each costs a child more at its start than everything that it needs together.
 HEAVY = {
@@ -86,12 +86,18 @@ def test_the_supervisor_enters_vfs_by_its_doors() -> None:
     assert not wrong, f"the doors are {VFS_DOORS}:\n" + "\n".join(wrong)
 
 
-def test_psutil_lives_in_the_watcher_and_the_reaper() -> None:
+def test_the_doors_are_listed_where_vfs_begins() -> None:
+    tree = ast.parse((ROOT / "vfs" / "__init__.py").read_text(encoding="utf-8"))
+    listed = set(re.findall(r"`(vfs\.[a-z_.]+)`", ast.get_docstring(tree) or ""))
+    assert listed == {door for door in VFS_DOORS if door != "vfs.content.handover"}
+
+
+def test_psutil_lives_in_the_watcher() -> None:
     wrong = [
         f"{place}: {target}"
         for package in PACKAGES
         for name, place, target in imports_of(package)
-        if is_in(target, "psutil") and not is_in(name, *PSUTIL_HOMES)
+        if is_in(target, "psutil") and name != PSUTIL_HOME
     ]
     assert not wrong, "\n".join(wrong)
 
