@@ -5,17 +5,22 @@ Rules of this file.
 1. A process that has no descriptor or memory to spare for a moment goes on listening:
    who connects waits in the kernel's queue.  Each try that fails so can be told of.
 2. Of bounded connections the one that idles longest makes room, once.
+3. Whatever goes wrong with one connection ends that one and no other.
 """
 
 from __future__ import annotations
 
 import errno
+import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from supervisor.logs import Log
 
 ACCEPT_PAUSE_S = 0.1
 """Between tries to accept while the process has no descriptor or memory to spare."""
@@ -54,6 +59,34 @@ async def accepted(
             if tell is not None:
                 tell(why)
             await trio.sleep(ACCEPT_PAUSE_S)
+
+
+@contextmanager
+def only_this_one(log: Log, what: str) -> Iterator[None]:
+    """Serve a connection inside; what goes wrong there ends here (rule 3).
+
+    A peer that is gone, or too slow to be told so, is nobody's fault. Everything else is
+    one of this program, and is written to the log: what and where, never a text, which
+    may hold what the peer has sent.
+
+    Args:
+        log: of the host.
+        what: is served, for the log.
+    """
+    try:
+        yield
+    except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+        pass
+    except* Exception as group:  # noqa: BLE001 - rule 3; it is reported
+        log.write("ERROR", f"Fault serving {what}: {_place_of(group)}")
+
+
+def _place_of(why: BaseException) -> str:
+    """Return the kind of a fault, and where it happened."""
+    while isinstance(why, BaseExceptionGroup):
+        why = why.exceptions[0]
+    frame = traceback.extract_tb(why.__traceback__)[-1]
+    return f"{type(why).__name__} in {frame.name}, {frame.filename}:{frame.lineno}"
 
 
 def make_room(among: Iterable[C]) -> C | None:

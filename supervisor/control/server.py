@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from supervisor.accepting import accepted, make_room
+from supervisor.accepting import accepted, make_room, only_this_one
 from supervisor.control.answers import Answers
 from supervisor.control.client import QUESTIONS, VERSION
 from supervisor.control.socket import identity_of, listening, listening_on
@@ -221,11 +221,9 @@ class ControlServer:
 
     async def _serve(self, connection: _Connection) -> None:
         try:
-            with connection.scope:
+            with only_this_one(self._host.log, "the control socket"), connection.scope:
                 async with connection.stream:
                     await self._converse(connection)
-        except (trio.BrokenResourceError, trio.TooSlowError):
-            return  # gone, or too slow to be told so
         finally:
             self._connections.discard(connection)
             self._long.discard(connection)
@@ -331,7 +329,7 @@ def _understand(line: bytes) -> tuple[bytes | None, Question | None]:
         return _error(f"a question has at most {LINE_BYTES} bytes"), None
     try:
         return None, msgspec.json.decode(line, type=Question)
-    except (msgspec.MsgspecError, RecursionError) as why:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
         return _error(f"that is no question: {why}"), None
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.accepting import accepted
+from supervisor.accepting import accepted, only_this_one
 from supervisor.gate import Gate
 from supervisor.llm.endpoint_chat import answer
 from supervisor.llm.endpoint_http import HttpConnection, RefusedRequestError
@@ -211,13 +211,11 @@ class Endpoint:
     async def _serve(self, connection: _Connection, is_stranger: bool) -> None:
         http = connection.http
         try:
-            with connection.scope:
+            with only_this_one(self._service.log, "the endpoint"), connection.scope:
                 if is_stranger:
                     connection.scope.deadline = trio.current_time() + STRANGER_S
                 while await self._serve_one(connection) and http.next_cycle():
                     pass
-        except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            pass  # gone, or too slow to be told so
         finally:
             self._strangers.pop(connection, None)
             for account in self._accounts.values():

@@ -53,6 +53,7 @@ class LlmService:
         dialogues: answers where more than one call belongs together; LLM fds put their
             tool loop here.
         spending: what the host's own node has spent.
+        log: of the host.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class LlmService:
         self.endpoint: Endpoint | None = None
         self.dialogues: Dialogues = PlainDialogues(self)
         self._host = host
+        self.log = host.log
         self._providers = providers
         self.spending = spending
         self._left: handover.AccountsState | None = None

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import h11
 import trio
 
-from supervisor.accepting import accepted, make_room
+from supervisor.accepting import accepted, make_room, only_this_one
 from supervisor.config.metrics import parse_listen
 from supervisor.metrics.families import families
 from supervisor.metrics.registry import attach_metrics
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from supervisor.config.metrics import MetricsSection
     from supervisor.host import Host
+    from supervisor.logs import Log
     from supervisor.metrics.registry import Metrics
     from supervisor.metrics.status_facts import Watch
 
@@ -94,7 +96,7 @@ async def serve_metrics(
     # Its imports take 50 ms, which a client's READ should not wait for.
     render = await in_thread(_import_render)
     listener = await _listen(section.listen)
-    server = _Server(metrics, listener, render, page=section.page)
+    server = _Server(metrics, listener, render, host.log, page=section.page)
     host.holders.add(server.descriptors)
     try:
         async with listener:
@@ -145,12 +147,14 @@ class _Server:
         metrics: Metrics,
         listener: trio.SocketListener,
         render: Callable[..., tuple[bytes, str]],
+        log: Log,
         *,
         page: bool,
     ) -> None:
         self._metrics = metrics
         self._listener = listener
         self._render = render
+        self._log = log
         self._connections: set[_Connection] = set()
         self._streams = 0
         self._watch: Watch | None = None
@@ -192,12 +196,12 @@ class _Server:
 
     async def _serve(self, connection: _Connection) -> None:
         try:
-            with connection.scope:
+            with only_this_one(self._log, "metrics"), connection.scope:
                 async with connection.stream:
-                    while await self._exchange(connection):
-                        connection.idle_since = trio.current_time()
-        except (trio.BrokenResourceError, trio.TooSlowError, h11.ProtocolError):
-            return  # gone, too slow, or no HTTP; who can be told was told
+                    # What is no HTTP was told so where it could be.
+                    with suppress(h11.ProtocolError):
+                        while await self._exchange(connection):
+                            connection.idle_since = trio.current_time()
         finally:
             self._connections.discard(connection)
 

@@ -286,6 +286,19 @@ async def test_log_probabilities_do_not_spell_the_key(
             assert not set("".join(tokens)) - set("Bearer ")
 
 
+async def test_a_fault_ends_its_connection_and_the_host_goes_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    door = await scene.puppet()
+    with monkeypatch.context() as patched:
+        patched.setattr(scene.service, "models_of", "no function")
+        assert await door.ask(ask("my secret")) == (0, b"")
+    log = capfd.readouterr().err
+    assert "Fault serving the endpoint: TypeError in " in log
+    assert "my secret" not in log
+    assert (await door.ask(ask("a")))[0] == 200
+
+
 async def test_a_stream_that_breaks_says_so(scene: Scene) -> None:
     # spec L15
     door = await scene.puppet()

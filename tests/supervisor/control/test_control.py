@@ -160,6 +160,8 @@ async def test_an_unknown_question_is_refused_with_the_known_ones(path: str) -> 
         b"\n",
         b"GET / HTTP/1.1\r\n",
         b"\xff\xfe\x00\n",
+        b'{"v":1,"do":"\xff"}\n',
+        b'{"v":1,"do":"ps","\xff":1}\n',
         b"[" * 60_000 + b"\n",
         b'{"v":1}\n',
         b'{"v":"1","do":"ps"}\n',
