@@ -9,27 +9,28 @@ Rules of this file.
 1. Told apart by what comes, not by what the headers claim: JSON begins with ``{``.
 2. Memory is bounded by ``MAX_ANSWER_BYTES``, whatever comes (I9).
 3. Nothing is passed on that has not been looked at; what is unknown is kept.
+4. The time that an answer takes grows as its length does, whatever it holds.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from supervisor.llm.pieces import JOINED, Object, extend, joined, merge
 from supervisor.llm.quota import Usage, tokens_of
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Longest answer of a provider: a model of today writes some 500 KiB at most, and the
 events around each token of it take ten times that."""
 
+MAX_DEPTH = 100
+"""Most lists and objects within one another; what answers hold is some ten deep.  Whoever
+walks through one (to join, redact, encode) then needs no more of the stack than is there."""
+
 DONE = b"[DONE]"
 
-_JOINED = frozenset({"content", "refusal", "arguments", "reasoning_content"})
-"""Texts that come in pieces; any other text of a delta stands for itself."""
-
-Object = dict[str, Any]
-"""A JSON object; its keys are the provider's."""
+_OWN_WAY = frozenset({"index", "delta", "message", "logprobs"})
+"""What of a choice is not simply the newest one."""
 
 
 class AnswerError(Exception):
@@ -55,6 +56,7 @@ class Answer:
         self.output_pieces = 0
         self._size = 0
         self._pending = bytearray()
+        self._searched = 0  # of what is pending: it holds no LF
         self._data: list[bytes] = []
         self._is_plain: bool | None = None
         self._is_done = False
@@ -92,9 +94,11 @@ class Answer:
 
     def _take_lines(self) -> list[Object]:
         pending = self._pending
-        end = pending.rfind(b"\n")
+        end = pending.rfind(b"\n", self._searched)
+        self._searched = len(pending)
         if end < 0:
             return []
+        self._searched -= end + 1
         block = bytes(pending[:end])
         del pending[: end + 1]
         events = []
@@ -138,13 +142,25 @@ class Answer:
             raise AnswerError("a choice has no number")
         known = self._choices.setdefault(index, {"index": index, "message": {}})
         for key, value in piece.items():
-            if key not in ("index", "delta", "logprobs") and value is not None:
+            if key not in _OWN_WAY and value is not None:
                 known[key] = value
-        _join_logprobs(known, piece.get("logprobs"))
-        delta = piece.get("delta")
-        if isinstance(delta, dict):
-            self._count(delta)
-            _merge(known["message"], delta)
+        self._take_said(known, piece)
+        logprobs = piece.get("logprobs")
+        if not isinstance(logprobs, dict):
+            known.setdefault("logprobs", None)
+            return
+        if not isinstance(known.get("logprobs"), dict):
+            known["logprobs"] = {}
+        extend(known["logprobs"], logprobs)
+
+    def _take_said(self, known: Object, piece: Object) -> None:
+        """Add what a choice says: a part of its message, or for once all of it."""
+        if isinstance(piece.get("message"), dict):
+            known["message"] = {}
+        for said in (piece.get("message"), piece.get("delta")):
+            if isinstance(said, dict):
+                self._count(said)
+                merge(known["message"], said)
 
     def _count(self, value: object) -> None:
         """Add up the text of a delta."""
@@ -179,7 +195,7 @@ class Answer:
         whole = {"object": "chat.completion", **self._head}
         choices = []
         for _, choice in sorted(self._choices.items()):
-            choice["message"] = _joined(choice["message"])
+            choice["message"] = joined(choice["message"])
             _tidy(choice)
             choices.append(choice)
         whole["choices"] = choices
@@ -245,7 +261,24 @@ def _parsed(text: bytes) -> Object:
         raise AnswerError(f"not JSON: {why}") from None
     if not isinstance(found, dict):
         raise AnswerError("not a JSON object")
+    if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _is_deep(found):
+        raise AnswerError(f"more than {MAX_DEPTH} values within one another")
     return found
+
+
+def _is_deep(value: object) -> bool:
+    """Tell whether something lies deeper in a value than ``MAX_DEPTH``."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined] # a list
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _refuse_error(found: Object) -> None:
@@ -286,82 +319,11 @@ def _text_bytes(value: object) -> int:
         elif isinstance(item, dict):
             for key, inner in item.items():
                 if isinstance(inner, str):
-                    if key in _JOINED:
+                    if key in JOINED:
                         total += len(inner.encode())
                 else:
                     ahead.append(inner)
     return total
-
-
-def _merge(known: Object, delta: Object) -> None:
-    """Add a delta to what is known of a message; nothing of the delta is kept.
-
-    Events are passed on after this has seen them, and changed on the way.
-    """
-    for key, value in delta.items():
-        before = known.get(key)
-        if value is None:
-            known.setdefault(key, None)
-        elif isinstance(value, str) and key in _JOINED:
-            if not isinstance(before, _Pieces):
-                before = known[key] = _Pieces()
-            before.append(value)
-        elif isinstance(value, dict):
-            if not isinstance(before, dict):
-                before = known[key] = {}
-            _merge(before, value)
-        elif isinstance(value, list):
-            known[key] = _merge_list(before, value)
-        else:
-            known[key] = value
-
-
-class _Pieces(list[str]):
-    """A text that is not joined yet: adding to a string would copy it each time."""
-
-
-def _joined(value: object) -> object:
-    """Return a message with its texts in one piece."""
-    if isinstance(value, _Pieces):
-        return "".join(value)
-    if isinstance(value, dict):
-        return {key: _joined(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_joined(inner) for inner in value]
-    return value
-
-
-def _merge_list(before: object, pieces: list[object]) -> list[object]:
-    """Add pieces to a list; those with an ``index`` go to what has it already."""
-    known = before if isinstance(before, list) else []
-    for piece in pieces:
-        place = piece.get("index") if isinstance(piece, dict) else None
-        if isinstance(piece, dict) and place is not None:
-            for item in known:
-                if isinstance(item, dict) and item.get("index") == place:
-                    break
-            else:
-                item = {}
-                known.append(item)
-            _merge(item, piece)
-        else:
-            known.append(piece)
-    return known
-
-
-def _join_logprobs(known: Object, piece: object) -> None:
-    if not isinstance(piece, dict):
-        known.setdefault("logprobs", None)
-        return
-    before = known.get("logprobs")
-    if not isinstance(before, dict):
-        before = known["logprobs"] = {}
-    for key, value in piece.items():
-        if isinstance(value, list):
-            there = before.get(key)
-            before[key] = [*(there if isinstance(there, list) else ()), *value]
-        elif value is not None:
-            before[key] = value
 
 
 def _tidy(choice: Object) -> None:

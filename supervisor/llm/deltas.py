@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from supervisor.llm.pieces import extend
 from supervisor.llm.redact import StreamRedactor
 
 if TYPE_CHECKING:
@@ -99,11 +100,7 @@ def _joined(pieces: list[Any]) -> dict[str, Any]:
     """Return log-probabilities of several events as those of one."""
     whole: dict[str, Any] = {}
     for piece in pieces:
-        for key, value in piece.items():
-            if isinstance(value, list) and isinstance(whole.get(key), list):
-                whole[key] = [*whole[key], *value]
-            elif value is not None:
-                whole[key] = value
+        extend(whole, piece)
     return whole
 
 

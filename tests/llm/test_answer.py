@@ -2,13 +2,15 @@
 
 import copy
 import json
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llm.answer import Answer, AnswerError, usage_of
+from supervisor.llm.answer import MAX_DEPTH, Answer, AnswerError, usage_of
 from supervisor.llm.deltas import ChoiceRedactor
 from supervisor.llm.quota import Usage
 from supervisor.llm.redact import Redactor
@@ -175,3 +177,130 @@ def test_what_is_no_number_of_tokens_is_no_answer(name: str, value: object) -> N
         usage[name] = value
     with pytest.raises(AnswerError, match="is no number of tokens"):
         usage_of(usage)
+
+
+# spec L15: whatever a provider makes of its parts.
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": "x"},
+        {"message": ["x"]},
+        {"message": {}},
+        {"message": "x", "delta": "x"},
+        {"delta": {"tool_calls": {"index": 0}}},
+        {"delta": {"tool_calls": [{"index": [0]}, {"index": [0]}, None, 1]}},
+        {"delta": {"content": {"a": 1}}, "logprobs": {"content": 1}},
+    ],
+)
+def test_what_is_no_message_is_no_fault(choice: Delta) -> None:
+    for events in (
+        [{"choices": [choice]}],
+        [event({"content": "a"}), {"choices": [choice]}, event({}, "stop")],
+    ):
+        said = said_of(streamed(events))
+        assert not said or said.startswith(("a choice without a message", "a message "))
+
+
+def said_of(text: bytes) -> str:
+    """Return what is wrong with an answer; nothing if it is one."""
+    answer = Answer()
+    try:
+        answer.feed(text)
+        answer.finish()
+    except AnswerError as why:
+        return str(why)
+    return ""
+
+
+# spec L7: some servers say all of it in one event.
+def test_a_whole_message_in_an_event_is_taken_and_left_alone() -> None:
+    answer = Answer()
+    said = {"role": "assistant", "content": "all", "tool_calls": [{"id": "a"}]}
+    told = answer.feed(
+        streamed([{"choices": [{"message": said, "finish_reason": "stop"}]}])
+    )
+    (choice,) = answer.finish()["choices"]
+    assert choice["message"] == said
+    assert answer.output_bytes == len("all")
+    choice["message"]["tool_calls"][0]["id"] = "b"
+    assert told[0]["choices"][0]["message"] == said
+
+
+# spec L7: who passes events on changes them.
+def test_items_without_an_index_are_the_answers_own() -> None:
+    answer = Answer()
+    calls = [{"id": "a", "function": {"arguments": "x sk-"}}, {"id": "b"}]
+    told = answer.feed(streamed([event({"tool_calls": calls})])[:-14])
+    answer.feed(streamed([event({}, "tool_calls")]))
+    ChoiceRedactor(Redactor([KEY])).feed(told[0]["choices"][0])
+    (choice,) = answer.finish()["choices"]
+    assert choice["message"]["tool_calls"] == calls
+
+
+# spec L15, I9: joining and redacting walk through it, with a stack that has an end.
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_what_is_nested_too_deep_is_no_answer(is_plain: bool) -> None:
+    part = b"message" if is_plain else b"delta"
+    for depth in (MAX_DEPTH // 2, MAX_DEPTH, 300, 700, 100_000):
+        inner = b'{"a":' * depth + b"1" + b"}" * depth
+        text = b'{"choices":[{"%b":{"x":%b},"finish_reason":"stop"}]}' % (part, inner)
+        said = said_of(text if is_plain else b"data: " + text + b"\n\n")
+        if depth < MAX_DEPTH:
+            assert not said
+        else:
+            assert "within one another" in said or "not JSON" in said
+
+
+def steps(text: bytes) -> int:
+    """Count the lines of the host that an answer takes, piece by piece."""
+    count = 0
+
+    def trace(frame: FrameType, what: str, _: object) -> Any:
+        nonlocal count
+        if not frame.f_globals["__name__"].startswith("supervisor.llm."):
+            return None
+        count += what == "line"
+        return trace
+
+    answer = Answer()
+    sys.settrace(trace)
+    try:
+        for start in range(0, len(text), 1000):
+            answer.feed(text[start : start + 1000])
+        answer.finish()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+# I9: counted, not timed.
+def test_many_calls_of_tools_take_time_in_proportion() -> None:
+    def calls(count: int) -> bytes:
+        parts = [{"index": number, "id": "x"} for number in range(count)]
+        each = [event({"tool_calls": [part]}) for part in parts]
+        return streamed([event({"tool_calls": parts}), *each, event({}, "tool_calls")])
+
+    assert steps(calls(400)) < 5 * steps(calls(100))
+
+
+# I9: what is joined is not copied for each piece that comes, nor looked through again.
+def test_what_has_come_is_not_touched_again() -> None:
+    class Pending(bytearray):
+        looked = 0
+
+        def rfind(self, *args: Any) -> int:
+            self.looked += len(self) - (args[1] if len(args) > 1 else 0)
+            return super().rfind(*args)
+
+    answer = Answer()
+    answer._pending = pending = Pending()
+    part = event({"content": "a"}, logprobs={"content": [{"token": "a"}] * 3})
+    text = streamed([part]).removesuffix(b"data: [DONE]\n\n")
+    answer.feed(text)
+    joined = answer._choices[0]["logprobs"]["content"]
+    pending.looked = 0
+    for byte in text:
+        answer.feed(bytes([byte]))
+    assert answer._choices[0]["logprobs"]["content"] is joined
+    assert len(joined) == 6
+    assert pending.looked <= 2 * len(text)
