@@ -94,12 +94,25 @@ def commands_of(caps: Mapping[str, object]) -> frozenset[str]:
 
 
 def encode_rights(rights: Mapping[str, object]) -> bytes:
-    """Return NARROW's document.
+    """Return NARROW's document; a name that is not UTF-8 stands in it as its base64."""
+    document = dict(rights)
+    for key in ("read", "write"):
+        names = document.get(key)
+        if isinstance(names, list | tuple):
+            document[key] = [_encode_name(name) for name in names]
+    return json.dumps(document).encode("ascii")
 
-    Names that are not UTF-8 travel as lone surrogate escapes, as ``os.fsdecode`` makes
-    them.
-    """
-    return json.dumps(dict(rights)).encode("ascii")
+
+def _encode_name(name: object) -> object:
+    if not isinstance(name, str | bytes | os.PathLike):
+        return name  # the host says what is wrong with it
+    raw = os.fsencode(name)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        from binascii import b2a_base64  # noqa: PLC0415 - for the rare name only
+
+        return {"name_b64": b2a_base64(raw, newline=False).decode()}
 
 
 def encode_call(name: str, arguments: Mapping[str, object]) -> bytes:

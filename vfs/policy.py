@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from binascii import Error as Base64Error
+from binascii import a2b_base64
 from functools import partial
 
 import msgspec
@@ -159,8 +161,8 @@ class Policy:
 
         Args:
             document: JSON ``{"read": [...], "write": [...], "tools": [...]}``; names
-                given become the only places, tools the only tools; an empty document
-                only drops the top-level right.  With ``model`` and ``quota`` it says
+                (or ``CodedName``) given become the only places, tools the only tools;
+                an empty document only drops the top-level right.  With ``model`` and ``quota`` it says
                 what is left of the model.
             ledger: charged an open file for each place that is new, for each is held
                 open (attack 18); given back by whoever closes them.
@@ -179,16 +181,16 @@ class Policy:
         )
         if wanted.read is None and wanted.write is None:
             return make(self.places)
-        rights: dict[str, list[bool]] = {}
+        rights: dict[bytes, list[bool]] = {}
         for index, names in enumerate((wanted.read, wanted.write)):
             for name in names or ():
-                rights.setdefault(name, [False, False])[index] = True
+                rights.setdefault(_bytes_of(name), [False, False])[index] = True
         if ledger is not None and not ledger.charge(OPEN_FILES, len(rights)):
             raise RightsError("too many names: each takes the place of an open file")
         places: list[Place] = []
         try:
-            for name, (read, write) in rights.items():
-                places.append(self._part(name, read=read, write=write))
+            for raw, (read, write) in rights.items():
+                places.append(self._part(raw, read=read, write=write))
         except BaseException:
             close_places(places)
             if ledger is not None:
@@ -204,10 +206,10 @@ class Policy:
             raise RightsError(f"not among this client's tools: {more[0]!r}")
         return frozenset(wanted)
 
-    def _part(self, text: str, *, read: bool, write: bool) -> Place:
-        name = os.fsencode(text)
+    def _part(self, name: bytes, *, read: bool, write: bool) -> Place:
         if not name:
             raise RightsError("an empty name")
+        text = os.fsdecode(name)
         try:
             if self.top_level and name.startswith(b"/"):
                 return open_place(name, read=read, write=write)
@@ -228,7 +230,7 @@ class Policy:
 def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:
     try:
         wanted = msgspec.json.decode(document, type=Rights)
-    except msgspec.MsgspecError as why:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as why:
         raise RightsError(str(why)) from None
     if wanted.model is None and wanted.quota is None:
         return wanted
@@ -239,6 +241,15 @@ def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:
     if wanted.quota is not None and not 0 <= wanted.quota < math.inf:
         raise RightsError("quota: weighted tokens, from 0 on")
     return wanted
+
+
+def _bytes_of(name: str | CodedName) -> bytes:
+    if isinstance(name, str):
+        return name.encode()
+    try:
+        return a2b_base64(name.name_b64, strict_mode=True)
+    except (Base64Error, ValueError):
+        raise RightsError(f"no base64: {name.name_b64!r}") from None
 
 
 def _share_rights(places: tuple[Place, ...]) -> None:
@@ -261,11 +272,17 @@ def _share_rights(places: tuple[Place, ...]) -> None:
                     place.write |= outer.write
 
 
+class CodedName(msgspec.Struct, forbid_unknown_fields=True):
+    """A name that is not UTF-8, in a JSON document (spec X1)."""
+
+    name_b64: str
+
+
 class Rights(msgspec.Struct, forbid_unknown_fields=True):
     """The document of ``NARROW``."""
 
-    read: list[str] | None = None
-    write: list[str] | None = None
+    read: list[str | CodedName] | None = None
+    write: list[str | CodedName] | None = None
     model: str | None = None
     quota: float | None = None
     tools: list[str] | None = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol import COMMANDS, echo, error, invalid, limits
 from protocol.chat import ChatBody
-from supervisor.session.on_names import body
+from supervisor.session.on_names import body, name_field
 from supervisor.session.replies import OK
 from vfs.errors import RightsError
 
@@ -29,7 +28,7 @@ def do_caps(session: Session, request: m.Request) -> bytes | None:
     policy = session.client.policy
     grants = [
         {
-            "name": os.fsdecode(place.prefixes[0]),
+            **name_field(place.prefixes[0]),
             "read": place.read,
             "write": place.write,
         }

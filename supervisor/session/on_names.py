@@ -114,10 +114,10 @@ async def _list(session: Session, request: m.NameRequest) -> bytes:
 
 
 def _listing(entries: list[tuple[bytes, str]]) -> bytes:
-    return body([{**_name_field(name), "kind": kind} for name, kind in entries])
+    return body([{**name_field(name), "kind": kind} for name, kind in entries])
 
 
-def _name_field(name: bytes) -> dict[str, str]:
+def name_field(name: bytes) -> dict[str, str]:
     """Return a name for JSON: as text where it is UTF-8, else base64 (spec X1)."""
     try:
         return {"name": name.decode()}

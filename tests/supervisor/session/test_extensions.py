@@ -66,6 +66,18 @@ async def test_caps_tells_what_was_granted(hall: Hall) -> None:
     }
 
 
+# spec X1: a name that is not UTF-8 is base64 here too.
+async def test_caps_tells_a_grant_whatever_its_name(hall: Hall) -> None:
+    odd = os.fsencode(hall.where) + b"/\xff"
+    os.mkdir(odd)
+    line = hall.connect(hall.policy(hall.place(Path(os.fsdecode(odd)), read=True)))
+    caps = await document(line, b"CAPS\n")
+    assert isinstance(caps, dict)
+    assert caps["rights"]["grants"] == [
+        {"name_b64": base64.b64encode(odd).decode(), "read": True, "write": False}
+    ]
+
+
 # spec X1
 async def test_seek(line: Line) -> None:
     fileno = await line.open(b"file", b"r+")

@@ -1,11 +1,15 @@
 """NARROW end to end, and a model that is not there."""
 
 import json
+import os
+from base64 import b64encode
+from pathlib import Path
 
 import pytest
 import trio
 
 from tests.helpers.sessions import Hall, Line, hall
+from vfs.client_decode import encode_rights
 from vfs.ledger import Ledger
 
 __all__ = ["hall"]
@@ -82,6 +86,27 @@ async def test_lines_that_came_before_are_narrowed_too(hall: Hall) -> None:
     await line.open(b"kept")
 
 
+# spec A5, X1: what is granted may have a name that is not UTF-8.
+async def test_names_that_are_not_utf_8(hall: Hall) -> None:
+    odd = os.fsencode(hall.where) + b"/\xff"
+    os.mkdir(odd)
+    for name in (b"\xfe", b"kept"):
+        os.close(os.open(odd + b"/" + name, os.O_CREAT))
+    line = hall.connect(hall.policy(hall.place(Path(os.fsdecode(odd)), read=True)))
+    for names, left in (([odd], odd), ([odd + b"/\xfe"], odd + b"/\xfe")):
+        text = encode_rights({"read": names})
+        assert await line.ask(b"NARROW %d\n%b" % (len(text), text)) == b"OK"
+        caps = await document(line, b"CAPS\n")
+        assert isinstance(caps, dict)
+        coded = b64encode(left).decode()
+        (grant,) = caps["rights"]["grants"]
+        assert grant == {"name_b64": coded, "read": True, "write": False}
+    await line.open(odd + b"/\xfe")
+    assert (await line.ask(b"OPEN %b/kept r false\n" % odd)).startswith(
+        b"ERROR VFS access denied"
+    )
+
+
 # spec A5: what a client attaches has what the client has left.
 async def test_a_nested_client_has_what_its_parent_has_left(hall: Hall) -> None:
     (hall.root / "a").touch()
@@ -100,6 +125,21 @@ async def test_a_nested_client_has_what_its_parent_has_left(hall: Hall) -> None:
         (b"{}", b"OK"),
         (b"[]", b"Expected `object`, got `array`"),
         (b"", b"Input data was truncated"),
+        (
+            b'{"read": ["\xff"]}',
+            b"'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        ),
+        (
+            b'{"\xff": 1}',
+            b"'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        ),
+        (
+            b'{"read": [{"name_b64": "fmls"}]}',
+            b"cannot narrow to '~il': No such file or directory",
+        ),
+        (b'{"read": [{"name_b64": "_"}]}', b"no base64: '_'"),
+        (b'{"read": [{"name_b64": "\xc3\xa9"}]}', b"no base64: '\xc3\xa9'"),
+        (b'{"read": [{"name_b64": ""}]}', b"an empty name"),
         (b'{"read": [""]}', b"an empty name"),
         (b'{"read": ["no"]}', b"cannot narrow to 'no': No such file or directory"),
         (
