@@ -337,7 +337,7 @@ def test_a_file_whose_names_are_not_counted_is_opened(
     def uncounted(fd: int) -> os.stat_result:
         fields = list(plain_fstat(fd))
         fields[3] = 0
-        return os.stat_result(fields)
+        return os.stat_result(fields, {"st_blocks": 8})
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fstat", uncounted)
