@@ -187,7 +187,10 @@ class OpenFiles(Names):
         file.charge_published(replaced)
 
     def abandon(self, file: OpenFile) -> None:
-        """Close a file without publishing what is staged (spec A3b)."""
+        """Close a file without publishing what is staged (spec A3b).
+
+        What that gives back, if it is much, it gives back in a thread (``close_file``).
+        """
         self._forget(file)
         file.give_back_staged(file.staged_growth)
         file.abandon()

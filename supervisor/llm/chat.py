@@ -193,7 +193,7 @@ async def _read_input(
     except OSError:
         raise RefusedError(NO_INPUTS) from None
     finally:
-        fs.close(file)
+        fs.abandon(file)
     if len(data) > most:
         raise RefusedError(NO_INPUTS)
     return data

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from demo.provider import serving
+from supervisor.llm import chat
 from supervisor.llm.presets import BUILT_IN
 from supervisor.llm.provider import DEFAULT_BASE_URL
 from tests.helpers.llmscene import KEY, Scene, key_file, open_scene, request, scene
+from vfs import hostio
+from vfs.openfile import OpenFile
 from vfs.policy import PUBLISH_ON_CLOSE, Policy
 
 __all__ = ["scene"]
@@ -124,6 +127,27 @@ async def test_errors_come_in_the_order_of_the_contract(tmp_path: Path) -> None:
             b"ERROR quota exceeded: cannot make LLM call"
         )
         assert len(scene.provider.served) == 1
+
+
+# spec L3
+async def test_a_long_input_that_is_removed_meanwhile_is_closed_in_a_thread(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    (scene.hall.root / "a").write_text("x" * 300_000)
+    closing: list[Any] = []
+    read_all = chat._read_all
+
+    def removing(file: OpenFile, most: int) -> bytes:
+        (scene.hall.root / "a").unlink()
+        return read_all(file, most)
+
+    monkeypatch.setattr(chat, "_read_all", removing)
+    monkeypatch.setattr(hostio, "afterwards", closing.append)
+    reply = await scene.connect().chat(b"sum", inputs=b"a")
+    assert reply.text
+    (run,) = closing
+    run()
 
 
 # spec L3

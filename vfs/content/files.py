@@ -130,7 +130,7 @@ class ClientFiles:
         try:
             await self._in_thread(_read_all, file, take)
         finally:
-            self._fs.close(file)
+            self._fs.abandon(file)
 
     async def replace(self, path: str, pieces: Iterator[bytes]) -> None:
         """See ``Files``."""
@@ -175,7 +175,7 @@ class ClientFiles:
                     with trio.CancelScope(shield=True):
                         await self._fs.truncate_waiting(file, before)
             finally:
-                self._fs.close(file)
+                self._fs.abandon(file)
             raise
         await self._fs.close_waiting(file)
 

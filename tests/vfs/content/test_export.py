@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import trio
 from supervisor.fds.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
+from vfs import hostio
 from vfs.backends import host_file
-from vfs.content import Process, Store, files
+from vfs.content import ClientFiles, Process, Store, files
 from vfs.ledger import SIZE_BYTES
 from vfs.openfile import OpenFile
 from vfs.policy import Ledger
@@ -298,6 +300,35 @@ async def test_others_have_their_turn_in_the_middle_of_an_export(
     found = (hall.root / "a").read_text()
     assert found == wanted.get(mode, content + "old\n")
     assert ledger.used[SIZE_BYTES] == len(found) - len("old\n")
+
+
+# spec S5: what the last close gives back to the kernel takes it long.
+@pytest.mark.parametrize("mode", ["read", "append"])
+async def test_a_long_file_that_is_removed_meanwhile_is_closed_in_a_thread(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    (hall.root / "a").write_bytes(b"x" * 300_000)
+    closing: list[Callable[[], None]] = []
+    monkeypatch.setattr(hostio, "afterwards", closing.append)
+    ends = ClientFiles(hall.fs, hall.connect().client)
+
+    def take(_: bytes) -> None:
+        (hall.root / "a").unlink(missing_ok=True)
+
+    def pieces() -> Iterator[bytes]:
+        take(b"")
+        yield b""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if mode == "read":
+        await ends.read("a", take)
+    else:
+        with pytest.raises(OSError, match="No space"):
+            await ends.append("a", pieces())
+    assert not hall.fs.tables.files
+    (run,) = closing
+    run()
 
 
 async def test_what_is_written_counts_against_the_child(hall: Hall) -> None:
