@@ -108,6 +108,7 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
+_SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 # <linux/sched.h>: CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET.
 _NAMESPACES = 0x7E020000
 # <asm-generic/ioctls.h>: putting words into a terminal's mouth.
@@ -182,6 +183,7 @@ def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
         Instruction(_JUMP_EQUAL, _CLONE[machine], yes="clone"),
         Instruction(_JUMP_EQUAL, _IOCTL[machine], yes="ioctl"),
         Instruction(_JUMP_EQUAL, _SOCKET[machine], yes="socket"),
+        Instruction(_JUMP_EQUAL, _SOCKETPAIR[machine], yes="pair"),
         Instruction(_JUMP_EQUAL, _OPENAT2, yes="nosys"),
         *(
             Instruction(_JUMP_EQUAL, number, yes=name)
@@ -208,6 +210,11 @@ def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
         *chain.from_iterable(map(_mode, range(1, 4))),
         Instruction(_LOAD, _argument(0), label="socket"),
         *(Instruction(_JUMP_EQUAL, family, yes="allow") for family in families),
+        Instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
+        # The kernel makes both, and loads the family for that, before it says that there
+        # are no pairs of it.
+        Instruction(_LOAD, _argument(0), label="pair"),
+        Instruction(_JUMP_EQUAL, _AF_UNIX, yes="allow"),
         Instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
         Instruction(_RETURN, _ERRNO | errno.EPERM, label="perm"),
         Instruction(_RETURN, _ERRNO | errno.ENOSYS, label="nosys"),

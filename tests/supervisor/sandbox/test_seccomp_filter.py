@@ -46,9 +46,8 @@ def test_what_is_listed_is_refused_and_nothing_else(
     code, arch = build(machine, network=network), MACHINES[machine]
     column = list(MACHINES).index(machine)
     denied = {numbers[column] for numbers in DENIED.values()}
-    special = {"x86_64": {16, 41, 56, 435, 437}, "aarch64": {29, 198, 220, 435, 437}}[
-        machine
-    ]
+    own = {"x86_64": {16, 41, 53, 56}, "aarch64": {29, 198, 199, 220}}[machine]
+    special = {435, 437, *own}
     for number in range(600):
         if number not in special:
             expected = errno.EPERM if number in denied else None
@@ -121,6 +120,17 @@ def test_no_file_is_made_set_user_id(
             # What opens only has no mode: whatever stands in that register.
             wanted = expected if makes else None
             assert verdict(code, number, arch, *words) == wanted, number
+
+
+# Whoever asks for a pair of a family makes the kernel load it, and make one of it first.
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("network", [True, False])
+def test_pairs_of_sockets_are_of_the_family_unix(machine: str, network: bool) -> None:
+    socketpair = {"x86_64": 53, "aarch64": 199}[machine]
+    code, arch = build(machine, network=network, unix=network), MACHINES[machine]
+    assert verdict(code, socketpair, arch, 1) is None
+    for family in (0, 2, 10, 16, 17, 21, 30, 38, 40, 1 << 31):
+        assert verdict(code, socketpair, arch, family) == errno.EAFNOSUPPORT
 
 
 # attack 31
