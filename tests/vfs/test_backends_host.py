@@ -54,6 +54,31 @@ def test_what_is_no_file_is_refused(
     assert host.stat(b"fifo").kind == "fifo"
 
 
+# attack 7: the host writes for its client, and may be one whose writes leave the bits.
+@pytest.mark.parametrize("bits", [0o4755, 0o2755, 0o6711])
+@pytest.mark.parametrize("word", [b"r", b"r+", b"a", b"w", b"w staged"])
+@pytest.mark.parametrize("view", ["beneath", "top"])
+def test_what_a_client_writes_is_no_set_user_id_program(
+    host: HostDirectory, tmp_path: Path, bits: int, word: bytes, view: str
+) -> None:
+    file = tmp_path / "program"
+    file.write_text("of another one's")
+    file.chmod(bits)
+    mode, *staged = word.split()
+    name = b"program"
+    if view == "top":
+        name, host = os.fsencode(file), HostDirectory(-1, beneath=False)
+        if staged:
+            pytest.skip("only a place has staged files")
+    handle = opened(host, name, mode, staged=bool(staged))
+    if mode != b"r":
+        handle.pwrite(b"mine", 0)
+        handle.publish(durable=False)
+    handle.close()
+    now = file.stat().st_mode & 0o7777
+    assert now == (bits if mode == b"r" else bits & ~0o6000)
+
+
 # rename(2) leaves two names of one file as they are.
 def test_a_renaming_of_one_file_onto_itself_replaces_nothing(
     host: HostDirectory, tmp_path: Path

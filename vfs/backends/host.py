@@ -3,7 +3,8 @@
 Rules of this file.
 
 1. A descriptor is opened without truncation, looked at, and only then truncated: an
-   OPEN never harms what it then refuses, and never waits on a FIFO (spec O7).
+   OPEN never harms what it then refuses, and never waits on a FIFO (spec O7).  What is
+   opened to be written is not set-user-ID or set-group-ID any more.
 2. Whether a name stays beneath the directory is the kernel's answer (``paths``); what
    leads out is ``AccessDeniedError``, whatever the errno was.
 3. The last component of a name that is to be made, removed, renamed or replaced is
@@ -29,7 +30,8 @@ from vfs.backends.host_file import (
 from vfs.errors import AccessDeniedError
 from vfs.paths import DENIED, OPEN_FLAGS, check_name, open_beneath, split_parent
 
-_TYPE_MASK = 0o170000
+_SET_ID = stat.S_ISUID | stat.S_ISGID
+_KIND_AND_SET_ID = 0o170000 | _SET_ID
 _NO_ENTRY: Final = (b"", b".", b"..")
 _MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
@@ -98,8 +100,9 @@ class HostDirectory:
         fd = self._open(name, flags)
         try:
             status = os.fstat(fd)
-            if status.st_mode & _TYPE_MASK != stat.S_IFREG:
+            if status.st_mode & _KIND_AND_SET_ID != stat.S_IFREG:
                 _check_regular(status.st_mode)
+                _take_set_id(fd, status.st_mode, flags)
             if not status.st_nlink and not self._beneath:
                 self._check_named(name, fd, status)
             return HostHandle(fd, status.st_dev, status.st_blocks)
@@ -117,8 +120,9 @@ class HostDirectory:
         fd = os.open(name, flags | OPEN_FLAGS, dir_fd=self.dir_fd)
         try:
             status = os.fstat(fd)
-            if status.st_mode & _TYPE_MASK != stat.S_IFREG:
+            if status.st_mode & _KIND_AND_SET_ID != stat.S_IFREG:
                 _check_regular(status.st_mode)
+                _take_set_id(fd, status.st_mode, flags)
             if not status.st_nlink:
                 self._check_named(name, fd, status)
             return HostHandle(fd, status.st_dev, status.st_blocks)
@@ -306,6 +310,16 @@ def _check_regular(mode: int) -> None:
         raise _error(errno.EISDIR if stat.S_ISDIR(mode) else errno.EPERM)
 
 
+def _take_set_id(fd: int, mode: int, flags: int) -> None:
+    """Let what a client may write be nobody's program but the one's who runs it.
+
+    The kernel does that at each write of who has no CAP_FSETID; a host that is root has.
+    """
+    if flags & os.O_ACCMODE != os.O_RDONLY:
+        with contextlib.suppress(PermissionError):  # another one's: the kernel does it
+            os.fchmod(fd, stat.S_IMODE(mode) & ~_SET_ID)
+
+
 def _mode_to_replace(dir_fd: int, last: bytes) -> int | None:
     """Return the permission bits of the file that will be replaced, None if none is.
 
@@ -320,6 +334,6 @@ def _mode_to_replace(dir_fd: int, last: bytes) -> int | None:
     try:
         status = os.fstat(fd)
         _check_regular(status.st_mode)
-        return stat.S_IMODE(status.st_mode)
+        return stat.S_IMODE(status.st_mode) & ~_SET_ID
     finally:
         os.close(fd)
