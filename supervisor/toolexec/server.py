@@ -11,7 +11,9 @@ Rules of this file.
    where it takes no descriptor of the host.
 4. All listeners together have a quarter of the host's descriptors; beyond that each has
    only its equal part, so that floods at some take nothing from the others.
-5. On a listener that children share each has ``PER_CHILD`` connections that can last.
+5. Who comes while the host is being replaced waits in that queue for the next program,
+   and there until all that was handed over has been entered.
+6. On a listener that children share each has ``PER_CHILD`` connections that can last.
 
 Sources: unix(7), RFC 9112.
 """
@@ -141,6 +143,7 @@ class Server:
             async with self._listener, trio.open_nursery() as self._nursery:
                 task_status.started(self)
                 while True:
+                    await self._service.gate.passed()
                     await self._accept(self._nursery)
         finally:
             places.listeners -= 1
@@ -216,7 +219,7 @@ class Server:
 
     @contextmanager
     def lasting(self, owner: ChildExecutions) -> Iterator[bool]:
-        """Hold a connection that lasts, if its child may have one more (rule 5)."""
+        """Hold a connection that lasts, if its child may have one more (rule 6)."""
         held = self._lasting.get(owner, 0)
         if held >= PER_CHILD:
             yield False

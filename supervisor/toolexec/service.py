@@ -105,8 +105,7 @@ class ToolExec:
         left: what the program before has left, until all of it is entered.
         entered: the executions among that, by child, in the order of the state.
         places: for connections, over all that listens.
-        heads: the turn in which large heads of requests are parsed; each listener's is
-            a part of it.
+        heads: the turn in which large heads are parsed, for parts of it (``Server``).
         large_output: makes a handle of a finished execution's output, or answers None
             to have it sent as it is; None where nobody can.
     """
@@ -241,8 +240,9 @@ class ToolExec:
         await handover.enter(self, child, stack)
 
     async def all_entered(self) -> None:
-        """Go on with the connections."""
+        """Go on with the connections, and answer requests."""
         handover.go_on(self)
+        self.go_on()
 
     @property
     def servers(self) -> frozenset[Server]:
@@ -383,6 +383,8 @@ async def open_toolexec(
     """
     service = ToolExec(host, settings, routes or NoSidecars())
     service.left = handover_state.read(left)
+    if service.left is not None:
+        service.rest()  # until all of it is entered
     try:
         async with trio.open_nursery() as nursery:
             await service.open_shared(nursery, activated)

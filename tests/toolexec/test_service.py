@@ -17,9 +17,11 @@ from supervisor.config.toolexec import (
 )
 from supervisor.toolexec.configured import toolexec_settings
 from supervisor.toolexec.server import tcp_listener, unix_listener
+from supervisor.toolexec.service import ToolExecSettings, open_toolexec
 from supervisor.toolexec.tokens import Tokens
 from tests.helpers.command import sandhost
-from tests.helpers.toolscene import Scene, opened_scene
+from tests.helpers.hosts import opened
+from tests.helpers.toolscene import Scene, opened_scene, parse, receive_all, send
 
 pytestmark = pytest.mark.slow
 
@@ -201,3 +203,27 @@ def test_a_port_that_cannot_be_had_fails_the_run(tmp_path: Path) -> None:
     outcome = sandhost("run", "--config", "c.toml", "--", "true", cwd=tmp_path)
     assert outcome.status == 125
     assert outcome.said("cannot listen on 192.0.2.1:80")
+
+
+# What comes before all that was handed over is there waits for it: a token may not be
+# known yet, nor what it asks for.
+# spec E5
+async def test_requests_wait_until_all_that_was_handed_over_is_there(
+    tmp_path: Path,
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    left = {"shared": [listener.detach()], "children": [], "connections": []}
+    settings = ToolExecSettings(unix=False)
+    async with (
+        opened(tmp_path) as stage,
+        open_toolexec(stage.host, settings, left=left) as tool,
+    ):
+        with socket.create_connection(address) as sock:
+            sock.setblocking(False)
+            await send(sock, b"POST /exec HTTP/1.1\r\nHost: x\r\n\r\n")
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            with pytest.raises(BlockingIOError):
+                sock.recv(1)
+            await tool.all_entered()
+            assert parse(await receive_all(sock)).status == 401
