@@ -99,6 +99,7 @@ class Conditions:
         self._seen: dict[ProcessIdentity, str] = {}
         self._told: dict[ProcessIdentity, str] = {}
         self._limits = LimitNews()
+        self._is_blind = False
 
     def row(self) -> dict[str, object]:
         """Return what it costs as part of ``stats``."""
@@ -116,7 +117,12 @@ class Conditions:
             families = {
                 i for i, child in owners.items() if counts_processes(child.spec)
             }
-            samples = await self._watcher.glance(owners, families)
+            try:
+                samples = await self._watcher.glance(owners, families)
+            except OSError as why:  # no descriptor for a moment: the next look tells
+                self._blind(why)
+                continue
+            self._is_blind = False
             for identity, condition in self.news(samples).items():
                 child = owners[identity]
                 self._host.journal.write(
@@ -129,6 +135,13 @@ class Conditions:
             self._limits.forget_all_but({child.id for child in owners.values()})
             for identity, child in owners.items():
                 self._tell_limits(child, samples.get(identity))
+
+    def _blind(self, why: OSError) -> None:
+        """Say it once when children cannot be looked at."""
+        if not self._is_blind:
+            text = f"cannot look at the children: {why.strerror}; trying again"
+            self._host.log.write("WARNING", text)
+        self._is_blind = True
 
     def _tell_limits(self, child: Child, sample: Sample | None) -> None:
         session = child.session

@@ -30,7 +30,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from supervisor.accepting import accepted, make_room, only_this_one
+from supervisor.accepting import (
+    OUT_OF_RESOURCES,
+    accepted,
+    make_room,
+    only_this_one,
+)
 from supervisor.control.answers import Answers
 from supervisor.control.client import QUESTIONS, VERSION
 from supervisor.control.socket import identity_of, listening, listening_on
@@ -267,9 +272,19 @@ class ControlServer:
             orders = self._orders
             known = ", ".join((*QUESTIONS, *orders.orders, *orders.streams))
             return _error(f"it does not know {question.do!r}, only {known}")
-        async with self._answering:
-            result = await answer()
+        try:
+            async with self._answering:
+                result = await answer()
+        except Exception as why:  # noqa: BLE001 - children outlive a fault of an answer
+            return _error(self._fault(question, why))
         return _result(result)
+
+    def _fault(self, question: Question, why: Exception) -> str:
+        """Note a fault in the log; return what whoever asked is told of it."""
+        self._host.log.write("ERROR", f"Fault doing {question.do!r}: {why!r}")
+        if isinstance(why, OSError) and why.errno in OUT_OF_RESOURCES:
+            return f"it cannot now: {why.strerror}; try again"
+        return f"internal error: {type(why).__name__}; see the host's log"
 
     async def _take_time(self, connection: _Connection, question: Question) -> None:
         """Do an order or send a stream, until who asked is gone (rule 4)."""
@@ -303,8 +318,7 @@ class ControlServer:
         except (OrderError, msgspec.ValidationError) as why:
             return str(why)
         except Exception as why:  # noqa: BLE001 - children outlive a fault of an order
-            self._host.log.write("ERROR", f"Fault doing {question.do!r}: {why!r}")
-            return f"internal error: {type(why).__name__}; see the host's log"
+            return self._fault(question, why)
         return None
 
     async def _do(self, stream: trio.SocketStream, question: Question) -> None:

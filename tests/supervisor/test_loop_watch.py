@@ -1,13 +1,16 @@
 """Watching the daemon itself: what of a child's states is news; the loop's lag."""
 
+import errno
+import os
 import select
 
+import pytest
 import trio
 import trio.testing
 
 from supervisor.loop_watch import LAG_WARNING_S, Conditions, Lag
 from supervisor.notify import Notifier, watchdog_interval_s
-from supervisor.watcher import Sample
+from supervisor.watcher import Sample, Samples, Watcher
 from tests.helpers.hosts import Stage, eventually, stage
 
 __all__ = ["stage"]
@@ -52,6 +55,31 @@ async def test_a_loop_that_was_held_is_told(stage: Stage) -> None:
         nursery.cancel_scope.cancel()
     assert lag.worst_s > LAG_WARNING_S
     assert stage.events("host.lagged")
+
+
+# Whoever takes the host's last descriptor does not end it: the next look tells.
+# attack 18
+async def test_children_that_cannot_be_looked_at_are_looked_at_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    said: list[tuple[str, str]] = []
+
+    async def glance(_watcher: Watcher, targets: object, _: object = ()) -> Samples:
+        looks.append(targets)
+        await trio.lowlevel.checkpoint()
+        if len(looks) < 4:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return {}
+
+    monkeypatch.setattr(Watcher, "glance", glance)
+    monkeypatch.setattr(stage.host.log, "write", lambda *words: said.append(words))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Conditions(stage.host).run, 0.001)
+        await eventually(lambda: len(looks) > 5)
+        nursery.cancel_scope.cancel()
+    text = "cannot look at the children: Too many open files; trying again"
+    assert said == [("WARNING", text)]
 
 
 def test_without_a_manager_nothing_is_sent() -> None:

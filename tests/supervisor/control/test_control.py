@@ -19,6 +19,7 @@ from supervisor import accepting
 from supervisor.control import server as control
 from supervisor.control.server import LINE_BYTES, MAX_CONNECTIONS
 from supervisor.leaks import held
+from supervisor.watcher import Samples, Watcher
 from tests.helpers.control import Line, ask, connected, controlled, path
 from tests.helpers.hosts import NEIGHBOUR_S, Stage, eventually, stage
 
@@ -335,3 +336,34 @@ async def test_another_user_is_refused_whatever_the_mode_of_the_file(
             assert b"its own user and root only" in done.stdout
             os.chmod(path, 0o600)
             assert await ask(path, "ps") == []
+
+
+# Children outlive a fault of an answer, and a host that has no descriptor for it.
+# attack 18
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (
+            OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+            "it cannot now: Too many open files; try again",
+        ),
+        (ValueError("odd"), "internal error: ValueError; see the host's log"),
+    ],
+)
+async def test_an_answer_that_cannot_be_given_ends_nobody(
+    stage: Stage,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    text: str,
+) -> None:
+    async def sample(_watcher: Watcher, _targets: object) -> Samples:
+        await trio.lowlevel.checkpoint()
+        raise failure
+
+    monkeypatch.setattr(Watcher, "sample", sample)
+    async with connected(path) as line:
+        for _ in range(2):  # and the connection goes on
+            reply = await line.ask(b'{"v":1,"do":"ps"}\n')
+            assert (reply["ok"], reply["error"]) == (False, text)
+    assert await ask(path, "clients") == []
