@@ -312,6 +312,8 @@ async def open_endpoint(
             listener = listener_on(left.listener_fd)
         endpoint = Endpoint(service, listener, nursery)
         endpoint.left = left
+        if left is not None:
+            endpoint.gate.shut()  # until all children are entered: their tokens
         nursery.start_soon(endpoint.run, listener)
         try:
             yield endpoint

@@ -158,10 +158,11 @@ class LlmService:
             handover_endpoint.enter(self.endpoint, child, stack)
 
     async def all_entered(self) -> None:
-        """Go on with the endpoint's connections."""
+        """Go on with the endpoint's connections, and begin calls."""
         self._left = None
         if self.endpoint is not None:
             handover_endpoint.go_on(self.endpoint)
+            self.go_on()
 
     def nodes(self) -> dict[str, Node]:
         """Return the accounts of clients by their ids."""

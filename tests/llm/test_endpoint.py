@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import trio
 
 from demo.provider import Provider, serving
 from supervisor.llm import endpoint
+from supervisor.llm.handover_endpoint import EndpointState
 from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
@@ -373,3 +375,24 @@ async def test_a_child_that_does_not_start_leaves_no_token(scene: Scene) -> None
     assert scene.service.endpoint is not None
     assert not scene.service.endpoint._accounts
     assert not os.listdir(run_dir)
+
+
+# A token that the program before has given out is unknown until its child is entered.
+async def test_calls_wait_until_all_that_was_handed_over_is_there(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = await scene.puppet()
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    left = EndpointState(listener.detach(), {}, [])
+    async with endpoint.open_endpoint(scene.service, left) as following:
+        monkeypatch.setattr(scene.service, "endpoint", following)
+        async with await trio.open_tcp_stream(*address) as stream:
+            await stream.send_all(door.request({}, token="not-yet"))
+            heard = b""
+            with trio.move_on_after(0.1):
+                heard = await stream.receive_some(100)
+            assert heard == b""
+            await scene.service.all_entered()
+            assert b" 401 " in await stream.receive_some(100)
+        monkeypatch.undo()
