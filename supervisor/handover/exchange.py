@@ -66,6 +66,10 @@ REST_S = 5.0
 LOOK_S = 0.002
 """Between two looks: no event tells that nothing is under way."""
 
+FREE_DESCRIPTORS = 16
+"""What is needed to load a program, beside what the one before has for itself and closes;
+an interpreter opens three files at once at most."""
+
 SERVICES = ("llm", "toolexec", "fds")
 """By their names among ``Services``."""
 
@@ -105,6 +109,10 @@ async def replace(
     except HandoverError as why:
         host.journal.write("host.not_replaced", reason=str(why))
         raise
+    except OSError as why:
+        text = f"it cannot be prepared: {why.strerror}"
+        host.journal.write("host.not_replaced", reason=text)
+        raise HandoverError(text) from why
     except Exception as why:
         # A fault here costs nobody anything: rule 1.
         text = f"internal error: {why!r}"
@@ -268,6 +276,7 @@ def _busy_child(child: Child, waited_s: float) -> Iterator[str]:
 
 def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoReturn:
     """Take everything down and become the next program, without a checkpoint."""
+    check_room()
     state = leave(host)
     fds = set(state.fds)
     env = dict(os.environ)
@@ -283,6 +292,22 @@ def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoRe
         host.journal.write("host.replacing", generation=state.generation)
         become(program, data, state.fds, env)
     raise RuntimeError("exec(2) came back")
+
+
+def check_room() -> None:
+    """Make sure that the next program can be loaded: nobody is there if it cannot.
+
+    Raises:
+        HandoverError: children and their tools have the descriptors that it takes.
+    """
+    with ExitStack() as stack:
+        try:
+            for _ in range(FREE_DESCRIPTORS):
+                fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
+                stack.callback(os.close, fd)
+        except OSError as why:
+            text = f"fewer than {FREE_DESCRIPTORS} descriptors are free"
+            raise HandoverError(f"{text}: {why.strerror}; try again") from None
 
 
 def _leave_services(

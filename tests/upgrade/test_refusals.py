@@ -1,13 +1,17 @@
 """A next program that cannot be: the host goes on as if nobody had asked, and says why."""
 
+import contextlib
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from supervisor.handover.exchange import FREE_DESCRIPTORS, check_room
 from supervisor.handover.state import versions
 from tests.helpers.replacing import Hand, Replaced, hands, replaced
+from vfs.errors import HandoverError
 
 pytestmark = pytest.mark.slow
 
@@ -85,3 +89,25 @@ def test_a_stop_while_the_next_program_is_checked(scene: tuple[Replaced, Hand]) 
     name, status = host.hear("ended")
     assert (name, status in {"143", "137"}) == (one.name, True)
     assert host.wait() == 0
+
+
+# What the next program needs to be loaded, others may have taken: then it is not begun.
+# attack 18
+def test_without_descriptors_to_load_it_there_is_no_next_program() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, most[0]), most[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/", os.O_PATH))
+        for _ in range(FREE_DESCRIPTORS - 1):
+            os.close(held.pop())
+        with pytest.raises(HandoverError, match="descriptors are free: Too many open"):
+            check_room()
+        os.close(held.pop())
+        check_room()
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
