@@ -157,11 +157,26 @@ class OpenFiles(Names):
                 with self._closes(file):
                     self._closing[file] = file.handle.descriptors()
                     try:
-                        threads = file.client.ledger.threads
-                        replaced = await in_thread(file.close, share=threads)
+                        replaced = await self._close_in_thread(file)
                     finally:
                         del self._closing[file]
                     self._account(file, replaced)
+
+    @staticmethod
+    async def _close_in_thread(file: OpenFile) -> Removed | None:
+        has_begun = False
+
+        def close() -> Removed | None:
+            nonlocal has_begun
+            has_begun = True
+            return file.close()
+
+        try:
+            return await in_thread(close, share=file.client.ledger.threads)
+        except BaseException:
+            if not has_begun:  # there is no thread: closed all the same (spec C1)
+                file.abandon()
+            raise
 
     @contextmanager
     def _closes(self, file: OpenFile) -> Iterator[None]:

@@ -177,7 +177,10 @@ class ClientFiles:
             finally:
                 self._fs.abandon(file)
             raise
-        await self._fs.close_waiting(file)
+        if file.closes_inline:
+            self._fs.close(file)
+        else:
+            await self._fs.close_waiting(file)
 
     async def _write(
         self,

@@ -398,3 +398,45 @@ async def test_an_export_counts_among_the_files_that_a_host_has_open(
     answer = await asking(process, "fd_to_file", fd="fd:1", file_path="a")
     assert failed(answer)[2] == "Cannot write to file: Too many open files"
     assert os.listdir(hall.root) == []
+
+
+@pytest.mark.parametrize("mode", ["write", "append", "insert"])
+@pytest.mark.parametrize("at_call", [0, 1, 2])
+async def test_without_a_thread_the_old_file_is_there_and_nothing_stays_open(
+    hall: Hall,
+    monkeypatch: pytest.MonkeyPatch,
+    no_leaks: None,
+    mode: str,
+    at_call: int,
+) -> None:
+    del no_leaks
+    ledger = Ledger(size_bytes=100_000, files=3)
+    process = at(hall, ledger=ledger)
+    (hall.root / "a").write_text("old\n")
+    more = {"insert_at_line": 1} if mode == "insert" else {}
+    run_sync, calls, used = trio.to_thread.run_sync, 0, list(ledger.used)
+
+    async def some(*args: Any, **kwargs: Any) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == at_call + 1:
+            raise RuntimeError("can't start new thread")
+        return await run_sync(*args, **kwargs)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", some)
+    answer = await asking(
+        process, "fd_to_file", fd="fd:1", file_path="a", mode=mode, **more
+    )
+    monkeypatch.undo()
+    assert not ledger.open
+    if calls <= at_call:  # it needs no more of them
+        assert answer.tag == "fd_write"
+        return
+    assert failed(answer)[2] == (
+        "Cannot write to file: Resource temporarily unavailable"
+    )
+    assert (hall.root / "a").read_text() == "old\n"
+    assert ledger.used[:3] == used[:3]
+    assert os.listdir(hall.root) == ["a"]
+    answer = await asking(process, "fd_to_file", fd="fd:1", file_path="a")
+    assert answer.tag == "fd_write"
