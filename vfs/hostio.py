@@ -10,6 +10,8 @@ Rules of this file.
 3. A mount whose inline writes turn slow is written through threads for a while, then
    tried again (``Mount.note``).
 
+Threads that no task waits for are in ``workers``.
+
 Sources: preadv2(2); ``hostio_table`` for what is mounted.
 """
 
@@ -17,7 +19,6 @@ import contextlib
 import errno
 import os
 import resource
-import signal
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from typing import TypeVar, TypeVarTuple
 import trio
 
 from vfs.hostio_table import UNKNOWN, MountTable, is_passing
+from vfs.workers import afterwards, in_worker
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -103,7 +105,7 @@ async def in_thread(
     def begin() -> T:
         nonlocal has_begun
         has_begun = True
-        return _in_worker(call, *args)
+        return in_worker(call, *args)
 
     _calls.at_work += 1
     try:
@@ -131,24 +133,6 @@ class _Calls:
 _calls = _Calls()
 
 
-class _Worker(threading.local):
-    """A worker thread's own: whether it was made deaf."""
-
-    is_deaf = False
-
-
-_worker = _Worker()
-
-
-def _in_worker(call: Callable[[*Ts], T], *args: *Ts) -> T:
-    # Signals are the Trio thread's: one that a worker took between two programs of the
-    # same process would be nobody's.
-    if not _worker.is_deaf:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        _worker.is_deaf = True
-    return call(*args)
-
-
 def note_work(change: int) -> None:
     """Let ``calls_at_work`` count so many more of those who wait to make a call."""
     _calls.at_work += change
@@ -157,61 +141,6 @@ def note_work(change: int) -> None:
 def calls_at_work() -> int:
     """Return how many calls run in worker threads, wait for one, or have just ended."""
     return _calls.at_work
-
-
-def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
-    """Run a call that lets go of the interpreter beside what the caller does meanwhile.
-
-    For a worker thread that works through much data: it hashes and writes a piece while
-    it reads the same piece.  So there are at most two such threads for each of those.
-
-    Returns:
-        What waits for the end of the call and returns, or raises, what it did.  It has
-        to be called.  Where no thread can be started the call is done before.
-    """
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call(*args))
-        except BaseException as why:  # noqa: BLE001 - raised where it is waited for
-            failure.append(why)
-
-    thread = threading.Thread(target=run, name="beside")
-    is_beside = _is_started(thread)
-    if not is_beside:
-        run()
-
-    def wait() -> T:
-        if is_beside:
-            thread.join()
-        if failure:
-            raise failure[0]
-        return outcome[0]
-
-    return wait
-
-
-def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:
-    """Run a call that takes long and whose end nobody needs to know, in a thread.
-
-    For what is given back to the kernel.  A program that ends waits for it.  Where no
-    thread can be started it is done here: it has to be done.
-    """
-    work = (call, *args)
-    thread = threading.Thread(target=_in_worker, args=work, name="afterwards")
-    if not _is_started(thread):
-        call(*args)
-
-
-def _is_started(thread: threading.Thread) -> bool:
-    """Start a thread; tell whether this process may have it."""
-    try:
-        thread.start()
-    except RuntimeError:
-        return False
-    return True
 
 
 def close_file(fd: int) -> None:

@@ -81,7 +81,7 @@ BANS = (
     Ban(
         ("asyncio", "concurrent.futures", "threading.Thread"),
         "Trio only, threads through vfs.hostio",
-        but=("vfs/hostio.py",),
+        but=("vfs/workers.py",),
     ),
     Ban(("trio.lowlevel.spawn_system_task",), "tasks live in a nursery we own"),
     Ban(

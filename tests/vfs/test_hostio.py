@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from vfs import hostio
+from vfs import hostio, workers
 from vfs.backends.host_file import HostHandle
 from vfs.hostio import MOUNTS, Mount, calls_at_work, in_thread, mount_of
 
@@ -406,9 +406,38 @@ def test_without_a_thread_what_has_to_be_done_is_done_here(
 
     monkeypatch.setattr(threading.Thread, "start", none)
     done: list[int] = []
-    hostio.afterwards(done.append, 1)
+    workers.afterwards(done.append, 1)
     assert done == [1]
-    assert hostio.beside(sum, [1, 2])() == 3
-    wait = hostio.beside(broken)
+    assert workers.beside(sum, [1, 2])() == 3
+    wait = workers.beside(broken)
     with pytest.raises(ValueError, match="a fault of the call"):
         wait()
+
+
+def test_what_is_done_afterwards_takes_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[threading.Thread] = []
+    start, held, done = threading.Thread.start, threading.Event(), threading.Event()
+    results: list[int] = []
+
+    def note(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    def broken() -> None:
+        raise OSError(errno.EIO, "a fault of one keeps no other")
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    workers.afterwards(held.wait)  # type: ignore[arg-type]
+    for number in range(100):
+        workers.afterwards(results.append, number)
+    assert (len(started), results) == (1, [])
+    workers.afterwards(broken)
+    workers.afterwards(workers.afterwards, done.set)
+    held.set()
+    assert done.wait(10)
+    assert results == list(range(100))
+    for thread in started:
+        thread.join()

@@ -27,7 +27,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import FILE_OPERATION, FdError
-from vfs.hostio import afterwards
+from vfs.workers import afterwards
 
 if TYPE_CHECKING:
     from vfs.content.index import Buffer

@@ -35,7 +35,7 @@ from vfs.content.slots import (
     no_room,
     release_pages,
 )
-from vfs.hostio import afterwards
+from vfs.workers import afterwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,7 @@ from vfs.content.errors import FdError
 from vfs.content.index import Reader, TextIndex
 from vfs.content.spool import Spool, descriptors_of
 from vfs.content.writer import Writer
-from vfs.hostio import beside
+from vfs.workers import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

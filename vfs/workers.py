@@ -1,0 +1,125 @@
+"""Threads beside the host's own, and how every one of them is made.
+
+What it is: what lets go of the interpreter beside other work (``beside``), and what is
+given back when nobody waits for it (``afterwards``).  What it is not: calls that a task
+waits for (``vfs.hostio``).
+
+Rule of this file: where no thread can be started the work is done where it was asked for.
+"""
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
+    """Run a call that lets go of the interpreter beside what the caller does meanwhile.
+
+    For a worker thread that works through much data: it hashes and writes a piece while
+    it reads the same piece.  So there are at most two such threads for each of those.
+
+    Returns:
+        What waits for the end of the call and returns, or raises, what it did.  It has
+        to be called.  Where no thread can be started the call is done before.
+    """
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call(*args))
+        except BaseException as why:  # noqa: BLE001 - raised where it is waited for
+            failure.append(why)
+
+    thread = threading.Thread(target=run, name="beside")
+    is_beside = _is_started(thread)
+    if not is_beside:
+        run()
+
+    def wait() -> T:
+        if is_beside:
+            thread.join()
+        if failure:
+            raise failure[0]
+        return outcome[0]
+
+    return wait
+
+
+def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:
+    """Run a call that takes long and whose end nobody needs to know, in a thread.
+
+    For what is given back to the kernel.  One thread does all of it, however much there
+    is: each start takes a millisecond here.  A program that ends waits for it.  Where no
+    thread can be started it is done here: it has to be done.
+
+    Whoever collects garbage may call, in the middle of another call.
+    """
+    _afterwards.add(partial(call, *args))
+
+
+class _Afterwards:
+    """A thread that does what was left to it, for as long as there is anything."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_at_work = threading.Lock()  # of the thread; nobody ever waits for it
+
+    def add(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._calls and self._is_at_work.acquire(blocking=False):
+            thread = threading.Thread(
+                target=in_worker, args=(self._run,), name="afterwards"
+            )
+            if not _is_started(thread):
+                self._run()
+
+    def _run(self) -> None:
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            self._is_at_work.release()
+            self._begin()  # what has come since the last look, or behind a fault
+
+
+_afterwards = _Afterwards()
+
+
+def _is_started(thread: threading.Thread) -> bool:
+    """Start a thread; tell whether this process may have it."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Worker(threading.local):
+    """A worker thread's own: whether it was made deaf."""
+
+    is_deaf = False
+
+
+_worker = _Worker()
+
+
+def in_worker(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Do a call in this thread, which is deaf to signals from now on.
+
+    They are the Trio thread's: one that a worker took between two programs of the same
+    process would be nobody's.
+    """
+    if not _worker.is_deaf:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _worker.is_deaf = True
+    return call(*args)
