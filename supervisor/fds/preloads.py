@@ -11,6 +11,7 @@ from protocol import fdxml
 from supervisor.dialogues import MOST_KEPT_CHARS
 from vfs.content import FdError
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER
+from vfs.content.long_calls import is_long_list
 from vfs.content.selecting import lines_of
 from vfs.content.threads import in_thread
 
@@ -48,7 +49,10 @@ class Preloads:
             FdError: there is no such descriptor or line, or it is too much to show.
         """
         process, table = self._process, self._child.table
-        named = process.named(parts)
+        if is_long_list(parts):
+            named = await in_thread(process.named, parts, share=process.threads)
+        else:
+            named = process.named(parts)
         # All numbers that are taken are known before one is given anew.
         for fd, span in named:
             if span is None:

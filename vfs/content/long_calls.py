@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vfs.content.errors import FdError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from vfs.content.arguments import Tool
     from vfs.content.process import Process
@@ -72,6 +72,12 @@ def is_long_text(process: Process, text: str) -> bool:
     return len(text) > INLINE_BYTES or _is_tight(process)
 
 
+def is_long_list(parts: Sequence[object]) -> bool:
+    """Tell whether to find what is named takes long; lines of it are copied, too."""
+    many = len(parts) > INLINE_ROWS
+    return many or any(isinstance(one, dict) for one in parts)
+
+
 def _is_tight(process: Process) -> bool:
     """Whether to store as much as is short may have to wait for the disk."""
     return process.shared.store.is_tight(INLINE_CHARS_BYTES)
@@ -80,8 +86,8 @@ def _is_tight(process: Process) -> bool:
 def _lists_many(process: Process, values: Mapping[str, object]) -> bool:
     if max(len(process.table.fds), process.table.sections) > INLINE_ROWS:
         return True
-    parts = values.get("fds")  # lines of a descriptor are copied
-    return isinstance(parts, list) and any(isinstance(one, dict) for one in parts)
+    parts = values.get("fds")
+    return isinstance(parts, list) and is_long_list(parts)
 
 
 def _puts_long(process: Process, values: Mapping[str, object]) -> bool:

@@ -1,6 +1,7 @@
 """The tool loop, fork, spawn, summaries, with a model that follows a script."""
 
 import json
+import threading
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
@@ -13,6 +14,7 @@ from supervisor.fds.toolloop import MOST_ROUNDS, ModelError, Reply
 from tests.helpers.contents import asking, failed, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.sessions import Hall, hall
+from vfs.content import Json, Process
 
 __all__ = ["hall", "scene"]
 
@@ -380,6 +382,29 @@ async def test_a_spawn_is_given_each_descriptor_once(scene: Make) -> None:
     assert system.count("<preload ") == 3
     assert system.count('<preload fd="fd:1"') == system.count('<preload fd="fd:3"') == 1
     assert '<preload fd="fd:4" from="fd:2" lines="1-1">\ntwo\n' in system
+
+
+async def test_a_spawn_finds_what_is_named_often_in_a_thread(
+    scene: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = scene(words("done"))
+    made.process.add_text("text", "test")
+    threads: list[threading.Thread] = []
+    find = Process.named
+
+    def note(process: Process, parts: list[Json]) -> object:
+        threads.append(threading.current_thread())
+        return find(process, parts)
+
+    monkeypatch.setattr(Process, "named", note)
+    for parts in (["fd:1"] * 20, ["fd:1"] * 30_000):
+        spawn = {"program": "expert", "query": "x", "additional_preload_fds": parts}
+        answer = await made.process.call("spawn", **spawn)
+        assert b'success="true"' in answer
+    first, second = threads
+    assert first is threading.main_thread() is not second
+    prompt = str(made.model.seen[-1][0]["content"])
+    assert prompt.count("<preload ") == 1
 
 
 async def test_a_spawn_shows_no_more_than_a_conversation_holds(scene: Make) -> None:

@@ -48,6 +48,16 @@ async def test_long_lists_are_made_in_a_thread(hops: list[object], number: int) 
     assert len(hops) == (3 if number > INLINE_ROWS else 0)
 
 
+@pytest.mark.parametrize("number", [INLINE_ROWS, INLINE_ROWS + 1])
+async def test_what_is_named_often_is_found_in_a_thread(
+    hops: list[object], number: int
+) -> None:
+    made = holding("text")
+    await asking(made, "keep_fds", fds=["fd:1"] * number)
+    assert len(hops) == (1 if number > INLINE_ROWS else 0)
+    assert list(made.table.fds) == [1]
+
+
 async def test_units_are_counted_in_a_thread(hops: list[object]) -> None:
     await asking(holding("a\n\nb"), "read_fd", fd="fd:1", unit="paragraph", index=2)
     assert len(hops) == 1
