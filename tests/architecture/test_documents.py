@@ -6,10 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from docs import generate
+from supervisor.config.child import ChildSection
 from supervisor.config.document import load_config, warnings
+from supervisor.config.host import HostSection
+from supervisor.config.policy import PolicySection
+from supervisor.journal import EVENTS
 from tests.architecture.tree import ROOT, relative, tree_files
 
 PAGES = tuple(path for path in tree_files() if path.suffix == ".md")
@@ -179,3 +184,29 @@ def test_every_reply_of_the_code_is_in_the_table() -> None:
     told = {text for text in beginnings() if " requires " not in text}  # F9
     assert len(told) > 20
     assert not {text for text in told if text.rstrip(" :'") not in replies}
+
+
+def test_every_event_of_the_journal_is_told_to_operators() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    part = page.partition("\n## Journal\n")[2].partition("\n## ")[0]
+    told = set(re.findall(r"`([a-z]+\.[a-z_]+)`", part))
+    assert told == set(EVENTS)
+
+
+# Where a key is not told, an operator finds it in an error message, if at all.
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("host", HostSection),
+        ("policy.NAME", PolicySection),
+        ("child.NAME", ChildSection),
+    ],
+)
+def test_every_key_of_the_daemon_has_its_row(
+    name: str, section: type[msgspec.Struct]
+) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page.partition(f"\n| key of `[{name}]` |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line[:1] == "|"]
+    told = re.findall(r"`([a-z_]+)`", "".join(rows))
+    assert sorted(told) == sorted(section.__struct_fields__)
