@@ -140,6 +140,18 @@ def _check_grants(
                     yield f"{where}.{key}", why
 
 
+def _check_workspaces(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    del named
+    for name, sidecar in config.sidecar.items():
+        path = sidecar.workspace
+        if path is None or not path.startswith("/") or "\0" in path:
+            continue  # what is no possible path is said elsewhere
+        if why := not_a_directory(path):
+            yield f"sidecar.{joined(name)}.workspace", why
+
+
 class _Root(NamedTuple):
     """What is configured as a root.
 
@@ -202,6 +214,7 @@ _CROSS_CHECKS: tuple[
     check_preset_tools,
     _check_grants,
     _check_roots,
+    _check_workspaces,
 )
 """What one section says of another; also told the document as it was read."""
 

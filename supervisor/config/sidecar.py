@@ -74,7 +74,7 @@ def _faults(section: SidecarSection) -> Iterator[tuple[str, str]]:
         for key in ("image", "cli"):
             if getattr(section, key) is not None:
                 yield key, "a local sidecar has none; set backend to docker or podman"
-    else:
+    elif section.backend in BACKENDS:
         yield from _faults_of_container(section)
 
 

@@ -1,16 +1,17 @@
 """The command ``handover-check``: a host asks its next program whether it can be that.
 
 It is started as a process of its own, with the words that the next program will get, so
-it finds what that would find: its own modules, and the configuration.
+it finds what that would find: its own modules, and the configuration with the files and
+directories that this names. When a next program cannot begin, the children of the one
+before die with it.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import supervisor.serve  # noqa: F401 - what the next program imports has to be there
-from supervisor.config.document import Config, ConfigError, load_config
+from supervisor.config.document import ConfigError, load_config
 from supervisor.daemon_places import places_of
 from supervisor.handover.exchange import REFUSAL, answer_check
 
@@ -28,9 +29,6 @@ def check(argv: list[str]) -> int:
             places_of(config.host, None)
         except ConfigError as why:
             return _refuse(f"its configuration has faults: {why}")
-        lacking = _lacking(config)
-        if lacking is not None:
-            return _refuse(lacking)
     return answer_check()
 
 
@@ -38,30 +36,6 @@ def _refuse(text: str) -> int:
     line = " ".join(f"{REFUSAL}{text}".split())
     os.write(1, line.encode(errors="replace") + b"\n")
     return 2
-
-
-def _lacking(config: Config) -> str | None:
-    """Return what a service could not open: afterwards it would be too late.
-
-    When a next program cannot begin, the children of the one before die with it.
-    """
-    for name, sidecar in config.sidecar.items():
-        if sidecar.workspace is not None and not Path(sidecar.workspace).is_dir():
-            text = f"sidecar.{name}.workspace: {sidecar.workspace!r} is no directory"
-            return f"{text}; make it"
-    if config.llm is None:
-        return None
-    from supervisor.llm.keys import KeyFileError, read_key  # noqa: PLC0415 - if asked
-
-    models = config.llm.models.values()
-    files = (config.llm.api_key_file, *(model.api_key_file for model in models))
-    try:
-        for file in files:
-            if file is not None:
-                read_key(file)
-    except KeyFileError as why:
-        return str(why)
-    return None
 
 
 def _config_of(words: list[str]) -> str | None:

@@ -294,6 +294,30 @@ def test_a_childs_directory_is_one_that_is_there(tmp_path: Path) -> None:
     ]
 
 
+# Else the host would say so as it begins, and without the key.
+@pytest.mark.parametrize("backend", ["local", "docker"])
+def test_a_workspace_is_a_directory_that_is_there(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    image = "image = 'i'\n" if backend == "docker" else ""
+    text = "".join(
+        f"[sidecar.{name}]\nkind = 'go'\nbackend = '{backend}'\n{image}"
+        f"workspace = '{tmp_path / name}'\n"
+        for name in ("there", "file", "gone")
+    )
+    assert faults(check(tmp_path, text, "--json")) == [
+        ("sidecar.file.workspace", f"'{tmp_path}/file' is not a directory"),
+        ("sidecar.gone.workspace", f"there is no '{tmp_path}/gone'; make it first"),
+    ]
+
+
+# What a container needs is not asked of what is none.
+def test_a_backend_that_there_is_not_is_the_only_fault(tmp_path: Path) -> None:
+    text = "[sidecar.s]\nkind = 'go'\nbackend = 'lxc'\n"
+    ((key, _),) = faults(check(tmp_path, text, "--json"))
+    assert key == "sidecar.s.backend"
+
+
 def test_every_limit_that_cannot_be_is_told_with_its_own_key(tmp_path: Path) -> None:
     limits = (
         "{ memory = '999999999T', cpu = 0, processes = 0, file_size = '8388608T',"

@@ -291,7 +291,7 @@ def test_a_workspace_that_is_gone_is_found_before_the_exchange() -> None:
         file = tools.where / "c.toml"
         text = file.read_text()
         file.write_text(text.replace("workspace =", 'workspace = "/no/such" #'))
-        with pytest.raises(ControlError, match="'/no/such' is no directory; make it"):
+        with pytest.raises(ControlError, match="there is no '/no/such'; make it first"):
             tools.running.client.replace()
         key = tools.where / "key"
         file.write_text(f'{text}\n[llm]\napi_key_file = "{key}"\n')
