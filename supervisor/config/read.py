@@ -26,6 +26,24 @@ if TYPE_CHECKING:
 _MSGSPEC_WHERE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 
 
+_OTHER_TYPE = re.compile(r"expected (?P<wanted>[a-z |]+), got (?P<given>[a-z]+)")
+
+_IN_TOML = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "a boolean",
+    "array": "an array",
+    "list": "an array",
+    "object": "a table",
+    "dict": "a table",
+    "datetime": "a date-time",
+    "date": "a date",
+    "time": "a time",
+}
+"""What TOML calls the types that msgspec and Python speak of."""
+
+
 class Fault(NamedTuple):
     """One thing that is wrong with a configuration.
 
@@ -122,7 +140,8 @@ class Reader:
         return found
 
     def _expected(self, what: str, value: object, path: str) -> None:
-        reason = f"expected {what}, got {type(value).__name__}"
+        given = type(value).__name__
+        reason = f"expected {what}, got {_IN_TOML.get(given, given)}"
         self.faults.append(Fault(path, reason))
 
 
@@ -147,7 +166,20 @@ def _worded(path: str, text: str) -> Fault:
         where += match["path"]
         text = text[: match.start()]
     text = text.replace("`", "")
-    return Fault(where, text[:1].lower() + text[1:])
+    return Fault(where, _in_toml(text[:1].lower() + text[1:]))
+
+
+def _in_toml(text: str) -> str:
+    """Return what msgspec says of a type in the words of TOML, and what would do."""
+    match = _OTHER_TYPE.fullmatch(text)
+    if match is None:
+        return text
+    wanted = match["wanted"].split(" | ")
+    if "float" in wanted and "int" in wanted:
+        wanted.remove("int")  # is a number too
+    words = " or ".join(_IN_TOML.get(name, name) for name in wanted)
+    hint = "; write it in quotes" if wanted == ["str"] else ""
+    return f"expected {words}, got {_IN_TOML.get(match['given'], match['given'])}{hint}"
 
 
 def named(

@@ -318,6 +318,36 @@ def test_a_backend_that_there_is_not_is_the_only_fault(tmp_path: Path) -> None:
     assert key == "sidecar.s.backend"
 
 
+# A configuration is TOML, whose words for its types are not Python's.
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "[host]\ngrace = 5\n",
+            "expected a string, got an integer; write it in quotes",
+        ),
+        ("[host]\nmax_children = '5'\n", "expected an integer, got a string"),
+        ("[llm]\nendpoint = 'yes'\n", "expected a boolean, got a string"),
+        ("[policy.a]\nread = 'x'\n", "expected an array, got a string"),
+        (
+            "[policy.a]\nread = [1]\n",
+            "expected a string, got an integer; write it in quotes",
+        ),
+        ("[child]\na = 1\n", "expected a table, got an integer"),
+        ("[llm]\ntemperature = 'x'\n", "expected a number, got a string"),
+        (
+            "[policy.a]\nlimits = { bytes = true }\n",
+            "expected a number or a string, got a boolean",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_the_words_of_toml(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    ((_, told),) = faults(check(tmp_path, text, "--json"))
+    assert told == reason
+
+
 def test_every_limit_that_cannot_be_is_told_with_its_own_key(tmp_path: Path) -> None:
     limits = (
         "{ memory = '999999999T', cpu = 0, processes = 0, file_size = '8388608T',"

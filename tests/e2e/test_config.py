@@ -151,7 +151,10 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
             "policy.run.network: 'host' contradicts sandbox 'x', which requires the",
         ),
         ("[policy.run]\ntools = ['a/b']\n", "policy.run.tools: not the name of a"),
-        ("[policy.run]\nread = 'x'\n", "policy.run.read: expected array, got str"),
+        (
+            "[policy.run]\nread = 'x'\n",
+            "policy.run.read: expected an array, got a string",
+        ),
         ("[policy.run]\ntypo = 1\n", "typo"),
         ("[typo]\n", "typo"),
         ("[limits]\nwrite = 'lots'\n", "limits.write: not a size: 'lots'"),
