@@ -103,7 +103,7 @@ def layers_text(head: str, layers: Sequence[dict[str, str]]) -> str:
     lines = ["", *textwrap.wrap(printable(head), WIDTH)]
     for row in layers:
         text = f"{row['layer']:<14}{row['state']}: {row['detail']}"
-        if row["state"] != doctor_layers.PRESENT:
+        if row["state"] not in {doctor_layers.PRESENT, doctor_layers.NOT_NEEDED}:
             text += f" (takes {row['takes']})"
         indent = " " * 16
         lines += textwrap.wrap(printable(text), WIDTH, subsequent_indent=indent)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from supervisor.launchpad.start import LaunchpadProcess
 
 PRESENT, MISSING, UNKNOWN = "present", "missing", "unknown"
-
-_NOT_NEEDED = "not needed: root makes namespaces without one"
+NOT_NEEDED = "not needed"
 
 
 def try_layers(launchpad: LaunchpadProcess) -> tuple[Walls | None, str]:
@@ -51,7 +50,7 @@ def rows(walls: Walls | None, why_none: str = "") -> list[dict[str, str]]:
         elif walls is None:
             state, detail = UNKNOWN, why_none
         else:
-            state, detail = MISSING, _NOT_NEEDED
+            state, detail = NOT_NEEDED, "root makes namespaces without one"
         found.append({"layer": layer, "state": state, "detail": detail, "takes": takes})
     return found
 

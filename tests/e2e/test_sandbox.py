@@ -100,6 +100,15 @@ def test_the_table_is_true_with_each_layer_switched_off(
         assert table[layer]["detail"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has no use for a layer")
+def test_a_layer_that_the_host_has_no_use_for_is_not_called_missing() -> None:
+    table = layers()
+    assert table["userns"]["state"] == "not needed"
+    lines = sandhost("doctor").out.decode().splitlines()
+    (line,) = [line for line in lines if line.startswith("userns")]
+    assert line.split(None, 1)[1] == "not needed: root makes namespaces without one"
+
+
 @pytest.mark.parametrize("sandbox", ["auto", "groups"])
 @pytest.mark.parametrize(
     "wrapper", [(), without(CLONE3, 38)], ids=["forked into it", "joining by itself"]
