@@ -15,9 +15,9 @@ import typer
 
 from supervisor.cli import daemon as cli_daemon
 from supervisor.cli import fds as cli_fds
+from supervisor.cli import help as cli_help
 from supervisor.cli import observe as cli_observe
 from supervisor.cli import tables as cli_tables
-from supervisor.cli.help import Commands
 from supervisor.cli.options import (  # noqa: TC001 - typer reads them at run time
     ControlOf,
     Json,
@@ -37,13 +37,12 @@ SPAWNING = frozenset({"run", "pipeline", "relay"})
 REFUSED = 125
 USAGE = 2
 
-
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
 
 app = typer.Typer(
     name="sandhost",
-    cls=Commands,
-    help="Host programs that a language model drives: one child, one door.",
+    cls=cli_help.Commands,
+    help=cli_help.ABOUT,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -53,7 +52,6 @@ app = typer.Typer(
 
 # typer carries a copy of click; the base of its only public error is the way in.
 _ParseError: type[Exception] = typer.BadParameter.__mro__[1]
-
 
 _Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...")]
 _Config = Annotated[
@@ -79,7 +77,10 @@ _Write = Annotated[
     typer.Option("--write", metavar="P", help="Grant to write; repeatable."),
 ]
 _Dialect = Annotated[
-    int, typer.Option("--dialect", min=1, max=2, help="Version of the wire's OPEN.")
+    int,
+    typer.Option(
+        "--dialect", metavar="1|2", min=1, max=2, help="Version of the wire's OPEN."
+    ),
 ]
 _Transport = Annotated[
     str, typer.Option("--transport", metavar="socketpair|pipes", help="What FD 3 is.")
@@ -266,6 +267,7 @@ def relay(  # noqa: PLR0913, PLR0917 - a command line
     return run_nested(ctx.obj, tuple(command), rights or None, fds)
 
 
+cli_help.register(app)
 cli_tables.register(app)
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _COMMAND_LINE: Any = {"allow_interspersed_args": False}
 _Child = Annotated[str, typer.Argument(metavar="CHILD", help="A name, or an id of ps.")]
 _Lines = Annotated[
-    int | None, typer.Option("--lines", "-n", min=0, help="Only the last N lines.")
+    int | None,
+    typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last N lines."),
 ]
 _Grace = Annotated[
     str | None,
@@ -45,7 +46,8 @@ def serve(
         typer.Option("--control", metavar="PATH", help="Control socket's place."),
     ] = None,
     log_level: Annotated[
-        str, typer.Option("--log-level", metavar="L", help="debug, info, warning.")
+        str,
+        typer.Option("--log-level", metavar="L", help="debug, info, warning, error."),
     ] = "info",
     log_format: Annotated[
         str | None, typer.Option("--log-format", metavar="text|json")
@@ -60,7 +62,9 @@ def serve(
     from supervisor.serve import FAILED, ServeOptions, run_daemon  # noqa: PLC0415
 
     if log_level.upper() not in LEVELS:
-        raise UsageFault(f"not a log level: {log_level!r}; write debug, info, warning")
+        raise UsageFault(
+            f"not a log level: {log_level!r}; write debug, info, warning, error"
+        )
     if log_format not in (None, "text", "json"):
         raise UsageFault(f"not a log format: {log_format!r}; write text or json")
     try:
@@ -85,7 +89,8 @@ def spawn(  # noqa: PLR0913, PLR0917
         list[str] | None, typer.Argument(metavar="[-- COMMAND [ARG]...]")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="What the child is called.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="What the child is called."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option("--policy", metavar="P", help="[policy.P].")

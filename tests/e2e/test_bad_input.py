@@ -1,7 +1,9 @@
 """What is wrong with a command line, a file or a disk: one clear line, no traceback."""
 
 import os
+import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -274,6 +276,7 @@ def test_too_few_descriptors_are_said(descriptors: int) -> None:
     [
         ("--help", 2),
         ("", 2),
+        ("--version", 2),
         ("run --help", REFUSED),
         ("ps --help", 2),
         ("shim bin", 2),
@@ -288,6 +291,30 @@ def test_what_cannot_be_printed_is_said(
     assert outcome.status == status
     assert outcome.said("cannot write to st")
     assert outcome.said("No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("run", "run [OPTIONS] -- COMMAND [ARG]..."),
+        ("pipeline", "pipeline [OPTIONS] -- A [ARG]... ::: B [ARG]..."),
+        ("spawn", "spawn [OPTIONS] [-- COMMAND [ARG]...]"),
+        ("stop", "stop [OPTIONS] [CHILD]..."),
+        ("logs", "logs [OPTIONS] CHILD"),
+    ],
+)
+def test_a_commands_words_are_shown_as_they_are_written(
+    command: str, usage: str
+) -> None:
+    text = sandhost(command, "--help").out.decode()
+    assert text.splitlines()[0] == f"Usage: sandhost {usage}"
+    assert not re.search("<[a-z]", text)  # a type of Python's
+
+
+def test_the_version_is_told() -> None:
+    outcome = sandhost("--version")
+    assert (outcome.status, outcome.err) == (0, b"")
+    assert outcome.out == f"sandhost {version('sandhost')}\n".encode()
 
 
 def test_a_reader_of_the_help_that_went_away_is_no_fault() -> None:
