@@ -11,7 +11,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -25,6 +24,7 @@ from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Wanted
+from supervisor.say import remedy
 from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.traffic import Traffic
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
@@ -368,7 +368,5 @@ def _not_prepared(why: OSError) -> SpawnError:
     """Word what could not be had for a child: its root, a grant, a descriptor."""
     known = why.filename is not None
     name = f" {os.fsdecode(why.filename)!r}" if known else ""
-    text = f"cannot start a child: cannot use{name}: {why.strerror}"
-    if why.errno in (errno.ENOENT, errno.ENOTDIR):
-        text += "; name what is there, or make it first"
+    text = f"cannot start a child: cannot use{name}: {why.strerror}{remedy(why)}"
     return SpawnError(why.errno or 0, "request", text)

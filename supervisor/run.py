@@ -25,7 +25,7 @@ from supervisor.logs import Log, put_line
 from supervisor.metrics.registry import open_metrics
 from supervisor.offers import offered
 from supervisor.sandbox import cgroups
-from supervisor.say import line_of
+from supervisor.say import line_of, remedy
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
@@ -120,7 +120,7 @@ def what_failed(why: BaseException) -> str:
         return str(why)
     if why.filename is None:
         return why.strerror
-    return f"cannot use {os.fsdecode(why.filename)!r}: {why.strerror}"
+    return f"cannot use {os.fsdecode(why.filename)!r}: {why.strerror}{remedy(why)}"
 
 
 def heeded_signals(

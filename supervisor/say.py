@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 
@@ -13,6 +14,13 @@ class CommandError(Exception):
 
 class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
     """The words of the command are off."""
+
+
+def remedy(why: OSError) -> str:
+    """Return what to do about a name that cannot be used, as the end of a line."""
+    if why.errno in {errno.ENOENT, errno.ENOTDIR}:
+        return "; name what is there, or make it first"
+    return "; name another" if why.errno == errno.EISDIR else ""
 
 
 def print_text(text: str) -> None:

@@ -271,7 +271,10 @@ class ControlServer:
         if answer is None:
             orders = self._orders
             known = ", ".join((*QUESTIONS, *orders.orders, *orders.streams))
-            return _error(f"it does not know {question.do!r}, only {known}")
+            hint = (
+                "" if orders.orders else "; only a daemon (sandhost serve) takes orders"
+            )
+            return _error(f"it does not know {question.do!r}, only {known}{hint}")
         try:
             async with self._answering:
                 result = await answer()

@@ -315,7 +315,10 @@ async def tcp_listener(host: str, port: int) -> tuple[str, trio.SocketListener]:
             port, host=host, backlog=BACKLOG
         )
     except OSError as why:
-        text = f"cannot listen on {host}:{port}: {why.strerror or why}; choose another"
+        reason = why.strerror or why
+        text = (
+            f"cannot listen on {host}:{port}: {reason}; choose another toolexec.listen"
+        )
         raise OSError(why.errno or errno.EIO, text) from None
     for other in others:  # a name with several addresses: one port, one listener
         await other.aclose()

@@ -70,8 +70,11 @@ REFUSED = 125
         (("run", "--read", "missing", "--", "true"), "missing': No such file"),
         (("run", "--read", "", "--", "true"), "No such file or directory"),
         (("run", "--write", "no/such/file", "--", "true"), "No such file"),
-        (("run", "--journal", "no/such/file", "--", "true"), "No such file"),
-        (("run", "--journal", ".", "--", "true"), "Is a directory"),
+        (
+            ("run", "--journal", "no/such/file", "--", "true"),
+            "No such file or directory; name what is there, or make it first",
+        ),
+        (("run", "--journal", ".", "--", "true"), "Is a directory; name another"),
         (("run", "--config", "missing", "--", "true"), "'missing': No such file"),
         (("run", "--config", ".", "--", "true"), "cannot read '.': it is a directory"),
         (("run", "--root", "a\nb\x1b[2J", "--", "true"), "no such directory"),

@@ -87,6 +87,11 @@ async def test_a_refusal_reaches_the_asker(path: str) -> None:
         await ask(path, "reboot")
 
 
+async def test_a_host_of_one_child_says_who_takes_orders(path: str) -> None:
+    with pytest.raises(ControlError, match=r"only a daemon \(sandhost serve\) takes"):
+        await ask(path, "kill")
+
+
 def test_asking_needs_no_framework() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
