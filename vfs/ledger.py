@@ -17,10 +17,47 @@ from vfs.hostio import THREADS_PER_CHILD
 from vfs.turns import Turn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfs.openfile import OpenFile
+
+    Identity = tuple[int, int]
 
 OPEN_FILES, CLIENTS, SIZE_BYTES, FILES = range(4)
 """What a ledger counts."""
+
+
+class Contents:
+    """Open files, and what tells the file of each from any other.
+
+    Whether a file is open is told at once, however many are: a child that ends may have
+    removed all that it has open, and others wait meanwhile (spec S5).
+    """
+
+    __slots__ = ("_counts", "_files")
+
+    def __init__(self) -> None:
+        self._files: dict[OpenFile, Identity] = {}
+        self._counts: dict[Identity, int] = {}
+
+    def __iter__(self) -> Iterator[OpenFile]:
+        return iter(self._files)
+
+    def __contains__(self, identity: Identity) -> bool:
+        return identity in self._counts
+
+    def add(self, file: OpenFile) -> None:
+        """Take note of an open file."""
+        self._files[file] = identity = file.handle.identity()
+        self._counts[identity] = self._counts.get(identity, 0) + 1
+
+    def remove(self, file: OpenFile) -> Identity:
+        """Forget an open file; return what tells it from any other."""
+        identity = self._files.pop(file)
+        self._counts[identity] -= 1
+        if not self._counts[identity]:
+            del self._counts[identity]
+        return identity
 
 
 class Ledger:
@@ -81,7 +118,7 @@ class Ledger:
         self.bounds_files = files is not None
         self.before: tuple[int, int, int] | None = None
         self.staged_files = 0
-        self.open: set[OpenFile] = set()
+        self.open = Contents()
         self.turn: Turn | None = None
         if parent is None:
             self.threads = trio.CapacityLimiter(THREADS_PER_CHILD)

@@ -140,7 +140,7 @@ class Names:
             return
         if ledger.turn is not None and removed.identity in ledger.turn.given_back:
             return
-        if not any(f.handle.identity() == removed.identity for f in ledger.open):
+        if removed.identity not in ledger.open:
             ledger.charge(SIZE_BYTES, -removed.size)
 
     @staticmethod

@@ -217,19 +217,20 @@ class OpenFile:
             self.has_reserved = False
             self.client.ledger.release_files(1)
 
-    def give_back_unlinked(self) -> None:
+    def give_back_unlinked(self, identity: tuple[int, int]) -> None:
         """Take back what the content of a removed file was charged, at its last close.
 
         Precondition: the file is no longer among its ledger's open files.
+
+        Args:
+            identity: what tells it from any other.
         """
         ledger = self.ledger
         if ledger is None or self.staged or self.handle.links():
             return
-        identity = self.handle.identity()
-        if not any(other.handle.identity() == identity for other in ledger.open):
-            ledger.charge(SIZE_BYTES, -self.handle.size())
-            if ledger.turn is not None and ledger.turn.is_taken:
-                ledger.turn.given_back.add(identity)
+        ledger.charge(SIZE_BYTES, -self.handle.size())
+        if ledger.turn is not None and ledger.turn.is_taken:
+            ledger.turn.given_back.add(identity)
 
     # Its end
 

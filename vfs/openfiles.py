@@ -220,8 +220,9 @@ class OpenFiles(Names):
         if file.staged:
             self.hold(client, -1)
         if file.ledger is not None:
-            file.ledger.open.discard(file)
-            file.give_back_unlinked()
+            identity = file.ledger.open.remove(file)
+            if identity not in file.ledger.open:
+                file.give_back_unlinked(identity)
 
     def hold(self, client: Client, count: int) -> None:
         """See ``Filesystem``, which knows the bound."""

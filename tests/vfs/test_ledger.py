@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.worlds import World, close, world
+from vfs.backends.host_file import HostHandle
 from vfs.filesystem import OWN_DESCRIPTORS, Client, Filesystem, OpenFile
 from vfs.growth import before_all, charged_to, content_of, settle
 from vfs.hostio import Mount
@@ -220,6 +221,32 @@ async def test_what_a_renaming_replaces_is_free_again(world: World) -> None:
     room.fs.close(held[1])
     assert room.used["bytes"] == 50
     room.fs.disconnect(room.client, "test")
+
+
+# spec S5: counted, not timed; the others wait while a client is struck out.
+async def test_the_end_of_a_client_looks_at_each_open_file_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(world, size_bytes=1000)
+    for number in range(50):
+        name = b"%d" % number
+        file = room.open(name, b"w")
+        room.fs.write(file, bytes(10))
+        room.open(name, b"r")  # the last close of the two gives back
+        await room.fs.remove_waiting(room.client, name, claim=False)
+    assert room.used["bytes"] == 500
+    looked = 0
+    identity = HostHandle.identity
+
+    def counted(handle: HostHandle) -> tuple[int, int]:
+        nonlocal looked
+        looked += 1
+        return identity(handle)
+
+    monkeypatch.setattr(HostHandle, "identity", counted)
+    room.fs.disconnect(room.client, "test")
+    assert room.used == {"open_files": 0, "clients": 0, "bytes": 0, "files": 0}
+    assert looked <= 100
 
 
 # attack 20: whoever renames a file onto itself gains nothing.
