@@ -91,7 +91,7 @@ def completion(body: bytes, quota: str) -> ChatCompletion:
     """
     try:
         found = msgspec.json.decode(body, type=ChatCompletion)
-    except msgspec.MsgspecError:
+    except ValueError:  # msgspec's own, and text that is not UTF-8
         raise client_errors().unreadable("LLM_CHAT", body) from None
     found.quota = quota
     found.raw = body

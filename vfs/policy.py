@@ -230,7 +230,7 @@ class Policy:
 def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:
     try:
         wanted = msgspec.json.decode(document, type=Rights)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as why:
+    except ValueError as why:
         raise RightsError(str(why)) from None
     if wanted.model is None and wanted.quota is None:
         return wanted

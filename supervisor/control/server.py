@@ -346,7 +346,7 @@ def _understand(line: bytes) -> tuple[bytes | None, Question | None]:
         return _error(f"a question has at most {LINE_BYTES} bytes"), None
     try:
         return None, msgspec.json.decode(line, type=Question)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+    except (ValueError, RecursionError) as why:
         return _error(f"that is no question: {why}"), None
 
 

@@ -257,7 +257,7 @@ def first_text(completion: Object) -> str:
 def _parsed(text: bytes) -> Object:
     try:
         found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
+    except (ValueError, RecursionError) as why:
         raise AnswerError(f"not JSON: {why}") from None
     if not isinstance(found, dict):
         raise AnswerError("not a JSON object")

@@ -163,10 +163,7 @@ def _asked(body: bytes) -> dict[str, Any]:
     Raises:
         RefusedRequestError: it cannot.
     """
-    try:
-        asked = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
-        raise _invalid(f"the body is no JSON: {why}") from None
+    asked = _decoded(body)
     if not isinstance(asked, dict):
         raise _invalid("the body is no JSON object")
     messages = asked.get("messages")
@@ -181,6 +178,20 @@ def _asked(body: bytes) -> dict[str, Any]:
     if not isinstance(asked.get("stream_options") or {}, dict):
         raise _invalid("stream_options: an object")
     return asked
+
+
+def _decoded(body: bytes) -> object:
+    if len(body) > LARGE_BYTES:
+        from supervisor.documents import check_values  # noqa: PLC0415 - rarely
+
+        try:
+            check_values(body, "what is long in a request is a text")
+        except ValueError as why:
+            raise _invalid(str(why)) from None
+    try:
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError) as why:
+        raise _invalid(f"the body is no JSON: {why}") from None
 
 
 def _bound(configured: int | None, asked: tuple[object, ...]) -> int | None:

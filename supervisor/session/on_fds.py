@@ -11,6 +11,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from protocol import echo, error, invalid
@@ -101,9 +102,13 @@ def _parse(document: bytes) -> tuple[str, dict[str, object]]:
 def _decoded(document: bytes) -> object:
     if len(document) <= INLINE_BYTES:
         return json.loads(document)
-    from supervisor.fds.documents import decoded  # noqa: PLC0415 - see _call
+    from supervisor.documents import check_values  # noqa: PLC0415 - see _call
 
-    return decoded(document)
+    check_values(document, "put long content in with FD_PUT")
+    try:
+        return msgspec.json.decode(document)
+    except msgspec.DecodeError:
+        return json.loads(document)  # says what is wrong, and takes what is odd
 
 
 def do_fd_put(session: Session, request: m.FdPut) -> bytes | None:

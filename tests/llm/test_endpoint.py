@@ -164,6 +164,8 @@ async def test_closing_the_connection_ends_the_call(scene: Scene) -> None:
     ("body", "status", "said"),
     [
         (b"{", 422, "the body is no JSON"),
+        # spec S5: a decoder would keep every client waiting for seconds.
+        (b'{"messages":[' + b"{}," * 300_000 + b"{}]}", 422, "more than 50000 values"),
         ([], 422, "no JSON object"),
         ({"messages": []}, 422, "messages: a list of at least one"),
         (ask("a", n=2), 422, "n: not available through this host"),
@@ -184,6 +186,13 @@ async def test_errors_have_the_form_of_the_api(
     found, text = await door.ask(body)
     assert found == status
     assert said in json.loads(text)["error"]["message"]
+
+
+async def test_a_text_may_be_long_whatever_it_holds(scene: Scene) -> None:
+    door = await scene.puppet()
+    text = '[{,\\"' * 100_000
+    assert (await door.ask(ask(text)))[0] == 200
+    assert scene.provider.served[0].body["messages"][0]["content"] == text
 
 
 # spec L6: the bound and the model are the smaller ones.
