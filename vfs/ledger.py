@@ -27,7 +27,7 @@ OPEN_FILES, CLIENTS, SIZE_BYTES, FILES = range(4)
 """What a ledger counts."""
 
 
-class Contents:
+class OpenSet:
     """Open files, and what tells the file of each from any other.
 
     Whether a file is open is told at once, however many are: a child that ends may have
@@ -118,7 +118,7 @@ class Ledger:
         self.bounds_files = files is not None
         self.before: tuple[int, int, int] | None = None
         self.staged_files = 0
-        self.open = Contents()
+        self.open = OpenSet()
         self.turn: Turn | None = None
         if parent is None:
             self.threads = trio.CapacityLimiter(THREADS_PER_CHILD)

@@ -271,9 +271,7 @@ class ControlServer:
         if answer is None:
             orders = self._orders
             known = ", ".join((*QUESTIONS, *orders.orders, *orders.streams))
-            hint = (
-                "" if orders.orders else "; only a daemon (sandhost serve) takes orders"
-            )
+            hint = "" if orders.orders else "; orders are for `sandhost serve`"
             return _error(f"it does not know {question.do!r}, only {known}{hint}")
         try:
             async with self._answering:
