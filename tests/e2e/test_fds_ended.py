@@ -20,7 +20,7 @@ LINE = b"0123456789abcde\n"
 COUNT = 6_000_000
 
 EXPORTS = f"""
-import json, os, sys
+import json, os, sys, time
 from vfs.client import Client
 
 client = Client()
@@ -33,6 +33,8 @@ call = {{"fd": "fd:1", "file_path": "out", "mode": sys.argv[1]}}
 if sys.argv[1] == "insert":
     call["insert_at_line"] = 1
 client.fd_call("fd_to_file", **call)
+open(sys.argv[2], "w").close()
+time.sleep(60)
 """
 
 ASKS = """
@@ -74,10 +76,12 @@ def test_an_export_of_a_killed_child_is_whole(tmp_path: Path, mode: str) -> None
     (root / "out").write_bytes(b"old\n")
     (tmp_path / "c.toml").write_text('[tools]\nenabled = ["read_fd", "fd_to_file"]\n')
     words = ("run", "--config", "c.toml", "--root", str(root), "--sandbox", "none")
-    child = (sys.executable, "-c", EXPORTS, mode)
+    done = tmp_path / "done"
+    child = (sys.executable, "-c", EXPORTS, mode, str(done))
     with running(*words, "--", *child, cwd=tmp_path) as process:
         pid = int(heard(process, b"\n"))
-        wait(lambda: used(root, process.pid) > len(LINE) * 1000)
+        # In the middle, unless this process was held up that long: whole it is anyway.
+        wait(lambda: used(root, process.pid) > len(LINE) * 1000 or done.exists())
         os.kill(pid, signal.SIGKILL)
         outcome = finished(process)
     assert (outcome.status, outcome.err) == (137, b"")
