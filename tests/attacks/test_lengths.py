@@ -175,7 +175,7 @@ async def test_descriptors_sent_behind_an_unread_reply_go_with_the_child(
         os.close(end)
 
 
-# attack 15, 30; I9: the same with payloads that go to files, beyond the budget.
+# attack 15, I9: the same with payloads that go to files, beyond the budget.
 async def test_payloads_beyond_the_budget_are_spooled_and_freed(tmp_path: Path) -> None:
     async with opened(tmp_path, Settings(payload_budget_bytes=1 << 20)) as stage:
         puppets = [await stage.puppet() for _ in range(6)]
