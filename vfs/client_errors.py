@@ -137,6 +137,9 @@ _MODEL_TEXTS: tuple[tuple[str, type[FsProxyError], int], ...] = (
     ("LLM config not available", NoModelError, errno.EOPNOTSUPP),
 )
 
+# What says which of several names it is about, where the caller asked about no one alone.
+_WITH_A_NAME = ("VFS access denied: '", "failed to open file '")
+
 # What the host says of its own accord, by how it begins; the first that fits counts.
 _OWN_TEXTS = (
     ("VFS access denied", errno.EACCES),
@@ -166,6 +169,8 @@ def from_reply(
     number, message = _meaning(reason)
     if number is None:
         return FsProxyError(message)
+    if name is None and reason.startswith(_WITH_A_NAME):
+        message = reason
     error = _CLASSES.get(number, FsProxyError)(number, message)
     if name is not None:
         error.filename = name

@@ -91,7 +91,12 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path: Path, provider: str) -> No
         ("quota now", 2, "quota takes no arguments; see: sandhost llm --help"),
         ("chat -p a -r nope", 1, "invalid preset: nope"),
         ("chat -p a -i /etc/passwd", 1, "failed to read input files data"),
-        ("chat -p a -o /etc/x", 1, "VFS access denied"),
+        ("chat -p a -o b -o /etc/x", 1, "VFS access denied: '/etc/x'"),
+        (
+            "chat -p a -o b -o no/x",
+            1,
+            "failed to open file 'no/x': No such file or directory",
+        ),
         (
             "chat -p !status=400",
             1,
