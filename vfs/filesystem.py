@@ -21,7 +21,6 @@ import trio
 from vfs.backends import KEPT, MODES
 from vfs.clients import Client, file_row, timestamp
 from vfs.errors import AccessDeniedError
-from vfs.hostio import in_thread
 from vfs.ledger import CLIENTS, OPEN_FILES
 from vfs.openfile import OpenFile
 from vfs.openfiles import Observer, OpenFiles
@@ -161,15 +160,12 @@ class Filesystem(OpenFiles):
         for file in distant:
             self._forget(file)
             file.give_back_staged(file.staged_growth)
-            self._closing[file] = file.handle.descriptors()
             reason = why
             try:
                 with trio.CancelScope(shield=True):
-                    await in_thread(file.abandon, share=client.ledger.threads)
+                    await self._end(file, file.abandon)
             except OSError as failure:
                 reason = f"{why}; close failed: {failure.strerror}"
-            finally:
-                del self._closing[file]
             if self.observer is not None:
                 self.observer.file_closed(file, why=reason)
         return [file.fileno for file in distant]

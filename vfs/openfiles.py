@@ -7,7 +7,7 @@ all parts share: the tables, who is told, and what a thread is closing.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from vfs.backends import Removed
     from vfs.clients import Client
     from vfs.openfile import OpenFile
+
+
+T = TypeVar("T")
 
 
 class Observer(Protocol):
@@ -155,28 +158,23 @@ class OpenFiles(Names):
         with trio.CancelScope(shield=True):
             async with turn_of(file.client.ledger if file.staged else None):
                 with self._closes(file):
-                    self._closing[file] = file.handle.descriptors()
-                    try:
-                        replaced = await self._close_in_thread(file)
-                    finally:
-                        del self._closing[file]
+                    replaced = await self._end(file, file.close)
                     self._account(file, replaced)
 
-    @staticmethod
-    async def _close_in_thread(file: OpenFile) -> Removed | None:
-        has_begun = False
+    async def _end(self, file: OpenFile, call: Callable[[], T]) -> T:
+        """End a file that is in no table any more in a worker thread.
 
-        def close() -> Removed | None:
-            nonlocal has_begun
-            has_begun = True
-            return file.close()
-
+        Where no thread can be had it is dropped here: nobody else would (I1).
+        """
+        self._closing[file] = file.handle.descriptors()
         try:
-            return await in_thread(close, share=file.client.ledger.threads)
-        except BaseException:
-            if not has_begun:  # there is no thread: closed all the same (spec C1)
+            return await in_thread(call, share=file.client.ledger.threads)
+        except OSError:
+            if file.handle.descriptors():  # the call has not begun
                 file.abandon()
             raise
+        finally:
+            del self._closing[file]
 
     @contextmanager
     def _closes(self, file: OpenFile) -> Iterator[None]:
@@ -211,6 +209,20 @@ class OpenFiles(Names):
         file.abandon()
         if self.observer is not None:
             self.observer.file_closed(file, why=None)
+
+    async def abandon_waiting(self, file: OpenFile) -> None:
+        """Close it like ``abandon``, in a worker thread.
+
+        Cancellation: not while it closes (I1).
+        """
+        self._forget(file)
+        file.give_back_staged(file.staged_growth)
+        try:
+            with trio.CancelScope(shield=True):
+                await self._end(file, file.abandon)
+        finally:
+            if self.observer is not None:
+                self.observer.file_closed(file, why=None)
 
     def _forget(self, file: OpenFile) -> None:
         client = file.client

@@ -4,7 +4,8 @@ What it is: what lets go of the interpreter beside other work (``beside``), and 
 given back when nobody waits for it (``afterwards``).  What it is not: calls that a task
 waits for (``vfs.hostio``).
 
-Rule of this file: where no thread can be started the work is done where it was asked for.
+Rule of this file: where no thread can be started the work is done where it was asked for,
+or waits (``eventually``).
 """
 
 import signal
@@ -58,10 +59,19 @@ def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:
     For what is given back to the kernel.  One thread does all of it, however much there
     is: each start takes a millisecond here.  A program that ends waits for it.  Where no
     thread can be started it is done here: it has to be done.
-
-    Whoever collects garbage may call, in the middle of another call.
     """
     _afterwards.add(partial(call, *args))
+    _afterwards.begin(or_here=True)
+
+
+def eventually(call: Callable[[*Ts], None], *args: *Ts) -> None:
+    """Run a call likewise, but never in the thread of the caller.
+
+    For who collects garbage, in the middle of anything and with any lock held.  Where no
+    thread can be started it waits for the next call that is left to one.
+    """
+    _afterwards.add(partial(call, *args))
+    _afterwards.begin(or_here=False)
 
 
 class _Afterwards:
@@ -72,16 +82,26 @@ class _Afterwards:
         self._is_at_work = threading.Lock()  # of the thread; nobody ever waits for it
 
     def add(self, call: Callable[[], None]) -> None:
+        """Leave a call to the thread; ``begin`` is to follow."""
         self._calls.append(call)
-        self._begin()
 
-    def _begin(self) -> None:
-        if self._calls and self._is_at_work.acquire(blocking=False):
-            thread = threading.Thread(
-                target=in_worker, args=(self._run,), name="afterwards"
-            )
-            if not _is_started(thread):
-                self._run()
+    def begin(self, *, or_here: bool) -> None:
+        """Start the thread, unless it is at work.
+
+        Args:
+            or_here: where it cannot be started all is done here.
+        """
+        if not (self._calls and self._is_at_work.acquire(blocking=False)):
+            return
+        thread = threading.Thread(
+            target=in_worker, args=(self._run,), name="afterwards"
+        )
+        if _is_started(thread):
+            return
+        if or_here:
+            self._run()
+        else:
+            self._is_at_work.release()
 
     def _run(self) -> None:
         try:
@@ -89,7 +109,8 @@ class _Afterwards:
                 self._calls.popleft()()
         finally:
             self._is_at_work.release()
-            self._begin()  # what has come since the last look, or behind a fault
+            # What has come since the last look, or behind a fault.
+            self.begin(or_here=True)
 
 
 _afterwards = _Afterwards()

@@ -189,11 +189,12 @@ async def _read_input(
     except (UnavailableError, OSError):
         raise RefusedError(NO_INPUTS) from None
     try:
-        data = await in_thread(_read_all, file, most, share=client.ledger.threads)
+        try:
+            data = await in_thread(_read_all, file, most, share=client.ledger.threads)
+        finally:
+            await fs.close_waiting(file)
     except OSError:
         raise RefusedError(NO_INPUTS) from None
-    finally:
-        fs.abandon(file)
     if len(data) > most:
         raise RefusedError(NO_INPUTS)
     return data

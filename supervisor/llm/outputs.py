@@ -7,10 +7,12 @@ Rules of this file.
    write: whoever reads it sees the old content or the whole new one (spec A3b).
 3. What did not come to be written is as it was: a file that was made for the check is
    removed again.
+4. Files are closed in worker threads: a distant one may wait for long.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import trio
@@ -57,7 +59,8 @@ class Outputs:
         with trio.CancelScope(shield=True):  # bounded: a few removals
             for file in self._files:
                 if file.fileno in self._session.files:
-                    self._session.fs.abandon(file)
+                    with suppress(OSError):  # it is gone all the same
+                        await self._session.fs.abandon_waiting(file)
             for name, identity in self._made:
                 await self._remove(name, identity)
 
@@ -112,7 +115,7 @@ class Outputs:
         fs = self._session.fs
         place = file.place
         if place is not None and place.publish == PUBLISH_ON_CLOSE:
-            fs.abandon(file)
+            await fs.abandon_waiting(file)
             client = self._session.client
             file = await fs.open_waiting(client, file.name, b"w", self._claim)
             self._files.append(file)
@@ -126,7 +129,7 @@ class Outputs:
         try:
             file = fs.open(client, name, KEPT_WORD, self._claim)
             mine = file.handle.identity() == identity and not file.handle.size()
-            fs.close(file)
+            await fs.close_waiting(file)
             if mine:
                 await fs.remove_waiting(client, name, claim=self._claim)
         except (OSError, AccessDeniedError, UnavailableError):

@@ -378,6 +378,26 @@ def test_a_long_file_without_a_name_is_closed_in_a_thread(
         later.clear()
 
 
+# I1
+def test_without_a_thread_it_is_closed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none)
+        for _ in range(2):
+            fd = unnamed(tmp_path, 200_000)
+            hostio.close_file(fd)
+            assert not is_open(fd)
+            assert hostio.files_closing() == ()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
+    hostio.close_file(unnamed(tmp_path, 200_000))
+
+
 async def test_without_a_thread_it_is_an_error_of_the_system(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -412,6 +432,30 @@ def test_without_a_thread_what_has_to_be_done_is_done_here(
     wait = workers.beside(broken)
     with pytest.raises(ValueError, match="a fault of the call"):
         wait()
+
+
+# Whoever collects garbage may hold any lock.
+def test_what_must_not_be_done_here_waits_for_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[tuple[int, int]] = []
+
+    def note(number: int) -> None:
+        done.append((number, threading.get_ident()))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none)
+        workers.eventually(note, 1)
+        assert not done
+    over = threading.Event()
+    workers.eventually(note, 2)
+    workers.eventually(over.set)
+    assert over.wait(30)
+    assert [number for number, _ in done] == [1, 2]
+    assert threading.get_ident() not in {thread for _, thread in done}
 
 
 def test_what_is_done_afterwards_takes_one_thread(

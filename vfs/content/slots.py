@@ -27,7 +27,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import FILE_OPERATION, FdError
-from vfs.workers import afterwards
+from vfs.workers import afterwards, eventually
 
 if TYPE_CHECKING:
     from vfs.content.index import Buffer
@@ -158,8 +158,8 @@ class Slot:
             weakref.finalize(reader, self._free_unread).atexit = False
 
     def _free_unread(self) -> None:
-        # In a thread: the last reader may go anywhere, with any lock held.
-        afterwards(self._file.free, self._number, self.size)
+        # Never here: the last reader may go anywhere, with any lock held.
+        eventually(self._file.free, self._number, self.size)
 
 
 class KeptMaps:

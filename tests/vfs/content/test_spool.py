@@ -176,7 +176,7 @@ def test_a_slot_is_nobody_elses_while_somebody_reads_it(
     monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(slots_module, "afterwards", lambda call, *args: call(*args))
+    monkeypatch.setattr(slots_module, "eventually", lambda call, *args: call(*args))
     size = MOST_COPIED_BYTES + 1
     spool = Spool()
     first = spool.keep(b"1" * size)

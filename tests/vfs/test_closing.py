@@ -1,0 +1,56 @@
+"""Files are closed where no worker thread can be had: nothing is left open (I1)."""
+
+import errno
+import os
+
+import pytest
+import trio
+
+from tests.helpers.worlds import World, world
+from vfs.clients import Client
+from vfs.hostio import Mount
+from vfs.ledger import Ledger
+
+__all__ = ["world"]
+
+
+@pytest.fixture
+def client(world: World, no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """Return a client of a host whose user has as many threads as it may."""
+    del no_leaks
+
+    async def none(*_: object, **__: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", none)
+    policy = world.policy()
+    policy.places[0].publish = "on-close"
+    return world.fs.connect(policy, Ledger(size_bytes=1000, files=10), "test")
+
+
+# I1, spec C1: unpublished content is dropped, the old one stands.
+@pytest.mark.parametrize("end", ["close", "abandon", "distant"])
+async def test_without_a_thread_nothing_stays_open(
+    world: World, client: Client, end: str
+) -> None:
+    fs = world.fs
+    old = (world.where / "root" / "file").read_bytes()
+    before = len(os.listdir("/proc/self/fd"))
+    file = fs.open(client, b"file", b"w", False)
+    fs.write(file, b"new")
+    if end == "distant":
+        file.handle.mount = Mount("nfs")
+        assert await fs.end_distant(client, "test") == [file.fileno]
+    else:
+        call = fs.close_waiting if end == "close" else fs.abandon_waiting
+        with pytest.raises(BlockingIOError) as raised:
+            await call(file)
+        assert raised.value.errno == errno.EAGAIN
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not list(fs.descriptors())
+    assert not client.files
+    assert (world.where / "root" / "file").read_bytes() == old
+    fs.disconnect(client, "test")
+    assert client.ledger.used == [0, 0, 0, 0]
+    assert not client.ledger.staged_files
