@@ -10,6 +10,8 @@ Rules of this file.
 3. Trio's other tasks get their turn at least every ``SLICE_S``.
 4. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
    Of one that its task owns the set may still be asked whether its client hangs up.
+5. On the way down the pump may have gone before its sessions: then there is no set, and
+   nobody is in it.
 """
 
 from __future__ import annotations
@@ -78,15 +80,15 @@ class Pump:
 
     def add(self, session: SessionBase) -> None:
         """Begin to serve a session."""
-        self.sessions[session.read_fd] = session
-        self._epoll.register(session.read_fd, select.EPOLLIN)
+        if not self._epoll.closed:
+            self.sessions[session.read_fd] = session
+            self._epoll.register(session.read_fd, select.EPOLLIN)
 
     def suspend(self, session: SessionBase) -> None:
         """Leave a session to its own task."""
         # By identity: the number of a session that is over may be another's by now (I1).
         if self.sessions.get(session.read_fd) is session:
             del self.sessions[session.read_fd]
-            # On the way down the pump may have gone before its sessions.
             if not self._epoll.closed:
                 self._epoll.unregister(session.read_fd)
         self._left_over.pop(session, None)
@@ -95,7 +97,7 @@ class Pump:
     def resume(self, session: SessionBase) -> None:
         """Take a session back from its task."""
         self.add(session)
-        if session.conn.pending:
+        if session.conn.pending and not self._epoll.closed:
             self._left_over[session] = None
             os.eventfd_write(self._bell, 1)
         self._watch(session)
@@ -107,6 +109,8 @@ class Pump:
 
         Precondition: the session is suspended.
         """
+        if self._epoll.closed:
+            return
         for fd in {session.read_fd, session.write_fd}:
             self._hangups[fd] = session
             # Nothing is asked for: EPOLLHUP and EPOLLERR always come (epoll_ctl(2)).

@@ -1,7 +1,9 @@
 """The pump: everybody gets a turn, and nobody is woken for nothing."""
 
 import os
+import threading
 import time
+from pathlib import Path
 
 import pytest
 import trio
@@ -10,7 +12,8 @@ from supervisor.session import pump as pump_module
 from supervisor.session.base import EOF
 from supervisor.session.pump import SLICE_S, Pump
 from supervisor.session.sent import POLLS
-from tests.helpers.sessions import Hall, Line, hall
+from tests.helpers.sessions import Hall, Line, hall, open_hall
+from vfs.backends.host_file import HostHandle
 
 __all__ = ["hall"]
 
@@ -205,3 +208,44 @@ async def test_the_pump_gives_back_its_descriptors() -> None:
     for fd in held:
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(fd)
+
+
+# I1: a session whose job ends after the pump asks for nothing that the pump had. A host
+# that is cancelled from outside ends like that.
+@pytest.mark.parametrize("ahead", [b"", b"PING\n"])
+async def test_a_job_may_end_after_the_pump(
+    tmp_path: Path, no_leaks: None, monkeypatch: pytest.MonkeyPatch, ahead: bytes
+) -> None:
+    del no_leaks
+    begun, may_end = threading.Event(), threading.Event()
+
+    def sync(_: HostHandle) -> None:
+        begun.set()
+        assert may_end.wait(10)
+
+    monkeypatch.setattr(HostHandle, "sync", sync)
+    halls = []
+
+    async def work() -> None:
+        async with open_hall(tmp_path) as hall:
+            halls.append(hall)
+            line = hall.connect()
+            fileno = await line.open(b"a", b"w")
+            await line.send(b"SYNC %d\n" % fileno + ahead)
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        while not begun.is_set():
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            while not halls[0].pump._epoll.closed:
+                await trio.lowlevel.checkpoint()
+        may_end.set()
+    (line,) = halls[0].lines
+    assert line.session.is_over
+    assert line.session.failure is None
+    line.close()
+    with trio.fail_after(5):
+        await halls[0].close()
