@@ -1,6 +1,6 @@
 """The configuration file: TOML, typed, every fault found at once with its key.
 
-How a section is added: its module ``config_PART.py`` has the Struct and a check that
+How a section is added: its module ``config/PART.py`` has the Struct and a check that
 yields (key, reason); here it gets one field of ``Config`` and one line of ``_CHECKS``.
 What compares two sections goes into ``_CROSS_CHECKS``.
 """

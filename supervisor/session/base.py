@@ -4,11 +4,11 @@ Of the parts of a session this is the lowest: what the others share.  They are l
 one object, each in a file of its own, because every request goes through several of
 them: parts that are objects would cost it a hop each (ADR 46).
 
-    session            answers, does the slow work, ends
-    session_prepared   lines that lead straight to their answer
-    session_sent       replies that did not fit at once, files that leave uncopied
-    session_received   the body of a message, while it is on its way
-    session_base       this one
+    session    answers, does the slow work, ends
+    prepared   lines that lead straight to their answer
+    sent       replies that did not fit at once, files that leave uncopied
+    received   the body of a message, while it is on its way
+    base       this one
 
 Rule of this file: a session stops once, and the first reason counts (spec S2).
 """
