@@ -7,6 +7,10 @@ bytes (spec L1).  This looks at them without keeping any.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # typing itself would cost a child 3 ms
+if TYPE_CHECKING:
+    from protocol import messages as m
+
 PARTS = (b"input files", b"output files", b"prompt", b"preset")
 """What an error calls the parts, in order (spec L2)."""
 
@@ -38,6 +42,11 @@ class ChatBody:
         self._hits = 0
         self.is_extended = False
 
+    @classmethod
+    def of(cls, request: m.Request) -> ChatBody | None:
+        """Return what follows the payload of an LLM_CHAT, refused or not; else None."""
+        return cls(request.parts) if request.parts else None
+
     def feed(self, piece: bytes | memoryview) -> None:
         """Look at the next bytes of the declared payload."""
         for mark in self._marks:
@@ -50,6 +59,11 @@ class ChatBody:
     def is_separated(self) -> bool:
         """Whether three more bytes belong to it; known once all was fed."""
         return self._hits == SEPARATORS
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether they do, and have not been added yet; asked once all was fed."""
+        return self.is_separated and not self.is_extended
 
     def split(self, data: bytes | memoryview) -> tuple[bytes, ...]:
         """Return the four parts of a payload that has come whole."""

@@ -18,12 +18,15 @@ class Request:
     Attributes:
         fields: the names of what the message carries, in wire order.
         body: payload bytes that follow the request line.
+        parts: the four lengths that an LLM_CHAT declares, refused or not: the LFs
+            between them may be uncounted (``chat``, spec L1); empty for all others.
         recurs: the same line is likely to come again and again.
     """
 
     __slots__ = ()
     fields: tuple[str, ...] = ()
     body: int = 0
+    parts: tuple[int, ...] = ()
     recurs = False
 
     def _values(self) -> tuple[object, ...]:
@@ -216,7 +219,7 @@ class Chat(Request):
     """``LLM_CHAT``: four byte strings follow, concatenated (spec L1)."""
 
     fields: tuple[str, ...] = ("flag", "inputs", "outputs", "prompt", "preset")
-    __slots__ = ("body", "flag", "inputs", "outputs", "preset", "prompt")
+    __slots__ = ("body", "flag", "inputs", "outputs", "parts", "preset", "prompt")
 
     def __init__(
         self, flag: bool, inputs: int, outputs: int, prompt: int, preset: int
@@ -226,7 +229,8 @@ class Chat(Request):
         self.outputs = outputs
         self.prompt = prompt
         self.preset = preset
-        self.body = inputs + outputs + prompt + preset
+        self.parts = (inputs, outputs, prompt, preset)
+        self.body = sum(self.parts)
 
 
 class FdCall(Request):
@@ -299,8 +303,6 @@ class Refusal(Request):
         body: payload to drain before the reply (spec W4).
         token: a fileno to look up first: if the client has no such file open, that
             error comes before this one (spec R2); None where there is none.
-        parts: the four lengths of an LLM_CHAT whose payload is drained, for the LFs
-            between them may be uncounted here too (spec L1); empty for all others.
     """
 
     fields: tuple[str, ...] = ("reply", "body", "token", "parts")

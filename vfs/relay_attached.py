@@ -28,6 +28,7 @@ from loguru import logger
 
 from protocol import ClientConnection, ProtocolError, error
 from protocol import messages as m
+from protocol.chat import ChatBody
 from vfs.client_rare import NO_ROOM, passed_in
 from vfs.relay_lane import (
     PIECE_BYTES,
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 QUEUE_REQUESTS = 64
 """Requests on their way at once; a client that sends more waits for replies first."""
-
-_LF = 10
-
 
 _NO_RIGHTS = b'{"read":[],"write":[]}'
 
@@ -173,7 +171,7 @@ class AttachedLane(Lane):
             except ValueError:
                 wanted = unsendable(wanted)
         if isinstance(wanted, m.Refusal):
-            await self._drain()
+            await self._drain(wanted)
         self._chats += isinstance(wanted, m.Chat)
         await self._enqueue(wanted)
         self._out += line
@@ -189,12 +187,7 @@ class AttachedLane(Lane):
 
     async def _lead_body(self, message: m.Request) -> None:
         """Hand the payload on; a chat's may be three bytes longer (spec L1)."""
-        marks: list[int] = []
-        if isinstance(message, m.Chat) and message.preset >= 3:
-            first = message.inputs
-            second = first + message.outputs + 1
-            marks = [first, second, second + message.prompt + 1]
-        at = found = 0
+        chat = ChatBody.of(message)
         while self._requests.body_left:
             if len(self._out) >= PIECE_BYTES:
                 await self._flush()
@@ -203,12 +196,7 @@ class AttachedLane(Lane):
                 await self._flush()
                 piece = await self._next_body_piece()
             self._out += piece
-            for mark in marks:
-                if at <= mark < at + len(piece) and piece[mark - at] == _LF:
-                    found += 1
-            at += len(piece)
-            if found == 3 and at == message.body:
-                self._requests.extend_body(3)
+            self._look_at(piece, chat)
 
     async def _flush(self) -> None:
         view = memoryview(bytes(self._out))

@@ -15,6 +15,7 @@ import trio
 
 from protocol import COMMANDS, HostConnection, error, invalid, limits
 from protocol import messages as m
+from protocol.chat import SEPARATORS, ChatBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,7 @@ class Lane:
             return message
         if isinstance(message, m.Chat) and self._is_gone():
             # No model is asked for the dead (spec S2, L10).
-            return m.Refusal(error(b"LLM not available"), message.body)
+            return refused(message, error(b"LLM not available"))
         if isinstance(message, m.Write) and message.fileno == m.NO_FILENO:
             return _without_fileno(message)
         if message.body and not self._knows(WORDS[type(message)]):
@@ -158,11 +159,21 @@ class Lane:
             piece = self._requests.take_body()
         return piece
 
-    async def _drain(self) -> None:
+    def _look_at(self, piece: bytes, chat: ChatBody | None) -> None:
+        """Follow the payload of an LLM_CHAT; it may be longer than declared (spec L1)."""
+        if chat is None:
+            return
+        chat.feed(piece)
+        if not self._requests.body_left and chat.wants_more:
+            chat.is_extended = True
+            self._requests.extend_body(SEPARATORS)
+
+    async def _drain(self, message: m.Request) -> None:
         """Drop the message's payload (spec W4)."""
+        chat = ChatBody.of(message)
         try:
             while self._requests.body_left:
-                await self._next_body_piece()
+                self._look_at(await self._next_body_piece(), chat)
         except TornError:
             self._requests.body_left = 0  # the end comes next, and nothing is torn
 
@@ -185,9 +196,14 @@ class Lane:
         return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
+def refused(message: m.Request, reply: bytes) -> m.Refusal:
+    """Return the refusal of a request, whose payload is as long as ever."""
+    return m.Refusal(reply, message.body, parts=message.parts)
+
+
 def unknown(message: m.Request) -> m.Refusal:
     """Return the refusal of a command as by a host that does not know it."""
-    return m.Refusal(error(b"unknown command: " + WORDS[type(message)]), message.body)
+    return refused(message, error(b"unknown command: " + WORDS[type(message)]))
 
 
 def _lowered(message: m.Request) -> m.Request:
@@ -210,8 +226,8 @@ def _without_fileno(message: m.Write) -> m.Refusal:
     """Return the refusal of a WRITE whose fileno is no number (spec W6)."""
     if message.size > limits.MAX_WRITE_BYTES:
         text = b"%d exceeds limit %d" % (message.size, limits.MAX_WRITE_BYTES)
-        return m.Refusal(invalid("size", text), message.body)
-    return m.Refusal(invalid("fileno", message.token), message.body)
+        return refused(message, invalid("size", text))
+    return refused(message, invalid("fileno", message.token))
 
 
 def unsendable(message: m.Request) -> m.Refusal:
@@ -219,8 +235,7 @@ def unsendable(message: m.Request) -> m.Refusal:
 
     ``STAT true a CR SPACE`` is one: the blank goes, and then the CR would.
     """
-    name = getattr(message, "name", b"")
-    return m.Refusal(invalid("filename", name), message.body)
+    return refused(message, invalid("filename", getattr(message, "name", b"")))
 
 
 def reply_line(reply: m.Reply) -> bytes:

@@ -24,6 +24,7 @@ from loguru import logger
 
 from protocol import error, invalid, limits
 from protocol import messages as m
+from protocol.chat import ChatBody
 from vfs.client_errors import FsProxyError, UnsendableError
 from vfs.relay_lane import (
     SETTLE_S,
@@ -46,8 +47,6 @@ to 16 MiB here."""
 
 MAX_PAYLOAD_BYTES = limits.MAX_WRITE_BYTES
 """Longest payload that is collected."""
-
-_LF = 10
 
 
 class SerialLane(Lane):
@@ -107,18 +106,13 @@ class SerialLane(Lane):
     async def _collect(self, message: m.Request) -> bytes:
         """Return the payload; empty where it is only to be drained."""
         if message.body > MAX_PAYLOAD_BYTES or isinstance(message, m.Refusal):
-            await self._drain()
+            await self._drain(message)
             return b""
-        payload = await self._take_payload()
-        if isinstance(message, m.Chat) and _is_separated(message, payload):
-            self._requests.extend_body(3)
-            payload += await self._take_payload()
-        return payload
-
-    async def _take_payload(self) -> bytes:
+        chat = ChatBody.of(message)
         pieces = []
         while self._requests.body_left:
             pieces.append(await self._next_body_piece())
+            self._look_at(pieces[-1], chat)
         return b"".join(pieces)
 
     async def _serve(self, wanted: m.Request, payload: bytes) -> bytes:
@@ -151,13 +145,3 @@ class SerialLane(Lane):
             logger.bind(event="relay.closed", lane=self.number).info(
                 "Sent close request for fileno {} (downstream EOF)", fileno
             )
-
-
-def _is_separated(message: m.Chat, payload: bytes) -> bool:
-    """Tell whether a chat's parts are separated by LFs that it does not count (L1)."""
-    first = message.inputs
-    second = first + message.outputs + 1
-    third = second + message.prompt + 1
-    return message.preset >= 3 and all(
-        payload[at] == _LF for at in (first, second, third)
-    )

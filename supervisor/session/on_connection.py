@@ -90,4 +90,4 @@ def do_refuse(session: Session, request: m.Refusal) -> bytes | None:
         reply = invalid("fileno", token)
     if not request.body:
         return reply
-    return session.drain(reply, ChatBody(request.parts) if request.parts else None)
+    return session.drain(reply, ChatBody.of(request))

@@ -31,19 +31,9 @@ def _service(session: Session) -> LlmService | None:
     return session.services.llm  # type: ignore[return-value] # the one there is
 
 
-def chat_of(request: m.Request) -> ChatBody | None:
-    """Return what follows the body of an LLM_CHAT, refused or not; None for others."""
-    if isinstance(request, m.Chat):
-        lengths = (request.inputs, request.outputs, request.prompt, request.preset)
-        return ChatBody(lengths)
-    if isinstance(request, m.Refusal) and request.parts:
-        return ChatBody(request.parts)
-    return None
-
-
 def do_chat(session: Session, request: m.Chat) -> bytes | None:
     """LLM_CHAT."""
-    chat = ChatBody((request.inputs, request.outputs, request.prompt, request.preset))
+    chat = ChatBody(request.parts)
     if session.services.llm is None:
         return session.drain(error(b"LLM not available"), chat)
     piece = session.conn.take_body()

@@ -47,7 +47,7 @@ class Receiving(SessionBase):
         if chat is not None:
             chat.feed(piece)
             spare = SEPARATORS
-            if not self.conn.body_left and chat.is_separated:
+            if not self.conn.body_left and chat.wants_more:
                 chat.is_extended = True
                 self.conn.extend_body(SEPARATORS)
                 piece += self.conn.take_body()
@@ -114,7 +114,7 @@ class Receiving(SessionBase):
     def _end_body(self) -> bytes | None:
         chat = self._chat
         if chat is not None:
-            if chat.is_separated and not chat.is_extended:
+            if chat.wants_more:
                 self._extend(chat)
                 if self.conn.body_left:
                     return None

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from protocol.chat import ChatBody
 from protocol.limits import MEMO_LINE_BYTES
 from supervisor.session.base import (
     EOF,
@@ -40,7 +41,6 @@ from supervisor.session.base import (
 )
 from supervisor.session.counts import ERROR, INDEX
 from supervisor.session.dispatch import HANDLERS, POSTHUMOUS
-from supervisor.session.on_llm import chat_of
 from supervisor.session.prepared import Preparing
 from supervisor.session.replies import REPLACED
 from supervisor.session.sent import POLLS
@@ -320,7 +320,7 @@ class Session(Preparing):
 
     def _do_posthumously(self, message: Request) -> None:
         if type(message) not in POSTHUMOUS:
-            self.drain(b"", chat_of(message))
+            self.drain(b"", ChatBody.of(message))
             return
         self._kind = INDEX[type(message)]
         self.counts.requests[self._kind] += 1

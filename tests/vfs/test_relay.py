@@ -125,6 +125,36 @@ async def test_a_chat_is_cut_as_the_host_cuts_it(
         assert s.host.chatted == [payload]
 
 
+# spec L1, L2, W4: the separators that some clients do not count go with what is refused.
+@both
+@pytest.mark.parametrize("gap", [b"", b"\n"])
+@pytest.mark.parametrize(
+    ("line", "reply", "lacks"),
+    [
+        (b"maybe 2 3 6 7", b"invalid is_top_level: maybe", b""),
+        (
+            b"false 2 3 6 7 8",
+            (
+                b"LLM_CHAT requires is_top_level, input_files_count, output_files_count,"
+                b" prompt_length, and preset_length"
+            ),
+            b"",
+        ),
+        (b"false 2 3 6 7", b"unknown command: LLM_CHAT", b"LLM_CHAT"),
+    ],
+)
+async def test_a_chat_that_is_refused_leaves_nothing_on_the_line(
+    unknown: frozenset[bytes], gap: bytes, line: bytes, reply: bytes, lacks: bytes
+) -> None:
+    async with scene(unknown | ({lacks} if lacks else frozenset())) as s:
+        nested = await s.connect()
+        payload = gap.join((b"in", b"out", b"prompt", b"general"))
+        request = b"LLM_CHAT " + line + b"\n" + payload + b"PING\n"
+        replies = b"ERROR " + reply + b"\nOK\n"
+        for _ in range(2):
+            assert await dialogue(nested.child_end, request, len(replies)) == replies
+
+
 async def test_nested_clients_may_speak_the_older_dialect() -> None:
     # spec O5
     async with scene(dialect=1) as s:
