@@ -3,6 +3,7 @@
 import pytest
 
 from protocol.chat import ChatBody
+from protocol.grammar import parse_request
 
 
 def fed(lengths: tuple[int, ...], *pieces: bytes) -> ChatBody:
@@ -39,6 +40,20 @@ def test_two_line_feeds_are_content() -> None:
 def test_a_short_preset_is_never_separated() -> None:
     # spec L1
     assert not fed((0, 0, 0, 2), b"\n\n").is_separated
+
+
+# spec L1, L2: whether the request is answered or refused.
+@pytest.mark.parametrize("flag", [b"false", b"maybe"])
+def test_a_request_says_what_its_payload_is(flag: bytes) -> None:
+    request = parse_request(b"LLM_CHAT %b 1 1 1 7" % flag, 2)
+    body = ChatBody.of(request)
+    assert body is not None
+    body.feed(b"i\no\np\ngene")
+    assert body.wants_more
+    body.is_extended = True
+    assert not body.wants_more
+    for line in (b"LLM_CHAT %b x 1 1 7" % flag, b"WRITE 1000 7", b"WRITE 1000 7 8"):
+        assert ChatBody.of(parse_request(line, 2)) is None
 
 
 @pytest.mark.parametrize(
