@@ -7,7 +7,7 @@ is not: what is sent without end is ``control.streams``; the wire is ``control``
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -58,7 +58,7 @@ class StopChildArgs(msgspec.Struct, forbid_unknown_fields=True):
     """``stop-child``."""
 
     name: str
-    grace: float | None = None
+    grace: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class NoArgs(msgspec.Struct, forbid_unknown_fields=True):

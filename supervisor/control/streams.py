@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import trio
@@ -37,27 +37,30 @@ PROGRESS_S = 0.5
 """Between two reports of who keeps a stop waiting."""
 
 
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class LogsArgs(msgspec.Struct, forbid_unknown_fields=True):
     """``logs``: all that is kept, its last lines, or from an offset."""
 
     name: str
     follow: bool = False
-    lines: int | None = None
-    offset: int | None = None
+    lines: NotNegative | None = None
+    offset: NotNegative | None = None
 
 
 class EventsArgs(msgspec.Struct, forbid_unknown_fields=True):
     """``events``: from now on, with the last lines before if asked for."""
 
     follow: bool = True
-    lines: int | None = 0
-    offset: int | None = None
+    lines: NotNegative | None = 0
+    offset: NotNegative | None = None
 
 
 class StopArgs(msgspec.Struct, forbid_unknown_fields=True):
     """``stop``."""
 
-    grace: float | None = None
+    grace: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 Bell = Callable[[], trio.Event]

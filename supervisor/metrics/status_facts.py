@@ -206,7 +206,7 @@ class Watch:
         return ChildFacts(
             name,
             child.process.pid if child.process else None,
-            os.path.basename(child.spec.command[0]),  # noqa: PTH119 - may be no path
+            _program(child),
             child.state.value,
             sample.cpu_percent if sample else None,
             sample.rss_bytes if sample else None,
@@ -221,6 +221,11 @@ class Watch:
             _bar_of(child, "Files", OPEN_FILES),
             _bar_of(child, "Growth", SIZE_BYTES, is_bytes=True),
         )
+
+
+def _program(child: Child) -> str:
+    path = os.fsencode(child.spec.command[0])
+    return os.path.basename(path).decode(errors="replace")  # noqa: PTH119 - or no path
 
 
 def _requests(child: Child) -> int:

@@ -213,6 +213,10 @@ def test_followers_who_go_leave_nothing(served: Daemon) -> None:
         b'{"v":1,"do":"reload","args":{"x":1}}\n',
         b'{"v":1,"do":"events","args":[]}\n',
         b'{"v":1,"do":"stop","args":{"grace":"now"}}\n',
+        b'{"v":1,"do":"stop","args":{"grace":-100}}\n',
+        b'{"v":1,"do":"stop-child","args":{"name":"x","grace":-1}}\n',
+        b'{"v":1,"do":"events","args":{"follow":false,"offset":-1}}\n',
+        b'{"v":1,"do":"logs","args":{"name":"x","lines":-1}}\n',
         b"\x00\xff{{{{\n",
     ],
 )

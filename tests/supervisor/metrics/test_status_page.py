@@ -5,6 +5,7 @@
 
 import base64
 import hashlib
+import os
 import re
 
 import pytest
@@ -127,6 +128,14 @@ async def test_events_are_sent_when_something_changes(stage: Stage) -> None:
             child = await stage.sh("exec sleep 1000")
             await until(f"<b>{child.id}</b>".encode())
         # And the one who went away is noticed, or the listener would not end.
+
+
+async def test_a_program_may_have_any_name(stage: Stage) -> None:
+    program = os.fsencode(stage.where) + b"/odd-\xff"
+    os.symlink("/bin/sleep", program)
+    await stage.spawn(os.fsdecode(program), "1000")
+    async with listening(stage, page=True) as listener:
+        assert "odd-\ufffd" in (await listener.curl("/")).body
 
 
 async def test_a_host_of_many_shows_the_busiest_and_counts_the_rest(
