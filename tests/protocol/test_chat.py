@@ -49,9 +49,10 @@ def test_a_request_says_what_its_payload_is(flag: bytes) -> None:
     body = ChatBody.of(request)
     assert body is not None
     body.feed(b"i\no\np\ngene")
-    assert body.wants_more
+    found = [body.wants_more]
     body.is_extended = True
-    assert not body.wants_more
+    found.append(body.wants_more)
+    assert found == [True, False]
     for line in (b"LLM_CHAT %b x 1 1 7" % flag, b"WRITE 1000 7", b"WRITE 1000 7 8"):
         assert ChatBody.of(parse_request(line, 2)) is None
 
