@@ -305,13 +305,13 @@ def enter_file(
 
 
 def _handle_from(state: FileState) -> HostHandle:
-    device = os.fstat(state.fd).st_dev
+    opened = os.fstat(state.fd)
     staged = state.staged
     if staged is None:
-        return HostHandle(state.fd, device)
+        return HostHandle(state.fd, opened)
     # Not by its class: that would open a new file.
     handle = StagedHandle.__new__(StagedHandle)
-    HostHandle.__init__(handle, state.fd, device)
+    HostHandle.__init__(handle, state.fd, opened)
     handle._place_fd = staged.place_fd
     handle._dir_fd = staged.dir_fd
     handle._last = staged.last

@@ -281,7 +281,7 @@ async def test_a_share_of_the_threads() -> None:
 def test_a_slow_append_tells_its_mount(
     file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = HostHandle(os.dup(file), os.fstat(file).st_dev)
+    handle = HostHandle(os.dup(file), os.fstat(file))
     handle.mount = Mount("ext4")
     clock = iter((1.0, 1.0 + hostio.SLOW_WRITE_S * 2, 5.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))

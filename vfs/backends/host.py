@@ -105,7 +105,7 @@ class HostDirectory:
                 _take_set_id(fd, status.st_mode, flags)
             if not status.st_nlink and not self._beneath:
                 self._check_named(name, fd, status)
-            return HostHandle(fd, status.st_dev, status.st_blocks)
+            return HostHandle(fd, status)
         except BaseException:
             os.close(fd)
             raise
@@ -125,7 +125,7 @@ class HostDirectory:
                 _take_set_id(fd, status.st_mode, flags)
             if not status.st_nlink:
                 self._check_named(name, fd, status)
-            return HostHandle(fd, status.st_dev, status.st_blocks)
+            return HostHandle(fd, status)
         except BaseException:
             os.close(fd)
             raise

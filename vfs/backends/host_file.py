@@ -51,14 +51,15 @@ _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
 class HostHandle:
     """An open file of the host; see ``base.Handle``."""
 
-    __slots__ = ("fd", "mount", "pread", "was_short")
+    __slots__ = ("_opened", "fd", "mount", "pread", "was_short")
 
-    def __init__(self, fd: int, device: int, blocks: int = 0) -> None:
+    def __init__(self, fd: int, opened: os.stat_result) -> None:
         self.fd = fd
-        self.was_short = blocks <= SHORT_BLOCKS
-        mount = MOUNTS.get(device)
+        self._opened = opened
+        self.was_short = opened.st_blocks <= SHORT_BLOCKS
+        mount = MOUNTS.get(opened.st_dev)
         if mount is None or mount.is_asked_about:
-            mount = mount_of(device, fd)
+            mount = mount_of(opened.st_dev, fd)
         self.mount = mount
         self.pread: Callable[[int, int], bytes] = partial(mount.read, fd)
 
@@ -137,8 +138,7 @@ class HostHandle:
         return True
 
     def identity(self) -> tuple[int, int]:
-        status = os.fstat(self.fd)
-        return (status.st_dev, status.st_ino)
+        return (self._opened.st_dev, self._opened.st_ino)
 
     def links(self) -> int:
         return os.fstat(self.fd).st_nlink
@@ -188,7 +188,7 @@ class StagedHandle(HostHandle):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if mode is not None:
                 os.fchmod(fd, mode)
-            super().__init__(fd, os.fstat(fd).st_dev)
+            super().__init__(fd, os.fstat(fd))
         except BaseException:
             os.close(fd)
             raise
