@@ -308,6 +308,9 @@ class Mount:
 MOUNTS: dict[int, Mount] = {}
 """Mounts by device number (``st_dev``), as ``mount_of`` found them."""
 
+_held: dict[int, int] = {}
+"""How often a device number is held (``hold_device``)."""
+
 _table = MountTable()
 
 
@@ -327,8 +330,35 @@ def mount_of(device: int, fd: int = -1) -> Mount:
             if mount is None or mount.kind != kind:
                 mount = MOUNTS[device] = Mount(kind)
             mount.is_sure = True
-            mount.is_asked_about = is_passing(device) or kind == UNKNOWN
+            mount.is_asked_about = kind == UNKNOWN or (
+                is_passing(device) and device not in _held
+            )
         return mount
+
+
+def hold_device(fd: int) -> int:
+    """Take note that something of a file system stays open: its number stays its own.
+
+    What is opened there need not ask about it, which would be a twentieth of an OPEN.
+
+    Returns:
+        The number, for ``let_go_of``.
+    """
+    device = os.fstat(fd).st_dev
+    with _table.lock:
+        _held[device] = _held.get(device, 0) + 1
+    mount_of(device, fd)
+    return device
+
+
+def let_go_of(device: int) -> None:
+    """Take note that what was held is about to be closed."""
+    with _table.lock:
+        _held[device] -= 1
+        if not _held[device]:
+            del _held[device]
+            if device in MOUNTS:
+                _doubt(MOUNTS[device])
 
 
 def other_names(path: str) -> frozenset[str]:
@@ -340,8 +370,13 @@ def other_names(path: str) -> frozenset[str]:
 
 def _notice_changes() -> None:
     if _table.has_changed():
-        for mount in MOUNTS.values():
-            mount.is_asked_about, mount.is_sure = True, False
+        for device, mount in MOUNTS.items():
+            if device not in _held or mount.kind == UNKNOWN:
+                _doubt(mount)
+
+
+def _doubt(mount: Mount) -> None:
+    mount.is_asked_about, mount.is_sure = True, False
 
 
 def table_of_mounts() -> tuple[int, ...]:

@@ -49,6 +49,50 @@ def test_what_is_known_of_a_number_is_looked_up_again_when_mounts_change(
     assert done.stdout == "tmpfs True\nunknown\nproc\nTrue\n", done.stderr
 
 
+HOLDING = """
+import os, subprocess, sys
+sys.path.insert(0, {source!r})
+from vfs import hostio
+from vfs.places import open_place
+def mounted(*words):
+    subprocess.run(["mount", *words, {place!r}], check=True)
+    return os.stat({place!r}).st_dev
+def told():
+    mount = hostio.MOUNTS[number]
+    return mount.kind, mount.is_asked_about
+number = mounted("-t", "tmpfs", "none")
+places = [open_place({place!r}, read=True, write=True) for _ in range(2)]
+print(*told())
+subprocess.run(["umount", "-l", {place!r}], check=True)
+hostio.mount_of(number)
+print(*told())
+for place in places:
+    place.backend.close()
+    print(*told())
+print(hostio.mount_of(number).kind)
+print(*told())
+"""
+
+
+# Its number cannot be another's: what is opened there does not ask.
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts without a user")
+def test_a_number_is_believed_while_something_of_it_is_held(tmp_path: Path) -> None:
+    source = str(Path(hostio.__file__).parents[1])
+    program = HOLDING.format(source=source, place=str(tmp_path))
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare:" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout == (
+        "tmpfs False\ntmpfs False\ntmpfs False\ntmpfs True\nunknown\nunknown True\n"
+    ), done.stderr
+
+
 def test_without_a_table_nothing_is_known_and_with_one_all_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

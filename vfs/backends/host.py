@@ -18,7 +18,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from typing import Final
+from contextlib import suppress
+from typing import Final, Self
 
 from vfs.backends.base import Backend, FileStatus, Mode, Removed
 from vfs.backends.host_file import (
@@ -28,6 +29,7 @@ from vfs.backends.host_file import (
     what_goes,
 )
 from vfs.errors import AccessDeniedError
+from vfs.hostio import hold_device, let_go_of
 from vfs.paths import DENIED, OPEN_FLAGS, check_name, open_beneath, split_parent
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -67,7 +69,7 @@ class HostDirectory:
             that was resolved before, and must not become a link to another one.
     """
 
-    __slots__ = ("_beneath", "_flags", "dir_fd")
+    __slots__ = ("_beneath", "_device", "_flags", "dir_fd")
 
     def __init__(
         self, dir_fd: int, *, beneath: bool = True, follow: bool = True
@@ -75,6 +77,13 @@ class HostDirectory:
         self.dir_fd = dir_fd
         self._beneath = beneath
         self._flags = 0 if follow else os.O_NOFOLLOW
+        self._device: int | None = None
+
+    def hold(self) -> Self:
+        """Have it that files beside this directory need not ask where they are."""
+        with suppress(OSError):  # they ask, then
+            self._device = hold_device(self.dir_fd)
+        return self
 
     def _open(self, name: bytes, flags: int) -> int:
         flags |= self._flags
@@ -103,7 +112,10 @@ class HostDirectory:
             if status.st_mode & _KIND_AND_SET_ID != stat.S_IFREG:
                 _check_regular(status.st_mode)
                 _take_set_id(fd, status.st_mode, flags)
-            if not status.st_nlink and not self._beneath:
+            if self._beneath:
+                if self._device is None:  # of the program before; not while it began
+                    self.hold()
+            elif not status.st_nlink:
                 self._check_named(name, fd, status)
             return HostHandle(fd, status)
         except BaseException:
@@ -249,7 +261,7 @@ class HostDirectory:
         self, name: bytes, *, create: bool
     ) -> tuple["HostDirectory", bytes | None]:
         try:
-            return HostDirectory(self._open(name, _DIRECTORY)), None
+            return HostDirectory(self._open(name, _DIRECTORY)).hold(), None
         except NotADirectoryError:
             create = False
         except FileNotFoundError:
@@ -259,7 +271,7 @@ class HostDirectory:
         try:
             if not create:
                 os.stat(last, dir_fd=dir_fd, follow_symlinks=False)
-            return HostDirectory(dir_fd, follow=False), last
+            return HostDirectory(dir_fd, follow=False).hold(), last
         except BaseException:
             os.close(dir_fd)
             raise
@@ -282,6 +294,8 @@ class HostDirectory:
     def close(self) -> None:
         if self.dir_fd >= 0:
             fd, self.dir_fd = self.dir_fd, -1
+            if self._device is not None:
+                let_go_of(self._device)
             os.close(fd)
 
 
