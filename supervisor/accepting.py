@@ -78,10 +78,10 @@ def only_this_one(log: Log, what: str) -> Iterator[None]:
     except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
         pass
     except* Exception as group:  # noqa: BLE001 - rule 3; it is reported
-        log.write("ERROR", f"Fault serving {what}: {_place_of(group)}")
+        log.write("ERROR", f"Fault serving {what}: {place_of(group)}")
 
 
-def _place_of(why: BaseException) -> str:
+def place_of(why: BaseException) -> str:
     """Return the kind of a fault, and where it happened."""
     while isinstance(why, BaseExceptionGroup):
         why = why.exceptions[0]

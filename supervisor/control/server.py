@@ -35,6 +35,7 @@ from supervisor.accepting import (
     accepted,
     make_room,
     only_this_one,
+    place_of,
 )
 from supervisor.control.answers import Answers
 from supervisor.control.client import QUESTIONS, VERSION
@@ -263,10 +264,8 @@ class ControlServer:
     async def _reply(self, question: Question) -> bytes:
         """Answer what can be answered at once."""
         if question.v != VERSION:
-            text = (
-                f"it speaks version {VERSION}, not {question.v}; use its own sandhost"
-            )
-            return _error(text)
+            said = f"it speaks version {VERSION}, not {question.v}"
+            return _error(f"{said}; use its own sandhost")
         answer = self._answers.get(question.do)
         if answer is None:
             orders = self._orders
@@ -282,7 +281,7 @@ class ControlServer:
 
     def _fault(self, question: Question, why: Exception) -> str:
         """Note a fault in the log; return what whoever asked is told of it."""
-        self._host.log.write("ERROR", f"Fault doing {question.do!r}: {why!r}")
+        self._host.log.write("ERROR", f"Fault doing {question.do!r}: {place_of(why)}")
         if isinstance(why, OSError) and why.errno in OUT_OF_RESOURCES:
             return f"it cannot now: {why.strerror}; try again"
         return f"internal error: {type(why).__name__}; see the host's log"

@@ -26,17 +26,18 @@ def broken(*_: object) -> None:
 
 
 # spec S5
-async def test_a_fault_in_an_answer_of_the_control_socket_ends_its_connection(
+async def test_a_fault_in_an_answer_of_the_control_socket_ends_that_answer(
     path: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with connected(path) as other, connected(path) as line:
         with monkeypatch.context() as patched:
             patched.setattr("supervisor.control.answers.process_facts", broken)
-            assert await line.ask(b'{"v":1,"do":"stats"}\n') is None
+            answer = await line.ask(b'{"v":1,"do":"stats"}\n')
+            assert answer["error"] == "internal error: LookupError; see the host's log"
         assert (await other.ask(b'{"v":1,"do":"stats"}\n'))["ok"]
     assert await ask(path, "ps") == []
     log = capfd.readouterr().err
-    assert "Fault serving the control socket: LookupError in broken, " in log
+    assert "Fault doing 'stats': LookupError in broken, " in log
     assert "secret" not in log
 
 
