@@ -46,6 +46,9 @@ ANSWER_TIMEOUT_S = 30.0
 RESUMES = 5
 """Times that a line may break without a byte between before it is given up."""
 
+BUSY = 503
+"""The answer of a host that has too much to do at the moment; others mean what they say."""
+
 RESUME_PAUSE_S = 0.2
 """Before it is asked for again; doubles each time."""
 
@@ -218,6 +221,7 @@ class Execution:
 
         Raises:
             BrokenLineError: the line broke, and asking again did not help.
+            ToolError: the host refused, and not because it was busy.
         """
         misses = 0
         while self.exit_code is None:
@@ -226,8 +230,10 @@ class Execution:
                 if self._reply is None:
                     self.ask_again()
                 yield from self._pieces()
-            except (ConnectionError, TimeoutError) as why:
+            except (ConnectionError, TimeoutError, ToolError) as why:
                 self.close()
+                if isinstance(why, ToolError) and why.status != BUSY:
+                    raise
                 misses = 0 if self.offset > before else misses + 1
                 if not self._resumes or misses > RESUMES:
                     text = f"the line to execution {self.id} broke: {why}"

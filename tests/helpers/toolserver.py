@@ -55,12 +55,14 @@ class Faults:
         cut_head: so many times the line is cut before the head.
         no_trailer: the exit code is left out.
         refuse: answered instead: (status, body, exit code).
+        busy: so many times who asks for a tool again is told that the host is busy.
     """
 
     cut_after: list[int] = field(default_factory=list)
     cut_head: int = 0
     no_trailer: bool = False
     refuse: tuple[int, bytes, int] | None = None
+    busy: int = 0
 
 
 class Tool:
@@ -197,6 +199,10 @@ class ToolServer:
             said = b"|".join(value for _, value in asked.form) + b"\n"
             _say(sock, conn, 200, said, 3)
         elif path.removeprefix("/exec/") in self.tools:
+            if self.faults.busy:
+                self.faults.busy -= 1
+                _say(sock, conn, 503, b"busy\n")
+                return
             offset = int(urllib.parse.parse_qs(query)["from"][0])
             self._stream(sock, conn, path.removeprefix("/exec/"), offset)
         else:

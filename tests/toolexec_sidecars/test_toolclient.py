@@ -128,6 +128,24 @@ def test_a_line_that_never_holds_is_given_up(
     assert len(server.asked) == 7
 
 
+def test_a_host_that_is_busy_when_it_is_asked_again_is_asked_once_more(
+    tools: ToolClient, server: ToolServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfs.toolclient.RESUME_PAUSE_S", 0.0)
+    server.faults = Faults(cut_after=[2], busy=3)
+    assert tools.run("echo", "hello", detach=True).output == b"hello\n"
+    server.faults = Faults(cut_after=[2], busy=100)
+    with pytest.raises(BrokenLineError, match="busy"):
+        tools.run("echo", "hello", detach=True)
+    assert server.faults.busy == 94  # as often as a line that breaks at once
+    server.faults = Faults(busy=1)
+    with tools.start("echo", "hello", exec_id="mine") as execution:
+        execution.wait()
+    with pytest.raises(ToolError) as refused:  # whoever asks for the first time is told
+        tools.attach("mine")
+    assert refused.value.status == 503
+
+
 def test_an_execution_can_be_followed_from_anywhere(tools: ToolClient) -> None:
     with tools.start("echo", "hello", exec_id="mine") as execution:
         assert execution.wait() == 0
