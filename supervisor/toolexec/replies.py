@@ -209,10 +209,14 @@ class Replies:
 
     async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
         execution = task.execution
+        if execution.fault is not None and task.moment is not Moment.STREAMING:
+            return _of(execution, toolexec.host_fault(execution.fault))
         task.reader, task.moment = reader, Moment.STREAMING
         with execution.log.attached(reader):
             await reader.run()
             await execution.finished.wait()
+        if execution.fault is not None:
+            return None  # no trailer, not even a last chunk: the output has been cut
         task.moment = Moment.LAST
         await self.wire.send(trailer(execution.code or 0))
         return None

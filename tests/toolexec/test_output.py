@@ -197,6 +197,31 @@ async def test_a_whole_output_beyond_the_limit_is_a_fault_and_not_cut(
         assert (await scene.run("tool=true", proto="1")).status == 200
 
 
+# spec E21: nor for whoever follows it.
+async def test_an_output_that_was_cut_is_never_replayed_as_a_whole_one(
+    tmp_path: Path,
+) -> None:
+    script = "echo+ready;until+test+-e+go;do+sleep+0.01;done;seq+1000000"
+    form = f"tool=sh&arg=-c&arg={script}".encode()
+    async with opened_scene(tmp_path, log_limit_bytes=MIB) as scene:
+        first, follower = await scene.connect(), await scene.connect()
+        with first, follower:
+            await send(first, scene.request(form, "X-Aifo-Exec-Id: f", proto="1"))
+            (owner,) = scene.tool.children.values()
+            await eventually(lambda: "f" in owner.live)
+            await send(follower, scene.head(0, line="GET /exec/f?from=0 HTTP/1.1"))
+            data = await receive_until(follower, b"ready\n")
+            (scene.workspace / "go").touch()
+            assert parse(await receive_all(first)).status == 500
+            data += await receive_all(follower)
+        assert len(data) > MIB
+        assert b"X-Exit-Code:" not in data
+        assert not data.endswith(b"\r\n\r\n")
+        reply = await replay(scene, "f")
+        assert (reply.status, reply.code) == (500, 86)
+        assert b"log_limit" in reply.body
+
+
 class FullDisk:
     """Lets so many bytes be written, then none."""
 
