@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.toolexec import shown
+from supervisor.accepting import OUT_OF_RESOURCES
 from supervisor.toolexec.routes import RefusedError
 from vfs import growth
 from vfs.hostio import in_thread
@@ -38,11 +39,17 @@ write beyond a limit."""
 PAUSE_LOOKS = 20
 """Or so many times what the last look took: it may use a twentieth of a thread."""
 
+BLIND_S = 2.0
+"""How long a tool may run while the host has no descriptor, memory or thread for a look:
+others may have taken them, and give them back.  Beyond it a limit would be none."""
+
 LAST_LOOK_S = 1.0
 """How long an exit code may wait for the look at what its tool made."""
 
 TRIES = 3
 """Times that a look begins anew because something was moved."""
+
+_SHORTAGES = OUT_OF_RESOURCES | {errno.EAGAIN}
 
 _REFUSED = "forbidden: tool '%s' is not permitted while a limit is passed: %s\n"
 
@@ -148,12 +155,27 @@ class Growth:
         while True:
             await trio.sleep(self._pause_s)
             try:
-                await self.look()
+                await self._look_once_possible()
             except OSError as why:
                 return f"not known: {why.strerror}"
             for name, limit, used in self._uses():
                 if used > max(limit, at_first[name]):
                     return name
+
+    async def _look_once_possible(self) -> None:
+        """Look as soon as the host has what that takes.
+
+        Raises:
+            OSError: it has not had that for ``BLIND_S``, or something else is wrong.
+        """
+        until_s = trio.current_time() + BLIND_S
+        while True:
+            try:
+                return await self.look()
+            except OSError as why:
+                if why.errno not in _SHORTAGES or trio.current_time() > until_s:
+                    raise
+            await trio.sleep(PAUSE_S)
 
     def _passed(self) -> str:
         """Return the name of a limit that is passed; empty for none."""

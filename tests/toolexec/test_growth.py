@@ -1,6 +1,8 @@
 """What tools make in their child's root counts against the child's limits."""
 
+import errno
 import math
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterable
@@ -234,6 +236,45 @@ async def test_a_tool_that_keeps_the_host_from_looking_is_ended(
     assert reply.code == 128 + 9
     assert b"not known: directories are moved again and again\n" in reply.body
     assert len(looks) >= growth.TRIES
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN])
+async def test_a_tool_outlives_a_moment_in_which_the_host_lacks_something_for_a_look(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    tenant = await bounded(scene, max_bytes=ROOM)
+    assert (await sh(scene, tenant, "true")).code == 0
+    real, tries = vfs.growth.content_of, []
+
+    def lacking(places: Iterable[Place]) -> vfs.growth.Content:
+        tries.append(1)
+        if len(tries) <= 3:
+            raise OSError(number, os.strerror(number))
+        (scene.workspace / "go").touch()
+        return real(places)
+
+    monkeypatch.setattr(vfs.growth, "content_of", lacking)
+    with trio.fail_after(30):
+        script = "until test -e go; do sleep 0.01; done; echo done"
+        reply = await sh(scene, tenant, script)
+    assert (reply.code, reply.body) == (0, b"done\n")
+
+
+async def test_a_tool_does_not_run_on_where_nobody_can_look(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "BLIND_S", 0.0)
+    tenant = await bounded(scene, max_bytes=ROOM)
+    assert (await sh(scene, tenant, "true")).code == 0
+
+    def lacking(_places: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(vfs.growth, "content_of", lacking)
+    with trio.fail_after(30):
+        reply = await sh(scene, tenant, "sleep 1000")
+    assert reply.code == 128 + 9
+    assert b"not known: Too many open files\n" in reply.body
 
 
 async def test_one_look_answers_all_who_wait_for_it(
