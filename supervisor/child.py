@@ -366,7 +366,7 @@ class Child(ChildClients):
 
 def _not_prepared(why: OSError) -> SpawnError:
     """Word what could not be had for a child: its root, a grant, a descriptor."""
-    known = why.filename is not None
-    name = f" {os.fsdecode(why.filename)!r}" if known else ""
-    text = f"cannot start a child: cannot use{name}: {why.strerror}{remedy(why)}"
+    name = why.filename
+    what = "" if name is None else f"cannot use {os.fsdecode(name)!r}: "
+    text = f"cannot start a child: {what}{why.strerror}{remedy(why)}"
     return SpawnError(why.errno or 0, "request", text)

@@ -119,7 +119,9 @@ def what_failed(why: BaseException) -> str:
     if not isinstance(why, OSError) or not why.strerror:
         return str(why)
     if why.filename is None:
-        return why.strerror
+        if why.strerror != os.strerror(why.errno or 0):
+            return why.strerror  # a whole sentence
+        return f"cannot go on: {why.strerror}{remedy(why)}"
     return f"cannot use {os.fsdecode(why.filename)!r}: {why.strerror}{remedy(why)}"
 
 

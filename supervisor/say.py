@@ -17,9 +17,11 @@ class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
 
 
 def remedy(why: OSError) -> str:
-    """Return what to do about a name that cannot be used, as the end of a line."""
+    """Return what to do about an error of the system, as the end of a line."""
     if why.errno in {errno.ENOENT, errno.ENOTDIR}:
         return "; name what is there, or make it first"
+    if why.errno == errno.EMFILE:
+        return "; raise the limit of open files (ulimit -n)"
     return "; name another" if why.errno == errno.EISDIR else ""
 
 

@@ -83,3 +83,13 @@ def test_a_relay_without_a_descriptor_for_it_goes_on(
     )  # fmt: skip
     assert (outcome.status, outcome.err) == (0, b"")
     assert outcome.out.splitlines() == [b"24", b"True"]
+
+
+# What could not be done, and what to do.
+@pytest.mark.parametrize("descriptors", [8, 10, 12, 14])
+def test_a_relay_that_cannot_begin_says_what_to_do(descriptors: int) -> None:
+    script = f"ulimit -n {descriptors}; exec {SANDHOST} relay -- true"
+    outcome = sandhost("run", "--sandbox", "none", "--", "sh", "-c", script)
+    assert outcome.status == 125
+    assert outcome.err.startswith(b"sandhost relay: cannot ")
+    assert outcome.err.endswith(b"(ulimit -n)\n")
