@@ -49,8 +49,8 @@ _ETC = tuple(
     f"/etc/{name}"
     for name in (
         "alternatives", "bash.bashrc", "ca-certificates", "crypto-policies", "fonts",
-        "gai.conf", "group", "host.conf", "hostname", "hosts", "inputrc", "java",
-        "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
+        "gai.conf", "gitconfig", "group", "host.conf", "hostname", "hosts", "inputrc",
+        "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
         "localtime", "magic", "mime.types", "networks", "nsswitch.conf", "os-release",
         "passwd", "perl", "pki", "profile", "profile.d", "protocols", "python3",
         "python3.11", "python3.12", "python3.13", "resolv.conf", "services", "shells",

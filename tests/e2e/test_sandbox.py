@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -241,6 +242,15 @@ def test_it_can_open_its_standard_streams_again(tmp_path: Path) -> None:
     script = "echo one; echo two > /dev/stdout; echo three > /dev/stderr"
     outcome = sandhost("run", "--", "sh", "-c", script, cwd=tmp_path)
     assert (outcome.status, outcome.out, outcome.err) == (0, b"one\ntwo\n", b"three\n")
+
+
+# It refuses to do anything where it may not read a configuration that is there.
+@pytest.mark.skipif(not Path("/etc/gitconfig").exists(), reason="there is none")
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_git_works_where_the_machine_has_a_configuration_for_it() -> None:
+    script = "git init -q $TMPDIR/a && git -C $TMPDIR/a status --short"
+    outcome = sandhost("run", "--", "sh", "-c", script)
+    assert (outcome.status, outcome.err) == (0, b"")
 
 
 def test_a_shim_finds_the_version_that_it_stands_for(tmp_path: Path) -> None:
