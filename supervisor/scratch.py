@@ -199,7 +199,8 @@ class _Removal:
             try:
                 os.unlink(name, dir_fd=fd)
             except IsADirectoryError:
-                self._move_up(fd, name)
+                if not _is_removed_empty(fd, name):
+                    self._move_up(fd, name)
         except OSError as why:
             self._note(why)
             return False
@@ -214,6 +215,15 @@ class _Removal:
     def _note(self, why: OSError) -> None:
         if self.failure is None:
             self.failure = why
+
+
+def _is_removed_empty(dir_fd: int, name: str) -> bool:
+    """Remove a directory, if it is empty: that takes no descriptor."""
+    try:
+        os.rmdir(name, dir_fd=dir_fd)
+    except OSError:  # it holds something, most likely; else who enters it is told
+        return False
+    return True
 
 
 def _open_up(dir_fd: int, name: str) -> None:

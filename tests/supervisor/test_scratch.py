@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -217,3 +219,27 @@ def test_what_is_no_directory_is_not_removed(tmp: Path) -> None:
     assert remove_tree(tmp / "file") is not None
     assert remove_tree(tmp / "link") is not None
     assert listing(tmp) == ["file", "link"]
+
+
+def test_empty_directories_are_removed_with_few_descriptors_left(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import contextlib, os, pathlib, sys\n"
+        "from supervisor.scratch import remove_tree\n"
+        "held = []\n"
+        "with contextlib.suppress(OSError):\n"
+        "    while True:\n"
+        "        held.append(os.dup(2))\n"
+        "for fd in held[-2:]:  # for the top, and for a look at what is in it\n"
+        "    os.close(fd)\n"
+        "print(remove_tree(pathlib.Path(sys.argv[1])))\n"
+    )
+    for name in ("tmp", "run", "root"):
+        (tmp_path / "top" / name).mkdir(parents=True)
+    words = ["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", sys.executable, "-c", program]
+    done = subprocess.run(
+        [*words, str(tmp_path / "top")], capture_output=True, check=True
+    )
+    assert done.stdout == b"None\n", done.stderr
+    assert not (tmp_path / "top").exists()
