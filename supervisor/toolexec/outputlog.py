@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from supervisor.accepting import ACCEPT_PAUSE_S, OUT_OF_RESOURCES
 from supervisor.toolexec.logstores import File, Head, Note, Store, Window
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ other core takes for a piece, and too short to be felt by the tool's other reade
 ALONE_PATIENCE_S = 0.02
 """Likewise where it is the only reader: some turns of others on a machine that is busy,
 after which it would have to read the whole of what it missed from the file."""
+
+FILE_WAIT_S = 2.0
+"""How long a tool whose output must be kept whole waits for the host to have a descriptor
+for it: others may have taken the last, and give it back."""
 
 _UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Answers of a file system that cannot be spliced to."""
@@ -281,20 +286,29 @@ class OutputLog:
     async def _make_room(self, store: Store) -> None:
         """Open the next store, or wait for the slowest reader."""
         if isinstance(store, Head):
-            self._open_file()
+            await self._open_file()
         elif isinstance(store, File) and store.freeze():
             if self._keep_all:
                 raise LogFullError("the output is longer than log_limit keeps")
         else:
             await self._space.park()
 
-    def _open_file(self) -> None:
-        try:
-            file = self._quota.open_file(self._directory)
-        except OSError as why:
-            self._open_window(why)
-        else:
-            self._stores.append(File(self.end, file, self._limit_bytes, self._quota))
+    async def _open_file(self) -> None:
+        """Open the file; what must be kept whole waits for a descriptor."""
+        until_s = trio.current_time() + (FILE_WAIT_S if self._keep_all else 0.0)
+        while True:
+            try:
+                file = self._quota.open_file(self._directory)
+            except OSError as why:
+                is_lacking = why.errno in OUT_OF_RESOURCES
+                if not is_lacking or trio.current_time() >= until_s:
+                    self._open_window(why)
+                    return
+            else:
+                own = File(self.end, file, self._limit_bytes, self._quota)
+                self._stores.append(own)
+                return
+            await trio.sleep(ACCEPT_PAUSE_S)
 
     def _open_window(self, why: OSError) -> None:
         if self._keep_all:

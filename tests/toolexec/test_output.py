@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.toolexec import logstores, splicing
+from supervisor.toolexec import logquota, logstores, splicing
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
     Reply,
@@ -268,6 +268,26 @@ async def test_without_a_place_for_files_nothing_is_lost(tmp_path: Path) -> None
     async with opened_scene(tmp_path, log_dir=str(tmp_path / "nowhere")) as scene:
         reply = await scene.say(scene.request(numbers(500_000)))
         assert (reply.body, reply.code) == (printed(500_000), 0)
+
+
+# spec E21: a moment without descriptors is no end of a tool.
+async def test_an_output_that_must_be_whole_waits_for_a_descriptor(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries = logquota.open_unnamed, []
+
+    def lacking(directory: str) -> int:
+        tries.append(directory)
+        if len(tries) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(directory)
+
+    monkeypatch.setattr(logquota, "open_unnamed", lacking)
+    reply = await scene.say(scene.request(numbers(100_000), proto="1"))
+    assert (reply.status, reply.code, reply.body) == (200, 0, printed(100_000))
+    tries.clear()
+    reply = await scene.say(scene.request(numbers(100_000)))
+    assert (reply.body, reply.code) == (printed(100_000), 0)
 
 
 async def test_a_file_system_without_o_tmpfile_does(
