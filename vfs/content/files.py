@@ -7,13 +7,15 @@ Rules of this file.
 2. A file that is replaced changes at one instant: the new one is written beside it
    without a name, put on the disk, given the permission bits of the old one and its
    name.  Whatever fails before, the old file has every byte it had.
-3. The calls into the kernel that may wait run in worker threads.
+3. The calls into the kernel that may wait run in worker threads; where a file system is
+   distant (``hostio``) that is every one of a file's, and its OPEN comes after a knock.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -87,10 +89,32 @@ class ClientFiles:
     def _claim(self) -> bool:
         return self._claims and self._client.policy.top_level
 
+    @property
+    def _may_wait(self) -> bool:
+        """Whether a name may lead to a file system that does not answer (spec S5)."""
+        return self._client.policy.is_distant and not self._claim
+
+    async def _knock(self, name: bytes) -> None:
+        """Wait, where the OPEN that follows would."""
+        if self._may_wait:
+            await self._fs.knock(self._client, name)
+
+    async def _abandon(self, file: OpenFile) -> None:
+        """Close a file as the end of a client does; it is gone whatever happens."""
+        with suppress(OSError):
+            if file.handle.mount.is_distant:
+                await self._fs.abandon_waiting(file)
+            else:
+                self._fs.abandon(file)
+
     async def exists(self, path: str) -> bool:
         """See ``Files``."""
+        name = os.fsencode(path)
         try:
-            self._fs.stat(self._client, os.fsencode(path), claim=self._claim)
+            if self._may_wait:
+                await self._fs.stat_waiting(self._client, name, claim=self._claim)
+            else:
+                self._fs.stat(self._client, name, claim=self._claim)
         except FileNotFoundError:
             return False
         except (AccessDeniedError, UnavailableError) as why:
@@ -123,19 +147,22 @@ class ClientFiles:
 
     async def read(self, path: str, take: Callable[[bytes], None]) -> None:
         """See ``Files``."""
+        name = os.fsencode(path)
+        await self._knock(name)
         try:
-            file = self._fs.open(self._client, os.fsencode(path), b"r", self._claim)
+            file = self._fs.open(self._client, name, b"r", self._claim)
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
         try:
             await self._in_thread(_read_all, file, take)
         finally:
-            self._fs.abandon(file)
+            await self._abandon(file)
 
     async def replace(self, path: str, pieces: Iterator[bytes]) -> None:
         """See ``Files``."""
+        name = os.fsencode(path)
+        await self._knock(name)
         try:
-            name = os.fsencode(path)
             async with turn_of(self._client.ledger):
                 file = self._fs.open_replacing(self._client, name, claim=self._claim)
         except (AccessDeniedError, UnavailableError) as why:
@@ -143,57 +170,55 @@ class ClientFiles:
         try:
             await self._write(file, pieces, partial(_put, file))
         except BaseException:
-            self._fs.abandon(file)
+            await self._abandon(file)
             raise
         await self._fs.close_waiting(file)
 
     async def append(self, path: str, pieces: Iterator[bytes]) -> None:
         """See ``Files``."""
+        name = os.fsencode(path)
+        await self._knock(name)
         try:
-            file = await self._fs.open_waiting(
-                self._client, os.fsencode(path), b"a", self._claim
-            )
+            file = await self._fs.open_waiting(self._client, name, b"a", self._claim)
         except (AccessDeniedError, UnavailableError) as why:
             raise _denied(path) from why
         before = done = 0
 
         def put(piece: bytes) -> None:
-            nonlocal done
+            nonlocal before, done
+            if not done:
+                before = file.handle.size()
             _put(file, piece)
             done += len(piece)
 
-        def begin() -> None:
-            nonlocal before
-            if not done:
-                before = file.handle.size()
-
         try:
-            await self._write(file, pieces, put, begin)
+            await self._write(file, pieces, put)
         except BaseException:
             try:
-                if done and file.handle.size() == before + done:  # nobody has added
-                    with trio.CancelScope(shield=True):
+                with trio.CancelScope(shield=True):
+                    if done and await self._size(file) == before + done:
+                        # Nobody has added since.
                         await self._fs.truncate_waiting(file, before)
             finally:
-                self._fs.abandon(file)
+                await self._abandon(file)
             raise
         if file.closes_inline:
             self._fs.close(file)
         else:
             await self._fs.close_waiting(file)
 
+    async def _size(self, file: OpenFile) -> int:
+        if file.handle.mount.is_distant:
+            return await self._in_thread(file.handle.size)
+        return file.handle.size()
+
     async def _write(
-        self,
-        file: OpenFile,
-        pieces: Iterator[bytes],
-        put: Callable[[bytes], None],
-        on_turn: Callable[[], None] = lambda: None,
+        self, file: OpenFile, pieces: Iterator[bytes], put: Callable[[bytes], None]
     ) -> None:
         """Write in turns: between them others of the child have theirs."""
         has_more = True
         while has_more:
             async with turn_of(file.ledger):
-                on_turn()
                 has_more = await self._in_thread(_put_some, pieces, put)
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
