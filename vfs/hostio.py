@@ -28,7 +28,7 @@ from typing import TypeVar, TypeVarTuple
 import trio
 
 from vfs.hostio_table import UNKNOWN, MountTable, is_passing
-from vfs.workers import afterwards, in_worker
+from vfs.workers import afterwards, are_left, in_worker
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -139,8 +139,12 @@ def note_work(change: int) -> None:
 
 
 def calls_at_work() -> int:
-    """Return how many calls run in worker threads, wait for one, or have just ended."""
-    return _calls.at_work
+    """Return how many calls run in worker threads, wait for one, or have just ended.
+
+    What nobody waits for (``workers.afterwards``) counts as one: a file that it closes
+    must not be handed to the next program meanwhile.
+    """
+    return _calls.at_work + are_left()
 
 
 def close_file(fd: int) -> None:

@@ -74,6 +74,15 @@ def eventually(call: Callable[[*Ts], None], *args: *Ts) -> None:
     _afterwards.begin(or_here=False)
 
 
+def are_left() -> bool:
+    """Tell whether anything that was left to ``afterwards`` or ``eventually`` is to be done.
+
+    What waits for a thread is begun with.
+    """
+    _afterwards.begin(or_here=True)
+    return _afterwards.is_at_work
+
+
 class _Afterwards:
     """A thread that does what was left to it, for as long as there is anything."""
 
@@ -84,6 +93,11 @@ class _Afterwards:
     def add(self, call: Callable[[], None]) -> None:
         """Leave a call to the thread; ``begin`` is to follow."""
         self._calls.append(call)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the thread has something to do."""
+        return self._is_at_work.locked()
 
     def begin(self, *, or_here: bool) -> None:
         """Start the thread, unless it is at work.

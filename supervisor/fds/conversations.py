@@ -176,9 +176,12 @@ class Conversations:
             text = f"Give 1 to {MOST_PROMPTS} prompts"
             raise FdError(INVALID_PARAMETER, text)
         _check_depth(process)
-        children = [process.fork() for _ in prompts]
+        children: list[Process] = []
         answers: list[tuple[bool, str]] = [(False, "not run")] * len(prompts)
         try:
+            for _ in prompts:
+                children.append(process.fork())
+                await trio.lowlevel.checkpoint()  # each may have many descriptors
             async with trio.open_nursery() as nursery:
                 for number, child in enumerate(children):
                     await self.loop.begin(child, child.program)

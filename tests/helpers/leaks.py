@@ -27,10 +27,15 @@ class Holdings:
 
 def holdings() -> Holdings:
     """Return what this process holds, once what it closes in threads is closed."""
+    give_back()
+    return Holdings(_descriptors(), _children())
+
+
+def give_back() -> None:
+    """Return once what was left to a thread is given back (`vfs.workers.afterwards`)."""
     for thread in threading.enumerate():
         if thread.name == "afterwards":
             thread.join(10.0)
-    return Holdings(_descriptors(), _children())
 
 
 def left_over(before: Holdings, after: Holdings) -> tuple[str, ...]:

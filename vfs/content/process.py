@@ -240,7 +240,6 @@ class Process:
     def add(self, content: Content, source: str, *, name: str = "") -> LlmFd:
         """Give a content, held by the caller, a descriptor of this process."""
         page_size = self.shared.settings.page_size
-        content.text.pages(page_size)
         return self.table.add(content, source, page_size, name=name)
 
     def add_text(self, text: str, source: str, *, name: str = "") -> LlmFd:

@@ -202,7 +202,11 @@ class Incoming:
         if slot is not None:
             slot.free()
         fd, self.fd = self.fd, -1
-        if fd >= 0:
+        if fd < 0:
+            return
+        if self.size > SLOW_TO_FREE_BYTES:
+            afterwards(self._spool.close_file, fd)
+        else:
             self._spool.close_file(fd)
 
 

@@ -26,12 +26,13 @@ from blake3 import blake3
 from vfs.content.blob import Blob, Content
 from vfs.content.errors import FdError
 from vfs.content.index import Reader, TextIndex
+from vfs.content.slots import SLOW_TO_FREE_BYTES
 from vfs.content.spool import Spool, descriptors_of
 from vfs.content.writer import Writer
-from vfs.workers import beside
+from vfs.workers import afterwards, beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfs.content.index import Buffer
     from vfs.content.slots import Slot
@@ -247,13 +248,15 @@ class Store:
         for blob in content.blobs:
             self.release(blob)
 
-    def drop_all(self, contents: list[Content]) -> None:
-        """Count one holder of each less."""
+    def drop_all(self, contents: Sequence[Content]) -> None:
+        """Count one holder of each less; much that is freed by that is in a thread."""
         with self._lock:
             blobs = [blob for content in contents for blob in content.blobs]
             freed = [blob for blob in blobs if self._is_last(blob)]
-        for blob in freed:
-            self._forget(blob)
+        if sum(blob.size for blob in freed) > SLOW_TO_FREE_BYTES:
+            afterwards(self._forget_all, freed)
+        else:
+            self._forget_all(freed)
 
     def release(self, blob: Blob) -> None:
         """Count one holder of a blob less; the last one frees it."""
@@ -271,6 +274,10 @@ class Store:
             del self.blobs[blob.key]
             self._movable.pop(blob.key, None)
         return True
+
+    def _forget_all(self, blobs: list[Blob]) -> None:
+        while blobs:
+            self._forget(blobs.pop())  # its memory is free now, not with the last one
 
     def _forget(self, blob: Blob) -> None:
         if blob.in_memory is not None:

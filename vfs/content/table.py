@@ -26,6 +26,7 @@ from vfs.content.errors import (
     NOT_FOUND,
     FdError,
 )
+from vfs.content.giving_back import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -111,9 +112,11 @@ class FdTable:
         """Give a content that the caller holds a number; the table holds it now.
 
         Raises:
-            FdError: there are too many, or too much; the content is given back.
+            FdError: there are too many, or too much, or it cannot be read; the content is
+                given back.
         """
         try:
+            content.text.pages(page_size)
             with self._lock:
                 self._check_count(len(self.fds) + 1)
                 if self._allowance is not None:
@@ -122,7 +125,7 @@ class FdTable:
                 if name:
                     self._names[name] = fd.number
                     fd.name = name
-        except FdError:
+        except BaseException:
             self._store.drop(content)
             raise
         return fd
@@ -282,7 +285,7 @@ class FdTable:
         """Give up descriptors."""
         with self._lock:
             contents = self._forget(numbers)
-        self._drop(contents)
+        give_back(self._store, self._allowance, contents)
 
     def _forget(self, numbers: Iterable[int]) -> list[Content]:
         contents = []
@@ -326,22 +329,17 @@ class FdTable:
         self._store.drop_all(old)
 
     def close(self) -> None:
-        """Give every content back; nothing comes in any more."""
+        """Give every content back, many in a thread; nothing comes in any more."""
         with self._lock:
             self._is_closed = True
             contents = self._contents()
             self.fds = {}
             self._names.clear()
             self._own.clear()
-        self._drop(contents)
+        give_back(self._store, self._allowance, contents)
 
     def _contents(self, except_for: Collection[int] = ()) -> list[Content]:
         return [fd.content for n, fd in self.fds.items() if n not in except_for]
-
-    def _drop(self, contents: list[Content]) -> None:
-        if self._allowance is not None:
-            self._allowance.drop(contents)
-        self._store.drop_all(contents)
 
 
 def number_of(text: str) -> int | None:

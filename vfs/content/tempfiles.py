@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import CONFLICT, FILE_OPERATION, NOT_FOUND, FdError
+from vfs.content.giving_back import give_back
 
 if TYPE_CHECKING:
     from vfs.content.allowance import Allowance
@@ -149,9 +150,12 @@ class TempFiles:
             self._give_up(file.content)
 
     def close(self) -> None:
-        """Remove all."""
-        for file_id in tuple(self._files):
-            self.delete(file_id)
+        """Remove all, many in a thread."""
+        with self._lock:
+            contents = [file.content for file in self._files.values()]
+            self._files = {}
+        if self._store is not None:
+            give_back(self._store, self._allowance, contents)
 
     def enter(self, file: TempFile) -> None:
         """Enter a file that was one before; the table holds its content now."""

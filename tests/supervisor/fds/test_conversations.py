@@ -146,6 +146,33 @@ async def test_children_of_a_fork_run_side_by_side(scene: Make) -> None:
     assert answer.count(b"all are here") == 10
 
 
+# Each may have thousands of descriptors: ten at once held up others for 60 ms.
+async def test_others_get_on_between_the_copies_of_a_fork(
+    scene: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = scene(words("done"))
+    fork = Process.fork
+    rounds: list[int] = []
+    turns = 0
+
+    def counted(process: Process) -> Process:
+        rounds.append(turns)
+        return fork(process)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Process, "fork", counted)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        await made.process.call("fork", ["x"] * 10)
+        nursery.cancel_scope.cancel()
+    assert len(rounds) == len(set(rounds)) == 10
+
+
 async def test_a_fork_sees_the_descriptors_and_leaves_none(scene: Make) -> None:
     def model(messages: list[Message]) -> Message:
         if messages[-1]["role"] == "user":

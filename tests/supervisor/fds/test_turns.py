@@ -13,6 +13,7 @@ from supervisor.dialogues import Turn
 from supervisor.fds.toolloop import MOST_MESSAGES, ModelError
 from tests.helpers.contents import asking, failed, holding, process, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
+from tests.helpers.leaks import give_back
 from tests.helpers.sessions import hall
 from vfs.content import Content, FdError, LlmFd, Process, Store, spool
 from vfs.content.begun import Begun
@@ -102,6 +103,7 @@ def test_forks_and_calls_side_by_side_lose_no_reference() -> None:
     thread.join()
     assert not faults
     made.close()
+    give_back()
     assert not store.blobs
     assert store.memory_bytes == 0
 

@@ -1,7 +1,6 @@
 """Nothing that a call does takes long in the Trio thread, nor more memory than it says."""
 
 import gc
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ import trio
 from trio import CapacityLimiter
 
 from tests.helpers.contents import ask, asking, failed, holding, process, text_of
+from tests.helpers.leaks import give_back
 from tests.helpers.sessions import Hall, hall
 from vfs.content import TOOLS, ClientFiles, Process, Shared, Store, errors, searching
 from vfs.content import spool as spool_module
@@ -94,6 +94,7 @@ def test_a_fork_of_many_descriptors_shares_them_until_one_changes() -> None:
     assert failed(ask(child, "fd_info", name="parent"))[0] == "not_found"
     for one in (parent, child, grandchild):
         one.close()
+    give_back()
     assert not parent.shared.store.blobs
 
 
@@ -304,6 +305,4 @@ async def test_no_step_of_a_call_holds_the_trio_thread(
     assert 0 < steps.longest_s < 0.01
     made.close()
     made.shared.temps.close()
-    for thread in threading.enumerate():
-        if thread.name == "afterwards":  # frees a long file
-            thread.join()
+    give_back()

@@ -1,17 +1,19 @@
 """Contents on the disk: few descriptors for many of them, and no more disk than they are."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.contents import ask, text_of
+from tests.helpers.contents import ask, failed, text_of
+from tests.helpers.leaks import give_back
 from vfs.content import TOOLS, FdError, Process, Shared, Store
 from vfs.content import slots as slots_module
 from vfs.content import spool as spool_module
 from vfs.content.handover import Entering
 from vfs.content.handover_state import BlobState, StoreState
-from vfs.content.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot
+from vfs.content.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot, SlotFile
 from vfs.content.spool import LIMIT_PER_FILE, LIMIT_PER_MAP, FileMap, Incoming, Spool
 
 LIMIT = 256
@@ -47,6 +49,7 @@ def test_many_longer_contents_take_few_descriptors(
     held = {fd for fd, _ in store.descriptors()}
     assert len(held) == open_now() - before
     process.close()
+    give_back()
     assert (store.blobs, list(store.descriptors())) == ({}, [])
 
 
@@ -112,6 +115,29 @@ def test_how_many_have_a_file_is_a_part_of_what_the_host_may_open(
     place.free()
     for fd in descriptors:
         spool.close_file(fd)
+
+
+# To map a content takes a descriptor, and there may be none.
+@pytest.mark.parametrize("call", ["wrap_output", "wrap_input"])
+def test_what_cannot_be_read_when_it_has_come_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, no_leaks: None, call: str
+) -> None:
+    del no_leaks
+    monkeypatch.setattr(spool_module, "descriptor_limit", lambda: 1)
+    store = Store(max_memory=10)
+    made = Process(Shared(store, TOOLS))
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SlotFile, "map", refused)
+        kind, _, message = failed(ask(made, call, text="x\n" * 200_000))
+        assert kind == "file_operation"
+        assert message == "Cannot read content: Too many open files"
+    assert not store.blobs
+    made.close()
+    assert list(store.descriptors()) == []
 
 
 def test_what_no_slot_can_hold_needs_a_file_and_is_told_so(

@@ -1,0 +1,145 @@
+"""What many or long contents take to be given back, a thread does: nobody waits for it."""
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.helpers.contents import holding, process
+from tests.helpers.leaks import give_back
+from vfs import hostio, workers
+from vfs.content import TOOLS, Allowance, Process, Shared, Store
+from vfs.content import spool as spool_module
+from vfs.content.allowance import Allowance as Charged
+from vfs.content.giving_back import MOST_AT_ONCE
+from vfs.content.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
+    """Return a set that comes to hold the threads in which anything is given back."""
+    found: set[threading.Thread] = set()
+
+    def watch(kind: type, name: str) -> None:
+        call: Callable[..., None] = getattr(kind, name)
+
+        def watched(*args: object) -> None:
+            found.add(threading.current_thread())
+            call(*args)
+
+        monkeypatch.setattr(kind, name, watched)
+
+    watch(Store, "_forget")
+    watch(Charged, "drop")
+    watch(Spool, "close_file")
+    return found
+
+
+def bounded() -> Process:
+    """Return a process that may keep much."""
+    return Process(Shared(Store(), TOOLS, allowance=Allowance(1 << 30)))
+
+
+def is_empty(made: Process) -> bool:
+    """Tell whether nothing is held or counted any more."""
+    store, allowance = made.shared.store, made.shared.allowance
+    assert allowance is not None
+    return (store.blobs, store.memory_bytes, allowance.used) == ({}, 0, 0)
+
+
+# spec S4, S5: 100 conversations with 10,000 descriptors each held up others for seconds.
+def test_many_descriptors_are_given_back_beside_the_caller(
+    threads: set[threading.Thread],
+) -> None:
+    made = bounded()
+    for number in range(MOST_AT_ONCE * 2 + 1):
+        made.add_text(f"text {number}", "test")
+    child = made.fork()
+    child.close()
+    made.close()
+    assert not made.table.fds
+    give_back()
+    assert is_empty(made)
+    assert threading.current_thread() not in threads
+
+
+def test_many_temporary_files_are_given_back_beside_the_caller(
+    threads: set[threading.Thread],
+) -> None:
+    made = bounded()
+    temps = made.shared.temps
+    for number in range(MOST_AT_ONCE * 2 + 1):
+        temps.create(made.put_text(f"text {number}"))
+    temps.close()
+    give_back()
+    assert is_empty(made)
+    assert threading.current_thread() not in threads
+
+
+def test_long_contents_are_freed_beside_the_caller(
+    threads: set[threading.Thread],
+) -> None:
+    made = process()
+    store = made.shared.store
+    for number in range(5):
+        made.add_text(str(number) * 4 * MIB, "test")
+    made.table.drop([1, 2, 3, 4, 5])
+    assert not store.blobs
+    give_back()
+    assert store.memory_bytes == 0
+    assert threading.current_thread() not in threads
+
+
+def test_few_short_ones_need_no_thread(threads: set[threading.Thread]) -> None:
+    made = holding("text")
+    made.close()
+    assert threads == {threading.current_thread()}
+
+
+def test_a_long_file_that_is_begun_is_closed_beside_the_caller(
+    threads: set[threading.Thread], monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    del no_leaks
+    monkeypatch.setattr(spool_module, "LONG_BYTES", 1000)
+    monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 1000)
+    made = Process(Shared(Store(max_memory=1), TOOLS))
+    made.begun.put(None, b"x" * 300_000)
+    made.close()
+    give_back()
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+# A thread closes a file of slots just when its number has been written down.
+def test_the_program_is_not_replaced_while_anything_is_given_back() -> None:
+    held, begun = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        held.wait(10)
+
+    workers.afterwards(wait)
+    begun.wait(10)
+    assert hostio.calls_at_work() == 1
+    held.set()
+    give_back()
+    assert hostio.calls_at_work() == 0
+
+
+def test_what_waits_for_a_thread_is_begun_before_the_program_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[int] = []
+    monkeypatch.setattr(threading.Thread, "start", none)
+    workers.eventually(done.append, 1)
+    assert not done
+    assert hostio.calls_at_work() == 0
+    assert done == [1]
