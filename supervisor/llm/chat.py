@@ -179,9 +179,9 @@ async def _read_input(
     session: Session, name: bytes, most: int, *, claim: bool
 ) -> bytes:
     fs, client = session.fs, session.client
-    if client.policy.is_distant and not claim:
-        await fs.knock(client, name)
     try:
+        if client.policy.is_distant and not claim:
+            await fs.knock(client, name)
         file = fs.open(client, name, b"r", claim)
     except AccessDeniedError:
         denied(session, "LLM_CHAT", name)

@@ -14,6 +14,8 @@ Rules of this file.
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -179,6 +181,9 @@ class Gateway:
         except (CallError, ProviderError) as why:
             meter.fail(charged=answer.output_pieces > 0)
             reason, status = str(why), getattr(why, "status", 0)
+        except OSError as why:  # no thread can be started
+            meter.fail(charged=answer.output_pieces > 0)
+            reason, status = os.strerror(why.errno or errno.EIO), 0
         except AnswerError as why:
             meter.fail(charged=True)
             reason, status = f"invalid response: {why}", 0

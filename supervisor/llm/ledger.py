@@ -258,9 +258,12 @@ class Spending:
                 self._waiting.clear()
                 try:
                     totals = await in_thread(self._file.add, charges)
-                except sqlite3.Error as why:
+                except BaseException as why:
+                    # Nothing was written, or nobody had begun to: it is to be counted.
                     for charge in charges:
                         self._put(charge)
+                    if not isinstance(why, (sqlite3.Error, OSError)):
+                        raise
                     if not self._is_failing:
                         text = f"cannot write {self._file.path!r}: {why}"
                         self._complain(f"{text}; quotas go on in memory")

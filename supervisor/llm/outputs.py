@@ -70,10 +70,7 @@ class Outputs:
         Raises:
             OutputsError: one cannot be.
         """
-        session = self._session
         for name in names:
-            if session.client.policy.is_distant and not self._claim:
-                await session.fs.knock(session.client, name)
             self._files.append(await self._open(name))
             await trio.lowlevel.checkpoint()
 
@@ -81,6 +78,8 @@ class Outputs:
         session = self._session
         fs, client = session.fs, session.client
         try:
+            if client.policy.is_distant and not self._claim:
+                await fs.knock(client, name)
             try:
                 return fs.open(client, name, KEPT_WORD, self._claim)
             except FileNotFoundError:

@@ -85,7 +85,10 @@ def _not_opened(session: Session, name: bytes, why: Exception) -> bytes:
 
 async def _open_distant(session: Session, request: m.Open) -> bytes:
     """Open where a file system may wait for another machine (``Filesystem.knock``)."""
-    await session.fs.knock(session.client, request.name)
+    try:
+        await session.fs.knock(session.client, request.name)
+    except OSError as why:  # no thread can be started
+        return _not_opened(session, request.name, why)
     return await _open_in_turn(session, request)
 
 

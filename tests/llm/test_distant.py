@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.helpers.llmscene import Scene, open_scene
 from vfs import hostio
@@ -70,3 +71,31 @@ async def test_files_of_a_call_are_closed_in_threads(
         b"ERROR failed to read input files data"
     )
     assert not line.line.session.files
+
+
+# A host whose user has all the threads it may have: the call is refused, the client stays.
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"inputs": b"in"}, b"ERROR failed to read input files data"),
+        (
+            {"outputs": b"in"},
+            b"ERROR failed to open file 'in': Resource temporarily unavailable",
+        ),
+    ],
+)
+async def test_without_a_thread_a_call_is_refused(
+    distant: Scene,
+    files: dict[str, bytes],
+    expected: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (distant.hall.root / "in").write_text("text")
+    line = distant.connect()
+    with monkeypatch.context() as patched:
+        patched.setattr(trio.to_thread, "run_sync", none)
+        assert (await line.chat(b"a", **files)).line == expected
+    assert (await line.chat(b"a")).line.startswith(b"OK ")

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import trio
 
 from supervisor.llm.ledger import FILE_NAME, LedgerError, Spending
 from supervisor.llm.quota import Node, Usage, Weights
@@ -252,6 +253,30 @@ async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> Non
     await spending.close()
     with sqlite3.connect(tmp_path / FILE_NAME) as base:
         assert base.execute("SELECT tokens, calls FROM spent").fetchall() == [(3.0, 3)]
+    base.close()
+
+
+# A child that is killed while its charge waits for a thread has spent it all the same.
+@pytest.mark.parametrize("failure", ["cancelled", "no thread"])
+async def test_a_charge_that_found_no_thread_is_written_with_the_next(
+    tmp_path: Path, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Node()
+    spending = Spending(root, "never", str(tmp_path), lambda _: None)
+    spending.add(root, 1.0, 1)
+
+    async def waits(*_: object, **__: object) -> None:
+        if failure == "no thread":
+            raise RuntimeError("can't start new thread")
+        await trio.sleep_forever()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trio.to_thread, "run_sync", waits)
+        with trio.move_on_after(0.01):
+            await spending.kept()
+    await spending.close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+        assert base.execute("SELECT tokens, calls FROM spent").fetchall() == [(1.0, 1)]
     base.close()
 
 

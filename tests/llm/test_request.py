@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from demo.provider import serving
 from supervisor.llm.presets import BUILT_IN
@@ -589,3 +590,20 @@ async def test_a_nested_clients_model_only_shrinks(tmp_path: Path) -> None:
             text = json.dumps({"quota": quota}).replace("Infinity", "1e400").encode()
             said = await inner.ask(b"NARROW %d\n%b" % (len(text), text))
             assert said.startswith(b"ERROR invalid rights: ")
+
+
+# A host whose user has all the threads it may have: the call fails, the client stays.
+async def test_a_long_request_without_a_thread_is_a_failed_call(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    line = scene.connect()
+    asked = len(scene.provider.served)
+    with monkeypatch.context() as patched:
+        patched.setattr(trio.to_thread, "run_sync", none)
+        reply = await line.chat(b"w " * 200_000)
+    assert reply.line == OPENAI_FAILED + b"Resource temporarily unavailable"
+    assert len(scene.provider.served) == asked
+    assert (await line.chat(b"a")).line.startswith(b"OK ")

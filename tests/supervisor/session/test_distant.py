@@ -200,3 +200,22 @@ def test_what_is_near_is_no_distant_file_system() -> None:
         assert not Mount(kind).is_distant
     for kind in ("nfs", "nfs4", "cifs", "fuse", "fuse.sshfs", "9p", "ceph", "unknown"):
         assert Mount(kind).is_distant
+
+
+# A host whose user has all the threads it may have: OPEN is refused, the client stays.
+async def test_without_a_thread_nothing_is_opened(
+    hall: Hall, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del server
+
+    def none(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (hall.root / "file").touch()
+    line = hall.connect()
+    with monkeypatch.context() as patched:
+        patched.setattr(trio.to_thread, "run_sync", none)
+        assert await line.ask(b"OPEN file r false\n") == (
+            b"ERROR failed to open file 'file': Resource temporarily unavailable"
+        )
+    assert await line.ask(b"OPEN file r false\n") == b"OK 1000"
