@@ -26,6 +26,18 @@ def last(messages: Sequence[Message]) -> str:
     return str(messages[-1]["content"])
 
 
+class Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """A task goes on."""
+        del task
+        self.count += 1
+
+
 async def test_a_model_reads_what_a_tool_left(scene: Make) -> None:
     made = scene(
         calling(("read_fd", {"fd": "fd:1", "page": 2}), ("list_fds", {})),
@@ -152,25 +164,20 @@ async def test_others_get_on_between_the_copies_of_a_fork(
 ) -> None:
     made = scene(words("done"))
     fork = Process.fork
-    rounds: list[int] = []
-    turns = 0
+    steps = Steps()
+    forked: list[int] = []
 
     def counted(process: Process) -> Process:
-        rounds.append(turns)
+        forked.append(steps.count)
         return fork(process)
 
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
     monkeypatch.setattr(Process, "fork", counted)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+    trio.lowlevel.add_instrument(steps)
+    try:
         await made.process.call("fork", ["x"] * 10)
-        nursery.cancel_scope.cancel()
-    assert len(rounds) == len(set(rounds)) == 10
+    finally:
+        trio.lowlevel.remove_instrument(steps)
+    assert len(set(forked)) == len(forked) == 10
 
 
 async def test_a_fork_sees_the_descriptors_and_leaves_none(scene: Make) -> None:
