@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
@@ -13,6 +14,7 @@ from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
 from vfs.content.selecting import Selector, select
 from vfs.errors import UnflushedError
 from vfs.hostio import in_thread
+from vfs.workers import afterwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,7 +178,7 @@ class _Finder:
 
     def __init__(self, line: int) -> None:
         self._left = line - 1
-        self._size = 0
+        self.size = 0
         self._last = b""
         self._lines = 0
         self.offset = 0 if line == 1 else -1
@@ -188,11 +190,11 @@ class _Finder:
             at = -1
             for _ in range(self._left):
                 at = piece.find(b"\n", at + 1)
-            self.offset = self._size + at + 1
+            self.offset = self.size + at + 1
         else:
             self._left -= count
         self._lines += count
-        self._size += len(piece)
+        self.size += len(piece)
         self._last = piece[-1:]
 
     def found(self, line: int) -> tuple[int, bool]:
@@ -207,7 +209,7 @@ class _Finder:
             text = f"Invalid insert_at_line. Valid range: 1-{total + 1}"
             raise FdError(INVALID_PARAMETER, text)
         if line == total + 1:
-            return self._size, unended
+            return self.size, unended
         return self.offset, False
 
 
@@ -220,15 +222,16 @@ async def _insert(
 ) -> Written:
     """Put a content before a line; an LF that is missing between them is added."""
     finder = _Finder(max(line, 1))
-    with tempfile.SpooledTemporaryFile(OLD_IN_MEMORY_BYTES) as old:
+    old = tempfile.SpooledTemporaryFile(OLD_IN_MEMORY_BYTES)  # noqa: SIM115 - see below
 
-        def take(piece: bytes) -> None:
-            finder.take(piece)
-            old.write(piece)
+    def take(piece: bytes) -> None:
+        finder.take(piece)
+        old.write(piece)
 
+    try:
         await files.read(path, take)
         offset, adds_before = finder.found(line)
-        size = old.tell()
+        size = finder.size
         adds_after = offset < size and not part.ends_line
 
         def pieces() -> Iterator[bytes]:
@@ -242,8 +245,18 @@ async def _insert(
             yield from _read(old, size - offset)
 
         await files.replace(path, pieces())
+    finally:
+        if finder.size > OLD_IN_MEMORY_BYTES:
+            afterwards(_close, old)  # to free a GiB takes 50 to 100 ms
+        else:
+            old.close()
     lines = await part.count_lines(threads)
     return Written(part.size + (1 if adds_after else 0), lines)
+
+
+def _close(file: tempfile.SpooledTemporaryFile[bytes]) -> None:
+    with contextlib.suppress(OSError):  # what a full disk did not take, again
+        file.close()
 
 
 def _read(file: tempfile.SpooledTemporaryFile[bytes], size: int) -> Iterator[bytes]:

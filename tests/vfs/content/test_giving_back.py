@@ -1,14 +1,16 @@
 """What many or long contents take to be given back, a thread does: nobody waits for it."""
 
+import tempfile
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers.contents import holding, process
+from tests.helpers.contents import asking, holding, process
 from tests.helpers.leaks import give_back
+from tests.helpers.sessions import Hall, hall
 from vfs import hostio, workers
-from vfs.content import TOOLS, Allowance, Process, Shared, Store
+from vfs.content import TOOLS, Allowance, ClientFiles, Process, Shared, Store, on_files
 from vfs.content import spool as spool_module
 from vfs.content.allowance import Allowance as Charged
 from vfs.content.giving_back import MOST_AT_ONCE
@@ -16,6 +18,8 @@ from vfs.content.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+__all__ = ["hall"]
 
 MIB = 1024 * 1024
 
@@ -143,3 +147,34 @@ def test_what_waits_for_a_thread_is_begun_before_the_program_is_replaced(
     assert not done
     assert hostio.calls_at_work() == 0
     assert done == [1]
+
+
+async def test_what_an_insert_has_read_is_closed_beside_the_caller(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_files, "OLD_IN_MEMORY_BYTES", 1000)
+    closed: list[threading.Thread] = []
+    kind = tempfile.SpooledTemporaryFile
+
+    def watch(name: str) -> None:
+        call = getattr(kind, name)
+
+        def watched(file: object, *args: object) -> None:
+            closed.append(threading.current_thread())
+            call(file, *args)
+
+        monkeypatch.setattr(kind, name, watched)
+
+    watch("close")
+    watch("__exit__")
+    (hall.root / "out").write_text("old\n" * 500)
+    made = holding("new\n")
+    made.files = ClientFiles(hall.fs, hall.connect().client)
+    for line, is_good in ((1, True), (1000, False)):
+        more = {"mode": "insert", "insert_at_line": line}
+        answer = await asking(made, "fd_to_file", fd="fd:1", file_path="out", **more)
+        assert (answer.tag == "fd_write") is is_good
+    give_back()
+    assert (hall.root / "out").read_text() == "new\n" + "old\n" * 500
+    assert len(closed) == 2
+    assert threading.current_thread() not in closed
