@@ -375,16 +375,18 @@ def _as_sent(message: Message, *, marks: bool = True) -> Message:
 
 async def _keep_refs(process: Process, reply: str) -> None:
     """Give the marked parts of a reply descriptors, under their ids as names."""
-    for ref in extract(reply):
-        try:
-            fd = await process.keep_text(ref.text, f"ref:{ref.id}")
-        except FdError:
-            return  # no room: the reply itself is there all the same
-        if is_name(ref.id):
-            holder = process.table.holder_of(ref.id)
-            if holder is not None:
-                process.table.unname(holder)  # the later part has the name
-            process.table.rename(fd, ref.id)
+    with trio.CancelScope(shield=True):  # bounded: `MOST_REFS`; the reply is paid
+        for ref in extract(reply):
+            await trio.lowlevel.checkpoint()  # there may be many
+            try:
+                fd = await process.keep_text(ref.text, f"ref:{ref.id}")
+            except FdError:
+                return  # no room: the reply itself is there all the same
+            if is_name(ref.id):
+                holder = process.table.holder_of(ref.id)
+                if holder is not None:
+                    process.table.unname(holder)  # the later part has the name
+                process.table.rename(fd, ref.id)
 
 
 async def within(seconds: float, loop: ToolLoop, process: Process, fd: LlmFd) -> str:

@@ -14,7 +14,8 @@ from supervisor.fds.toolloop import MOST_ROUNDS, ModelError, Reply
 from tests.helpers.contents import asking, failed, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.sessions import Hall, hall
-from vfs.content import Json, Process
+from vfs.content import Json, LlmFd, Process
+from vfs.content.table import FdTable
 
 __all__ = ["hall", "scene"]
 
@@ -360,6 +361,32 @@ async def test_marked_parts_of_a_reply_are_descriptors_by_name(scene: Make) -> N
     assert text_of(first) == "x = 1 y"
     info = ET.fromstring(await kept.call("fd_info", fd="fd:2"))
     assert (info.get("source"), info.get("name")) == ("ref:code", "")
+
+
+# A thousand in one step held up others for 20 ms.
+async def test_others_get_on_between_the_marked_parts_of_a_reply(
+    scene: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = scene(words("".join(f'<ref id="r{n}">{n}</ref>' for n in range(20))))
+    rename = FdTable.rename
+    steps = Steps()
+    named: list[int] = []
+    scope = trio.CancelScope()
+
+    def counted(table: FdTable, fd: LlmFd, name: str) -> None:
+        named.append(steps.count)
+        scope.cancel()  # the reply is there: it is not lost, nor half of its parts
+        rename(table, fd, name)
+
+    monkeypatch.setattr(FdTable, "rename", counted)
+    trio.lowlevel.add_instrument(steps)
+    try:
+        with scope:
+            await made.chat("go", "mine")
+    finally:
+        trio.lowlevel.remove_instrument(steps)
+    assert len(set(named)) == len(named) == 20
+    assert not scope.cancelled_caught
 
 
 async def test_a_summary_comes_with_a_result(scene: Make) -> None:
