@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.service import ToolExec
-    from supervisor.toolexec.turns import Turn
+    from supervisor.toolexec.throttle import Throttle
 
 MAX_RECEIVING = 64
 """Requests of one child whose bodies are being received: as many as its executions by
@@ -72,7 +72,7 @@ class Connection(Replies):
         scope: of its service.
     """
 
-    def __init__(self, service: ToolExec, sock: socket.socket, heads: Turn) -> None:
+    def __init__(self, service: ToolExec, sock: socket.socket, heads: Throttle) -> None:
         super().__init__(service, sock, heads)
         self.idle_since: float | None = trio.current_time()
         self.scope = trio.CancelScope()
@@ -190,7 +190,7 @@ class Connection(Replies):
     def _lost(self, why: OSError) -> None:
         self._service.log("DEBUG", f"toolexec: connection lost: {why.strerror}")
 
-    def _first_look(self, head: Head) -> Refusal | Turn:
+    def _first_look(self, head: Head) -> Refusal | Throttle:
         """Refuse what is refused whatever its body will be, or receive that."""
         found = toolexec.decided(head, self._is_authorized)
         if isinstance(found, Health):

@@ -22,7 +22,7 @@ from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.logquota import Quota
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.slots import BusyError, Slots
-from supervisor.toolexec.turns import Turn
+from supervisor.toolexec.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ class ChildExecutions:
         self.live: dict[str, Execution] = {}
         self.kept: OrderedDict[str, Execution] = OrderedDict()
         self.growth = growth.of(child)
-        self.bodies = Turn()
+        self.bodies = Throttle()
         self.receiving = 0
         self._slots = slots
         self._directory = directory

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.service import ToolExec
-    from supervisor.toolexec.turns import Turn
+    from supervisor.toolexec.throttle import Throttle
 
 HEAD_WAITS_S = 0.002
 """How long the head of a stream waits for the first output, to go with it: a tool that
@@ -54,7 +54,7 @@ class Replies:
         task: the execution that is answered with; None before and without one.
     """
 
-    def __init__(self, service: ToolExec, sock: socket.socket, heads: Turn) -> None:
+    def __init__(self, service: ToolExec, sock: socket.socket, heads: Throttle) -> None:
         self._service = service
         self.wire = Wire(sock, heads)
         self.task: Task | None = None

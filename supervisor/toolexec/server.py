@@ -34,7 +34,7 @@ from protocol.toolexec import BUSY, Exec, Notify, Replay
 from supervisor.accepting import accepted, make_room
 from supervisor.control.socket import identity_of, listening, listening_on
 from supervisor.toolexec.connection import Connection
-from supervisor.toolexec.turns import Turn
+from supervisor.toolexec.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -126,7 +126,7 @@ class Server:
         self._service = service
         self._listener = listener
         self._is_shared = is_shared
-        self.heads = Turn(service.heads)
+        self.heads = Throttle(service.heads)
         self.connections: dict[int, Connection] = {}
         self._lasting: dict[ChildExecutions, int] = {}
         self._refused: dict[int, Connection] = {}
@@ -255,7 +255,7 @@ class _Shared(Connection):
     """
 
     def __init__(
-        self, server: Server, service: ToolExec, sock: socket.socket, heads: Turn
+        self, server: Server, service: ToolExec, sock: socket.socket, heads: Throttle
     ) -> None:
         super().__init__(service, sock, heads)
         self._server = server

@@ -36,8 +36,8 @@ from supervisor.toolexec.server import (
     unix_listener,
 )
 from supervisor.toolexec.slots import Slots
+from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.tokens import Tokens
-from supervisor.toolexec.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -131,7 +131,7 @@ class ToolExec:
         self.left: ToolExecState | None = None
         self.entered: dict[str, list[Execution]] = {}
         self.places = Places()
-        self.heads = Turn()
+        self.heads = Throttle()
         self._servers: set[Server] = set()
         self._children: dict[str, ChildExecutions] = {}
         self.gate = Gate()

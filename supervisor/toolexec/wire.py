@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from protocol.toolexec import Head, Refusal
-    from supervisor.toolexec.turns import Turn
+    from supervisor.toolexec.throttle import Throttle
 
 HEAD_TIMEOUT_S = 10.0
 """A head is one packet; whoever needs longer holds a connection for nothing."""
@@ -105,7 +105,7 @@ class Wire:
         unsent: what the client has not taken of what is being sent.
     """
 
-    def __init__(self, sock: socket.socket, heads: Turn) -> None:
+    def __init__(self, sock: socket.socket, heads: Throttle) -> None:
         self.sock = sock
         self._heads = heads
         self._http = h11.Connection(
@@ -119,7 +119,7 @@ class Wire:
     # The request
 
     async def receive(
-        self, first_look: Callable[[Head], Refusal | Turn]
+        self, first_look: Callable[[Head], Refusal | Throttle]
     ) -> tuple[Head, bytes]:
         """Receive a request, all of it.
 
@@ -211,7 +211,10 @@ class Wire:
         return toolexec.Head(event.method, event.target, headers, event.http_version)
 
     async def _receive_body(
-        self, head: Head, body: BodyReader, first_look: Callable[[Head], Refusal | Turn]
+        self,
+        head: Head,
+        body: BodyReader,
+        first_look: Callable[[Head], Refusal | Throttle],
     ) -> None:
         turn = first_look(head)
         if isinstance(turn, toolexec.Refusal):

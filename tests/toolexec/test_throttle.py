@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from supervisor.toolexec.turns import RESTS, SHORT_S, Turn
+from supervisor.toolexec.throttle import RESTS, SHORT_S, Throttle
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, Tenant
 
@@ -22,7 +22,7 @@ def worked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 # Others have the thread between two pieces, however many wait with one.
 # (Trio shuffles those that may run, so there may be two without another.)
 async def test_others_go_on_between_two_pieces(worked: list[float]) -> None:
-    turn, order = Turn(), []
+    turn, order = Throttle(), []
 
     async def work() -> None:
         async with turn.taken():
@@ -44,7 +44,7 @@ async def test_others_go_on_between_two_pieces(worked: list[float]) -> None:
 async def test_a_long_piece_is_followed_by_a_rest(
     worked: list[float], autojump_clock: MockClock
 ) -> None:
-    turn = Turn()
+    turn = Throttle()
     for took_s, rest_s in ((SHORT_S / 2, 0.0), (0.5, 0.5 * RESTS)):
         begun_s = trio.current_time()
         async with turn.taken():

@@ -1,14 +1,14 @@
-"""Turns: work that others can ask for without end, done by one of them at a time.
+"""A throttle on work that others can ask for without end: one piece of it at a time.
 
 Rules of this file.
 
 1. To take apart what was sent costs the host more than to send it.  So those who belong
-   together (all strangers with a large head, the bodies of one child) have one turn
-   between them, and after a long piece of work the turn rests for ``RESTS`` times as
-   long: they have a part of the host's thread, and the others have the rest.
+   together (all strangers with a large head, the bodies of one child) have one throttle
+   between them, and after a long piece of work it rests for ``RESTS`` times as long: they
+   have a part of the host's thread, and the others have the rest.
 2. Where some of those can be told from others (by the listener that they came to), each
-   kind has a turn of its own within the common one: however many are of one kind, who is
-   of another waits for one of them.
+   kind has a throttle of its own within the common one: however many are of one kind,
+   who is of another waits for one of them.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 RESTS = 2
-"""A third of the thread is the most that a turn can have."""
+"""A third of the thread is the most that goes through one."""
 
 SHORT_S = 0.001
 """Work that nobody feels, seconds: no rest follows it."""
 
 
-class Turn:
+class Throttle:
     """Work of which one piece is done at a time.
 
     Args:
-        within: the turn of which this is a part; None for one that is whole.
+        within: the throttle of which this is a part; None for one that is whole.
     """
 
-    def __init__(self, within: Turn | None = None) -> None:
+    def __init__(self, within: Throttle | None = None) -> None:
         self._lock = trio.Lock()
         self._within = within
 
