@@ -68,8 +68,11 @@ def ready_in(stage: Stage) -> list[int]:
 
 def held_by(pid: int) -> list[str]:
     """Return what the descriptors of a process refer to."""
-    places = Path(f"/proc/{pid}/fd").iterdir()
-    return sorted(str(place.readlink()) for place in places)
+    found = []
+    for place in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found.append(str(place.readlink()))
+    return sorted(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
