@@ -7,6 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from vfs.hostio import REMOVALS
 from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 
 NEW_S = 0.001
-"""A file that was opened in the last millisecond has not grown by 16 MiB since: to look at
-it would be half a microsecond in each OPEN and CLOSE of a short file."""
+"""A file that was opened in the last millisecond has not grown by 16 MiB since, and has not
+lost its name if the host took none from any file: to look at it would be half a microsecond
+in each OPEN and CLOSE.  What others remove in that millisecond is worth less than that."""
 
 _now = time.time
 
@@ -268,8 +270,12 @@ class OpenFile:
     @property
     def closes_inline(self) -> bool:
         """Whether ``close`` waits for nothing, and gives little back."""
-        handle = self.handle
-        if handle.was_short and 0 <= _now() - self.opened_at < NEW_S and self.is_plain:
+        handle, opened_at = self.handle, self.opened_at
+        if (
+            0 <= _now() - opened_at < NEW_S
+            and (handle.was_short or (handle.was_named and opened_at > REMOVALS.at))
+            and self.is_plain
+        ):
             return True
         if self.staged or handle.mount.is_distant:
             return False

@@ -29,7 +29,7 @@ from vfs.backends.host_file import (
     what_goes,
 )
 from vfs.errors import AccessDeniedError
-from vfs.hostio import hold_device, let_go_of
+from vfs.hostio import REMOVALS, hold_device, let_go_of
 from vfs.paths import DENIED, OPEN_FLAGS, check_name, open_beneath, split_parent
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -239,6 +239,7 @@ class HostDirectory:
                 os.rmdir(last, dir_fd=fd)
             else:
                 os.unlink(last, dir_fd=fd)
+                REMOVALS.note()
             return goes
 
     def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
@@ -253,6 +254,7 @@ class HostDirectory:
             _check_slash(new, status.st_mode)
             replaced = what_goes(new_fd, new_last)
             os.rename(old_last, new_last, src_dir_fd=old_fd, dst_dir_fd=new_fd)
+            REMOVALS.note()
             if replaced and replaced.identity == (status.st_dev, status.st_ino):
                 return None  # two names of one file: rename(2) leaves both
             return replaced

@@ -29,6 +29,7 @@ from vfs.errors import UnflushedError
 from vfs.hostio import (
     INLINE_TRUNCATE_BYTES,
     MOUNTS,
+    REMOVALS,
     close_file,
     frees_much,
     mount_of,
@@ -51,12 +52,13 @@ _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
 class HostHandle:
     """An open file of the host; see ``base.Handle``."""
 
-    __slots__ = ("_opened", "fd", "mount", "pread", "was_short")
+    __slots__ = ("_opened", "fd", "mount", "pread", "was_named", "was_short")
 
     def __init__(self, fd: int, opened: os.stat_result) -> None:
         self.fd = fd
         self._opened = opened
         self.was_short = opened.st_blocks <= SHORT_BLOCKS
+        self.was_named = opened.st_nlink > 0
         mount = MOUNTS.get(opened.st_dev)
         if mount is None or mount.is_asked_about:
             mount = mount_of(opened.st_dev, fd)
@@ -205,6 +207,7 @@ class StagedHandle(HostHandle):
             src_dir_fd=self._temporary_fd,
             dst_dir_fd=self._dir_fd,
         )
+        REMOVALS.note()
         self._temporary = b""
         if durable:
             try:

@@ -99,7 +99,15 @@ class _Directory:
 class MemoryHandle:
     """An open file in memory; see ``base.Handle``."""
 
-    __slots__ = ("_file", "_on_publish", "_replaces", "fd", "mount", "was_short")
+    __slots__ = (
+        "_file",
+        "_on_publish",
+        "_replaces",
+        "fd",
+        "mount",
+        "was_named",
+        "was_short",
+    )
 
     def __init__(
         self,
@@ -112,7 +120,7 @@ class MemoryHandle:
         self._replaces = replaces
         self.fd = -1
         self.mount = _MEMORY
-        self.was_short = True
+        self.was_short = self.was_named = True
 
     def pread(self, size: int, offset: int) -> bytes:
         return self.pread_wait(size, offset)
