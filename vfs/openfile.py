@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 NEW_S = 0.001
-"""A file that was opened in the last millisecond has not grown by 16 MiB since, and has not
-lost its name if the host took none from any file: to look at it would be half a microsecond
-in each OPEN and CLOSE.  What others remove in that millisecond is worth less than that."""
+"""A file that was opened in the last millisecond has its name still, if the host took none
+from any file since: to ask it would be half a microsecond in each OPEN and CLOSE.  That
+others remove a long one in just that millisecond may cost that long."""
 
 _now = time.time
 
@@ -273,7 +273,7 @@ class OpenFile:
         handle, opened_at = self.handle, self.opened_at
         if (
             0 <= _now() - opened_at < NEW_S
-            and (handle.was_short or (handle.was_named and opened_at > REMOVALS.at))
+            and opened_at > REMOVALS.at
             and self.is_plain
         ):
             return True

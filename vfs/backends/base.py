@@ -40,14 +40,10 @@ class Handle(Protocol):
     Attributes:
         fd: the host's descriptor, or -1 where there is none.
         mount: how its file system is to be used.
-        was_short: little was allocated for it when it was opened.
-        was_named: it had a name when it was opened.
     """
 
     fd: int
     mount: Mount
-    was_short: bool
-    was_named: bool
 
     def pread(self, size: int, offset: int) -> bytes:
         """Read up to ``size`` bytes at ``offset``, fewer at the end of the file.

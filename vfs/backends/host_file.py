@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 from vfs.backends.base import Removed
 from vfs.errors import UnflushedError
 from vfs.hostio import (
-    INLINE_TRUNCATE_BYTES,
     MOUNTS,
     REMOVALS,
     close_file,
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
 STAGED_PREFIX = b".sandhost-"
 """How names of staged files begin, for the instant in which they have one."""
 
-SHORT_BLOCKS = INLINE_TRUNCATE_BYTES // 512
-"""Most that is allocated for a file that is short, in units of 512 bytes."""
-
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -52,13 +48,11 @@ _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
 class HostHandle:
     """An open file of the host; see ``base.Handle``."""
 
-    __slots__ = ("_opened", "fd", "mount", "pread", "was_named", "was_short")
+    __slots__ = ("_opened", "fd", "mount", "pread")
 
     def __init__(self, fd: int, opened: os.stat_result) -> None:
         self.fd = fd
         self._opened = opened
-        self.was_short = opened.st_blocks <= SHORT_BLOCKS
-        self.was_named = opened.st_nlink > 0
         mount = MOUNTS.get(opened.st_dev)
         if mount is None or mount.is_asked_about:
             mount = mount_of(opened.st_dev, fd)

@@ -99,15 +99,7 @@ class _Directory:
 class MemoryHandle:
     """An open file in memory; see ``base.Handle``."""
 
-    __slots__ = (
-        "_file",
-        "_on_publish",
-        "_replaces",
-        "fd",
-        "mount",
-        "was_named",
-        "was_short",
-    )
+    __slots__ = ("_file", "_on_publish", "_replaces", "fd", "mount")
 
     def __init__(
         self,
@@ -120,7 +112,6 @@ class MemoryHandle:
         self._replaces = replaces
         self.fd = -1
         self.mount = _MEMORY
-        self.was_short = self.was_named = True
 
     def pread(self, size: int, offset: int) -> bytes:
         return self.pread_wait(size, offset)

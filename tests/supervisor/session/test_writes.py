@@ -339,7 +339,6 @@ async def test_appends_of_many(hall: Hall) -> None:
 def closers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Return who has closed each descriptor last: the thread's id."""
     monkeypatch.setattr("vfs.hostio.INLINE_TRUNCATE_BYTES", 100_000)
-    monkeypatch.setattr("vfs.backends.host_file.SHORT_BLOCKS", 100_000 // 512)
     found: dict[int, int] = {}
     real = os.close
 
