@@ -1,5 +1,7 @@
 """Where requests end: heads within bounds, bodies that cannot be read in two ways."""
 
+import re
+
 import h11
 import pytest
 from hypothesis import given
@@ -283,8 +285,13 @@ def test_what_is_accepted_means_the_same_to_h11(words: list[bytes]) -> None:
         peer.receive_data(data)
     assert isinstance(peer.next_event(), h11.Request)
     body = b""
-    while isinstance(event := peer.next_event(), h11.Data):
-        body += event.data
+    try:
+        while isinstance(event := peer.next_event(), h11.Data):
+            body += event.data
+    except h11.RemoteProtocolError:
+        # It knows no blank before an extension, which RFC 9112, 7.1.1, wants understood.
+        assert re.search(rb"[05] +;", data)
+        return
     if reader.is_complete:
         assert isinstance(event, h11.EndOfMessage)
         assert (bytes(reader.body), reader.rest) == (body, peer.trailing_data[0])
