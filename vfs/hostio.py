@@ -147,23 +147,6 @@ def calls_at_work() -> int:
     return _calls.at_work + are_left()
 
 
-class Removals:
-    """When this program last took a name from a file of the host.
-
-    Attributes:
-        at: seconds since the epoch.
-    """
-
-    at = 0.0
-
-    def note(self) -> None:
-        """Take note of one, just now."""
-        self.at = time.time()
-
-
-REMOVALS = Removals()
-
-
 def close_file(fd: int) -> None:
     """Close a file; in a thread where that gives much back to the kernel.
 

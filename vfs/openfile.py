@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from vfs.hostio import REMOVALS
+from vfs.backends.base import REMOVALS
 from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:

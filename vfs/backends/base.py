@@ -8,6 +8,7 @@ calls are synchronous and short, or made by ``hostio`` in a thread; all raise
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -32,6 +33,23 @@ class Removed(NamedTuple):
 
     size: int
     identity: tuple[int, int]
+
+
+class Removals:
+    """When this program last took a name from a file of the host.
+
+    Attributes:
+        at: seconds since the epoch.
+    """
+
+    at = 0.0
+
+    def note(self) -> None:
+        """Take note of one, just now."""
+        self.at = time.time()
+
+
+REMOVALS = Removals()
 
 
 class Handle(Protocol):

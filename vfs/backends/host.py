@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, Self
 
-from vfs.backends.base import Backend, FileStatus, Mode, Removed
+from vfs.backends.base import REMOVALS, Backend, FileStatus, Mode, Removed
 from vfs.backends.host_file import (
     HostHandle,
     StagedHandle,
@@ -29,7 +29,7 @@ from vfs.backends.host_file import (
     what_goes,
 )
 from vfs.errors import AccessDeniedError
-from vfs.hostio import REMOVALS, hold_device, let_go_of
+from vfs.hostio import hold_device, let_go_of
 from vfs.paths import DENIED, OPEN_FLAGS, check_name, open_beneath, split_parent
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID

@@ -24,11 +24,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfs.backends.base import Removed
+from vfs.backends.base import REMOVALS, Removed
 from vfs.errors import UnflushedError
 from vfs.hostio import (
     MOUNTS,
-    REMOVALS,
     close_file,
     frees_much,
     mount_of,
