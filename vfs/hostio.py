@@ -327,17 +327,21 @@ def mount_of(device: int, fd: int = -1) -> Mount:
             their files devices that the table of mounts does not name.
     """
     with _table.lock:
-        _notice_changes()
-        mount = MOUNTS.get(device)
-        if mount is None or not mount.is_sure:
-            kind = _table.kind_of(device, fd)
-            if mount is None or mount.kind != kind:
-                mount = MOUNTS[device] = Mount(kind)
-            mount.is_sure = True
-            mount.is_asked_about = kind == UNKNOWN or (
-                is_passing(device) and device not in _held
-            )
-        return mount
+        return _look_up(device, fd)
+
+
+def _look_up(device: int, fd: int) -> Mount:
+    _notice_changes()
+    mount = MOUNTS.get(device)
+    if mount is None or not mount.is_sure:
+        kind = _table.kind_of(device, fd)
+        if mount is None or mount.kind != kind:
+            mount = MOUNTS[device] = Mount(kind)
+        mount.is_sure = True
+        mount.is_asked_about = kind == UNKNOWN or (
+            is_passing(device) and device not in _held
+        )
+    return mount
 
 
 def hold_device(fd: int) -> int:
@@ -350,8 +354,10 @@ def hold_device(fd: int) -> int:
     """
     device = os.fstat(fd).st_dev
     with _table.lock:
+        # Before it counts as held: what was believed may be of one that had the number.
+        mount = _look_up(device, fd)
         _held[device] = _held.get(device, 0) + 1
-    mount_of(device, fd)
+        mount.is_asked_about = mount.kind == UNKNOWN
     return device
 
 

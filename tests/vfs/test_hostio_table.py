@@ -93,6 +93,23 @@ def test_a_number_is_believed_while_something_of_it_is_held(tmp_path: Path) -> N
     ), done.stderr
 
 
+def test_what_was_believed_of_a_number_is_asked_before_it_is_held(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = tmp_path.stat().st_dev
+    monkeypatch.setattr(hostio, "MOUNTS", {device: hostio.Mount("tmpfs")})
+    monkeypatch.setattr(hostio, "_held", {})
+    monkeypatch.setattr(hostio._table, "has_changed", lambda: True)
+    monkeypatch.setattr(hostio._table, "kind_of", lambda *_: "proc")
+    fd = os.open(tmp_path, os.O_PATH)
+    try:
+        assert hostio.hold_device(fd) == device
+    finally:
+        os.close(fd)
+    assert hostio.MOUNTS[device].kind == "proc"
+    assert not hostio.MOUNTS[device].is_asked_about
+
+
 def test_without_a_table_nothing_is_known_and_with_one_all_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
