@@ -29,7 +29,9 @@ import trio
 
 from supervisor.descendants import collect, end_descendants
 from supervisor.launchpad import wire
+from supervisor.launchpad.order import missing_interpreter
 from supervisor.spawned import Born, ExitStatus, LaunchpadLost, Record, SpawnedProcess
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -111,7 +113,8 @@ class Launcher:
         self._last_ident += 1
         ident = self._last_ident
         message = request.message(ident)
-        async with self._room:
+        await _acquire(self._room)
+        try:
             record = self._records[ident] = Record()
             try:
                 await self.send(message, request.sources)
@@ -123,6 +126,8 @@ class Launcher:
             except BaseException:
                 await self._abandon(ident, record)
                 raise
+        finally:
+            self._room.release()
         return SpawnedProcess(self, ident, record, born)
 
     async def spare(self, groups: tuple[tuple[bytes, bytes], ...]) -> None:
@@ -197,7 +202,8 @@ class Launcher:
         Raises:
             LaunchpadLost: Nobody is there to take it.
         """
-        async with self._sending:
+        await _acquire(self._sending)
+        try:
             while True:
                 self.check()
                 try:
@@ -210,6 +216,8 @@ class Launcher:
                     raise LaunchpadLost("the launchpad is gone") from None
                 else:
                     return
+        finally:
+            self._sending.release()
 
     # ---------------------------------------------------------- what it says
 
@@ -259,7 +267,12 @@ class Launcher:
         """Wait for what the launchpad says to a request."""
         await record.started.wait()
         if record.failure is not None:
-            raise request.error(*record.failure)
+            number, stage, detail = record.failure
+            if stage == "exec" and not detail and "mountns" not in request.layers:
+                name = os.fsencode(request.executable)
+                with contextlib.suppress(OSError):  # no thread: it goes without saying
+                    detail = await in_thread(missing_interpreter, name, number)
+            raise request.error(number, stage, detail)
         if record.born is None:
             raise LaunchpadLost(self._lost)
         return record.born
@@ -300,3 +313,14 @@ class Launcher:
             os.close(pidfd)
         if not went_well:
             await end_descendants(self._own_children)
+
+
+async def _acquire(what: trio.CapacityLimiter | trio.Lock) -> None:
+    """Acquire a limiter or a lock, without a turn of the loop where it is free.
+
+    Precondition: the caller comes to a checkpoint of its own.
+    """
+    try:
+        what.acquire_nowait()
+    except trio.WouldBlock:
+        await what.acquire()

@@ -218,6 +218,8 @@ def _plain_text(given: bytes) -> tuple[bytes, ...]:
     ``a/LINK/../b`` is not ``a/b`` where LINK leads elsewhere.
     """
     text = os.path.abspath(given)
+    if text == given:
+        return (text,)
     for one, other in (
         (given, text),
         (os.path.dirname(given), os.path.dirname(text)),  # of a file yet to be made

@@ -1,7 +1,8 @@
 """What a forked child does to itself before it becomes its program.
 
 What it is: the steps between fork and exec, in the forked child, and the report of the
-one that failed. What it is not: nothing here runs in the launchpad's own process.
+one that failed. What it is not: nothing here runs in the launchpad's own process; who puts
+on no walls takes the same steps as a list of calls (``launchpad.vfork``).
 
 Rules:
  1. `STEPS` is the whole order. A sandbox layer is one row: those that need the file
@@ -42,6 +43,7 @@ from supervisor.launchpad.order import (
     FORKING,
     GAVE_UP,
     frame,
+    missing_interpreter,
 )
 
 TYPE_CHECKING = False
@@ -86,7 +88,7 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
     except OSError as error:
         number = error.errno or errno.EIO
         if stage == "exec":
-            detail = _missing_interpreter(order.executable, number)
+            detail = missing_interpreter(order.executable, number)
     except ValueError:  # resource.prlimit: soft limit above the hard one
         number = errno.EINVAL
     except MemoryError:
@@ -338,20 +340,3 @@ SHAPING = (
     "capabilities",
 )
 """The layers whose words are the shape of an order: they are put on before it comes."""
-
-
-def _missing_interpreter(executable: bytes, number: int) -> bytes:
-    """What execve(2) did not find, if the file itself is there; b"" if it is not.
-
-    ENOENT names the file, the interpreter of its "#!" line or the loader of an ELF
-    program alike. Asked here, in a process that may block.
-    """
-    if number != errno.ENOENT:
-        return b""
-    try:
-        with open(executable, "rb") as program:
-            start = program.readline(256)
-    except OSError:
-        return b""
-    words = start[2:].split() if start.startswith(b"#!") else []
-    return words[0] if words else b"its loader"

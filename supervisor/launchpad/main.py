@@ -1,4 +1,4 @@
-"""The launchpad: the small process that forks, reaps and ends every child of a host.
+"""The launchpad: the small process that starts, reaps and ends every child of a host.
 
 What it is: one single-threaded process per host. It forks children on request, tells
 their end, kills whatever a dead child leaves behind, and when its host is gone kills
@@ -18,7 +18,8 @@ Rules:
     the host, a subreaper too, ends the rest.
  6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
     hangs alone. Without events the launchpad sleeps.
- 7. What is asked for again and again waits forked (``launchpad.stock``); whoever waits
+ 7. Who puts on no walls shares this memory until its exec (``launchpad.vfork``). What
+    else is asked for again and again waits forked (``launchpad.stock``); whoever waits
     is made while nobody waits for the launchpad.
  8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
     no ``json``: it starts in the time of a bare interpreter plus 4 ms.
@@ -47,6 +48,7 @@ from supervisor.launchpad.family import Child, Family
 from supervisor.launchpad.fork import PidNamespaces, fork_into
 from supervisor.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
 from supervisor.launchpad.stock import Stock, hand_over
+from supervisor.launchpad.vfork import Starter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class _Launchpad:
         self._host_is_there = True
         self._has_begun = False  # somebody, a moment ago
         self._namespaces = PidNamespaces()
+        self._starter = Starter()
         self._wake = setup.wake_at_signals()
         self._epoll = select.epoll()
         self._epoll.register(control.fileno(), select.EPOLLIN)
@@ -172,19 +175,47 @@ class _Launchpad:
             if "uid" in order.layers and "mountns" in order.layers:
                 stage = "uid"
                 order.owners = owners.owners_of(order.layers["uid"])
-            child = self._stock.take(order.layers)
-            if child is not None and hand_over(child, body, fds, order.owners):
-                self._happened(child, life.ORDERED)
-            else:
+            child = self._vfork(order) or self._take_from_stock(order, body, fds)
+            if child is None:
                 stage = "pidns"
                 self._make_namespace(order)
-                child = None
         except OSError as error:
             self._fail(ident, error.errno or errno.EIO, stage)
             return
         self._family.order(child or self._fork(order, life.STARTING), ident)
         for unwanted in self._stock.surplus():
             unwanted.hang_up()
+
+    def _vfork(self, order: Order) -> Child | None:
+        """Start a child that shares this memory until its exec; None if it cannot."""
+        if not self._starter.can(order):
+            return None
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            order.report = theirs
+            pid = self._starter.start(order)
+            if pid < 0:
+                os.close(ours)
+                return None
+            child = Child(life.STARTING, pid, ours)
+        except OSError:
+            os.close(ours)
+            self._ends.sweep()  # of what nobody knows
+            raise
+        finally:
+            os.close(theirs)
+        self._enter(child, -1)
+        return child
+
+    def _take_from_stock(
+        self, order: Order, body: tuple[Any, ...], fds: list[int]
+    ) -> Child | None:
+        """Give an order to who waits for one of its kind; None if nobody does."""
+        child = self._stock.take(order.layers)
+        if child is None or not hand_over(child, body, fds, order.owners):
+            return None
+        self._happened(child, life.ORDERED)
+        return child
 
     def _make_namespace(self, order: Order) -> None:
         """Let what is forked next be in a pid namespace, if the order says so."""
@@ -232,11 +263,15 @@ class _Launchpad:
             self._namespaces.come_back()
         groups = order.layers.get("cgroup", ())
         child.groups = tuple(directory for directory, _ in groups)
-        self._family.enter(child, order.init)
+        self._enter(child, order.init)
+        return child
+
+    def _enter(self, child: Child, init: int) -> None:
+        """Take note of a child that begins, and listen to it."""
+        self._family.enter(child, init)
         # Nothing is asked for: EPOLLHUP always comes, when it is known what becomes of
         # it. What it tells before is read with that, or before somebody is reaped.
-        self._epoll.register(ours, 0)
-        return child
+        self._epoll.register(child.report, 0)
 
     def _signal(self, ident: int, signal: int) -> None:
         """Signal a child and all beneath it; nothing if it has ended meanwhile."""
@@ -277,6 +312,7 @@ class _Launchpad:
         # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
         self._epoll.unregister(child.report)
         self._family.start_is_over(child)
+        self._starter.is_over(child)
         well = child.failure is None
         self._has_begun = True
         self._happened(child, life.CLOSED if well else life.FAILED)

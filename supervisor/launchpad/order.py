@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import marshal
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,3 +134,27 @@ def reports(heard: bytes) -> Iterator[tuple[Any, ...]]:
         size = int.from_bytes(heard[:2], "little")
         yield marshal.loads(heard[2 : 2 + size])  # noqa: S302 - our own fork wrote it
         heard = heard[2 + size :]
+
+
+def missing_interpreter(executable: bytes, number: int) -> bytes:
+    """What execve(2) did not find, if the file itself is there; b"" if it is not.
+
+    ENOENT names the file, the interpreter of its "#!" line or the loader of an ELF
+    program alike. Asked where one may block: in the forked child, or by the host for who
+    shared the launchpad's memory.
+    """
+    if number != errno.ENOENT:
+        return b""
+    try:
+        # What stands there now may be a FIFO: its child may have put it there.
+        fd = os.open(executable, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        start = os.read(fd, 256).partition(b"\n")[0]
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    words = start[2:].split() if start.startswith(b"#!") else []
+    return words[0] if words else b"its loader"

@@ -8,41 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox import seccomp_filter
 from tests.helpers.command import SANDHOST, sandhost
+from tests.helpers.older import without
 
 pytestmark = pytest.mark.slow
 
 IS_X86_64 = os.uname().machine == "x86_64"
-
-# An older kernel: a filter that answers one call in another way, and the command in it.
-OLDER = """
-import ctypes, os, sys
-from supervisor.launchpad import seccomp
-from supervisor.sandbox import seccomp_filter
-from supervisor.launchpad.privileges import forbid_new_privileges
-if os.geteuid():
-    forbid_new_privileges()
-seccomp.apply(bytes.fromhex(sys.argv[1]))
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-def without(number: int, answer: int, value: int | None = None) -> tuple[str, ...]:
-    """Return what runs a command on a kernel that answers a call with an error.
-
-    Args:
-        number: of the call.
-        answer: errno.
-        value: only if its first argument is this.
-    """
-    step = seccomp_filter.Instruction
-    code = [step(0x20, 0), step(0x15, number, no="allow")]
-    if value is not None:
-        code += [step(0x20, 16), step(0x15, value, no="allow")]
-    code += [step(0x06, 0x00050000 | answer), step(0x06, 0x7FFF0000, label="allow")]
-    program = seccomp_filter.assemble(code)
-    return sys.executable, "-c", OLDER, program.hex()
 
 
 def layers(wrapper: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:

@@ -160,6 +160,7 @@ class Stage:
         scope: Cancel it to stop the launcher.
         cwd_fd: The directory that children start in.
         null: The null device, readable and writable.
+        layers: What each layer of the sandbox takes, for all requests.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class Stage:
         self.scope = scope
         self.cwd_fd = os.open(cwd, os.O_RDONLY | os.O_DIRECTORY)
         self.null = os.open(os.devnull, os.O_RDWR)
+        self.layers: dict[str, object] = {}
 
     def request(
         self,
@@ -180,7 +182,14 @@ class Stage:
         """Ask for argv[0], with the null device where `fds` names nothing."""
         named = {target for _, target in fds}
         standard = tuple((self.null, n) for n in range(3) if n not in named)
-        request = SpawnRequest(argv[0], argv, {}, self.cwd_fd, (*standard, *fds))
+        request = SpawnRequest(
+            argv[0],
+            argv,
+            {},
+            self.cwd_fd,
+            (*standard, *fds),
+            layers=self.layers,
+        )
         return replace(request, **changes)
 
     async def output(

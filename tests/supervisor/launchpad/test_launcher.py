@@ -42,9 +42,15 @@ STATUS = ("/bin/cat", "/proc/self/status")
 KIB = 1024
 
 
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+# Who puts no walls on itself shares the launchpad's memory until its exec.
+WAYS: dict[str, dict[str, object]] = {"shared": {}, "forked": {"no_new_privs": None}}
+
+
+@pytest.fixture(params=WAYS)
+async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    """A launcher whose children start in one of the two ways."""
     async with staged(tmp_path) as stage:
+        stage.layers = WAYS[request.param]
         yield stage
 
 

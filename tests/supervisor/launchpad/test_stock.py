@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 
 NAMESPACES = ["mountns", "pidns", "netns", "ipcns", "utsns", "userns"]
 KINDS = {
-    "none": PROFILES["none"],
+    # The least that takes a fork.
+    "privileges": named("privileges", ["no_new_privs"]),
     "landlock": named("landlock", ["landlock", "seccomp"]),
     "namespaces": named("namespaces", NAMESPACES),
     "auto": PROFILES["auto"],
@@ -42,6 +43,7 @@ def readable(tmp_path: Path) -> Path:
 async def stage(readable: Path) -> AsyncIterator[Stage]:
     """A host."""
     async with opened(readable) as open_stage:
+        open_stage.sandbox = KINDS["privileges"]
         yield open_stage
 
 

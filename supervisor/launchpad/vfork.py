@@ -1,0 +1,253 @@
+"""Children that are started without copying the launchpad: by a list of system calls.
+
+What it is: for a child that needs no decision between its start and its exec, all that
+it does as a list of system calls, and the start of a process that shares this one's
+memory and does nothing but make them. What it is not: a child that puts walls on itself
+is forked (``launchpad.child``).
+
+Rules:
+ 1. Whoever shares memory runs no Python and uses no stack. Its code is `LISTING`; it
+    reads the list, and writes beside each call what that returned.
+ 2. No signal is handled in it (CLONE_CLEAR_SIGHAND); descriptors, working directory and
+    umask are its own, as after fork(2).
+ 3. The launchpad goes on meanwhile, so an exec that hangs hangs alone; a list is kept
+    until its child has become its program, or has ended.
+ 4. A call that fails ends the list and the child; the list says which.
+ 5. Where this cannot be done (another processor, Linux before 5.11, a filter), and
+    where a descriptor would be in another's way, a child is forked.
+
+Why so: ADR 61.
+"""
+
+from __future__ import annotations
+
+# `signal` imports `enum`: 4 ms of a start that takes 9.
+import _signal  # type: ignore[import-not-found]
+import ctypes
+import errno
+import os
+import struct
+
+from supervisor.launchpad.kernel import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    system_call,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from supervisor.launchpad.family import Child
+    from supervisor.launchpad.order import Order
+
+    Call = tuple[int, ...]
+
+LISTING = (
+    # start(clone_args, size, list) -> pid, or below 0 an errno: as clone3(2) itself.
+    ("b8 b3 01 00 00", "mov eax, 435"),  # clone3; its arguments are where they must be
+    ("0f 05", "syscall"),
+    ("48 85 c0", "test rax, rax"),
+    ("74 01", "je child"),
+    ("c3", "ret"),
+    # A call is 64 bytes: its number, six arguments, and room for what it returns.
+    ("48 89 d3", "child: mov rbx, rdx"),
+    ("48 8b 03", "next: mov rax, [rbx]"),
+    ("48 8b 7b 08", "mov rdi, [rbx+8]"),
+    ("48 8b 73 10", "mov rsi, [rbx+16]"),
+    ("48 8b 53 18", "mov rdx, [rbx+24]"),
+    ("4c 8b 53 20", "mov r10, [rbx+32]"),
+    ("4c 8b 43 28", "mov r8, [rbx+40]"),
+    ("4c 8b 4b 30", "mov r9, [rbx+48]"),
+    ("0f 05", "syscall"),
+    ("48 89 43 38", "mov [rbx+56], rax"),
+    ("48 83 c3 40", "add rbx, 64"),
+    ("48 3d 01 f0 ff ff", "cmp rax, -4095"),
+    ("72 d3", "jb next"),  # unsigned: what is not below is an errno
+    ("bf 7f 00 00 00", "end: mov edi, 127"),
+    ("b8 e7 00 00 00", "mov eax, 231"),  # exit_group
+    ("0f 05", "syscall"),
+    ("eb f2", "jmp end"),
+)
+"""The whole program, x86-64: its bytes, and what they say in the syntax of Intel."""
+
+PLAIN_LAYERS = frozenset({"rlimits"})
+"""The layers that need nothing but system calls which are known beforehand."""
+
+# <asm/unistd.h> of x86-64.
+_MMAP, _DUP2, _EXECVE, _FCHDIR, _UMASK, _SETSID, _PRCTL = 9, 33, 59, 81, 95, 112, 157
+_PRLIMIT64, _CLOSE_RANGE = 302, 436
+# <linux/close_range.h>, <linux/sched.h>
+_CLOSE_RANGE_CLOEXEC = 4
+_LAST_FD = 0xFFFFFFFF
+_CLONE_VM, _CLONE_CLEAR_SIGHAND = 0x100, 0x100000000
+# <linux/mman.h>
+_PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
+_PAGE_BYTES = 4096
+
+# struct clone_args in its first form: flags, pidfd, child_tid, parent_tid, exit_signal,
+# stack, stack_size, tls. Without a stack the child is where its parent is, and stays.
+_CLONE_ARGUMENTS = struct.pack(
+    "8Q", _CLONE_VM | _CLONE_CLEAR_SIGHAND, 0, 0, 0, int(_signal.SIGCHLD), 0, 0, 0
+)
+_CALL = struct.Struct("7Qq")
+_RLIMIT = struct.Struct("2Q")
+_POINTER_BYTES = 8
+_CALL_WORDS = 8
+_UNSIGNED = 0xFFFFFFFFFFFFFFFF
+
+# There is no process to be had, and none by fork(2) either.
+_NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
+
+
+class CallList:
+    """What one child does until it is its program, in memory that it shares.
+
+    Args:
+        order: complete, and of `PLAIN_LAYERS` at most.
+
+    Attributes:
+        address: of the first call.
+        applied: (layer, detail) of what the program runs in, if every call goes well.
+    """
+
+    __slots__ = ("_calls", "_limits", "_stages", "_texts", "address", "applied")
+
+    def __init__(self, order: Order) -> None:
+        env = [name + b"=" + value for name, value in order.env.items()]
+        texts = (order.executable, *order.argv, None, *env, None)
+        # Pointers to these texts, which it keeps: execve(2) takes them as they are.
+        self._texts = (ctypes.c_char_p * len(texts))(*texts)
+        self._limits = ctypes.create_string_buffer(
+            b"".join(
+                _RLIMIT.pack(soft & _UNSIGNED, hard & _UNSIGNED)
+                for _, soft, hard in order.rlimits
+            )
+        )
+        calls = tuple(self._of(order))
+        self._stages = tuple(stage for stage, _ in calls)
+        self._calls = ctypes.create_string_buffer(
+            b"".join(
+                _CALL.pack(*call, *(0,) * (_CALL_WORDS - len(call)))
+                for _, call in calls
+            )
+        )
+        self.address = ctypes.addressof(self._calls)
+        applied = [("session", "own"), ("descriptors", _exactly(order))]
+        if "rlimits" in order.layers:
+            applied.insert(1, ("rlimits", f"{len(order.rlimits)} set"))
+        self.applied = tuple(applied)
+
+    def _of(self, order: Order) -> Iterator[tuple[str, Call]]:
+        """Yield the calls, each with its row of ``launchpad.child.STEPS``."""
+        yield "session", (_SETSID,)
+        yield "subreaper", (_PRCTL, PR_SET_CHILD_SUBREAPER, 1)
+        yield "cwd", (_FCHDIR, order.cwd_fd)
+        if order.umask is not None:
+            yield "umask", (_UMASK, order.umask)
+        yield "descriptors", (_CLOSE_RANGE, 0, _LAST_FD, _CLOSE_RANGE_CLOEXEC)
+        for source, target in zip(order.sources, order.targets, strict=True):
+            yield "descriptors", (_DUP2, source, target)
+        at = ctypes.addressof(self._limits)
+        for which, _, _ in order.rlimits:
+            yield "rlimit", (_PRLIMIT64, 0, which, at)
+            at += _RLIMIT.size
+        # If the launchpad died before this, the host ends what is left beneath it.
+        yield "pdeathsig", (_PRCTL, PR_SET_PDEATHSIG, int(_signal.SIGKILL))
+        (executable,) = struct.unpack_from("Q", self._texts)
+        argv = ctypes.addressof(self._texts) + _POINTER_BYTES
+        env = argv + _POINTER_BYTES * (len(order.argv) + 1)
+        yield "exec", (_EXECVE, executable, argv, env)
+
+    def fault(self) -> tuple[int, str] | None:
+        """Return the errno and the stage of the call that failed; None if none did.
+
+        Precondition: its child has become its program, or has ended.
+        """
+        for (*_, result), stage in zip(
+            _CALL.iter_unpack(self._calls.raw[: len(self._stages) * _CALL.size]),
+            self._stages,
+            strict=True,
+        ):
+            if result < 0:
+                return -result, stage
+        return None
+
+
+class Starter:
+    """The code that children begin with, in this process's memory."""
+
+    def __init__(self) -> None:
+        self._lists: dict[int, CallList] = {}  # by pid, of those that may read them
+        self._start: Callable[[int, int, int], int] | None = None
+        if os.uname().machine != "x86_64":
+            return
+        try:
+            # Whether it is known; no descriptor has that number.
+            system_call(_CLOSE_RANGE, _LAST_FD, _LAST_FD, _CLOSE_RANGE_CLOEXEC)
+            self._start = _loaded(bytes.fromhex("".join(code for code, _ in LISTING)))
+        except OSError:
+            return
+
+    def can(self, order: Order) -> bool:
+        """Whether what an order says can be done so, by this machine."""
+        return self._start is not None and order.layers.keys() <= PLAIN_LAYERS
+
+    def start(self, order: Order) -> int:
+        """Start a child that makes its calls until it is its program.
+
+        Precondition: `can`; its pipe of reports is there.
+
+        Returns:
+            Its pid; -1 if it has to be forked.
+
+        Raises:
+            OSError: there is no process to be had.
+        """
+        # What is put in its place must not take the place of what is to follow.
+        lowest = min(order.cwd_fd, order.report, *order.sources)
+        if self._start is None or lowest <= max(order.targets, default=-1):
+            return -1
+        calls = CallList(order)
+        arguments = ctypes.create_string_buffer(_CLONE_ARGUMENTS)
+        size = len(_CLONE_ARGUMENTS)
+        pid = self._start(ctypes.addressof(arguments), size, calls.address)
+        if pid > 0:
+            self._lists[pid] = calls
+            return pid
+        if -pid in _NO_PROCESS:
+            raise OSError(-pid, os.strerror(-pid))
+        self._start = None  # a filter, or a kernel that does not know the flag
+        return -1
+
+    def is_over(self, child: Child) -> None:
+        """Take note that a child is its program or has ended, and say in it which."""
+        calls = self._lists.pop(child.pid, None)
+        if calls is None:
+            return
+        child.applied = calls.applied
+        child.failure = calls.fault()
+
+
+def _exactly(order: Order) -> str:
+    return f"exactly {sorted(order.targets)}"
+
+
+def _loaded(code: bytes) -> Callable[[int, int, int], int]:
+    """Return a function that is machine code; nothing here is ever writable.
+
+    Raises:
+        OSError: this machine, or a filter, lets nobody make one.
+    """
+    fd = os.memfd_create("sandhost-start")
+    try:
+        os.write(fd, code)
+        protection = _PROT_READ | _PROT_EXEC
+        address = system_call(_MMAP, 0, _PAGE_BYTES, protection, _MAP_PRIVATE, fd, 0)
+    finally:
+        os.close(fd)
+    # With the interpreter's lock held, as in a process of one thread there is no other.
+    kind = ctypes.PYFUNCTYPE(
+        ctypes.c_long, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+    )
+    return kind(address)

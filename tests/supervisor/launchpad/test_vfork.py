@@ -1,0 +1,168 @@
+"""Children that share the launchpad's memory until their exec (ADR 61).
+
+What they find when they run is in `test_launcher.py`, which asks both ways of starting.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from supervisor import proctree
+from supervisor.launchpad.vfork import LISTING
+from tests.helpers.command import sandhost
+from tests.helpers.hosts import eventually
+from tests.helpers.older import without
+from tests.helpers.spawning import PYTHON, Stage, Watched, staged
+
+pytestmark = pytest.mark.slow
+
+IS_X86_64 = os.uname().machine == "x86_64"
+only_x86_64 = pytest.mark.skipif(not IS_X86_64, reason="forked on this processor")
+only_with_strace = pytest.mark.skipif(
+    not shutil.which("strace") or os.geteuid() != 0,
+    reason="takes strace, and the right to trace the launchpad",
+)
+
+CLONE3, CLOSE_RANGE, MEMFD_CREATE = 435, 436, 319
+ENOSYS, EPERM = 38, 1
+
+# Says what it was given, without a limit of its own.
+SAY = "import os; print(os.environ['NAME'], os.environ['LONG'])"
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """A launcher."""
+    async with staged(tmp_path) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def traced(pid: int, log: Path, *options: str) -> AsyncIterator[None]:
+    """Trace a process, and what it starts from now on."""
+    argv = ["strace", "-f", "-o", str(log), "-e", "signal=none", *options]
+    # From this thread: in those that wait for file systems, signals are blocked.
+    process = subprocess.Popen(  # noqa: ASYNC220
+        [*argv, "-p", str(pid)], stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stderr is not None
+        said = await trio.to_thread.run_sync(process.stderr.readline)
+        assert b"attached" in said
+        yield
+    finally:
+        process.terminate()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(process.communicate)
+
+
+@only_x86_64
+@pytest.mark.skipif(
+    not shutil.which("as") or not shutil.which("objcopy"), reason="binutils are missing"
+)
+def test_the_bytes_are_what_the_listing_says(tmp_path: Path) -> None:
+    source, made, code = (tmp_path / name for name in ("s", "o", "bin"))
+    words = "\n".join(text for _, text in LISTING)
+    source.write_text(f".intel_syntax noprefix\n{words}\n")
+    subprocess.run(["as", "-o", made, source], check=True)
+    subprocess.run(["objcopy", "-O", "binary", "-j", ".text", made, code], check=True)
+    assert code.read_bytes() == bytes.fromhex("".join(code for code, _ in LISTING))
+
+
+@only_x86_64
+@only_with_strace
+@pytest.mark.parametrize(
+    ("layers", "is_shared"),
+    [({}, True), ({"rlimits": None}, True), ({"no_new_privs": None}, False)],
+)
+async def test_only_who_puts_on_no_walls_shares_memory(
+    stage: Stage, tmp_path: Path, layers: dict[str, object], is_shared: bool
+) -> None:
+    log = tmp_path / "log"
+    stage.layers = layers
+    async with traced(stage.launchpad, log, "-e", "trace=clone,clone3,fork,vfork"):
+        process = await stage.launcher.spawn(stage.request(("/bin/true",)))
+        assert (await process.wait_exit()).code == 0
+        process.close()
+    assert log.read_text().count("CLONE_VM") == is_shared
+
+
+# S2: an exec that hangs hangs alone.
+@only_x86_64
+@only_with_strace
+async def test_who_hangs_before_its_exec_holds_up_nobody_and_can_be_killed(
+    stage: Stage, tmp_path: Path
+) -> None:
+    ours, theirs = os.pipe()
+    earlier = await stage.launcher.spawn(stage.request(("/bin/cat",), ((ours, 0),)))
+    os.close(ours)
+    delay = ("-e", "trace=execve", "-e", "inject=execve:delay_enter=60000000")
+    async with trio.open_nursery() as nursery:
+        async with traced(stage.launchpad, tmp_path / "log", *delay):
+            nursery.start_soon(stage.launcher.spawn, stage.request(("/bin/true",)))
+            await eventually(lambda: len(proctree.children_of(stage.launchpad)) == 2)
+            os.close(theirs)
+            with trio.fail_after(20):
+                assert (await earlier.wait_exit()).code == 0
+            (hanging,) = set(proctree.children_of(stage.launchpad)) - {earlier.pid}
+            watched = Watched(hanging)
+            nursery.cancel_scope.cancel()
+    with trio.fail_after(20):
+        await watched.ended()
+    os.close(watched.pidfd)
+    earlier.close()
+    after = await stage.launcher.spawn(stage.request(("/bin/true",)))
+    assert (await after.wait_exit()).code == 0
+    after.close()
+
+
+async def test_many_at_once_are_given_what_is_theirs(stage: Stage) -> None:
+    said: dict[int, bytes] = {}
+
+    async def one(number: int) -> None:
+        env = {"NAME": str(number), "LONG": str(number % 10) * (number * 300)}
+        said[number], status = await stage.output((*PYTHON, SAY), env=env)
+        assert status.code == 0
+
+    async with trio.open_nursery() as nursery:
+        for number in range(1, 65):
+            nursery.start_soon(one, number)
+    for number, words in said.items():
+        name, long = words.decode().split()
+        assert (name, long) == (str(number), str(number % 10) * (number * 300))
+
+
+async def test_who_is_killed_by_another_is_told_of(stage: Stage) -> None:
+    process = await stage.launcher.spawn(stage.request(("/bin/sleep", "1000")))
+    process.send_signal(signal.SIGKILL)
+    assert (await process.wait_exit()).signal == signal.SIGKILL
+    process.close()
+
+
+# attack 6: the number of a descriptor that is to follow is another's target
+async def test_where_descriptors_are_in_the_way_the_child_has_its_own_all_the_same(
+    stage: Stage,
+) -> None:
+    fds = tuple((stage.null, number) for number in range(3, 40))
+    count = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[-2])"
+    written, status = await stage.output((*PYTHON, count), fds)
+    assert (written, status.code) == (b"39\n", 0)
+
+
+@only_x86_64
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [(CLONE3, ENOSYS), (CLOSE_RANGE, ENOSYS), (MEMFD_CREATE, EPERM)],
+)
+def test_where_it_cannot_be_done_a_child_is_forked(number: int, answer: int) -> None:
+    options = ("--sandbox", "none")
+    for _ in range(2):
+        told = sandhost("run", *options, "echo", "x", wrapper=without(number, answer))
+        assert (told.out, told.err, told.status) == (b"x\n", b"", 0)
