@@ -8,6 +8,7 @@
 keeps them until its standard input ends. Standard output is the children's too.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) < 5 or argv[0] not in {"run", "hold"} or argv[3] != "--":
         print((__doc__ or "").split("\n\n")[1], file=sys.stderr)
         return 2
+    with contextlib.suppress(PermissionError):  # it leads one already
+        os.setsid()  # as a daemon does
     mode = run_crowd if argv[0] == "run" else hold_crowd
     try:
         return run_trio(mode, int(argv[1]), Path(argv[2]), argv[4:])

@@ -8,9 +8,10 @@ Rules of this file.
    ``POLLS`` times; then it parks in Trio on the epoll descriptor itself.  An idle host
    never wakes up.
 3. Trio's other tasks get their turn at least every ``SLICE_S``.
-4. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
+4. Many that ask at once are served before others (``precedence``).
+5. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
    Of one that its task owns the set may still be asked whether its client hangs up.
-5. On the way down the pump may have gone before its sessions: then there is no set, and
+6. On the way down the pump may have gone before its sessions: then there is no set, and
    nobody is in it.
 """
 
@@ -25,6 +26,7 @@ import trio
 
 from supervisor.session.base import EOF, SLOW
 from supervisor.session.counts import SAMPLE_TURNS, Counts
+from supervisor.session.precedence import CROWD, Precedence
 from supervisor.session.sent import POLLS
 
 if TYPE_CHECKING:
@@ -155,11 +157,15 @@ class Pump:
         yield_core = os.sched_yield
         misses = 0
         slice_end = time.monotonic() + SLICE_S
+        precedence = Precedence()
         try:
             while True:
                 if self._paused is not None:
+                    precedence.rest()
                     await self._paused.wait()
                 events = poll(0, _BATCH)
+                if len(events) >= CROWD or precedence.is_ahead:
+                    precedence.turn(len(events))
                 if events or self._left_over:
                     served = len(self.sessions)
                     self._serve(events)
@@ -170,6 +176,7 @@ class Pump:
                     yield_core()
                     continue
                 else:
+                    precedence.rest()
                     await trio.lowlevel.wait_readable(self._epoll.fileno())
                     misses = 0
                     slice_end = time.monotonic() + SLICE_S
@@ -178,6 +185,7 @@ class Pump:
                     await trio.lowlevel.checkpoint()
                     slice_end = time.monotonic() + SLICE_S
         finally:
+            precedence.rest()
             self._epoll.close()
             os.close(self._bell)
 

@@ -1,0 +1,135 @@
+"""The host goes before others while many clients ask at once, and only then (ADR 63)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervisor.session.precedence import CROWD, TURNS, Precedence
+from tests.helpers.spawning import ROOT
+
+pytestmark = pytest.mark.slow
+
+GROUP = Path("/proc/self/autogroup")
+
+only_where_it_may = pytest.mark.skipif(
+    os.geteuid() != 0 or not GROUP.exists(),
+    reason="takes a kernel that groups processes by session, and the right to ask",
+)
+
+# What stands behind "nice" of its group, after each step; its session is its own.
+ALONE = """
+import re, sys
+from supervisor.session.precedence import CROWD, TURNS, Precedence
+def nice():
+    return int(re.search(r"nice (-?\\d+)", open("/proc/self/autogroup").read())[1])
+one = Precedence()
+def turns(number, ready):
+    for _ in range(number):
+        one.turn(ready)
+    print(nice(), one.is_ahead)
+turns(TURNS - 1, CROWD)
+turns(1, CROWD - 1)
+turns(TURNS, CROWD)
+turns(TURNS - 1, 1)
+turns(1, CROWD)
+turns(TURNS, 1)
+turns(TURNS, CROWD)
+one.rest()
+print(nice(), one.is_ahead)
+"""
+
+# A host whose children ask without a pause until they are told to end, and then rests.
+HOST = """
+from supervisor.launchpad.start import start_launchpad
+launchpad = start_launchpad()
+import os, sys, trio
+from supervisor.host import open_host
+from supervisor.scratch import Scratch
+from supervisor.spec import ChildSpec, minimal_env
+FLOOD = "cat <&3 >/dev/null & exec yes PING >&3"
+def nice():
+    return open("/proc/self/autogroup").read().split()[-1]
+async def until(wanted):
+    with trio.fail_after(30):
+        while nice() != wanted:
+            await trio.sleep(0.01)
+    print(wanted, flush=True)
+async def main(count):
+    async with open_host(launchpad) as host:
+        children = []
+        for _ in range(count):
+            scratch = Scratch(None)
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            spec = ChildSpec(
+                ("/bin/sh", "-c", FLOOD), cwd=scratch.tmp, root=scratch.root,
+                env=minimal_env(scratch.tmp), stdio=(null,) * 3,
+            )
+            children.append((await host.spawn(spec), scratch))
+        await until("-10")
+        for child, scratch in children:
+            child.stop(0)
+            await child.wait_gone()
+            await scratch.remove()
+        await until("0")
+trio.run(main, int(sys.argv[1]))
+"""
+
+
+def run(
+    program: str, *words: str, leads: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, in a session of its own if it is to lead one."""
+    argv = [sys.executable, "-c", program, *words]
+    return subprocess.run(
+        argv,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        start_new_session=leads,
+    )
+
+
+@only_where_it_may
+def test_a_crowd_is_as_many_turns_in_a_row_and_so_is_its_end() -> None:
+    told = run(ALONE)
+    assert told.stderr == ""
+    before, ahead = "0 False", "-10 True"
+    assert told.stdout.splitlines() == [
+        before,
+        before,
+        ahead,
+        ahead,
+        ahead,
+        before,
+        ahead,
+        before,
+    ]
+
+
+@only_where_it_may
+def test_who_does_not_lead_its_session_leaves_its_group_alone() -> None:
+    told = run(ALONE, leads=False)
+    assert told.stderr == ""
+    assert {line.split()[1] for line in told.stdout.splitlines()} == {"False"}
+
+
+def test_who_may_not_ask_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.session.precedence._GROUP", "/nowhere/autogroup")
+    monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
+    one = Precedence()
+    for _ in range(3 * TURNS):
+        one.turn(CROWD)
+    assert not one.is_ahead
+
+
+# S5
+@only_where_it_may
+def test_a_host_is_ahead_of_a_flood_and_as_others_after_it() -> None:
+    told = run(HOST, "6")
+    assert told.stderr == ""
+    assert told.stdout.split() == ["-10", "0"]
