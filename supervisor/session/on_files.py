@@ -137,8 +137,9 @@ async def _open_waiting(session: Session, file: OpenFile) -> bytes:
 def _close(session: Session, file: OpenFile, line: bytes) -> bytes | None:
     """Answer the CLOSE of a file, whose ``line`` may have been prepared."""
     session.prepared.pop(line, None)
-    if session.lines_of or session.write_fileno == file.fileno:
-        session.forget(file.fileno)
+    fileno = file.fileno
+    if fileno in session.lines_of or fileno == session.write_fileno:
+        session.forget(fileno)
     if not file.closes_inline:
         session.start(partial(_close_waiting, session, file))
         return None

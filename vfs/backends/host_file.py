@@ -21,8 +21,6 @@ import os
 import secrets
 import stat
 import time
-from functools import partial
-from typing import TYPE_CHECKING
 
 from vfs.backends.base import REMOVALS, Removed
 from vfs.errors import UnflushedError
@@ -34,9 +32,6 @@ from vfs.hostio import (
 )
 from vfs.paths import OPEN_FLAGS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 STAGED_PREFIX = b".sandhost-"
 """How names of staged files begin, for the instant in which they have one."""
 
@@ -47,7 +42,7 @@ _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
 class HostHandle:
     """An open file of the host; see ``base.Handle``."""
 
-    __slots__ = ("_opened", "fd", "mount", "pread")
+    __slots__ = ("_opened", "fd", "mount")
 
     def __init__(self, fd: int, opened: os.stat_result) -> None:
         self.fd = fd
@@ -56,7 +51,9 @@ class HostHandle:
         if mount is None or mount.is_asked_about:
             mount = mount_of(opened.st_dev, fd)
         self.mount = mount
-        self.pread: Callable[[int, int], bytes] = partial(mount.read, fd)
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return self.mount.read(self.fd, size, offset)
 
     def pread_wait(self, size: int, offset: int) -> bytes:
         data = os.pread(self.fd, size, offset)

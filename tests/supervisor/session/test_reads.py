@@ -148,8 +148,6 @@ async def test_a_read_that_fails(
         patch.setattr(os, "pread", broken)
         patch.setattr(os, "sendfile", broken)
         patch.setattr(file.handle.mount, "read", broken)
-        if hasattr(file.handle, "pread"):
-            patch.setattr(file.handle, "pread", broken)
         reply = await line.ask(b"READ %d %d\n" % (fileno, size))
     assert reply == b"ERROR failed to read: Input/output error"
     assert await line.read(fileno, size) == pattern(size, 10)
