@@ -42,6 +42,7 @@ from supervisor.launchpad.order import (
     DETAIL_BYTES,
     FORKING,
     GAVE_UP,
+    GROUP_TO_FORK_INTO,
     frame,
     missing_interpreter,
 )
@@ -55,11 +56,6 @@ if TYPE_CHECKING:
 
 # The exit status of a child that never became its program; the report says why.
 FAILED_STATUS = 127
-
-# The file of a group that only version 2 would have written: a process can be forked
-# into such a group. In version 1 it is ``tasks``, which moves a single thread, and that
-# the kernel does at once.
-GROUP_TO_FORK_INTO = b"cgroup.procs"
 
 _STOCK_NAME = b"sandhost-stock"
 

@@ -42,7 +42,7 @@ import select
 
 from supervisor import proctree
 from supervisor.launchpad import kernel, life, owners, setup, wire
-from supervisor.launchpad.child import GROUP_TO_FORK_INTO, become
+from supervisor.launchpad.child import become
 from supervisor.launchpad.ends import Ends
 from supervisor.launchpad.family import Child, Family
 from supervisor.launchpad.fork import PidNamespaces, fork_into
@@ -240,7 +240,7 @@ class _Launchpad:
 
     def _fork(self, order: Order, state: int) -> Child:
         """Fork what becomes a child; this process goes on in its own namespace."""
-        order.group = _open_group(order)
+        order.open_group()
         try:
             ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -377,17 +377,6 @@ class _Launchpad:
         if self._is_blocked != was_blocked:
             out = select.EPOLLOUT if self._is_blocked else 0
             self._epoll.modify(self._control.fileno(), select.EPOLLIN | out)
-
-
-def _open_group(order: Order) -> int:
-    """Open the group of version 2 that a child is to be forked into; -1 for none."""
-    for directory, name in order.layers.get("cgroup", ()):
-        if name == GROUP_TO_FORK_INTO:
-            try:
-                return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            except OSError:
-                return -1  # the child does not find it either, and says so
-    return -1
 
 
 def main() -> None:

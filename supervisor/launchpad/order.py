@@ -27,6 +27,11 @@ REPORT_BYTES = 16_384
 # A single report is written whole, PIPE_BUF is 4096.
 DETAIL_BYTES = 1024
 
+# The file of a group that only version 2 would have written: a process can be forked
+# into such a group. In version 1 it is ``tasks``, which moves a single thread, and that
+# the kernel does at once.
+GROUP_TO_FORK_INTO = b"cgroup.procs"
+
 # What a report says first; the last one is said by nobody, but by the pipe's end.
 FORKING, BECAME, APPLIED, GAVE_UP, ENDED = range(5)
 
@@ -114,6 +119,18 @@ class Order:
         if len(fds) != 1 + len(self.targets):
             raise OSError(errno.EMFILE, "a descriptor was not received")
         self.cwd_fd, *self.sources = fds
+
+    def open_group(self) -> None:
+        """Open the group of version 2 that the child is to be forked into, if any."""
+        groups = self.layers.get("cgroup", ())
+        named = [where for where, name in groups if name == GROUP_TO_FORK_INTO]
+        if named:
+            try:
+                self.group = os.open(
+                    named[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+                )
+            except OSError:  # the child does not find it either, and says so
+                return
 
 
 def frame(*message: Any) -> bytes:
