@@ -28,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
+# Who puts no walls on itself shares the launchpad's memory until its exec (ADR 61).
+WAYS: dict[str, dict[str, object]] = {"shared": {}, "forked": {"no_new_privs": None}}
+
 # A whole family that does not want to die: the child, a stopped grandchild, and a
 # daemon (double fork, own session, empty environment) that holds descriptor 3.
 FAMILY = r"""

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from supervisor.spawn_request import SpawnError
-from tests.helpers.spawning import PYTHON, ROOT, Stage, host_command, staged
+from tests.helpers.spawning import PYTHON, ROOT, WAYS, Stage, host_command, staged
 
 pytestmark = pytest.mark.slow
 
@@ -40,10 +40,6 @@ OPEN_3 = OPEN_DESCRIPTORS.replace("os.write(1,", "os.write(3,")
 STATUS = ("/bin/cat", "/proc/self/status")
 
 KIB = 1024
-
-
-# Who puts no walls on itself shares the launchpad's memory until its exec.
-WAYS: dict[str, dict[str, object]] = {"shared": {}, "forked": {"no_new_privs": None}}
 
 
 @pytest.fixture(params=WAYS)

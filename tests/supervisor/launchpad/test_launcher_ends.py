@@ -24,6 +24,7 @@ from tests.helpers.spawning import (
     FAMILY_SIZE,
     PYTHON,
     ROOT,
+    WAYS,
     Stage,
     Watched,
     all_ended_within,
@@ -66,9 +67,11 @@ while True:
 """
 
 
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+@pytest.fixture(params=WAYS)
+async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    """A launcher whose children start in one of the two ways."""
     async with staged(tmp_path) as stage:
+        stage.layers = WAYS[request.param]
         yield stage
 
 
