@@ -320,7 +320,8 @@ class Child(ChildClients):
         journal.write(
             "client.connected", child_id=self.id, client_id=client.id, pid=client.pid
         )
-        self.on_started()
+        # As soon as it can be: what is written down of it goes beside it.
+        self.begun.set()
         journal.write(
             "child.spawned",
             child_id=self.id,

@@ -24,7 +24,7 @@ from vfs.filesystem import timestamp
 from vfs.policy import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from supervisor.child_ends import Ends
     from supervisor.host import Host
@@ -53,7 +53,8 @@ class ChildClients:
         failure: why it could not be started; None if it was.
         timed_out: its time limit ended it.
         gone: set when nothing of it is left.
-        on_started: called once, when its process is there and its conversation begins.
+        begun: set when its process is there and its conversation begins, or never will.
+        scope: of all its life; cancelled where nobody waits for its start any more.
         places: its root and grants.
         wanted: what it, and whatever is run for it, is to run in.
         walls: what it runs in, once it does.
@@ -67,7 +68,8 @@ class ChildClients:
         self.failure: SpawnError | None = None
         self.timed_out = False
         self.gone = trio.Event()
-        self.on_started: Callable[[], None] = lambda: None
+        self.begun = trio.Event()
+        self.scope = trio.CancelScope()
         self.process: SpawnedProcess | None = None
         self.session: Session | None = None
         self._host = host

@@ -243,31 +243,49 @@ class Host:
         Raises:
             OSError: ``EAGAIN``: as many children as there may be; or its root or a
                 grant cannot be reached.
+            LaunchpadLost: no child can be started any more.
+
+        Cancellation: a child that was started all the same is killed; no table knows it.
         """
         if self.nursery is None:
             raise RuntimeError("the host is not open")
         if len(self.children) >= self.settings.max_children:
             raise OSError(11, f"there are {len(self.children)} children already")
         child = Child(self, f"child-{next(self._child_ids)}", spec)
-        self.children[child.id] = child
-        await self.nursery.start(self._run_child, child)
+        await self.begin(child)
         # After whoever asked for this child has it.
         self.nursery.start_soon(self._restock)
         return child
 
-    async def _run_child(
-        self, child: Child, task_status: trio.TaskStatus[None]
-    ) -> None:
-        # Called from within: each task more on the way is a turn of the loop for whoever
-        # waits, and what the new child does meanwhile goes first.
-        child.on_started = task_status.started
+    async def begin(self, child: Child) -> None:
+        """Let a child live; returns when its conversation begins, or never will.
+
+        Raises, cancellation: as ``spawn``.
+        """
+        if self.nursery is None:
+            raise RuntimeError("the host is not open")
+        self.children[child.id] = child
+        # Not `nursery.start`: its nursery and its turns of the loop are a tenth of a start.
+        self.nursery.start_soon(self._run_child, child)
         try:
-            await child.run()
-            if child.failure is not None:
-                task_status.started()
+            await child.begun.wait()
+        except trio.Cancelled:
+            child.scope.cancel()
+            # As bounded as its clean-up.
+            with trio.CancelScope(shield=True):
+                await child.gone.wait()
+            raise
+        if child.process is None:
+            self.launcher.check()
+
+    async def _run_child(self, child: Child) -> None:
+        try:
+            with child.scope:
+                await child.run()
         finally:
             del self.children[child.id]
             child.gone.set()  # I5: whoever waits for it finds it in no table
+            child.begun.set()
 
     async def _restock(self) -> None:
         """Make the next child's groups, so that it may wait in them (ADR 47)."""

@@ -95,9 +95,8 @@ async def enter(host: Host, state: HostState) -> list[Child]:
     children: list[Child] = []
     for left in state.children:
         child = EnteredChild(host, left, places, policies)
-        host.children[child.id] = child
         children.append(child)
-        await host.nursery.start(host._run_child, child)
+        await host.begin(child)
     for service in host.services:
         if isinstance(service, Portable):
             await service.all_entered()
@@ -236,7 +235,7 @@ class EnteredChild(Child):
             if was.carried is not None:
                 self._carry_on(session, *was.carried)
         self._to_go_on.clear()
-        self.on_started()
+        self.begun.set()
         await self._live_on(None if self.timed_out else left.timeout_s)
 
     def _carry_on(self, session: Session, fd: int, reply: bytes) -> None:

@@ -309,13 +309,14 @@ class _Launchpad:
                 self._start_is_over(child)
 
     def _start_is_over(self, child: Child) -> None:
-        # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
-        self._epoll.unregister(child.report)
-        self._family.start_is_over(child)
         self._starter.is_over(child)
         well = child.failure is None
         self._has_begun = True
+        # First of all: somebody waits for it.
         self._happened(child, life.CLOSED if well else life.FAILED)
+        # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
+        self._epoll.unregister(child.report)
+        self._family.start_is_over(child)
 
     def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
         """Take note that a child was reaped, and tell its end."""
