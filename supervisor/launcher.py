@@ -117,7 +117,11 @@ class Launcher:
         try:
             record = self._records[ident] = Record()
             try:
-                await self.send(message, request.sources)
+                await _acquire(self._sending)
+                try:
+                    await self._put(message, request.sources)
+                finally:
+                    self._sending.release()
             except BaseException:
                 self._records.pop(ident, None)  # it was not sent
                 raise
@@ -202,22 +206,23 @@ class Launcher:
         Raises:
             LaunchpadLost: Nobody is there to take it.
         """
-        await _acquire(self._sending)
-        try:
-            while True:
-                self.check()
-                try:
-                    wire.send_message(self._control, message, fds)
-                except BlockingIOError:
-                    with contextlib.suppress(trio.ClosedResourceError):  # lost: check
-                        await trio.lowlevel.wait_writable(self._control)
-                except (BrokenPipeError, ConnectionResetError):
-                    # `run` is about to read the same, and tells everybody.
-                    raise LaunchpadLost("the launchpad is gone") from None
-                else:
-                    return
-        finally:
-            self._sending.release()
+        async with self._sending:
+            await self._put(message, fds)
+
+    async def _put(self, message: tuple[object, ...], fds: tuple[int, ...]) -> None:
+        """Send as ``send``; the caller is the one who sends."""
+        while True:
+            self.check()
+            try:
+                wire.send_message(self._control, message, fds)
+            except BlockingIOError:
+                with contextlib.suppress(trio.ClosedResourceError):  # lost: check
+                    await trio.lowlevel.wait_writable(self._control)
+            except (BrokenPipeError, ConnectionResetError):
+                # `run` is about to read the same, and tells everybody.
+                raise LaunchpadLost("the launchpad is gone") from None
+            else:
+                return
 
     # ---------------------------------------------------------- what it says
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from supervisor.launchpad.vfork import CallList
+
 NOBODY = -1
 """The ident of a child that is in stock."""
 
@@ -39,10 +41,12 @@ class Child:
         init: the init of its pid namespace; -1 for none.
         groups: directories of its groups of processes.
         line: by which an order reaches it; None if it has one.
+        calls: what it makes until it is its program; None if it was forked.
     """
 
     __slots__ = (
         "applied",
+        "calls",
         "create_time",
         "failure",
         "groups",
@@ -69,6 +73,7 @@ class Child:
         self.init = -1
         self.groups: tuple[bytes, ...] = ()
         self.line: _socket.socket | None = None
+        self.calls: CallList | None = None
         self.pidfd = -1
         self.is_now(pid)
 
@@ -97,6 +102,12 @@ class Child:
         yield from reports(told)
         if not told:
             yield (ENDED,)
+
+    def read_calls(self) -> None:
+        """Take in what became of its calls: it is its program now, or has ended."""
+        if self.calls is not None:
+            self.applied, self.failure = self.calls.applied, self.calls.fault()
+            self.calls = None
 
     def let_go(self) -> None:
         """Close what is held of a child that comes to nothing."""

@@ -190,21 +190,14 @@ class _Launchpad:
         """Start a child that shares this memory until its exec; None if it cannot."""
         if not self._starter.can(order):
             return None
-        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._namespaces.come_back()  # should it have failed the last time
         try:
-            order.report = theirs
-            pid = self._starter.start(order)
-            if pid < 0:
-                os.close(ours)
-                return None
-            child = Child(life.STARTING, pid, ours)
+            child = self._starter.start(order)
         except OSError:
-            os.close(ours)
-            self._ends.sweep()  # of what nobody knows
+            self._ends.sweep()  # of what nobody knows: leftovers
             raise
-        finally:
-            os.close(theirs)
-        self._enter(child, -1)
+        if child is not None:
+            self._enter(child, -1)
         return child
 
     def _take_from_stock(
@@ -309,7 +302,7 @@ class _Launchpad:
                 self._start_is_over(child)
 
     def _start_is_over(self, child: Child) -> None:
-        self._starter.is_over(child)
+        child.read_calls()
         well = child.failure is None
         self._has_begun = True
         # First of all: somebody waits for it.

@@ -28,6 +28,8 @@ import errno
 import os
 import struct
 
+from supervisor.launchpad import life
+from supervisor.launchpad.family import Child
 from supervisor.launchpad.kernel import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -38,7 +40,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from supervisor.launchpad.family import Child
     from supervisor.launchpad.order import Order
 
     Call = tuple[int, ...]
@@ -178,7 +179,7 @@ class Starter:
     """The code that children begin with, in this process's memory."""
 
     def __init__(self) -> None:
-        self._lists: dict[int, CallList] = {}  # by pid, of those that may read them
+        self._unheard: list[CallList] = []
         self._start: Callable[[int, int, int], int] | None = None
         if os.uname().machine != "x86_64":
             return
@@ -193,40 +194,47 @@ class Starter:
         """Whether what an order says can be done so, by this machine."""
         return self._start is not None and order.layers.keys() <= PLAIN_LAYERS
 
-    def start(self, order: Order) -> int:
+    def start(self, order: Order) -> Child | None:
         """Start a child that makes its calls until it is its program.
 
-        Precondition: `can`; its pipe of reports is there.
+        Precondition: `can`.
 
         Returns:
-            Its pid; -1 if it has to be forked.
+            None if it has to be forked.
 
         Raises:
-            OSError: there is no process to be had.
+            OSError: there is no process or descriptor to be had.
         """
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        order.report = theirs
+        child = None
+        try:
+            child = self._started(order, ours)
+        finally:
+            os.close(theirs)
+            if child is None:
+                os.close(ours)
+        return child
+
+    def _started(self, order: Order, report: int) -> Child | None:
         # What is put in its place must not take the place of what is to follow.
         lowest = min(order.cwd_fd, order.report, *order.sources)
         if self._start is None or lowest <= max(order.targets, default=-1):
-            return -1
+            return None
         calls = CallList(order)
         arguments = ctypes.create_string_buffer(_CLONE_ARGUMENTS)
         size = len(_CLONE_ARGUMENTS)
         pid = self._start(ctypes.addressof(arguments), size, calls.address)
-        if pid > 0:
-            self._lists[pid] = calls
-            return pid
         if -pid in _NO_PROCESS:
             raise OSError(-pid, os.strerror(-pid))
-        self._start = None  # a filter, or a kernel that does not know the flag
-        return -1
-
-    def is_over(self, child: Child) -> None:
-        """Take note that a child is its program or has ended, and say in it which."""
-        calls = self._lists.pop(child.pid, None)
-        if calls is None:
-            return
-        child.applied = calls.applied
-        child.failure = calls.fault()
+        if pid < 0:  # a filter, or a kernel that does not know the flag
+            self._start = None
+            return None
+        # Here for good if nobody can take note of it, and hear when it was read.
+        self._unheard.append(calls)
+        child = Child(life.STARTING, pid, report)
+        child.calls = self._unheard.pop()
+        return child
 
 
 def _exactly(order: Order) -> str:
