@@ -139,6 +139,7 @@ class Child(ChildClients):
             env.update(await service.child_starting(self, stack))
         self.process = await self._spawn(cwd_fd, pairs, env, wanted)
         stack.callback(self.process.close)
+        stack.callback(self._kill_unless_ended)
         self._watch_forks(stack)
         pairs.close_child_ends()
 
@@ -232,6 +233,8 @@ class Child(ChildClients):
         return process
 
     async def _live(self) -> None:
+        # Cancelled while it was born: its conversation is closed already.
+        await trio.lowlevel.checkpoint_if_cancelled()
         self._happened(Event.SPAWNED)
         await self._live_on(self.spec.timeout_s)
 
@@ -259,6 +262,11 @@ class Child(ChildClients):
         )
         self._happened(Event.EXITED)
         await self._close_sessions()
+
+    def _kill_unless_ended(self) -> None:
+        """Kill a process for which nobody waits any more: its life was cancelled."""
+        if self.process is not None and self.exit is None:
+            self.process.send_signal(signal.SIGKILL)
 
     async def _wait_swept(self) -> None:
         """Wait until nothing that the dead process left behind is alive."""
