@@ -10,7 +10,10 @@ Rules:
  2. What is copied is held by a descriptor before anything is covered (open_tree(2)).
  3. Who owns what there is mapped where the child is another user than the host: what is
     root's is the child's own to read. Its mounts are read-only, so only to read.
- 4. A copy that is attached is somebody else's directory, the child's say, who may change
+ 4. A child that stays user 0, which it does where owners cannot be mapped, owns the
+    settings of the machine in ``/proc/sys``, without any capability. It gets a ``/proc``
+    to read only: a program that the kernel is to run at a crash is run outside.
+ 5. A copy that is attached is somebody else's directory, the child's say, who may change
     it meanwhile: nothing is made in it, and no name is looked up through it that could
     lead out of it. A place in it is opened without any link, from the fresh root's top;
     what is not there, or not the same file, is passed over.
@@ -36,7 +39,8 @@ _AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _OPEN_TREE = 1 | os.O_CLOEXEC | _AT_RECURSIVE  # OPEN_TREE_CLONE
 _MOVE_EMPTY_PATHS = 0x44  # MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC_PRIVATE = 2, 4, 8, 0x4000 | (1 << 18)
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_REC_PRIVATE = 0x4000 | (1 << 18)
 _MNT_DETACH = 2
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 1 << 20
 
@@ -110,10 +114,11 @@ def build(
             if tree is not None:
                 held.append((path, *tree))
         _mount(b"none", b"/", b"", _MS_REC_PRIVATE, b"")
-        proc = -1 if fresh_proc else _hold(b"/proc")
+        stays_root = owners < 0 and os.geteuid() == 0
+        proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
         _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
         top = os.open(_STAGE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        _fill(top, links, held, proc)
+        _fill(top, links, held, proc, _MS_RDONLY if stays_root else 0)
         os.fchdir(top)
         _seal(top)
         os.close(top)
@@ -135,6 +140,7 @@ def _fill(
     links: tuple[tuple[bytes, bytes], ...],
     held: list[tuple[bytes, int, bool]],
     proc: int,
+    flags: int,
 ) -> None:
     stage = _Stage(top)
     for name in (b"/proc", b"/dev", b"/dev/shm", b"/tmp"):
@@ -146,7 +152,7 @@ def _fill(
     for path, fd, is_directory in held:
         stage.attach(path, fd, is_directory=is_directory)
         os.close(fd)
-    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    flags |= _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if proc < 0:
         try:
             _mount(b"proc", _STAGE + b"/proc", b"proc", flags, b"")
@@ -158,7 +164,7 @@ def _fill(
 
 
 class _Stage:
-    """The fresh root while it is filled (rule 4).
+    """The fresh root while it is filled (rule 5).
 
     Args:
         top: a descriptor of its directory.
@@ -252,8 +258,11 @@ def _copy(path: bytes, kind: str, owners: int) -> tuple[int, bool] | None:
     return fd, stat.S_ISDIR(os.fstat(fd).st_mode)
 
 
-def _hold(path: bytes) -> int:
-    return _open_tree(_AT_FDCWD, path, _OPEN_TREE)
+def _hold_proc(*, to_read: bool) -> int:
+    fd = _open_tree(_AT_FDCWD, b"/proc", _OPEN_TREE)
+    if to_read:
+        _set(fd, _Attributes(_ATTR_RDONLY))
+    return fd
 
 
 def _set(fd: int, attributes: _Attributes) -> None:

@@ -1,0 +1,47 @@
+"""What holds where a layer is missing: those that are there do not count on it.
+
+A machine may have no Landlock, and a host that is root a file system that shows no owners
+as others; or it has Landlock, and no namespaces for a host that is not root.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.sandbox.plan import named
+from supervisor.scratch import Scratch
+from tests.attacks.conftest import NAMESPACES
+from tests.attacks.test_walls import Attacker
+from tests.helpers.hosts import opened
+
+KERNELS = named("kernels", ["landlock", "seccomp"])
+"""What a host that is not root has where it can make no namespaces."""
+
+
+@pytest.fixture
+async def attacker(readable: Path) -> AsyncIterator[Attacker]:
+    """Somebody whose walls the test chooses."""
+    (readable / "cwd").mkdir()
+    scratch = Scratch(None)
+    async with opened(readable) as stage:
+        yield Attacker(stage, scratch)
+    await scratch.remove()
+
+
+# attack 24: whoever stays user 0 owns them without any capability, and a program that the
+# kernel is to run at a crash (core_pattern) is run outside.
+async def test_the_settings_of_the_machine_are_not_to_be_changed(
+    attacker: Attacker,
+) -> None:
+    program = """
+for name in ('sys/kernel/core_pattern', 'sys/vm/drop_caches', 'sysrq-trigger'):
+    print(attempt(lambda: os.open('/proc/' + name, os.O_WRONLY)))
+print(open('/proc/self/comm').read())
+"""
+    for profile in (NAMESPACES, named("bare", ["mountns", "userns"]), KERNELS):
+        attacker.stage.sandbox = profile
+        said = (await attacker.says(program)).split()
+        assert set(said[:3]) <= {"EACCES", "EROFS", "ENOENT"}, profile.name
+        assert said[3].startswith("python")
