@@ -86,7 +86,7 @@ def _walls(
     """Return what goes to the launchpad for the layers that are about paths."""
     found: dict[str, object] = {}
     if "mountns" in layers:
-        trees = view.mounts()
+        trees = view.mounts(whole_etc="landlock" in layers)
         links = view.symlinks(trees)
         if "uid" not in layers:
             trees = tuple((path, kind, False) for path, kind, _ in trees)

@@ -112,15 +112,18 @@ class View(NamedTuple):
         """Return it with every directory to be listed: nothing else is mounted."""
         return self._replace(rules=(*self.rules, Rule("/", "list")))
 
-    def mounts(self) -> tuple[tuple[bytes, str, bool], ...]:
+    def mounts(self, *, whole_etc: bool) -> tuple[tuple[bytes, str, bool], ...]:
         """Return the trees as ``launchpad.mounts`` takes them, outer ones first.
 
-        ``/proc`` is its own affair; ``/etc`` is there as a whole, and Landlock says
-        what of it is read.  One that lies in another of the same kind is there already.
+        ``/proc`` is its own affair.  One that lies in another of the same kind is there
+        already.
+
+        Args:
+            whole_etc: ``/etc`` is one tree, and Landlock says what of it is read.
         """
         trees: dict[str, Rule] = {}
         around: list[Rule] = []  # the trees that the path at hand lies in
-        whole = (Rule("/etc", "read"),)
+        whole = (Rule("/etc", "read"),) if whole_etc else ()
         for rule in sorted((*self.rules, *whole), key=_parts):
             if rule.kind == "list" or f"{rule.path}/".startswith("/proc/"):
                 continue

@@ -45,3 +45,14 @@ print(open('/proc/self/comm').read())
         said = (await attacker.says(program)).split()
         assert set(said[:3]) <= {"EACCES", "EROFS", "ENOENT"}, profile.name
         assert said[3].startswith("python")
+
+
+# attack 24: what a program needs to start of /etc is there, and nothing else.
+async def test_secrets_of_the_machine_are_not_mounted(attacker: Attacker) -> None:
+    program = """
+for name in ('shadow', 'gshadow', 'fstab', 'passwd', 'nsswitch.conf'):
+    print(attempt(lambda: os.open('/etc/' + name, os.O_RDONLY) > 2))
+"""
+    attacker.stage.sandbox = NAMESPACES
+    said = (await attacker.says(program)).split()
+    assert said == ["ENOENT", "ENOENT", "ENOENT", "True", "True"]
