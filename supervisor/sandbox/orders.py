@@ -63,7 +63,9 @@ def layers_on_the_wire(
         found["cgroup"] = tuple(as_pair(file) for file in wanted.groups)
     if "seccomp" in layers:
         found["seccomp"] = seccomp_filter.build_here(
-            network=not no_internet, unix=wanted.profile.unix_sockets
+            network=not no_internet,
+            unix=wanted.profile.unix_sockets,
+            alone="pidns" in layers,
         )
     return found
 

@@ -14,6 +14,9 @@ Rules of this file.
 4. Nobody makes a file set-user-ID or set-group-ID.  In its own mounts that means nothing;
    but what a tool makes in its child's root is the host's user's on the disk, root's say,
    and there every local user could run it.
+5. Who sees other processes of its user, the host's among them, sets limits for none but
+   itself: with a limit of processor's time the kernel would end them.  Landlock, which
+   keeps signals in, does not know prlimit(2).
 """
 
 from __future__ import annotations
@@ -108,6 +111,7 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
+_PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 # <linux/sched.h>: CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET.
 _NAMESPACES = 0x7E020000
@@ -142,7 +146,9 @@ class UnknownMachineError(Exception):
 
 
 @cache
-def build(machine: str, *, network: bool, unix: bool = True) -> bytes:
+def build(
+    machine: str, *, network: bool, unix: bool = True, alone: bool = True
+) -> bytes:
     """Return the filter as an array of ``struct sock_filter``.
 
     Args:
@@ -150,21 +156,24 @@ def build(machine: str, *, network: bool, unix: bool = True) -> bytes:
         network: sockets of the internet are left alone: there is a namespace of its
             own, or the child may use the host's network.
         unix: sockets of the family unix can be made; pairs always can.
+        alone: it sees no processes but its own: it has a pid namespace.
 
     Raises:
         UnknownMachineError: neither x86_64 nor aarch64.
     """
     if machine not in _ARCHITECTURES:
         raise UnknownMachineError(machine)
-    return assemble(_program(machine, network=network, unix=unix))
+    return assemble(_program(machine, network=network, unix=unix, alone=alone))
 
 
-def build_here(*, network: bool, unix: bool = True) -> bytes:
+def build_here(*, network: bool, unix: bool = True, alone: bool = True) -> bytes:
     """Return the filter for this machine; see ``build``."""
-    return build(os.uname().machine, network=network, unix=unix)
+    return build(os.uname().machine, network=network, unix=unix, alone=alone)
 
 
-def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
+def _program(
+    machine: str, *, network: bool, unix: bool, alone: bool
+) -> list[Instruction]:
     column = 0 if machine == "x86_64" else 1
     found = (numbers[column] for numbers in DENIED.values())
     denied = sorted(number for number in found if number is not None)
@@ -185,6 +194,7 @@ def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
         Instruction(_JUMP_EQUAL, _SOCKET[machine], yes="socket"),
         Instruction(_JUMP_EQUAL, _SOCKETPAIR[machine], yes="pair"),
         Instruction(_JUMP_EQUAL, _OPENAT2, yes="nosys"),
+        *(() if alone else (Instruction(_JUMP_EQUAL, _PRLIMIT[machine], yes="limit"),)),
         *(
             Instruction(_JUMP_EQUAL, number, yes=name)
             for name, numbers in _OPENING.items()
@@ -208,6 +218,13 @@ def _program(machine: str, *, network: bool, unix: bool) -> list[Instruction]:
         Instruction(_LOAD, _argument(2), label="openat"),
         Instruction(_JUMP_BITS, _MAKES, yes="mode 3", no="allow"),
         *chain.from_iterable(map(_mode, range(1, 4))),
+        # Its own by 0, or nothing to be set: a null pointer, both halves of it.
+        Instruction(_LOAD, _argument(0), label="limit"),
+        Instruction(_JUMP_EQUAL, 0, yes="allow"),
+        Instruction(_LOAD, _argument(2)),
+        Instruction(_JUMP_EQUAL, 0, no="perm"),
+        Instruction(_LOAD, _argument(2) + 4),
+        Instruction(_JUMP_EQUAL, 0, yes="allow", no="perm"),
         Instruction(_LOAD, _argument(0), label="socket"),
         *(Instruction(_JUMP_EQUAL, family, yes="allow") for family in families),
         Instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT),

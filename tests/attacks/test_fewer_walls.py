@@ -5,6 +5,7 @@ as others; or it has Landlock, and no namespaces for a host that is not root.
 """
 
 import os
+import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -56,3 +57,26 @@ for name in ('shadow', 'gshadow', 'fstab', 'passwd', 'nsswitch.conf'):
     attacker.stage.sandbox = NAMESPACES
     said = (await attacker.says(program)).split()
     assert said == ["ENOENT", "ENOENT", "ENOENT", "True", "True"]
+
+
+# attack 25: a limit of processor's time ends whom it is set for, and Landlock, which keeps
+# signals in, does not know of it.
+async def test_a_child_sets_limits_for_none_but_itself(attacker: Attacker) -> None:
+    attacker.stage.sandbox = KERNELS
+    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
+    os.read(out, 3)
+    os.close(out)
+    assert victim.process is not None
+    before = resource.prlimit(victim.process.pid, resource.RLIMIT_CPU)
+    program = """
+import resource
+cpu = resource.RLIMIT_CPU
+for pid in (int(sys.argv[1]), int(sys.argv[2]), os.getppid(), os.getpid()):
+    print(attempt(lambda: resource.prlimit(pid, cpu, (1, 1))))
+print(resource.prlimit(os.getpid(), cpu) == resource.getrlimit(cpu))
+print(attempt(lambda: resource.setrlimit(cpu, (50, 60))), *resource.getrlimit(cpu))
+"""
+    pids = (str(victim.process.pid), str(attacker.stage.launchpad))
+    said = (await attacker.says(program, *pids)).split()
+    assert said == [*["EPERM"] * 4, "True", "None", "50", "60"]
+    assert resource.prlimit(victim.process.pid, resource.RLIMIT_CPU) == before

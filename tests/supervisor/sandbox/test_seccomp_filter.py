@@ -90,6 +90,19 @@ def test_arguments_decide_where_a_call_has_good_uses(machine: str) -> None:
         assert verdict(code, socket, arch, 10) == expected
 
 
+# attack 25
+@pytest.mark.parametrize("machine", MACHINES)
+def test_who_sees_others_sets_limits_for_none_but_itself(machine: str) -> None:
+    arch, prlimit = MACHINES[machine], {"x86_64": 302, "aarch64": 261}[machine]
+    code = build(machine, network=True, alone=False)
+    assert verdict(code, prlimit, arch, 0, 7, 1 << 33, 0) is None
+    assert verdict(code, prlimit, arch, 5, 7, 0, 1 << 33) is None
+    for address in (1, 1 << 33):
+        assert verdict(code, prlimit, arch, 5, 7, address, 0) == errno.EPERM
+        alone = build(machine, network=True)
+        assert verdict(alone, prlimit, arch, 5, 7, address, 0) is None
+
+
 MAKING = {
     "x86_64": [(2, 1, 2), (257, 2, 3)],
     "aarch64": [(56, 2, 3)],
