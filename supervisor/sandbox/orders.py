@@ -93,7 +93,7 @@ def _walls(
         if "uid" not in layers:
             trees = tuple((path, kind, False) for path, kind, _ in trees)
         found["mountns"] = links, trees, os.fsencode(view.cwd)
-        view = view.everything_listed()
+        view = view.in_fresh_root()
     if "landlock" in layers:
         found["landlock"] = (view.landlock(), no_internet)
     return found

@@ -108,9 +108,13 @@ class View(NamedTuple):
         """Return the rules as ``launchpad.landlock`` takes them."""
         return tuple((os.fsencode(rule.path), rule.kind) for rule in self.rules)
 
-    def everything_listed(self) -> View:
-        """Return it with every directory to be listed: nothing else is mounted."""
-        return self._replace(rules=(*self.rules, Rule("/", "list")))
+    def in_fresh_root(self) -> View:
+        """Return it with what a fresh root has besides the trees of ``mounts``.
+
+        Every directory can be listed, for nothing else is there; ``/dev/shm`` is its own.
+        """
+        fresh = (Rule("/", "list"), Rule("/dev/shm", "write"))  # noqa: S108 - no file
+        return self._replace(rules=(*self.rules, *fresh))
 
     def mounts(self, *, whole_etc: bool) -> tuple[tuple[bytes, str, bool], ...]:
         """Return the trees as ``launchpad.mounts`` takes them, outer ones first.

@@ -215,6 +215,16 @@ def test_it_can_open_its_standard_streams_again(tmp_path: Path) -> None:
     assert (outcome.status, outcome.out, outcome.err) == (0, b"one\ntwo\n", b"three\n")
 
 
+# Semaphores and shared memory of POSIX are files there.
+def test_shared_memory_is_its_own(whole: set[str]) -> None:
+    if "mountns" not in whole:
+        pytest.skip("without a root of its own it has no /dev/shm")
+    program = "import multiprocessing, os; multiprocessing.Lock().acquire();"
+    program += "open('/dev/shm/own', 'x'); print(os.listdir('/dev/shm'))"
+    outcome = sandhost("run", "--", sys.executable, "-I", "-c", program)
+    assert (outcome.status, outcome.out) == (0, b"['own']\n")
+
+
 # It refuses to do anything where it may not read a configuration that is there.
 @pytest.mark.skipif(not Path("/etc/gitconfig").exists(), reason="there is none")
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
