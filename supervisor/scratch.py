@@ -10,7 +10,9 @@ Rules of this file.
    that is how ``doctor --leaks`` tells (attack 39).
 2. A root that is to be kept has a name of its own: nobody takes it for a leftover.
 3. Removal takes no name on trust and no depth for granted: a child may have made links,
-   3,000 nested directories, or directories that nobody may enter.
+   3,000 nested directories, or directories that nobody may enter.  What is removed is
+   what is held: who may write where these directories are made (a grant on ``/tmp``, say)
+   can put a link in the place of one.
 """
 
 from __future__ import annotations
@@ -87,23 +89,26 @@ class Scratch:
 
         Cancellation: it is removed all the same.
         """
+        if self._fd < 0:  # removed, or given up: it is not held any more
+            return None
         # Here, because whoever only asks whose a directory is needs no Trio.
         import trio  # noqa: PLC0415
 
         from vfs.hostio import in_thread  # noqa: PLC0415
 
         with trio.move_on_after(REMOVE_TIMEOUT_S, shield=True):
-            doomed = [self.tmp, self.run] if self._keep else [self._base]
-            failures = []
             try:
-                for path in map(Path, doomed):
-                    why = await in_thread(remove_tree, path)
-                    if why is not None:
-                        failures.append(_line(path, why))
+                why = await in_thread(self._remove)
             finally:
                 self._unlock()
-            return failures[0] if failures else None
+            return None if why is None else _line(self._base, why)
         return f"cannot remove {str(self._base)!r}: no thread was free for it"
+
+    def _remove(self) -> OSError | None:
+        if self._keep:
+            tmp, run = (remove_tree(Path(name), self._fd) for name in ("tmp", "run"))
+            return tmp or run
+        return _emptied(self._fd, self._base, None)
 
     def _unlock(self) -> None:
         fd, self._fd = self._fd, -1
@@ -128,25 +133,34 @@ def is_abandoned(path: Path) -> bool:
         os.close(fd)
 
 
-def remove_tree(top: Path) -> OSError | None:
+def remove_tree(top: Path, dir_fd: int | None = None) -> OSError | None:
     """Remove a directory and everything in it, however deep, following no link.
+
+    Args:
+        top: the directory.
+        dir_fd: what its name is relative to; None for an absolute one.
 
     Returns:
         The first thing that went wrong; as much as possible is removed all the same.
     """
     try:
-        top_fd = os.open(top, os.O_RDONLY | _DIRECTORY)
+        top_fd = os.open(top, os.O_RDONLY | _DIRECTORY, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
     except OSError as why:
         return why
-    removal = _Removal(top_fd)
     try:
-        removal.run()
+        return _emptied(top_fd, top, dir_fd)
     finally:
         os.close(top_fd)
+
+
+def _emptied(top_fd: int, top: Path, dir_fd: int | None) -> OSError | None:
+    """Remove what a held directory holds, and then its name."""
+    removal = _Removal(top_fd)
+    removal.run()
     try:
-        top.rmdir()
+        os.rmdir(top, dir_fd=dir_fd)
     except OSError as why:
         return removal.failure or why
     return removal.failure

@@ -69,6 +69,22 @@ async def test_a_root_that_is_kept_stays_without_its_tmp(tmp: Path) -> None:
     assert listing(Path(made.root)) == ["a"]
 
 
+# attack 4: who has a grant on the place where it is made puts a link in its place.
+@pytest.mark.parametrize("keep", [True, False])
+async def test_what_is_removed_is_what_is_held(tmp: Path, *, keep: bool) -> None:
+    for name in ("tmp", "run", "root"):
+        touch(str(tmp / "another"), name, "precious")
+    made = Scratch(None, keep=keep)
+    touch(made.tmp, "a")
+    (base,) = (name for name in listing(tmp) if name.startswith("sandhost-"))
+    (tmp / base).rename(tmp / "moved")
+    (tmp / base).symlink_to(tmp / "another")
+    told = await made.remove()
+    assert (told is None) == keep  # what has its name now is not its own
+    assert len(list((tmp / "another").glob("*/precious"))) == 3
+    assert listing(tmp / "moved") == (["root"] if keep else [])
+
+
 # attack 39
 async def test_a_directory_is_abandoned_when_its_host_is_gone(tmp: Path) -> None:
     made = Scratch(None)
@@ -204,9 +220,10 @@ async def test_a_removal_that_finds_no_thread_is_given_up(
         told = await made.remove()
     assert told is not None
     assert "no thread was free" in told
-    assert is_abandoned(tmp / listing(tmp)[0])  # so somebody will find it
-    assert await made.remove() is None
-    assert listing(tmp) == []
+    base = tmp / listing(tmp)[0]
+    assert is_abandoned(base)  # so somebody will find it
+    assert await made.remove() is None  # not its own any more
+    assert remove_tree(base) is None
 
 
 def test_what_is_gone_already_needs_no_removal(tmp: Path) -> None:
