@@ -11,6 +11,8 @@ Rules of this file.
    the work of a process that has ended, and was nobody's friend.
 3. The directory itself is given last.  One that is the user's already is passed over:
    all in it was given then, or is its own work.
+4. What it lies in stays the host's alone, but lets the user's group through: a child
+   may see that, where its working directory is around it (``/tmp``, say).
 """
 
 from __future__ import annotations
@@ -49,9 +51,23 @@ def give(directories: Iterable[str], user: int) -> None:
             before = os.fstat(top)
             if before.st_uid != user:
                 _Giving(before, user).give_contents(top)
+                _let_through(top, user)
                 os.fchown(top, user, user)
         finally:
             os.close(top)
+
+
+def _let_through(top: int, user: int) -> None:
+    """Let a group pass through what a directory lies in, if that is the host's alone."""
+    above = os.open("..", _DIRECTORY, dir_fd=top)
+    try:
+        found = os.fstat(above)
+        is_private = stat.S_IMODE(found.st_mode) & ~stat.S_IXGRP == stat.S_IRWXU
+        if is_private and found.st_uid == os.geteuid():
+            os.fchown(above, -1, user)
+            os.fchmod(above, stat.S_IRWXU | stat.S_IXGRP)
+    finally:
+        os.close(above)
 
 
 class _Giving:

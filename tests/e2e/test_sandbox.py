@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import SANDHOST, sandhost
+from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 from tests.helpers.older import without
 
 pytestmark = pytest.mark.slow
@@ -213,6 +213,16 @@ def test_it_can_open_its_standard_streams_again(tmp_path: Path) -> None:
     script = "echo one; echo two > /dev/stdout; echo three > /dev/stderr"
     outcome = sandhost("run", "--", "sh", "-c", script, cwd=tmp_path)
     assert (outcome.status, outcome.out, outcome.err) == (0, b"one\ntwo\n", b"three\n")
+
+
+# A host that is root makes TMPDIR for another user, in a directory that is root's alone.
+def test_its_tmpdir_may_lie_in_its_working_directory(tmp_path: Path) -> None:
+    script = "echo mine > $TMPDIR/a && cat $TMPDIR/a && ls -d $TMPDIR/../root"
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    tmp_path.chmod(0o755)
+    outcome = sandhost("run", "--", "sh", "-c", script, cwd=tmp_path, env=env)
+    assert (outcome.status, outcome.err) == (0, b"")
+    assert outcome.out.startswith(b"mine\n")
 
 
 # Semaphores and shared memory of POSIX are files there.

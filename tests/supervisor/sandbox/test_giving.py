@@ -55,6 +55,19 @@ def test_what_is_somebody_elses_in_there_stays_so(tmp_path: Path) -> None:
     assert owners(top) == {".": SECOND, "name": 0}
 
 
+def test_the_user_passes_through_what_is_the_hosts_alone(tmp_path: Path) -> None:
+    for mode in (0o700, 0o755):
+        base = tmp_path / f"{mode:o}"
+        base.mkdir()
+        base.chmod(mode)
+        for name in ("one", "other"):
+            (base / name).mkdir()
+        giving.give([str(base / "one"), str(base / "other")], FIRST)
+        found = base.stat()
+        shared = (0o710, 0, FIRST) if mode == 0o700 else (mode, 0, 0)
+        assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == shared
+
+
 def test_what_is_the_users_already_is_passed_over(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
