@@ -7,7 +7,9 @@ What it is not: the list; the host's side makes it (``supervisor/sandbox/paths.p
 Rules:
  1. Called in a mount namespace of its own (``launchpad.namespaces``). What fails, fails
     before the root changes.
- 2. What is copied is held by a descriptor before anything is covered (open_tree(2)).
+ 2. What is copied is held by a descriptor before anything is covered (open_tree(2)),
+    and is private before that: a copy of a shared mount, as systemd makes all of them,
+    would show in the host's tree what is mounted in it, and here what the host mounts.
  3. Who owns what there is mapped where the child is another user than the host: what is
     root's is the child's own to read. Its mounts are read-only, so only to read.
  4. A child that stays user 0, which it does where owners cannot be mapped, owns the
@@ -109,11 +111,11 @@ def build(
     held: list[tuple[bytes, int, bool]] = []
     umask = os.umask(0o022)
     try:
+        _mount(b"none", b"/", b"", _MS_REC_PRIVATE, b"")
         for path, kind, mapped in trees:
             tree = _copy(path, kind, owners if mapped else -1)
             if tree is not None:
                 held.append((path, *tree))
-        _mount(b"none", b"/", b"", _MS_REC_PRIVATE, b"")
         stays_root = owners < 0 and os.geteuid() == 0
         proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
         _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")

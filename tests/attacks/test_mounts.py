@@ -69,6 +69,35 @@ def test_a_mount_in_the_root_is_no_way_out(
     assert [line for line in said[2:] if "denied" not in line] == []
 
 
+# As systemd arranges a machine: what is mounted in a copy of a shared mount is mounted in
+# the one that was copied, and in every other copy.
+SHARED = (
+    "unshare", "-m", "--propagation", "shared", "sh", "-c",
+    'grep -q " shared:" /proc/self/mountinfo || exit 9;'
+    ' "$@"; status=$?; cat /proc/self/mountinfo >&2; exit $status', "sh",
+)  # fmt: skip
+
+
+# attack 10: the mounts of a child are its own, and so are those of the host.
+def test_what_is_mounted_for_a_child_is_mounted_for_nobody_else(
+    tmp_path: Path, why_no_mounts: str
+) -> None:
+    if why_no_mounts:
+        pytest.skip(why_no_mounts)
+    tmp_path.chmod(0o755)
+    outcome = sandhost(
+        "run", "--", "cat", "/proc/self/mountinfo",
+        wrapper=SHARED, cwd=tmp_path, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert outcome.status == 0, outcome
+    if str(tmp_path).encode() not in outcome.out:
+        pytest.skip("no mount namespace for children here")
+    assert b" shared:" not in outcome.out
+    assert b" master:" not in outcome.out
+    assert str(tmp_path).encode() not in outcome.err
+    assert os.listdir(tmp_path) == []
+
+
 REUSED = """
 mount -t tmpfs none "$0/m" && echo before >"$0/m/file" && stat -c %d "$0/m"
 sandhost fs cat "$0/m/file"
