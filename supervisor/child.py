@@ -158,7 +158,7 @@ class Child(ChildClients):
     def _make_policy(self, stack: AsyncExitStack) -> Policy:
         spec = self.spec
         cwd_fd = self._hold_directory(stack, spec.cwd)
-        places = self.places = spec.open_places()
+        places = self.places = spec.open_places(self._host.settings.written)
         stack.callback(close_places, places)
         return Policy(
             places,

@@ -14,6 +14,7 @@ Rules of this file.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -217,6 +218,8 @@ class Children:
         """
         async with self._reloading:
             old, self.config = self.config, config
+            host = self._host
+            host.settings = replace(host.settings, written=config.places_written())
             changes = self._compare(old, config)
             doomed = [self._kept[n] for n in (*changes.stopped, *changes.restarted)]
             async with trio.open_nursery() as nursery:

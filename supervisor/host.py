@@ -82,6 +82,7 @@ class Settings:
         grace_s: between SIGTERM and SIGKILL (spec S6).
         max_children: children at once.
         open_files_per_client: of a child for which nothing else is said.
+        written: directories in which children and tools may have made links.
     """
 
     max_write_bytes: int = 16 * 1024 * 1024
@@ -91,6 +92,7 @@ class Settings:
     grace_s: float = 5.0
     max_children: int = 1000
     open_files_per_client: int = 256
+    written: frozenset[str] = frozenset()
 
 
 def settings_of(config: Config | None) -> Settings:
@@ -102,6 +104,7 @@ def settings_of(config: Config | None) -> Settings:
         max_write_bytes=parse_size(limits.write),
         payload_budget_bytes=parse_size(limits.payload_budget),
         clients_per_child=limits.clients_per_child,
+        written=config.places_written(),
         deadline_s=parse_duration(limits.deadline),
         grace_s=parse_duration(config.host.grace),
         max_children=config.host.max_children,

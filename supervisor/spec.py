@@ -7,10 +7,15 @@ import os
 import signal
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from supervisor.options import Limits
 from supervisor.sandbox.plan import PROFILES, Profile
+from supervisor.sandbox.ways import check_ways
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")
 """What a child gets of the host's environment when nothing else is asked for."""
@@ -116,8 +121,11 @@ class ChildSpec:
         """The right as the child's environment says it."""
         return "true" if self.top_level else "false"
 
-    def open_places(self) -> tuple[Place, ...]:
+    def open_places(self, written: Iterable[str] = ()) -> tuple[Place, ...]:
         """Resolve and hold the root and the grants (spec A3).
+
+        Args:
+            written: more directories in which a child or a tool may have made links.
 
         Raises:
             OSError: one of them cannot be reached, or the root is no directory; its path
@@ -130,6 +138,8 @@ class ChildSpec:
             for path in dict.fromkeys((*self.read, *self.write)):
                 may_read, may_write = path in self.read, path in self.write
                 places.append(hold(path, read=may_read, write=may_write))
+            own = (self.root, *dict.fromkeys((*self.read, *self.write)))
+            check_ways(dict(zip(own, places, strict=True)), written)
         except BaseException:
             close_places(places)
             raise

@@ -8,6 +8,7 @@ What compares two sections goes into ``_CROSS_CHECKS``.
 from __future__ import annotations
 
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,6 +74,14 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     file_descriptor: FileDescriptorSection | None = None
     llm: LlmSection | None = None
     metrics: MetricsSection | None = None
+
+    def places_written(self) -> frozenset[str]:
+        """Return every place in which children or their tools may write."""
+        policies = self.policy.values()
+        roots = (policy.root for policy in policies)
+        workspaces = (sidecar.workspace for sidecar in self.sidecar.values())
+        grants = chain.from_iterable(policy.write for policy in policies)
+        return frozenset(path for path in (*roots, *workspaces, *grants) if path)
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {

@@ -71,11 +71,11 @@ def test_a_mount_in_the_root_is_no_way_out(
 
 # As systemd arranges a machine: what is mounted in a copy of a shared mount is mounted in
 # the one that was copied, and in every other copy.
-SHARED = (
-    "unshare", "-m", "--propagation", "shared", "sh", "-c",
-    'grep -q " shared:" /proc/self/mountinfo || exit 9;'
-    ' "$@"; status=$?; cat /proc/self/mountinfo >&2; exit $status', "sh",
-)  # fmt: skip
+LOOK = """
+grep -q " shared:" /proc/self/mountinfo || exit 9
+"$@"; status=$?; cat /proc/self/mountinfo >&2; exit $status
+"""
+SHARED = ("unshare", "-m", "--propagation", "shared", "sh", "-c", LOOK, "sh")
 
 
 # attack 10: the mounts of a child are its own, and so are those of the host.
