@@ -138,8 +138,10 @@ class ChildSpec:
             for path in dict.fromkeys((*self.read, *self.write)):
                 may_read, may_write = path in self.read, path in self.write
                 places.append(hold(path, read=may_read, write=may_write))
-            own = (self.root, *dict.fromkeys((*self.read, *self.write)))
-            check_ways(dict(zip(own, places, strict=True)), written)
+            names = (self.root, *dict.fromkeys((*self.read, *self.write)))
+            held = map(_path_of, places)
+            own = (self.root, *self.write)
+            check_ways(dict(zip(names, held, strict=True)), (*written, *own))
         except BaseException:
             close_places(places)
             raise
@@ -158,6 +160,13 @@ def _check_directory(path: str, root: Place) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "the root is no directory", path)
     why = "there is no such root; make it first"
     raise FileNotFoundError(errno.ENOENT, why, path)
+
+
+def _path_of(place: Place) -> str:
+    """Return the path of what is held, as it is now."""
+    (fd,) = place.backend.descriptors()
+    path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - a str
+    return path if place.only is None else f"{path}/{os.fsdecode(place.only)}"
 
 
 def minimal_env(tmp: str) -> dict[str, str]:

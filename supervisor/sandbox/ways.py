@@ -1,10 +1,9 @@
-"""The ways to a child's root and grants: none by a link that a child may have made.
+"""The ways to roots, grants, workspaces: none by a link that a child may have made.
 
-What it is: one check of places that are held already.  What it is not: the walls' own look
+What it is: one check of what is held already.  What it is not: the walls' own look
 at links (``sandbox.links`` has the resolver, ``sandbox.paths`` what is seen).
 
-Rule: a root and a grant are named by whoever runs the host, and are resolved anew at each
-start.  What stands where a child or its tools may write may be their work: a link that
+Rule: they are named by whoever runs the host, and are resolved anew at each start.  What stands where a child or its tools may write may be their work: a link that
 has come to stand in a grant's place would be a right to whatever it names.
 """
 
@@ -22,25 +21,21 @@ from vfs.hostio import other_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from vfs.places import Place
 
-
-def check_ways(places: Mapping[str, Place], written: Iterable[str]) -> None:
-    """Refuse places whose way goes by a link that a child may have made.
+def check_ways(held: Mapping[str, str], written: Iterable[str]) -> None:
+    """Refuse what was reached by a link that a child may have made.
 
     Args:
-        places: what is held, by the names of a child's root and grants.
-        written: more directories in which children or tools may make links.
+        held: by the names of what is held, the paths that it has now.
+        written: directories in which children or tools may make links.
 
     Raises:
         OSError: ELOOP; the name is in ``filename``.
     """
-    held = {path: _path_of(place) for path, place in places.items()}
-    linked = [path for path in held if path != held[path]]
+    linked = [path for path, real in held.items() if path != real]
     if not linked:  # the usual
         return
-    theirs = {held[path] for path, place in places.items() if place.write}
-    theirs |= {Links((), tuple).walk(_absolute(path)).real for path in written}
+    theirs = {Links((), tuple).walk(_absolute(path)).real for path in written}
     theirs -= {"", "/"}  # who may write everything gains nothing by a link
     links = Links((), tuple)
     links.theirs = tuple(name for real in theirs for name in (real, *other_names(real)))
@@ -48,13 +43,6 @@ def check_ways(places: Mapping[str, Place], written: Iterable[str]) -> None:
         if _real(links, _absolute(path)) != held[path]:
             why = "a link on its way may be a child's; put there what it leads to"
             raise OSError(errno.ELOOP, why, path)
-
-
-def _path_of(place: Place) -> str:
-    """Return the path of what is held, as it is now."""
-    (fd,) = place.backend.descriptors()
-    path = os.readlink(f"/proc/self/fd/{fd}")
-    return path if place.only is None else f"{path}/{os.fsdecode(place.only)}"
 
 
 def _absolute(path: str) -> str:

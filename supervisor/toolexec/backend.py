@@ -12,11 +12,13 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from supervisor.options import parse_duration
+from supervisor.sandbox.ways import check_ways
 from supervisor.spawn_request import SpawnRequest
 from supervisor.toolexec.kinds import KINDS
+from supervisor.toolexec.workspace import path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from supervisor.config.sidecar import SidecarSection
     from supervisor.spawned import SpawnedProcess
@@ -70,15 +72,19 @@ class Backend:
         """Whether it asks something of what it runs on."""
         return False
 
-    def open(self) -> None:
+    def open(self, written: Iterable[str]) -> None:
         """Hold its workspace.
+
+        Args:
+            written: directories in which children or tools may have made links.
 
         Raises:
             OSError: the workspace cannot be reached; its path is in ``filename``.
         """
         if self.workspace is not None:
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-            self.workspace_fd = os.open(self.workspace, flags)
+            fd = self.workspace_fd = os.open(self.workspace, flags)
+            check_ways({self.workspace: path_of(fd)}, written)
 
     def close(self) -> None:
         """Let go of its workspace."""

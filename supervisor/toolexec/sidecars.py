@@ -26,7 +26,7 @@ from supervisor.toolexec.routing import candidates, unavailable
 from supervisor.toolexec.supervision import supervise
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
     from protocol.toolexec_token import Rights
     from supervisor.child import Child
@@ -64,8 +64,11 @@ class Sidecar(Protocol):
         """Whether it asks something of what it runs on."""
         ...
 
-    def open(self) -> None:
+    def open(self, written: Iterable[str]) -> None:
         """Acquire what it holds.
+
+        Args:
+            written: directories in which children or tools may have made links.
 
         Raises:
             OSError: it cannot be had.
@@ -201,8 +204,8 @@ async def open_sidecars(
             state,
         )
         for sidecar in sidecars.sidecars:
-            sidecar.open()
             stack.callback(sidecar.close)
+            sidecar.open(host.settings.written)
         host.holders.add(sidecars.descriptors)
         stack.callback(host.holders.discard, sidecars.descriptors)
         async with trio.open_nursery() as nursery:

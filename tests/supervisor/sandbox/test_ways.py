@@ -111,3 +111,16 @@ def test_such_a_start_is_refused_and_says_why(left_link: Path) -> None:
     )  # fmt: skip
     assert outcome.status == 125
     assert outcome.said(f"cannot use '{work}/out': a link on its way may be a child's")
+
+
+# attack 3: a sidecar's workspace in what a child may write.
+@pytest.mark.slow
+def test_a_workspace_is_not_reached_by_such_a_link_either(left_link: Path) -> None:
+    config = left_link / "config"
+    config.write_text(
+        f"[policy.run]\nwrite = ['{left_link}/work']\n[toolexec]\n"
+        f"[sidecar.c]\nkind = 'c-cpp'\nworkspace = '{left_link}/work/out'\n"
+    )
+    outcome = sandhost("run", "--config", config, "--", "true")
+    assert outcome.status == 125
+    assert outcome.said(f"'{left_link}/work/out': a link on its way may be a child's")
