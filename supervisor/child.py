@@ -202,12 +202,13 @@ class Child(ChildClients):
     def _described(self) -> Wanted:
         """Say what it is to run in, as far as that is in its description."""
         spec = self.spec
+        others = dict.fromkeys(self._host.settings.written, False)
         return Wanted(
             spec.sandbox,
             spec.network,
             spec.cwd,
             spec.own_dirs,
-            theirs=spec.written_dirs,
+            theirs={**others, **spec.written_dirs},
             share=self.threads,
         )
 

@@ -356,8 +356,8 @@ class Wanted:
         shared: more that it may write, where what is root's is shown as its own.
         kept: more that it may write, as it is.
         programs: more that it may read and execute.
-        theirs: what it may write by FD 3, or that holds what is its own; and whether it
-            may read that.
+        theirs: what it may write by FD 3 or by tools, that holds what is its own, or that
+            other children may write; and whether it may read that.
         share: bounds the threads that may look at what is its own.
     """
 

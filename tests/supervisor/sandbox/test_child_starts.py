@@ -1,5 +1,6 @@
 """A start that goes wrong for what a child has made, or for a fault: one start's failure."""
 
+from dataclasses import replace
 from typing import NoReturn
 
 import pytest
@@ -36,6 +37,22 @@ async def test_a_link_of_its_own_is_no_working_directory(
     # Whoever runs the host may well have made one elsewhere.
     (stage.where / "link").symlink_to(outside)
     other = await stage.sh("pwd -P", cwd=str(stage.where / "link"))
+    assert await other.wait_gone() == 0
+
+
+# attack 3: it lies where tools write, or other children
+async def test_a_link_of_a_tools_is_no_working_directory(stage: Stage) -> None:
+    stage.sandbox = PROFILES["auto"]
+    work = stage.where / "work"
+    for name in ("work", "outside"):
+        (stage.where / name).mkdir()
+    (work / "app").symlink_to(stage.where / "outside")
+    settings = stage.host.settings
+    stage.host.settings = replace(settings, written=frozenset({str(work)}))
+    child = await stage.host.spawn(stage.spec(("/bin/true",), cwd=str(work / "app")))
+    assert child.failure is not None
+    assert "cannot use the working directory" in child.failure.text
+    other = await stage.sh("pwd -P", cwd=str(work))
     assert await other.wait_gone() == 0
 
 
