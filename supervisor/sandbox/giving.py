@@ -30,6 +30,23 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
+def why_not_to(user: int) -> str:
+    """Return why nothing can be given to a user, "" if it can be: a file of no name is.
+
+    A root without capabilities may not, and to one in a user namespace, a container's
+    say, few users exist (user_namespaces(7)).
+    """
+    try:
+        fd = os.memfd_create("sandhost-gift", os.MFD_CLOEXEC)
+        try:
+            os.fchown(fd, user, user)
+        finally:
+            os.close(fd)
+    except OSError as why:
+        return f"a file cannot be given to user {user}: {why.strerror}"
+    return ""
+
+
 def has_others(directories: Iterable[str], user: int) -> bool:
     """Tell whether one of some directories is not a user's own.
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from supervisor.sandbox import seccomp_filter
+from supervisor.sandbox import giving, seccomp_filter
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
@@ -168,8 +168,9 @@ class Machine:
         self._users: set[int] = set()
         self._launchpad_pid = launchpad_pid
         if os.geteuid() != 0:
-            reason = "the host is not root"
-            self.lacking["uid"] = reason
+            self.lacking["uid"] = "the host is not root"
+        elif why_not := giving.why_not_to(FIRST_USER + os.getpid() * USERS):
+            self.lacking["uid"] = why_not
         try:
             seccomp_filter.build_here(network=False)
         except seccomp_filter.UnknownMachineError as why:

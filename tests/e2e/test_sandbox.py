@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -223,6 +224,32 @@ def test_its_tmpdir_may_lie_in_its_working_directory(tmp_path: Path) -> None:
     outcome = sandhost("run", "--", "sh", "-c", script, cwd=tmp_path, env=env)
     assert (outcome.status, outcome.err) == (0, b"")
     assert outcome.out.startswith(b"mine\n")
+
+
+# A container's root: user 0 of a user namespace, in which children have no numbers; or one
+# that may give nothing away.
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        ("unshare", "--user", "--map-root-user"),
+        ("setpriv", "--bounding-set", "-chown", "--inh-caps", "-all"),
+    ],
+    ids=["no users", "no right"],
+)
+def test_a_root_that_gives_nothing_away_starts_children(
+    tmp_path: Path, wrapper: tuple[str, ...]
+) -> None:
+    words = [shutil.which(wrapper[0]) or "false", *wrapper[1:], "id", "-u"]
+    tried = subprocess.run(words, capture_output=True, check=False)
+    if tried.stdout != b"0\n":
+        pytest.skip(f"{wrapper[0]}(1) makes no such root here")
+    journal = tmp_path / "journal"
+    program = ("--journal", journal, "--", "sh", "-c", "id -u; touch $TMPDIR/a")
+    outcome = sandhost("run", *program, wrapper=wrapper, cwd="/")
+    assert (outcome.status, outcome.out, outcome.err) == (0, b"0\n", b"")
+    lines = map(json.loads, journal.read_text().splitlines())
+    (spawned,) = [line for line in lines if line["event"] == "child.spawned"]
+    assert "cannot be given to user" in spawned["isolation"]["missing"]["uid"]
 
 
 # Semaphores and shared memory of POSIX are files there.

@@ -157,6 +157,7 @@ async def tried(
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("supervisor.sandbox.giving.why_not_to", lambda _user: "")
     return Machine()
 
 
