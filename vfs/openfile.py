@@ -129,13 +129,21 @@ class OpenFile:
         Raises:
             OSError: nothing of it shows beyond the old end, the offset stands (W5).
         """
+        handle = self.handle
+        is_durable = self.durability == "write"
         if self.mode.appends:
-            end = self.handle.append(data)
+            end = handle.append(data)
+            old_end = end - len(data)
         else:
-            self.handle.pwrite(data, self.offset)
+            old_end = handle.size() if is_durable else 0
+            handle.pwrite(data, self.offset)
             end = self.offset + len(data)
-        if self.durability == "write":
-            self.handle.sync()
+        if is_durable:
+            try:
+                handle.sync()
+            except OSError:
+                handle.cut_off(end, old_end)
+                raise
         self.offset = end
 
     # What its ledger counts, if growth is bounded at all

@@ -69,6 +69,18 @@ def test_the_size_can_be_set(tree: Backend) -> None:
     handle.close()
 
 
+# spec W5
+def test_what_was_added_can_be_cut_off(tree: Backend) -> None:
+    handle = opened(tree, b"a", b"w+")
+    handle.pwrite(b"123456", 0)
+    handle.cut_off(5, 3)  # somebody has added to it since
+    handle.cut_off(6, 6)
+    assert handle.size() == 6
+    handle.cut_off(6, 4)
+    assert handle.pread_wait(100, 0) == b"1234"
+    handle.close()
+
+
 # spec O3
 def test_modes_that_create_and_modes_that_do_not(tree: Backend) -> None:
     for mode in (b"r", b"r+"):

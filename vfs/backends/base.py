@@ -79,6 +79,9 @@ class Handle(Protocol):
     def append(self, data: bytes | memoryview) -> int:
         """Write all at the end, likewise; return the offset after it (spec P1)."""
 
+    def cut_off(self, end: int, old_end: int) -> None:
+        """Cut off what a write added beyond the old end, if nobody has added since."""
+
     def size(self) -> int:
         """Return the size in bytes."""
 

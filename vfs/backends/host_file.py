@@ -86,7 +86,7 @@ class HostHandle:
             while done < size:
                 done += os.pwrite(self.fd, data[done:] if done else data, offset + done)
         except OSError:
-            self._cut_off(offset + done, old_end)
+            self.cut_off(offset + done, old_end)
             raise
 
     def append(self, data: bytes | memoryview) -> int:
@@ -103,12 +103,11 @@ class HostHandle:
                 done += os.write(self.fd, data[done:] if done else data)
         except OSError:
             end = os.lseek(self.fd, 0, os.SEEK_CUR)
-            self._cut_off(end, end - done)
+            self.cut_off(end, end - done)
             raise
         return os.lseek(self.fd, 0, os.SEEK_CUR)
 
-    def _cut_off(self, end: int, old_end: int) -> None:
-        """Cut off what a failed write added, if nobody has added to it since."""
+    def cut_off(self, end: int, old_end: int) -> None:
         if end > old_end and os.fstat(self.fd).st_size == end:
             os.ftruncate(self.fd, old_end)
 

@@ -133,6 +133,10 @@ class MemoryHandle:
         self.pwrite(data, len(self._file.data))
         return len(self._file.data)
 
+    def cut_off(self, end: int, old_end: int) -> None:
+        if end > old_end and self.size() == end:
+            self._file.resize(old_end)
+
     def size(self) -> int:
         return len(self._file.data)
 
