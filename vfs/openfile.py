@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 NEW_S = 0.001
 """A file that was opened in the last millisecond has its name still, if the host took none
-from any file since: to ask it would be half a microsecond in each OPEN and CLOSE.  That
-others remove a long one in just that millisecond may cost that long."""
+from any file since: to ask it would be half a microsecond in each OPEN and CLOSE."""
+
+TRUSTED_BYTES = 256 * 1024 * 1024
+"""Longest file of which that is taken for granted: its own child may remove it in just that
+millisecond, and others wait some 20 ms then, however many there are."""
 
 _now = time.time
 
@@ -283,6 +286,7 @@ class OpenFile:
             0 <= _now() - opened_at < NEW_S
             and opened_at > REMOVALS.at
             and self.is_plain
+            and handle.opened_bytes() <= TRUSTED_BYTES
         ):
             return True
         if self.staged or handle.mount.is_distant:

@@ -103,6 +103,9 @@ class Handle(Protocol):
     def links(self) -> int:
         """Return how many names the file has; none after its removal."""
 
+    def opened_bytes(self) -> int:
+        """Return what was allocated for the file when it was opened, bytes."""
+
     def frees_much(self) -> bool:
         """Tell whether to close it may give much back, which takes long."""
 

@@ -134,6 +134,9 @@ class HostHandle:
     def links(self) -> int:
         return os.fstat(self.fd).st_nlink
 
+    def opened_bytes(self) -> int:
+        return self._opened.st_blocks * 512
+
     def frees_much(self) -> bool:
         return frees_much(self.fd)
 

@@ -388,6 +388,20 @@ async def test_a_long_file_without_a_name_is_closed_where_nobody_waits(  # noqa:
     assert not list(hall.fs.descriptors())
 
 
+# spec S5: a child that removes its file by itself between its OPEN and its CLOSE.
+async def test_a_very_long_file_is_looked_at_however_new_it_is(
+    hall: Hall, line: Line, closers: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfs.openfile.NEW_S", 1e9)
+    monkeypatch.setattr("vfs.openfile.TRUSTED_BYTES", 200_000)
+    (hall.root / "file").write_bytes(b"x" * 300_000)
+    fileno = await line.open(b"file")
+    (hall.root / "file").unlink()
+    fd = hall.fs.tables.files[fileno].handle.fd
+    assert await line.ask(b"CLOSE %d\n" % fileno) == b"OK"
+    assert closers[fd] != threading.get_ident()
+
+
 async def test_a_file_that_was_just_opened_is_not_looked_at_again(
     hall: Hall, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
