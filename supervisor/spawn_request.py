@@ -127,6 +127,10 @@ class SpawnRequest:
             reason = "its working directory was replaced by something else meanwhile"
             text = f"cannot start '{name}': {reason}; put the directory back"
             return SpawnError(number, stage, text, reason)
+        if stage == "cwd" and number == errno.EACCES:
+            reason = "its working directory may not be entered"
+            text = f"cannot start '{name}': {reason}; change to another one"
+            return SpawnError(number, stage, text, reason)
         if detail:
             reason = f"{shown}: {reason}"
         text = f"cannot start '{name}': {reason} (at '{stage}')"

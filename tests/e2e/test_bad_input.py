@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -212,6 +213,20 @@ def test_a_working_directory_that_is_gone_is_said(
     outcome = shell(script, cwd=tmp_path)
     assert outcome.status == status
     assert outcome.said(said)
+
+
+def test_a_working_directory_that_may_not_be_entered_is_said(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    script = (
+        f"cd closed && chmod 0 . && exec {shlex.join(bound_by_permissions())} $S run"
+    )
+    try:
+        outcome = shell(f"{script} -- true", cwd=tmp_path)
+    finally:
+        closed.chmod(0o700)
+    assert outcome.status == REFUSED
+    assert outcome.said("its working directory may not be entered; change to another")
 
 
 def test_who_names_whole_paths_needs_no_working_directory(tmp_path: Path) -> None:
