@@ -228,3 +228,16 @@ def parse_env(texts: list[str]) -> dict[str, str]:
             raise OptionError(f"not a variable: {text!r}; write NAME=VALUE")
         found[name] = value
     return found
+
+
+def parse_names(texts: list[str]) -> tuple[str, ...]:
+    """Return the names of variables.
+
+    Raises:
+        OptionError: a text that is empty or has ``=``: no variable is called that.
+    """
+    for text in texts:
+        if not text or "=" in text:
+            why = "write NAME, or --env NAME=VALUE"
+            raise OptionError(f"not a name: {text!r}; {why}")
+    return tuple(texts)

@@ -18,6 +18,7 @@ from supervisor.options import (
     parse_duration,
     parse_env,
     parse_limits,
+    parse_names,
 )
 from supervisor.say import CommandError, UsageFault
 
@@ -76,7 +77,7 @@ def run_commands(
             durability=base.durability,
             tools=base.tools,
             env=_about("env", parse_env, given["env"] or []),
-            pass_env=tuple(given["pass_env"] or ()),
+            pass_env=_about("pass-env", parse_names, given["pass_env"] or []),
             cwd=_about("cwd", _existing, given["cwd"]),
             timeout_s=None
             if timeout is None

@@ -44,6 +44,11 @@ REFUSED = 125
         (("run", "--limit", "cpu=1,cpu=2", "--", "true"), "given twice"),
         (("run", "--env", "NOVALUE", "--", "true"), "--env: not a variable: 'NOVALUE'"),
         (("run", "--env", "=x", "--", "true"), "not a variable: '=x'"),
+        (
+            ("run", "--pass-env", "A=x", "--", "true"),
+            "--pass-env: not a name: 'A=x'; write NAME, or --env NAME=VALUE",
+        ),
+        (("run", "--pass-env", "", "--", "true"), "--pass-env: not a name: ''"),
         (("run", "--transport", "pigeon", "--", "true"), "not a transport: 'pigeon'"),
         (
             ("run", "--log-level", "loud", "--", "true"),
