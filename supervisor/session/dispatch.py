@@ -64,5 +64,10 @@ HANDLERS: dict[type[m.Request], Handler] = {
 }
 """The table: request class to handler."""
 
-POSTHUMOUS = frozenset({m.Open, m.Read, m.Write, m.Close, m.Sync})
-"""What is still done for a process that has ended (spec S2)."""
+POSTHUMOUS = frozenset(
+    {m.Open, m.Read, m.Write, m.Close, m.Sync, m.Seek, m.Narrow},
+)
+"""What is still done for a process that has ended (spec S2).
+
+SEEK and NARROW show nothing by themselves; they say where the others go, and whether.
+"""

@@ -103,7 +103,8 @@ async def test_what_was_sent_behind_something_slow(
         assert (hall.root / "first").read_bytes() == b"y" * 60_000
 
 
-# spec S2: only OPEN, READ, WRITE, CLOSE and SYNC are done for the dead.
+# spec S2: only OPEN, READ, WRITE, CLOSE and SYNC are done for the dead, and of the others
+# nothing that would show by itself.
 async def test_what_is_not_done_for_the_dead(hall: Hall, line: Line) -> None:
     (hall.root / "kept").write_bytes(b"kept")
     fileno = await line.open(b"kept", b"r+")
@@ -118,6 +119,33 @@ async def test_what_is_not_done_for_the_dead(hall: Hall, line: Line) -> None:
     await ended(line)
     assert sorted(os.listdir(hall.root)) == ["kept", "last"]
     assert (hall.root / "kept").read_bytes() == b"kept"
+
+
+# spec S2, P1: a WRITE of the dead goes where it was meant to go.
+async def test_a_write_of_the_dead_goes_where_its_seek_led(
+    hall: Hall, line: Line
+) -> None:
+    (hall.root / "kept").write_bytes(b"0123456789")
+    fileno = await line.open(b"kept", b"r+")
+    await line.send(b"SEEK %d 8\nWRITE %d 2\nXX" % (fileno, fileno))
+    line.session.close_soon(PROCESS_EXIT)
+    await ended(line)
+    assert (hall.root / "kept").read_bytes() == b"01234567XX"
+
+
+# spec S2, A3b, A5: what the dead gave up is not done for them; so does a relay that ends.
+async def test_what_the_dead_gave_up_is_not_theirs_any_more(hall: Hall) -> None:
+    (hall.root / "kept").write_bytes(b"old")
+    line = hall.connect(hall.policy(publish="on-close"))
+    fileno = await line.open(b"kept", b"w")
+    assert await line.write(fileno, b"half") == b"OK 4"
+    await line.send(
+        b'NARROW 22\n{"read":[],"write":[]}CLOSE %d\nOPEN last w false\n' % fileno
+    )
+    line.session.close_soon(PROCESS_EXIT)
+    await ended(line)
+    assert (hall.root / "kept").read_bytes() == b"old"
+    assert not (hall.root / "last").exists()
 
 
 # spec S2, W2, I6: cut anywhere, whole WRITEs and no others; EOF or exit alike.
