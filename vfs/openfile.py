@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
 from typing import TYPE_CHECKING
 
 from vfs.backends.base import REMOVALS
+from vfs.errors import AccessDeniedError
 from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
@@ -45,12 +47,14 @@ class OpenFile:
         must_empty: what it held is still to be truncated (``w`` of a long file).
         has_reserved: its ledger keeps room for the entry that it will make (staged).
         must_replace: there was no room to reserve one when it was closed.
+        entry_is_due: its name may be new, and has to be put on the disk with it.
         is_plain: a write is one pwrite at the offset and a close one close, no more.
     """
 
     __slots__ = (
         "client",
         "durability",
+        "entry_is_due",
         "fileno",
         "handle",
         "has_reserved",
@@ -95,6 +99,7 @@ class OpenFile:
         self.staged = staged
         durability = "none" if place is None else place.durability
         self.durability = durability
+        self.entry_is_due = durability != "none" and mode.creates and not staged
         self.is_plain = not (
             staged
             or mode.appends
@@ -144,10 +149,25 @@ class OpenFile:
         if is_durable:
             try:
                 handle.sync()
+                self._sync_entry()
             except OSError:
                 handle.cut_off(end, old_end)
                 raise
         self.offset = end
+
+    def _sync_entry(self) -> None:
+        """Put the name on the disk that OPEN may have made, once (fsync(2))."""
+        place = self.place
+        if not self.entry_is_due or place is None:
+            return
+        rest = place.beneath(self.name)
+        # Renamed or removed since: then it is not that name any more.
+        with contextlib.suppress(
+            FileNotFoundError, NotADirectoryError, AccessDeniedError
+        ):
+            if rest is not None:
+                place.backend.sync_entry(rest)
+        self.entry_is_due = False
 
     # What its ledger counts, if growth is bounded at all
 
@@ -269,7 +289,9 @@ class OpenFile:
             if self.must_replace and not self.handle.will_replace():
                 raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
             if self.staged or durable:
-                return self.handle.publish(durable=durable)
+                replaced = self.handle.publish(durable=durable)
+                self._sync_entry()
+                return replaced
         finally:
             self.handle.close()
         return None

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
@@ -283,16 +284,25 @@ async def test_a_write_whose_fsync_fails(
     world.fs.disconnect(client, "test")
 
 
-# spec A3b: when fsync is paid.
+# spec A3b: when fsync is paid; a name that is new is put on the disk before what stands
+# under it is acknowledged.
 @pytest.mark.parametrize(
     ("durability", "publish", "paid"),
     [
         ("none", "direct", []),
         ("none", "on-close", []),
-        ("close", "direct", ["fsync"]),
-        ("close", "on-close", ["fsync", "fsync"]),
-        ("write", "direct", ["fdatasync", "fdatasync", "fsync"]),
-        ("write", "on-close", ["fdatasync", "fdatasync", "fsync", "fsync"]),
+        ("close", "direct", ["fsync", "fsync of the directory"]),
+        ("close", "on-close", ["fsync", "fsync of the directory"]),
+        (
+            "write",
+            "direct",
+            ["fdatasync", "fsync of the directory", "fdatasync", "fsync"],
+        ),
+        (
+            "write",
+            "on-close",
+            ["fdatasync", "fdatasync", "fsync", "fsync of the directory"],
+        ),
     ],
 )
 async def test_durability_is_paid_as_it_says(
@@ -311,7 +321,8 @@ async def test_durability_is_paid_as_it_says(
         real = getattr(os, name)
 
         def call(fd: int, name: str = name, real: object = real) -> None:
-            calls.append(name)
+            is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
+            calls.append(name + " of the directory" * is_directory)
             assert callable(real)
             real(fd)
 
@@ -321,12 +332,40 @@ async def test_durability_is_paid_as_it_says(
         await world.fs.write_waiting(file, data)
     await world.fs.close_waiting(file)
     assert calls == paid
-    # What is only read costs nothing.
+    # What is only read costs nothing, and what is there already has its name.
     calls.clear()
     reading = world.fs.open(client, b"file", b"r", False)
     assert reading.read(10) == b"onetwo"
     world.fs.close(reading)
     assert not calls
+    await world.fs.close_waiting(world.fs.open(client, b"file", b"r+", False))
+    assert calls == ["fsync"] * (durability != "none")
+    world.fs.disconnect(client, "test")
+
+
+# spec A3b, C1: who takes the new name away has nothing of it to wait for.
+@pytest.mark.parametrize(
+    "how", ["renamed", "removed", "a file", "a link that leads out"]
+)
+async def test_a_new_name_that_went_away_is_not_put_on_the_disk(
+    world: World, how: str
+) -> None:
+    policy = world.policy()
+    policy.places[0].durability = "close"
+    client = world.client(policy)
+    root = world.where / "root"
+    (root / "d").mkdir()
+    file = world.fs.open(client, b"d/new", b"w", False)
+    await world.fs.write_waiting(file, b"x")
+    if how == "removed":
+        (root / "d" / "new").unlink()
+    (root / "d").rename(root / "e")
+    if how == "a file":
+        (root / "d").touch()
+    if how == "a link that leads out":
+        (root / "d").symlink_to(world.where / "else")
+    await world.fs.close_waiting(file)
+    assert not list(world.fs.descriptors())
     world.fs.disconnect(client, "test")
 
 

@@ -154,6 +154,9 @@ class Backend(Protocol):
     def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
         """Rename an entry, return what it replaced; to another kind of tree: EXDEV."""
 
+    def sync_entry(self, name: bytes) -> None:
+        """Put a name on the disk, and not what it stands for."""
+
     def narrow(self, name: bytes, *, create: bool) -> tuple[Backend, bytes | None]:
         """Return a part of the tree, held on its own.
 

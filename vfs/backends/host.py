@@ -26,6 +26,7 @@ from vfs.backends.host_file import (
     HostHandle,
     StagedHandle,
     remove_stale,
+    sync_directory,
     what_goes,
 )
 from vfs.errors import AccessDeniedError
@@ -258,6 +259,13 @@ class HostDirectory:
             if replaced and replaced.identity == (status.st_dev, status.st_ino):
                 return None  # two names of one file: rename(2) leaves both
             return replaced
+
+    def sync_entry(self, name: bytes) -> None:
+        dir_fd, _ = self._resolve_entry(name)
+        try:
+            sync_directory(dir_fd)
+        finally:
+            os.close(dir_fd)
 
     def narrow(
         self, name: bytes, *, create: bool

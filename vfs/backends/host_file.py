@@ -203,7 +203,7 @@ class StagedHandle(HostHandle):
         self._temporary = b""
         if durable:
             try:
-                _sync_directory(self._dir_fd)
+                sync_directory(self._dir_fd)
             except OSError as why:
                 raise UnflushedError(why, replaced) from why
         return replaced
@@ -273,7 +273,8 @@ def _hidden_name() -> bytes:
     return STAGED_PREFIX + secrets.token_hex(8).encode()
 
 
-def _sync_directory(dir_fd: int) -> None:
+def sync_directory(dir_fd: int) -> None:
+    """Put the entries of a directory on the disk."""
     fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         os.fsync(fd)

@@ -312,6 +312,9 @@ class MemoryDirectory:
         new_directory.put(new_last, node)
         return _removed(there)
 
+    def sync_entry(self, name: bytes) -> None:
+        del name
+
     def narrow(
         self, name: bytes, *, create: bool
     ) -> tuple[MemoryDirectory, bytes | None]:
