@@ -19,6 +19,7 @@ import os
 import sys
 import time
 
+from protocol import limits
 from vfs.childcmd import (
     OK,
     PIECE_BYTES,
@@ -211,14 +212,34 @@ def _cp(call: Call) -> int:
         own_connection(call.client) as client,
         Opened(client, source, "r", call.top_level) as read_from,
     ):
-        # First: what cannot be read must not empty the target.
-        piece = _read_piece(client, source, read_from)
+        # First: what cannot be read must not empty the target.  And as much as one READ
+        # gives: a target that is the source by another name is written as it was.
+        piece = _read_piece(client, source, read_from, limits.MAX_READ_BYTES)
+        if len(piece) == limits.MAX_READ_BYTES:
+            _check_apart(call, source, target)
         with Opened(client, target, "w", call.top_level) as write_to:
             while piece:
                 with Doing("write", target):
                     client.write(write_to, piece)
                 piece = _read_piece(client, source, read_from)
     return OK
+
+
+def _check_apart(call: Call, source: bytes, target: bytes) -> None:
+    """Raise if two names look like names of one file; STAT tells no more than that."""
+    client, claim = call.client, call.top_level
+    is_top_level = client.top_level if claim is None else claim
+    if target.startswith(b"/") and not is_top_level:
+        return  # where one may write only, to ask would be a security event
+    try:
+        one, other = (client.stat(name, claim) for name in (source, target))
+    except OSError:
+        return  # there is no target yet
+    if (one.size, one.mtime_ns) == (other.size, other.mtime_ns):
+        raise StepError(
+            f"{shown(source)} and {shown(target)} look like the same file: size and time"
+            " of the last change are equal; copy it to a new name"
+        )
 
 
 def _ls(call: Call) -> int:
@@ -375,9 +396,11 @@ class Opened:
                 return  # what failed before is what is told
 
 
-def _read_piece(client: Client, name: bytes, fileno: int) -> bytes:
+def _read_piece(
+    client: Client, name: bytes, fileno: int, size: int = PIECE_BYTES
+) -> bytes:
     with Doing("read", name):
-        return client.read(fileno, PIECE_BYTES)
+        return client.read(fileno, size)
 
 
 def _read_stdin() -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol import limits
 from protocol import messages as m
 from tests.helpers.fakehost import FakeHost
 from tests.helpers.fakeline import Gate
@@ -147,6 +148,23 @@ def test_cp_does_not_empty_a_file_by_copying_it_to_itself(
     code, _, why = said(fs(line, "cp", "a", "./a"))
     assert (code, why) == (1, "sandhost fs: 'a' and './a' are the same file\n")
     assert host.files[b"a"] == b"old"
+
+
+# A hard link, a symbolic one, a directory's other name: the host's STAT names no inode.
+@pytest.mark.parametrize("size", [3_000_000, 17_000_000])
+def test_cp_loses_nothing_of_a_file_that_it_copies_to_its_other_name(
+    host: FakeHost, line: socket.socket, size: int
+) -> None:
+    host.files[b"a"] = host.files[b"b"] = bytearray(os.urandom(size))
+    before = bytes(host.files[b"a"])
+    code, _, why = said(fs(line, "cp", "a", "b"))
+    if size > limits.MAX_READ_BYTES:
+        assert code == 1
+        assert why.startswith("sandhost fs: 'a' and 'b' look like the same file: ")
+    else:
+        assert (code, why) == (0, "")
+    assert host.files[b"a"] == before
+    assert host.open_files() == []
 
 
 def test_ls_lists_names_as_they_are(host: FakeHost, line: socket.socket) -> None:
