@@ -158,11 +158,6 @@ class Content:
         """Return the bytes that were put in."""
         return self.text if self.raw is None else self.raw
 
-    @property
-    def stored_bytes(self) -> int:
-        """Return what it takes, if nobody else holds the same."""
-        return sum(blob.size for blob in self.blobs)
-
     def touch(self) -> None:
         """Note that somebody asks for it: others move to the disk before it."""
         self.text.was_used = True
