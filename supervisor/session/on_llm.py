@@ -34,22 +34,25 @@ def _service(session: Session) -> LlmService | None:
 def do_chat(session: Session, request: m.Chat) -> bytes | None:
     """LLM_CHAT."""
     chat = ChatBody(request.parts)
+    is_top_level = request.flag and session.client.policy.top_level
+    if request.flag and not is_top_level:
+        denied(session, "LLM_CHAT", b"true")
     if session.services.llm is None:
         return session.drain(error(b"LLM not available"), chat)
     piece = session.conn.take_body()
-    return session.collect(piece, partial(_chat_now, session, request, chat), chat)
+    return session.collect(piece, partial(_chat_now, session, is_top_level, chat), chat)
 
 
 def _chat_now(
-    session: Session, request: m.Chat, chat: ChatBody, data: bytes | memoryview
+    session: Session, is_top_level: bool, chat: ChatBody, data: bytes | memoryview
 ) -> bytes | None:
     parts = chat.split(data)
-    session.start(partial(_chat, session, request.flag, parts))
+    session.start(partial(_chat, session, is_top_level, parts))
     return None
 
 
 async def _chat(
-    session: Session, claim: bool, parts: tuple[bytes, ...]
+    session: Session, is_top_level: bool, parts: tuple[bytes, ...]
 ) -> bytes | None:
     from supervisor.llm.chat import answer  # noqa: PLC0415 - hosts without [llm]
 
@@ -57,10 +60,7 @@ async def _chat(
     service = _service(session)
     if service is None:
         return error(b"LLM not available")  # the host is ending
-    if claim and not session.client.policy.top_level:
-        denied(session, "LLM_CHAT", b"true")
-        claim = False
-    return await answer(session, service, claim, parts)
+    return await answer(session, service, is_top_level, parts)
 
 
 def do_quota(session: Session, request: m.Quota) -> bytes | None:

@@ -146,10 +146,14 @@ async def test_a_claim_of_a_restricted_child_is_denied_and_on_record(
         reply = await child.ask(request + b"\n")
         assert reply == b"ERROR VFS access denied: 'mine'"
     assert (stage.root / "mine").exists()
+    # A model is asked with what the child has; also a host that has none takes note.
+    reply = await child.ask(b"LLM_CHAT true 0 0 2 0\nhi")
+    assert reply == b"ERROR LLM not available"
     denied = stage.events("security.denied")
-    assert [row["command"] for row in denied] == ["OPEN", "STAT", "REMOVE"]
+    commands = [row["command"] for row in denied]
+    assert commands == ["OPEN", "STAT", "REMOVE", "LLM_CHAT"]
     assert {row["client_id"] for row in denied} == {child.client_id}
-    assert {row["filename"] for row in denied} == {"mine"}
+    assert {row["filename"] for row in denied[:3]} == {"mine"}
 
 
 # spec A1, A2: the right is the parent's to give; a claim of false drops it.
