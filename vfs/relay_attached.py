@@ -180,10 +180,14 @@ class AttachedLane(Lane):
 
     async def _enqueue(self, entry: m.Request) -> None:
         try:
-            self._queue.send_nowait(entry)
-        except trio.WouldBlock:
-            await self._flush()  # or the replies that make room would never come
-            await self._queue.send(entry)
+            try:
+                self._queue.send_nowait(entry)
+            except trio.WouldBlock:
+                await self._flush()  # or the replies that make room would never come
+                await self._queue.send(entry)
+        except trio.BrokenResourceError as why:
+            # `_lead_down` has heard of it, and we are cancelled with the next wait.
+            raise UpstreamLostError from why
 
     async def _lead_body(self, message: m.Request) -> None:
         """Hand the payload on; a chat's may be three bytes longer (spec L1)."""

@@ -29,7 +29,7 @@ from vfs import client as door
 from vfs import relay, relay_attached
 from vfs.aio import AsyncClient
 from vfs.relay import open_relay
-from vfs.relay_attached import QUEUE_REQUESTS
+from vfs.relay_attached import QUEUE_REQUESTS, AttachedLane
 
 
 @pytest.fixture
@@ -431,3 +431,20 @@ def start(program: str, line: socket.socket) -> subprocess.Popen[bytes]:
         pass_fds=[line.fileno()],
         env={"FSPROXY_FD": str(line.fileno())},
     )
+
+
+async def test_a_request_that_comes_as_the_host_hangs_up_ends_its_lane_alone() -> None:
+    # spec N2: the relay and its other lanes go on, whichever of both is seen first
+    for number in range(20):
+        near, far = socket.socketpair()
+        upstream, host = socket.socketpair()
+        lane = AttachedLane(number, near, upstream, (2, 2), bool, None)  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lane.run)
+            far.sendall(b"PING\n")
+            await trio.lowlevel.wait_readable(host)
+            await trio.testing.wait_all_tasks_blocked()
+            host.close()
+            far.sendall(b"PING\n")
+            await lane.finished.wait()
+        far.close()
