@@ -119,14 +119,17 @@ esac
 # bash does not have it ignore INT by itself where INT has a trap.
 ( trap '' INT
   ask --no-buffer -D "$tmp/h" -H 'TE: trailers' \
-    --data-urlencode "$field=$name" "$@" "$base/$endpoint" ) &
+    --data-urlencode "$field=$name" "$@" "$base/$endpoint" 2>"$tmp/e" ) &
 pid=$!
 if [ -n "$early" ]; then forward "$early"; fi
 again=1
 while [ -n "$again" ]; do
   again=
   wait "$pid" 2>/dev/null
+  ended=$?
 done
+# 23: cannot write. Who reads a pipe may stop, as head does, and no tool speaks of that.
+[ "$ended" -eq 23 ] && [ -p /dev/stdout ] || cat "$tmp/e" >&2
 
 # The trailer stands at the end of the headers; before it there may be one of a v1 reply.
 code=

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -47,20 +48,24 @@ class Shims:
         (where / "tmp").mkdir()
         install(str(where / "bin"), ["sh", "printf", "sleep"], notify="say")
 
-    def start(self, name: str, *args: str | bytes) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, *args: str | bytes, stdout: int | IO[bytes] = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
         """Start a shim."""
         return subprocess.Popen(
             [*self.shell, str(self.where / "bin" / name), *args],
             env=self.env,
             cwd=self.where,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
         )
 
-    def run(self, name: str, *args: str | bytes) -> tuple[int, bytes, bytes]:
+    def run(
+        self, name: str, *args: str | bytes, stdout: int | IO[bytes] = subprocess.PIPE
+    ) -> tuple[int, bytes, bytes]:
         """Run a shim to its end: exit code, stdout, stderr."""
-        with self.start(name, *args) as process:
+        with self.start(name, *args, stdout=stdout) as process:
             out, err = process.communicate(timeout=15)
         assert not os.listdir(self.where / "tmp"), "temporary files are left"
         return process.returncode, out, err
@@ -114,6 +119,23 @@ def test_a_broken_line_is_1_and_says_so(shims: Shims, server: ToolServer) -> Non
     code, out, err = shims.run("printf", "abcdef")
     assert (code, out) == (1, b"abc")
     assert err.startswith(b"curl: ")
+
+
+def test_a_reader_that_stops_is_no_error(shims: Shims, tmp_path: Path) -> None:
+    with shims.start("sh", "-c", "while echo line; do :; done") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert read_until(process.stdout.fileno(), b"line\n")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1  # the trailer was not seen
+    assert not os.listdir(tmp_path / "tmp")
+
+
+def test_a_full_disk_behind_stdout_is_one(shims: Shims) -> None:
+    with open("/dev/full", "wb") as full:
+        code, _, err = shims.run("printf", "abcdef", stdout=full)
+    assert code == 1
+    assert err.startswith(b"curl: (23) ")
 
 
 def test_a_refusal_is_shown_with_its_code(shims: Shims, server: ToolServer) -> None:
