@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 KEPT_WORD = b"kept"
 """Opens for writing what is there, as it is; a word of the host's own."""
 
-OWN_DESCRIPTORS = 4
-"""Of a child, while it is there: of its connection, its process and its root."""
+OWN_DESCRIPTORS = 10
+"""Of a child, while it is there: of its connection, process, root and working directory,
+its log, its private directory, and where it finds tools and a model."""
 
 ATTACHED_DESCRIPTORS = 1
 """Of one more connection."""
@@ -103,7 +104,7 @@ class Filesystem(OpenFiles):
         """Put a client into the table."""
         self.tables.clients[client.id] = client
         if client.parent is None:
-            self.hold(client, OWN_DESCRIPTORS)
+            self.hold(client, OWN_DESCRIPTORS + len(client.policy.places[1:]))
         else:
             self.hold(client, ATTACHED_DESCRIPTORS)
             client.parent.nested.append(client)
@@ -111,7 +112,16 @@ class Filesystem(OpenFiles):
     def hold(self, client: Client, count: int) -> None:
         """Take note that a client holds so many more descriptors beside its files."""
         client.held += count
+        self.set_aside(count)
+
+    def set_aside(self, count: int) -> None:
+        """Take note that others than clients hold so many more; less than 0: fewer."""
         self._max_host_files -= count
+
+    @property
+    def spare(self) -> int:
+        """How many more descriptors may be taken beside the host's reserve."""
+        return self._max_host_files - len(self.tables.files)
 
     def disconnect(self, client: Client, why: str) -> list[int]:
         """Strike a client out with everything it holds, nested clients first.

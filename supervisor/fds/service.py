@@ -351,6 +351,7 @@ def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdServ
     try:
         service = make_service(host.fs, config, directory)
         service.temporary = temporary
+        host.fs.set_aside(service.store.spool.most_descriptors)
         host.services.fds = service
         host.holders.add(service.descriptors)
         try:

@@ -8,8 +8,9 @@ Rules of this file.
 
 1. A token opens one child's account and nothing else; after the child's end it opens
    nothing, and what it had begun is cancelled and charged before the child is gone.
-2. A child has at most ``PER_CHILD`` connections.  Of connections that have shown no
-   token there are few, and the oldest makes room (spec S5, S7).
+2. A child has at most ``PER_CHILD`` connections, and one where the host lacks descriptors
+   for more.  Of connections that have shown no token there are few, and the oldest makes
+   room (spec S5, S7).
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ PER_CHILD = 64
 
 STRANGERS = 64
 """Connections that have not shown a token yet; a program shows it at once."""
+
+DESCRIPTORS = 2
+"""Of one connection: its own, and that of what is asked of the provider for it."""
 
 STRANGER_S = 10.0
 """How long a connection may take to show a token."""
@@ -169,6 +173,7 @@ class Endpoint:
         """
         connection = _Connection(stream, ahead)
         self._connections.add(connection)
+        self._service.fs.set_aside(DESCRIPTORS)
         account = self._accounts.get(token)
         if account is None:
             self._strangers[connection] = None
@@ -221,6 +226,7 @@ class Endpoint:
             for account in self._accounts.values():
                 account.connections.discard(connection)
             self._connections.discard(connection)
+            self._service.fs.set_aside(-DESCRIPTORS)
             with trio.CancelScope(shield=True):  # bounded: closes a socket
                 await trio.aclose_forcefully(http.stream)
             connection.over.set()
@@ -258,8 +264,9 @@ class Endpoint:
             kind = "invalid_request_error"
             raise RefusedRequestError(401, text, kind, "invalid_api_key")
         if connection not in account.connections:
-            if len(account.connections) >= PER_CHILD:
-                text = f"this child has {PER_CHILD} connections; close one"
+            held = len(account.connections)
+            if held >= PER_CHILD or (held and self._service.fs.spare < 0):
+                text = f"this child has {held} connections; close one"
                 raise RefusedRequestError(503, text, "overloaded")
             account.connections.add(connection)
             self._strangers.pop(connection, None)
@@ -311,6 +318,7 @@ async def open_endpoint(
         else:
             listener = listener_on(left.listener_fd)
         endpoint = Endpoint(service, listener, nursery)
+        service.fs.set_aside(DESCRIPTORS * STRANGERS)
         endpoint.left = left
         if left is not None:
             endpoint.gate.shut()  # until all children are entered: their tokens

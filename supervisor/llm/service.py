@@ -54,6 +54,7 @@ class LlmService:
             tool loop here.
         spending: what the host's own node has spent.
         log: of the host.
+        fs: likewise; it has the account of the host's descriptors.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LlmService:
         self.dialogues: Dialogues = PlainDialogues(self)
         self._host = host
         self.log = host.log
+        self.fs = host.fs
         self._providers = providers
         self.spending = spending
         self._left: handover.AccountsState | None = None

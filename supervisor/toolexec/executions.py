@@ -91,7 +91,8 @@ class ChildExecutions:
         self._slots = slots
         self._directory = directory
         self._log_limit_bytes = log_limit_bytes
-        self._quota = Quota(QUOTA_LIMITS * log_limit_bytes, self._give_one_up)
+        limit_bytes = QUOTA_LIMITS * log_limit_bytes
+        self._quota = Quota(limit_bytes, self._give_one_up, slots.descriptors)
 
     def admit(
         self,

@@ -240,6 +240,7 @@ async def enter(service: ToolExec, child: Child, stack: AsyncExitStack) -> None:
     executions = await service.own(child, stack)
     executions._quota.used_bytes = state.used_bytes
     executions._quota._spare = state.spare
+    executions._slots.descriptors.hold(len(executions._quota.descriptors()))
     entered = [_enter_execution(executions, one) for one in state.executions]
     service.entered[child.id] = entered
     if state.listener_fd >= 0:
@@ -277,7 +278,7 @@ def _enter_execution(executions: ChildExecutions, left: ExecutionState) -> Execu
     now = trio.current_time()
     execution.climbs = [(LADDERS[name], now - ago_s) for name, ago_s in left.climbs]
     executions.live[left.key] = execution
-    executions._slots.used += 1
+    executions._slots.enter()
     execution.timeout_at = now + left.timeout_s if left.timeout_s else math.inf
     return execution
 
@@ -288,6 +289,7 @@ def _log_from(executions: ChildExecutions, left: LogState) -> OutputLog:
     log.start, log.end, log.note_at = left.start, left.end, left.note_at
     log.is_finished, log._is_discarded = left.is_finished, left.is_discarded
     log._stores = [store_from(store, limit_bytes, quota) for store in left.stores]
+    executions._slots.descriptors.hold(len(log.descriptors()))
     log._pending = memoryview(left.pending)
     return log
 

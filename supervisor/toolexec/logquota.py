@@ -5,7 +5,7 @@ Rules of this file.
 1. A file that is no longer needed becomes the spare one, and never changes hands
    between children.
 2. What nobody uses is given up before somebody is refused: the spare file, then the
-   oldest finished log.
+   oldest finished log.  So it is where the host lacks descriptors.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from vfs.hostio import close_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from supervisor.toolexec.descriptors import Descriptors
 
 LEAST_FILE_BYTES = 8 * 1024 * 1024
 """What a file may grow to although the child's quota is used up: with less, a tool and
@@ -35,12 +37,19 @@ class Quota:
     Args:
         limit_bytes: all of them together.
         make_room: gives a finished execution's log up; tells whether there was one.
+        descriptors: those of the host.
     """
 
-    def __init__(self, limit_bytes: int, make_room: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        make_room: Callable[[], bool],
+        descriptors: Descriptors,
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._make_room = make_room
+        self._descriptors = descriptors
         self._spare: tuple[int, int] | None = None
 
     def take(self, size_bytes: int) -> bool:
@@ -57,14 +66,21 @@ class Quota:
         Raises:
             OSError: it cannot be made.
         """
+        while self._spare is None and not self._descriptors.has(1):
+            if not self._make_room():
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         spare, self._spare = self._spare, None
-        return spare or (open_unnamed(directory), 0)
+        if spare is None:
+            spare = open_unnamed(directory), 0
+            self._descriptors.hold(1)
+        return spare
 
     def give_file(self, fd: int, share_bytes: int) -> None:
         """Give a file back with its share."""
         if share_bytes <= LEAST_FILE_BYTES:
             os.close(fd)
             self.used_bytes -= share_bytes
+            self._descriptors.hold(-1)
             return
         self.drop_spare()
         self._spare = fd, share_bytes
@@ -76,6 +92,7 @@ class Quota:
         fd, share_bytes = self._spare
         self._spare = None
         self.used_bytes -= share_bytes
+        self._descriptors.hold(-1)
         close_file(fd)
         return True
 

@@ -10,7 +10,8 @@ Rules of this file.
    was awaited when there was still room.  Who comes then waits in the kernel's queue,
    where it takes no descriptor of the host.
 4. All listeners together have a quarter of the host's descriptors; beyond that each has
-   only its equal part, so that floods at some take nothing from the others.
+   only its equal part, so that floods at some take nothing from the others.  Where others
+   of the host hold what that would take, each has ``MIN_CONNECTIONS``.
 5. Who comes while the host is being replaced waits in that queue for the next program,
    and there until all that was handed over has been entered.
 6. On a listener that children share each has ``PER_CHILD`` connections that can last.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from protocol.toolexec import Refusal, Request
+    from supervisor.toolexec.descriptors import Descriptors
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.moments import Task
     from supervisor.toolexec.service import ToolExec
@@ -79,12 +81,17 @@ LONGEST_PATH_BYTES = 107
 class Places:
     """The places for connections of one host, over all its listeners.
 
+    Args:
+        descriptors: what is held of the host's.
+
     Attributes:
+        descriptors: likewise.
         listeners: how many there are.
         taken: by connections that are served.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, descriptors: Descriptors) -> None:
+        self.descriptors = descriptors
         self.listeners = 0
         self.taken = 0
         self._told_at = -SHORTAGE_TOLD_S
@@ -93,10 +100,17 @@ class Places:
         """Whether a listener that holds so many may have one more."""
         if held >= MAX_CONNECTIONS:
             return False
+        if held >= MIN_CONNECTIONS and not self.descriptors.has(1):
+            return False
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         all_of_them = soft // 4
         part = max(MIN_CONNECTIONS, all_of_them // max(1, self.listeners))
         return self.taken < all_of_them or held < part
+
+    def take(self, count: int) -> None:
+        """Take so many; less than 0: give them back."""
+        self.taken += count
+        self.descriptors.hold(count)
 
     def is_shortage_news(self) -> bool:
         """Whether a shortage of descriptors is to be told now."""
@@ -173,6 +187,7 @@ class Server:
             self._enter(nursery, connection)
         else:
             self._refused[sock.fileno()] = connection
+            self._service.places.descriptors.hold(1)
             nursery.start_soon(self._refuse, connection, sock.fileno())
 
     def _has_place(self) -> bool:
@@ -197,7 +212,7 @@ class Server:
         # Counted before its task begins: more may be accepted until then.
         number = connection.wire.sock.fileno()
         self.connections[number] = connection
-        self._service.places.taken += 1
+        self._service.places.take(1)
         nursery.start_soon(self._own, connection, number, task, unsent)
 
     async def _own(
@@ -207,7 +222,7 @@ class Server:
             await connection.serve(task, unsent)
         finally:
             del self.connections[number]
-            self._service.places.taken -= 1
+            self._service.places.take(-1)
             self._room.set()
 
     async def _refuse(self, connection: Connection, number: int) -> None:
@@ -215,6 +230,7 @@ class Server:
             await connection.refuse_at_once(BUSY)
         finally:
             del self._refused[number]
+            self._service.places.descriptors.hold(-1)
             self._room.set()
 
     @contextmanager

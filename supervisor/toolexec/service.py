@@ -123,14 +123,14 @@ class ToolExec:
         ) = None
         self._host = host
         self._settings = settings
-        self._slots = Slots(settings.max_executions)
+        self._slots = Slots(settings.max_executions, host.fs)
         self._null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._log_dir = settings.log_dir or tempfile.gettempdir()
         self.shared_url: str | None = None
         self.shared: list[Server] = []
         self.left: ToolExecState | None = None
         self.entered: dict[str, list[Execution]] = {}
-        self.places = Places()
+        self.places = Places(self._slots.descriptors)
         self.heads = Throttle()
         self._servers: set[Server] = set()
         self._children: dict[str, ChildExecutions] = {}

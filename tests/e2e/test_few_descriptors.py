@@ -1,11 +1,16 @@
-"""A child with few descriptors left: what it asks for fails, and nothing else does."""
+"""A child or a host with few descriptors left: what is asked for fails, nothing else."""
 
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.command import SANDHOST, sandhost
+from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.toolupgrade import TELL, Tools, until
 
 pytestmark = pytest.mark.slow
 
@@ -93,3 +98,90 @@ def test_a_relay_that_cannot_begin_says_what_to_do(descriptors: int) -> None:
     assert outcome.status == 125
     assert outcome.err.startswith(b"sandhost relay: cannot ")
     assert outcome.err.endswith(b"(ulimit -n)\n")
+
+
+# Opens what it may, says where its tools are, and stays.
+GREEDY = """
+import os, signal
+from vfs.client import Client
+print(os.environ["AIFO_TOOLEEXEC_URL"], os.environ["AIFO_TOOLEEXEC_TOKEN"])
+client, held = Client(), []
+try:
+    while True:
+        held.append(client.open("file", "r"))
+except OSError as why:
+    print(why.errno, len(held), flush=True)
+signal.pause()
+"""
+
+HOST = """
+[toolexec]
+listen = ["unix"]
+[sidecar.tools]
+kind = "c-cpp"
+allow = ["sh"]
+workspace = "{where}"
+[policy.greedy]
+root = "{where}/root"
+sandbox = "none"
+limits = {{ open_files = 1000 }}
+[policy.other]
+sandbox = "none"
+[child.greedy]
+command = ["{python}", "{where}/greedy.py"]
+policy = "greedy"
+[child.one]
+command = ["/bin/sh", "-c", '{tell}']
+policy = "other"
+"""
+
+
+@pytest.fixture
+def small() -> Iterator[Daemon]:
+    """A daemon that may have 512 descriptors; a child of its has opened what it may."""
+    with tempfile.TemporaryDirectory(prefix="few-", dir="/tmp") as name:
+        where = Path(name)
+        (where / "root").mkdir()
+        (where / "root" / "file").touch()
+        (where / "greedy.py").write_text(GREEDY)
+        config = HOST.format(where=name, python=sys.executable, tell=TELL)
+        wrapper = ("sh", "-c", 'ulimit -n 512; exec "$0" "$@"')
+        with daemon(where, config, wrapper=wrapper) as running:
+            code, count = running.wait(lambda: running.log("greedy").split()[2:])
+            assert (int(code), int(count) > 200) == (24, True)
+            yield running
+            assert running.end() == 0
+            assert "Too many open files" not in running.said()
+
+
+# attack 18: files and tools are of one account, and leave the host its reserve.
+def test_one_childs_files_and_tools_leave_others_theirs(small: Daemon) -> None:
+    greedy, other = Tools(small, small.where, "greedy"), Tools(small, small.where)
+    assert runs_tools(other)
+    with ExitStack() as stack:
+        statuses = [status_of_one_more(greedy, stack) for _ in range(60)]
+        assert set(statuses) == {b"200", b"503"}
+        # One at a time is there for it in any case.
+        assert runs_tools(other)
+        for name in ("two", "three", "four"):
+            small.client.spawn(["/bin/sleep", "9"], name=name, policy="other")
+        names = ("two", "three", "four")
+        small.wait(lambda: all(small.row(name).state == "running" for name in names))
+        other.replace()  # by its next program, which counts as this one did
+        assert status_of_one_more(greedy, stack) == b"503"
+        assert runs_tools(other)
+    small.wait(lambda: greedy.run("echo 1").status == 200)
+    with ExitStack() as stack:
+        again = [status_of_one_more(greedy, stack) for _ in range(60)]
+        assert sorted(again) == sorted(statuses)
+
+
+def runs_tools(tools: Tools) -> bool:
+    """Tell whether tools run, whichever way they are answered."""
+    return [tools.run("echo 1", proto).body for proto in (1, 2)] == [b"1\n"] * 2
+
+
+def status_of_one_more(tools: Tools, stack: ExitStack) -> bytes:
+    """Have one more tool run until the end of the stack; return its status."""
+    sock = stack.enter_context(tools.begin("echo; exec sleep 1000"))
+    return until(sock, b"\r\n").split()[1]

@@ -43,12 +43,12 @@ cwd = "{where}"
 
 
 class Tools:
-    """A daemon with one child, whose token the test uses."""
+    """A daemon with a child, whose token the test uses."""
 
-    def __init__(self, running: Daemon, where: Path) -> None:
+    def __init__(self, running: Daemon, where: Path, child: str = "one") -> None:
         self.running = running
         self.where = where
-        said = running.wait(lambda: running.log("one").decode())
+        said = running.wait(lambda: running.log(child).decode())
         self.url, self.token = said.splitlines()[0].split()
 
     def connect(self) -> socket.socket:

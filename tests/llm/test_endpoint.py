@@ -374,6 +374,22 @@ async def test_a_childs_connections_are_bounded(
     assert (await door.ask(ask("a")))[0] == 200
 
 
+# attack 18: where the host lacks descriptors a child has one, and its next when it can.
+async def test_connections_are_of_the_account_that_files_are_of(scene: Scene) -> None:
+    fs, door = scene.stage.host.fs, await scene.puppet()
+    fs.set_aside(fs.spare)
+    held = []
+    for expected in (200, 503):
+        stream = await door.connect()
+        await stream.send_all(door.request(ask("a")))
+        assert (await answered(stream))[0] == expected
+        held.append(stream)
+    for stream in held:
+        await stream.aclose()
+    await eventually(lambda: fs.spare == 0)
+    assert (await door.ask(ask("a")))[0] == 200
+
+
 async def test_a_child_that_does_not_start_leaves_no_token(scene: Scene) -> None:
     run_dir = scene.stage.where / "run-x"
     run_dir.mkdir()

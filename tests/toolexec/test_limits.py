@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from supervisor.toolexec import connection, server
+from supervisor.toolexec.descriptors import Descriptors
 from supervisor.toolexec.slots import BusyError, Slots
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
@@ -22,6 +23,7 @@ from tests.helpers.toolscene import (
     receive_all,
     send,
 )
+from vfs.filesystem import Filesystem
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +60,7 @@ async def test_stalled_executions_of_one_child_leave_others_alone(scene: Scene) 
 
 
 def test_a_slot_is_there_for_a_child_that_has_few() -> None:
-    slots = Slots(16)
+    slots = Slots(16, Filesystem())
     for count in range(16):
         slots.take(count)
     with pytest.raises(BusyError):
@@ -271,7 +273,7 @@ def test_listeners_share_a_quarter_of_the_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (160, 160))
-    places = server.Places()
+    places = server.Places(Descriptors(Filesystem()))
     places.listeners = 5
     places.taken = 39
     assert places.has_one(39)

@@ -123,7 +123,8 @@ def test_a_broken_line_is_1_and_says_so(shims: Shims, server: ToolServer) -> Non
 
 def test_a_reader_that_stops_is_no_error(shims: Shims, tmp_path: Path) -> None:
     with shims.start("sh", "-c", "while echo line; do :; done") as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         assert read_until(process.stdout.fileno(), b"line\n")
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 LONG_BYTES = 16 * 1024 * 1024
 """A longer content has a file of its own, if there is one to be had."""
 
-LIMIT_PER_FILE = 8
-"""One such file for so many descriptors that a process may have: contents take a quarter
-of them at most."""
+LIMIT_PER_FILE = 32
+"""One such file for so many descriptors that a process may have: contents take a sixteenth
+of them at most, which nobody else may have then."""
 
 
 LIMIT_PER_MAP = 32
@@ -226,8 +226,14 @@ class Spool:
         self._open: set[int] = set()
         limit = descriptor_limit()
         self._most_files = limit // LIMIT_PER_FILE if most_files is None else most_files
-        kept = KeptMaps(min(MOST_KEPT_MAPS, limit // LIMIT_PER_MAP))
+        self._most_maps = min(MOST_KEPT_MAPS, limit // LIMIT_PER_MAP)
+        kept = KeptMaps(self._most_maps)
         self.slots = {size: SlotFile(self, size, kept) for size in SLOT_SIZES}
+
+    @property
+    def most_descriptors(self) -> int:
+        """How many descriptors it takes at most."""
+        return 2 * self._most_files + self._most_maps + len(self.slots)
 
     @property
     def has_files(self) -> bool:

@@ -101,6 +101,27 @@ def test_so_many_contents_have_a_file_and_the_others_need_none(
     assert list(store.descriptors()) == []
 
 
+# attack 18: so many are kept from files and tools.
+def test_no_more_descriptors_are_taken_than_are_set_aside(
+    monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    del no_leaks
+    monkeypatch.setattr(spool_module, "descriptor_limit", lambda: LIMIT)
+    monkeypatch.setattr(spool_module, "LONG_BYTES", 500_000)
+    monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 500_000)
+    store = Store(max_memory=1_000_000)
+    process = Process(Shared(store, TOOLS))
+    before = open_now()
+    for number in range(40):
+        process.add(store.put(made_of(number, 600_000)), "test")
+        process.add(store.put(made_of(number, 300_000)), "test")
+        ask(process, "read_fd", fd=f"fd:{2 * number + 2}", page=2)
+    most = store.spool.most_descriptors
+    assert 2 * (LIMIT // LIMIT_PER_FILE) <= open_now() - before <= most < LIMIT // 4
+    process.close()
+    give_back()
+
+
 @pytest.mark.parametrize("limit", [256, 4096])
 def test_how_many_have_a_file_is_a_part_of_what_the_host_may_open(
     monkeypatch: pytest.MonkeyPatch, limit: int
