@@ -301,7 +301,11 @@ class Connection(Replies):
         if execution is None or execution.process is None:
             return toolexec.NOT_FOUND
         number = self._service.signals[request.signal]
-        if not await signal_group(execution.process, execution.line, number):
+        try:
+            is_told = await signal_group(execution.process, execution.line, number)
+        except OSError as why:  # it has become another user
+            return toolexec.host_fault(why.strerror or str(why))
+        if not is_told:
             return toolexec.NOT_FOUND
         await self.wire.reply_nothing()
         return None

@@ -201,7 +201,9 @@ class Wire:
             self._http.receive_data(text)
             event = self._http.next_event()
         except h11.RemoteProtocolError as why:
-            raise RefusedAtOnceError(toolexec.bad_request(str(why))) from None
+            # Without the line itself, which may hold a token.
+            reason, _, _ = str(why).partition(": bytearray")
+            raise RefusedAtOnceError(toolexec.bad_request(reason)) from None
         if not isinstance(event, h11.Request):
             raise RefusedAtOnceError(toolexec.bad_request("no request"))
         if _FOLDED.search(text) or event.http_version not in _VERSIONS:

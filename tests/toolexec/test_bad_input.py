@@ -72,6 +72,14 @@ async def test_what_is_no_request_is_400(scene: Scene, data: bytes) -> None:
     assert (reply.status, reply.code) == (400, 86)
 
 
+# attack 24: a line that may hold a token is not said again, to whoever reads replies.
+async def test_a_line_that_is_refused_is_not_said_again(scene: Scene) -> None:
+    token = scene.child.token.encode()
+    line = b"Authorization: Bearer " + token + b"\x0b\r\n"
+    reply = await scene.say(b"POST /exec HTTP/1.1\r\nHost: a\r\n" + line + b"\r\n")
+    assert (reply.status, reply.body) == (400, b"bad request: illegal header line\n")
+
+
 # spec E9
 async def test_a_head_may_end_its_lines_in_lf_only(scene: Scene) -> None:
     head = scene.head(len(b"tool=true")).replace(b"\r\n", b"\n")

@@ -1,5 +1,6 @@
 """How executions end: exit, signal, time limit, client gone, child gone, daemons."""
 
+import errno
 import os
 import signal
 import time
@@ -229,6 +230,27 @@ async def test_the_time_limit_of_the_environment_wins_over_a_sidecars(
         assert (reply.status, reply.body, reply.code) == (504, b"timeout\n", 124)
         reply = await scene.run("tool=sleep&arg=1000")
         assert (reply.body, reply.code) == (b"aifo-coder proxy timeout\n", 124)
+
+
+# A tool that has become another user, where the host is no root and the child has no walls.
+async def test_a_signal_that_is_not_permitted_is_said_to_be(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with await scene.connect() as sock:
+        form = b"tool=sh&arg=-c&arg=echo on;exec sleep 1000"
+        await send(sock, scene.request(form, "X-Aifo-Exec-Id: s"))
+        await receive_until(sock, b"on\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "pidfd_send_signal", not_permitted)
+            line = "POST /signal HTTP/1.1"
+            told = await scene.say(scene.request(b"exec_id=s", line=line))
+        text = b"aifo-coder proxy error: Operation not permitted\n"
+        assert (told.status, told.body, told.code) == (500, text, 86)
+
+
+def not_permitted(*_args: object) -> None:
+    """Answer as pidfd_send_signal(2) does where the target is another user's."""
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 @pytest.mark.parametrize("name", ["INT", "term", "SIGHUP", "QUIT", "USR1", "sigusr2"])
