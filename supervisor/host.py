@@ -21,6 +21,7 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -67,7 +68,11 @@ child that starts."""
 
 RESERVED_DESCRIPTORS = 64
 """Kept from clients: for the host's own files, and what it opens to spawn, to look and to
-close. What clients are there hold counts beside their files (``Filesystem.hold``)."""
+close. What clients hold, and services for them, counts beside their files
+(``Filesystem.set_aside``)."""
+
+CHILDRENS_DESCRIPTORS = RESERVED_DESCRIPTORS // 2
+"""Of these, those for children that are started when others have all the rest open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +249,8 @@ class Host:
         """Start a child and return it; look at ``failure`` for one that did not start.
 
         Raises:
-            OSError: ``EAGAIN``: as many children as there may be; or its root or a
-                grant cannot be reached.
+            OSError: ``EAGAIN``: as many children as there may be; ``EMFILE``: too few
+                descriptors for one more; or its root or a grant cannot be reached.
             LaunchpadLost: no child can be started any more.
 
         Cancellation: a child that was started all the same is killed; no table knows it.
@@ -254,6 +259,8 @@ class Host:
             raise RuntimeError("the host is not open")
         if len(self.children) >= self.settings.max_children:
             raise OSError(11, f"there are {len(self.children)} children already")
+        if self.fs.spare < -CHILDRENS_DESCRIPTORS:
+            raise OSError(errno.EMFILE, "too few descriptors for one more child")
         child = Child(self, f"child-{next(self._child_ids)}", spec)
         await self.begin(child)
         # After whoever asked for this child has it.

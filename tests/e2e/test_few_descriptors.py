@@ -2,12 +2,13 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from supervisor.control.client import ControlError
 from tests.helpers.command import SANDHOST, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.toolupgrade import TELL, Tools, until
@@ -151,7 +152,7 @@ def small() -> Iterator[Daemon]:
             assert (int(code), int(count) > 200) == (24, True)
             yield running
             assert running.end() == 0
-            assert "Too many open files" not in running.said()
+            assert "ERROR" not in running.said()
 
 
 # attack 18: files and tools are of one account, and leave the host its reserve.
@@ -174,6 +175,31 @@ def test_one_childs_files_and_tools_leave_others_theirs(small: Daemon) -> None:
     with ExitStack() as stack:
         again = [status_of_one_more(greedy, stack) for _ in range(60)]
         assert sorted(again) == sorted(statuses)
+
+
+# attack 18: so do children that are started beside what others have open.
+def test_children_that_are_started_leave_others_theirs(small: Daemon) -> None:
+    other = Tools(small, small.where)
+    started: list[str] = []
+
+    def start_one_more() -> None:
+        name = f"more-{len(started)}"
+        small.client.spawn(["/bin/sleep", "1000"], name=name, policy="other")
+        started.append(name)
+
+    start_one_more()
+    with pytest.raises(ControlError, match="too few descriptors for one more child"):
+        repeat(start_one_more, 40)
+    assert runs_tools(other)
+    assert all(small.row(name).state == "running" for name in started)
+    small.client.stop_child(started[0])
+    small.client.spawn(["/bin/sleep", "1000"], policy="other")
+
+
+def repeat(work: Callable[[], None], times: int) -> None:
+    """Do something so many times."""
+    for _ in range(times):
+        work()
 
 
 def runs_tools(tools: Tools) -> bool:
