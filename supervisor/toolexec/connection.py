@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import errno
 import os
-import traceback
 from typing import TYPE_CHECKING
 
 import trio
 
 from protocol import toolexec, toolexec_log, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
+from supervisor.accepting import place_of
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.ending import signal_group
@@ -119,7 +119,12 @@ class Connection(Replies):
         except GoneError:
             pass
         except OSError as why:
-            self._lost(why)
+            text = f"toolexec: connection lost: {why.strerror}"
+            self._service.log("DEBUG", text)
+        except LaunchpadLost:
+            raise  # the host ends
+        except Exception as why:  # noqa: BLE001 - rule 3; it is reported
+            self._service.log("ERROR", f"toolexec: fault: {place_of(why)}")
 
     async def refuse_at_once(self, refusal: Refusal) -> None:
         """Refuse without looking at the request, and close."""
@@ -175,20 +180,9 @@ class Connection(Replies):
             await self._reply(self._carry_out(task))
 
     async def _reply(self, answering: Awaitable[Refusal | None]) -> None:
-        try:
-            refusal = await answering
-            if refusal is not None:
-                await self.wire.refuse(refusal)
-        except OSError as why:
-            self._lost(why)
-        except (LaunchpadLost, GoneError):
-            raise  # the host ends; nobody is there to be answered
-        except Exception as why:  # noqa: BLE001 - rule 3; it is reported
-            where = "".join(traceback.format_tb(why.__traceback__)[-1:]).split()
-            self._service.log("ERROR", f"toolexec: fault: {why!r} at {' '.join(where)}")
-
-    def _lost(self, why: OSError) -> None:
-        self._service.log("DEBUG", f"toolexec: connection lost: {why.strerror}")
+        refusal = await answering
+        if refusal is not None:
+            await self.wire.refuse(refusal)
 
     def _first_look(self, head: Head) -> Refusal | Throttle:
         """Refuse what is refused whatever its body will be, or receive that."""

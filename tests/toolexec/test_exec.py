@@ -180,6 +180,28 @@ async def test_a_fault_of_the_host_is_500_and_never_chunked(
     assert not scene.tool._slots.used
 
 
+# A fault of ours, wherever in a request it is met.
+@pytest.mark.parametrize(
+    "where", ["protocol.toolexec.decided", "protocol.toolexec.version_of"]
+)
+async def test_a_fault_ends_its_connection_and_no_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+    request = scene.request(b"tool=true")
+    with monkeypatch.context() as patch:
+        patch.setattr(where, lambda *_: 1 // 0)
+        for data in (request, request[:-1]):  # with its head, and behind it
+            with await scene.connect() as sock:
+                await send(sock, data)
+                assert await receive_all(sock) == b""
+    assert (await scene.say(request)).status == 200
+    assert len(said) == 2
+    for level, text in said:
+        assert (level, "ZeroDivisionError" in text) == ("ERROR", True)
+
+
 # spec E23
 async def test_death_by_a_signal_is_128_and_its_number(scene: Scene) -> None:
     reply = await scene.run("tool=sh", "arg=-c", "arg=kill -SEGV $$")
