@@ -134,7 +134,7 @@ class Execution:
 
         Args:
             plan: what is to be started.
-            cwd_fd: its working directory.
+            cwd_fd: its working directory, if the plan has one.
             tty: its output is a terminal.
             fd3: it has FD 3, as a nested client of the child.
 

@@ -77,17 +77,14 @@ async def start(
     argv = argv_of(configured, request)
     timeout_s = configured.timeout_s if configured is not None else 0.0
     env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    plan = SpawnPlan(argv[0], argv, env)
+    plan = SpawnPlan(argv[0], argv, env, is_elsewhere=True)
     execution = owner.admit(request.command, keep_all=True)
-    cwd_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with execution.starting():
-            await execution.spawn(plan, cwd_fd)
+            await execution.spawn(plan, -1)
     except BaseException:
         await execution.abandon()
         raise
-    finally:
-        os.close(cwd_fd)
     await owner.begin(execution, timeout_s, "notify")
     return execution
 

@@ -1,5 +1,7 @@
 """POST /notify: the one configured command, and nothing else."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,26 @@ async def test_what_runs_too_long_is_408(tmp_path: Path) -> None:
 async def test_a_command_that_is_not_there_is_500(tmp_path: Path) -> None:
     reply = await notified(tmp_path, "/nowhere/say", form="cmd=say")
     assert reply.status == 500
+
+
+# attack 18: what the host lacks for it is given back, and so is its slot.
+async def test_a_host_without_a_descriptor_for_it_keeps_no_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def lacking(path: str, flags: int, *args: int, **more: int) -> int:
+        if path == "/":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(path, flags, *args, **more)
+
+    notify = NotifyCommand(("/bin/true",), 10.0, 8)
+    async with opened_scene(tmp_path, notify=notify) as scene:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", lacking)
+            reply = await scene.run("cmd=true", line=LINE)
+        assert (reply.status, reply.code) == (500, 86)
+        assert not scene.tool._slots.used
 
 
 async def test_it_has_its_own_refusals(scene: Scene) -> None:
