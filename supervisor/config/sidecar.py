@@ -90,6 +90,9 @@ def _faults_of_container(section: SidecarSection) -> Iterator[tuple[str, str]]:
         yield "sandbox", "a container has walls of its own"
     if section.fd3:
         yield "fd3", "no descriptor can be passed into a container"
+    if section.tty:
+        reason = "its tools are told of signals by the command's input, a pipe"
+        yield "tty", f"an engine gives no terminal: {reason}"
     if section.limits:
         yield "limits", "not available for containers yet"
 

@@ -206,7 +206,7 @@ class CliSidecar(Backend):
         here = workspace.path_of(cwd_fd)
         top = workspace.path_of(self.workspace_fd).rstrip("/")
         there = f"/workspace{here[len(top) :]}"
-        words = ["exec", "-i", *(("-t",) if self.tty else ()), "-w", there]
+        words = ["exec", "-i", "-w", there]
         words += [self.container, "sh", "-c", INSIDE, "sh", self._path, tool]
         words += map(os.fsdecode, args)
         executable = self._engine()

@@ -61,6 +61,7 @@ def test_what_a_section_may_say(section: dict[str, Any]) -> None:
         ("workspace", {**CONTAINER, "workspace": None}),
         ("workspace", {**CONTAINER, "workspace": "/a:b"}),
         ("fd3", {**CONTAINER, "fd3": True}),
+        ("tty", {**CONTAINER, "tty": True}),
         ("sandbox", {"sandbox": "some"}),
         ("sandbox", {**CONTAINER, "sandbox": "none"}),
         ("limits", {**CONTAINER, "limits": {"cpu": 1}}),
