@@ -70,6 +70,15 @@ BACKLOG = 128
 SEND_BYTES = 256 * 1024
 """Two pieces of output wait in a socket at most, for a client that is a little late."""
 
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A machine that does not answer for half a minute is gone, with its client; connections
+have this from their listener, tcp(7)."""
+
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client connects to
 
 SOCKET_NAME = "toolexec.sock"
@@ -140,6 +149,9 @@ class Server:
         self._service = service
         self._listener = listener
         self._is_shared = is_shared
+        if listener.socket.family in {socket.AF_INET, socket.AF_INET6}:
+            for option in KEEPALIVE:
+                listener.socket.setsockopt(*option)
         self.heads = Throttle(service.heads)
         self.connections: dict[int, Connection] = {}
         self._lasting: dict[ChildExecutions, int] = {}

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -230,6 +231,27 @@ async def test_the_time_limit_of_the_environment_wins_over_a_sidecars(
         assert (reply.status, reply.body, reply.code) == (504, b"timeout\n", 124)
         reply = await scene.run("tool=sleep&arg=1000")
         assert (reply.body, reply.code) == (b"aifo-coder proxy timeout\n", 124)
+
+
+# spec E25: a client that vanished with its machine says nothing; TCP asks whether it is there.
+async def test_a_machine_that_vanishes_is_noticed(tmp_path: Path) -> None:
+    async with opened_scene(tmp_path, unix=False) as scene:
+        (common,) = scene.tool.shared
+        with await scene.connect() as sock:
+            await send(sock, scene.request(b"tool=sleep&arg=1000"))
+            await eventually(lambda: scene.tool._slots.used == 1)
+            (connection,) = common.connections.values()
+            ours = connection.wire.sock
+            assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle_s, between_s, tries = (
+                ours.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                )
+            )
+            assert idle_s + between_s * tries <= 30
 
 
 # A tool that has become another user, where the host is no root and the child has no walls.
