@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 KEPT_WORD = b"kept"
 """Opens for writing what is there, as it is; a word of the host's own."""
 
-OWN_DESCRIPTORS = 10
+OWN_DESCRIPTORS = 8
 """Of a child, while it is there: of its connection, process, root and working directory,
-its log, its private directory, and where it finds tools and a model."""
+its private directory and its log."""
 
 ATTACHED_DESCRIPTORS = 1
 """Of one more connection."""

@@ -147,6 +147,8 @@ class Endpoint:
         self._listeners.add(listener)
         scope = trio.CancelScope()
         stack.callback(_unlink, path)
+        self._service.fs.set_aside(1)
+        stack.callback(self._service.fs.set_aside, -1)
         stack.callback(scope.cancel)
         self._nursery.start_soon(self._listen, listener, scope)
 

@@ -165,6 +165,7 @@ class Server:
         """Accept and serve until cancelled."""
         places = self._service.places
         places.listeners += 1
+        places.descriptors.hold(1)
         try:
             async with self._listener, trio.open_nursery() as self._nursery:
                 task_status.started(self)
@@ -173,6 +174,7 @@ class Server:
                     await self._accept(self._nursery)
         finally:
             places.listeners -= 1
+            places.descriptors.hold(-1)
 
     def go_on(self, connection: Connection, task: Task | None, unsent: bytes) -> None:
         """Go on with a connection of the program before; see ``Connection.serve``."""

@@ -373,8 +373,8 @@ async def opened_scene(where: Path, **settings: Any) -> AsyncIterator[Scene]:
                 # One that execve(2) refused is reaped a moment after it was told of.
                 await eventually(lambda: not strangers(stage.launchpad))
             # Those of a shared listener may still be told why they were refused.
-            served = sum(len(tuple(server.everybody())) for server in tool.servers)
-            assert tool.slots.descriptors.held == served
+            held = sum(len(server.descriptors()) for server in tool.servers)
+            assert tool.slots.descriptors.held == held
 
 
 @pytest.fixture
