@@ -8,7 +8,8 @@ Rules of this file.
    4 KiB read 1 us.  ``RWF_NOWAIT`` tells the two apart for reads: data in memory comes
    at once, anything else raises ``BlockingIOError``.
 3. A mount whose inline writes turn slow is written through threads for a while, then
-   tried again (``Mount.note``).
+   tried again (``Mount.note``).  A write is slow that waits for the disk, and not one
+   that waits for a processor.
 
 Threads that no task waits for are in ``workers``.
 
@@ -118,6 +119,15 @@ async def in_thread(
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from why
     finally:
         _calls.at_work -= 1
+
+
+def times_slept() -> int:
+    """Return how often this thread has waited for anything but a processor.
+
+    Between the two ends of a call that took long it tells a slow disk from a machine that
+    let others run meanwhile; it costs a microsecond.
+    """
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 class _Calls:
@@ -297,9 +307,14 @@ class Mount:
         if self.in_memory and _PAGES_ARE_WHOLE:
             self.write_page = os.pwrite
 
-    def note(self, seconds: float) -> None:
-        """Take note of how long an inline write took."""
-        if seconds > SLOW_WRITE_S and not self.in_memory:
+    def note(self, seconds: float, slept: int = -1) -> None:
+        """Take note of how long an inline write took.
+
+        Args:
+            seconds: that long.
+            slept: ``times_slept`` at its beginning; -1 where nobody asked.
+        """
+        if seconds > SLOW_WRITE_S and not self.in_memory and times_slept() != slept:
             self.inline = False
             self._slow_until = time.monotonic() + SLOW_MOUNT_S
 

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.toolexec.logquota import LEAST_FILE_BYTES
-from vfs.hostio import in_thread, mount_of
+from vfs.hostio import in_thread, mount_of, times_slept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,9 +186,7 @@ class File:
         if not mount.inline:
             mount.try_again()
         if mount.inline:
-            begun_s = time.monotonic()
-            written = os.pwrite(self.fd, data, at)
-            mount.note(time.monotonic() - begun_s)
+            written = self._inline(lambda: os.pwrite(self.fd, data, at))
         else:
             written = await in_thread(os.pwrite, self.fd, data, at)
         self._length = max(self._length, at + written)
@@ -219,10 +217,15 @@ class File:
         at = offset - self.start
         if self.ring_bytes:
             at %= self.ring_bytes
-        begun_s = time.monotonic()
-        written = move(self.fd, size, at)
-        self._mount.note(time.monotonic() - begun_s)
+        written = self._inline(lambda: move(self.fd, size, at))
         self._length = max(self._length, at + written)
+        return written
+
+    def _inline(self, write: Callable[[], int]) -> int:
+        """Write in this thread, and have noted how long it took."""
+        slept, begun_s = times_slept(), time.monotonic()
+        written = write()
+        self._mount.note(time.monotonic() - begun_s, slept)
         return written
 
     async def read(self, offset: int, size: int) -> bytes:

@@ -278,6 +278,18 @@ async def test_a_share_of_the_threads() -> None:
     assert len(running) == hostio.MAX_THREADS
 
 
+def test_a_thread_that_waits_for_something_has_slept() -> None:
+    reader, writer = os.pipe()
+    before = hostio.times_slept()
+    other = threading.Timer(0.001, os.write, (writer, b"x"))
+    other.start()
+    os.read(reader, 1)
+    assert hostio.times_slept() > before
+    other.join()
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_slow_append_tells_its_mount(
     file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
