@@ -88,12 +88,12 @@ class ChunkedReader:
         return await self._push(push)
 
     def frame(self, size: int) -> tuple[bytes, bytes]:
-        """Begin a piece; see ``outputlog.Reader``."""
+        """Begin a piece; see ``logreaders.Reader``."""
         self._begin(size)
         return self._head, self._tail
 
     async def take_from(self, tap: Tap) -> bool:
-        """Send that piece from where it was put aside; see ``outputlog.Reader``."""
+        """Send that piece from where it was put aside; see ``logreaders.Reader``."""
 
         def push() -> None:
             owed = len(self._head) + self._left + len(self._tail)
@@ -197,13 +197,9 @@ class ChunkedReader:
         if log.live is not None or self.offset != log.end:
             await log.wait_beyond(self.offset)
             return
-        log.live = self
         self._woken = trio.Event()
-        try:
+        with log.handing_on_to(self):
             await self._woken.wait()
-        finally:
-            if log.live is self:
-                log.live = None
 
     async def _is_writable(self, patience_s: float) -> bool:
         if patience_s <= 0:

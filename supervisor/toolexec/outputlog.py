@@ -14,7 +14,10 @@ Rules of this file.
 3. One reader that has taken everything is *live*: the pump hands it each piece, and
    waits ``patience_s`` for it at most.  Measured: 1.5 GB/s so, 1.0 by way of the
    file (ADR 25).
-4. Where there is a file, pieces go from the pipe to it and to the live reader without
+4. One that is behind is read from the file, which is slower than the tool, so it would
+   stay behind: while it takes what it is sent, the pump waits for the only one now and
+   then, likewise (ADR 62).
+5. Where there is a file, pieces go from the pipe to it and to the live reader without
    being copied by the host (``splicing``, ADR 49).
 
 Cancellation of ``append`` and of readers loses nothing that was kept.
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.toolexec.logquota import Quota
+    from supervisor.toolexec.logreaders import Reader
     from supervisor.toolexec.splicing import Tap
 
 PIECE_BYTES = 131_072
@@ -48,6 +52,10 @@ ALONE_PATIENCE_S = 0.02
 """Likewise where it is the only reader: some turns of others on a machine that is busy,
 after which it would have to read the whole of what it missed from the file."""
 
+CATCH_UP_BYTES = 8 * 1024 * 1024
+"""What the only reader has to take before the pump waits again for it to become live: it
+may be slower than the tool, and then the tool should feel little of it."""
+
 FILE_WAIT_S = 2.0
 """How long a tool whose output must be kept whole waits for the host to have a descriptor
 for it: others may have taken the last, and give it back."""
@@ -60,59 +68,6 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 class LogFullError(Exception):
     """Output that must be kept whole does not fit; the text says why."""
-
-
-class Reader(Protocol):
-    """Whoever follows a log.
-
-    Attributes:
-        offset: everything before it has been taken.
-    """
-
-    offset: int
-
-    async def take(self, piece: memoryview) -> bool:
-        """Take the next piece from memory; False if the log is to keep the rest.
-
-        Only called while it is live, with what begins at ``offset``.
-        """
-        ...
-
-    def frame(self, size: int) -> tuple[bytes, bytes]:
-        """Begin the next piece of ``size`` bytes; return what goes before and after it.
-
-        Only called while it is live, with what begins at ``offset``.
-        """
-        ...
-
-    async def take_from(self, tap: Tap) -> bool:
-        """Take that piece from where it was put aside, or False as ``take``."""
-        ...
-
-    def wake(self) -> None:
-        """Look at the log: called while it is live and the log is finished."""
-        ...
-
-
-class Holder:
-    """Holds a log from its beginning; it is never live."""
-
-    offset = 0
-
-    async def take(self, piece: memoryview) -> bool:
-        """See ``Reader``."""
-        return False
-
-    def frame(self, size: int) -> tuple[bytes, bytes]:
-        """See ``Reader``."""
-        return b"", b""
-
-    async def take_from(self, tap: Tap) -> bool:
-        """See ``Reader``."""
-        return False
-
-    def wake(self) -> None:
-        """See ``Reader``."""
 
 
 class OutputLog:
@@ -147,9 +102,11 @@ class OutputLog:
         self._stores: list[Store] = [Head()]
         self._grown = trio.lowlevel.ParkingLot()
         self._space = trio.lowlevel.ParkingLot()
+        self._settled = trio.lowlevel.ParkingLot()
         self._users = 0
         self._is_discarded = False
         self._pending = memoryview(b"")
+        self._waits_from = 0  # the offset of a reader that is waited for
 
     # The pump's side
 
@@ -175,6 +132,22 @@ class OutputLog:
             self._pending = view
             self._took(store, written)
             await self._hand_on(piece)
+
+    async def wait_for_reader(self) -> None:
+        """Let the only reader become live, if it is on its way to that.
+
+        Once behind it would stay so: the log grows as fast as it is read.  One that takes
+        nothing is not waited for.
+        """
+        if self.live is not None or self._keep_all or len(self.readers) != 1:
+            return
+        (reader,) = self.readers
+        if reader.offset < self._waits_from:
+            return
+        with trio.move_on_after(ALONE_PATIENCE_S):
+            await self._settled.park()
+        if self.live is None:
+            self._waits_from = reader.offset + CATCH_UP_BYTES
 
     async def append_from(self, tap: Tap, size: int) -> int | None:
         """Keep what waits in a pipe, up to ``size`` bytes, without copying it here.
@@ -242,6 +215,7 @@ class OutputLog:
     def _leave_behind(self, live: Reader) -> None:
         """Let a reader that was live go on by itself."""
         live.wake()
+        self._waits_from = live.offset + 1  # it has been waited for
         if self.live is live:
             self.live = None
 
@@ -280,8 +254,8 @@ class OutputLog:
         if self._grown:
             self._grown.unpark_all()
         live = self.live
-        if live is not None and not await live.take(piece) and self.live is live:
-            self.live = None
+        if live is not None and not await live.take(piece):
+            self._leave_behind(live)
 
     async def _make_room(self, store: Store) -> None:
         """Open the next store, or wait for the slowest reader."""
@@ -349,9 +323,21 @@ class OutputLog:
             if self.live is reader:
                 self.live = None
             self.advanced()
+            self._settled.unpark_all()
             self._users -= 1
             if self._is_discarded and not self._users:
                 self._close()
+
+    @contextlib.contextmanager
+    def handing_on_to(self, reader: Reader) -> Iterator[None]:
+        """Have a reader that has taken everything live, until it is slower than that."""
+        self.live = reader
+        self._settled.unpark_all()
+        try:
+            yield
+        finally:
+            if self.live is reader:
+                self.live = None
 
     def advanced(self) -> None:
         """Take note that a reader has taken something."""

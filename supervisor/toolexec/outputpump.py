@@ -129,6 +129,7 @@ class OutputPump:
         """Move a piece; return its size, 0 at the end, None if it is to be copied."""
         while True:
             await self._take_turns()
+            await self._log.wait_for_reader()
             size = SPLICED_BYTES
             if self._last_bytes is not None:
                 size = min(size, self._last_bytes)

@@ -21,9 +21,10 @@ import trio
 
 from protocol import toolexec
 from supervisor.toolexec.chunks import ChunkedReader
+from supervisor.toolexec.logreaders import Holder
 from supervisor.toolexec.logstores import HEAD_BYTES
 from supervisor.toolexec.moments import Kind, Moment, Task
-from supervisor.toolexec.outputlog import PIECE_BYTES, Holder
+from supervisor.toolexec.outputlog import PIECE_BYTES
 from supervisor.toolexec.wire import Wire, chunked_head, trailer
 
 if TYPE_CHECKING:

@@ -348,6 +348,22 @@ async def test_a_reader_may_change_its_pace(scene: Scene) -> None:
     )
 
 
+# ADR 62: one that was behind is handed pieces again, although the tool is never done.
+async def test_a_reader_that_was_behind_becomes_live_again(tmp_path: Path) -> None:
+    async with opened_scene(tmp_path, log_limit_bytes=4 * MIB) as scene:
+        with await scene.connect() as sock:
+            await send(sock, scene.request(b"tool=yes", "X-Aifo-Exec-Id: b"))
+            await receive_until(sock, b"y\n")
+            (owner,) = scene.tool.children.values()
+            log = owner.live["b"].log
+            await eventually(lambda: bool(log._space))  # the log is full
+            got = 0
+            while log.live is None:
+                got += len(await receive(sock, MIB))
+                assert got < 256 * MIB
+        await eventually(lambda: not scene.tool._slots.used)
+
+
 async def test_a_slow_disk_is_written_in_threads(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
