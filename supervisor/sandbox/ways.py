@@ -3,8 +3,9 @@
 What it is: one check of what is held already.  What it is not: the walls' own look
 at links (``sandbox.links`` has the resolver, ``sandbox.paths`` what is seen).
 
-Rule: they are named by whoever runs the host, and are resolved anew at each start.  What stands where a child or its tools may write may be their work: a link that
-has come to stand in a grant's place would be a right to whatever it names.
+Rule: they are named by whoever runs the host, and are resolved anew at each start.  What
+stands where a child or its tools may write may be their work: a link that has come to
+stand in a grant's place would be a right to whatever it names.
 """
 
 # ruff: noqa: PTH115 - what is asked for is text

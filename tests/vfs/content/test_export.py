@@ -373,7 +373,7 @@ async def test_a_directory_that_is_not_flushed_is_told_precisely(
     more = {"insert_at_line": 1} if mode == "insert" else {}
     (hall.root / "a").write_text("old\n")
     before = ledger.used[SIZE_BYTES]
-    monkeypatch.setattr(host_file, "_sync_directory", _full)
+    monkeypatch.setattr(host_file, "sync_directory", _full)
     answer = await asking(
         process, "fd_to_file", fd="fd:1", file_path="a", mode=mode, **more
     )
