@@ -1,7 +1,8 @@
 """A child's private directories: its root, and a TMPDIR of its own.
 
 They are made when the child is spawned, 0700, and removed in the background when it has
-ended, before the host ends (spec S4).
+ended, before the host ends (spec S4).  What they lie in lets the group of a child's own
+user through, and nobody else (``sandbox.giving``).
 
 Rules of this file.
 

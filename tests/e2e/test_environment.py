@@ -167,8 +167,13 @@ def test_a_fresh_root_is_private_and_removed(tmp_path: Path) -> None:
     with running(*words, stdin=-1, env=env) as process:
         heard(process, b"ready\n")
         (kept,) = tmp_path.rglob("a")
-        for directory in (kept.parent, kept.parent.parent):
-            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        top = kept.parent.parent
+        assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+        # A child with a user of its own passes through, with that user's group.
+        way, user = top.stat(), (top / "tmp").stat().st_uid
+        passes = stat.S_IXGRP if user != os.geteuid() else 0
+        assert stat.S_IMODE(way.st_mode) == 0o700 | passes
+        assert way.st_gid == (user if passes else os.getegid())
         assert finished(process).status == 1  # `read` met the end of the file
     assert list(tmp_path.iterdir()) == []
 
