@@ -257,8 +257,7 @@ def _limit_resources(order: Order, _launchpad: int) -> None:
     for which, soft, hard in order.rlimits:
         # Not setrlimit: it turns EPERM into a ValueError.
         resource.prlimit(0, which, (soft, hard))
-    if "rlimits" in order.layers:
-        order.applied.append(("rlimits", f"{len(order.rlimits)} set"))
+    order.applied += order.limits_said()
 
 
 def _forbid_new_privileges(_order: Order, _nothing: None) -> str:
@@ -288,7 +287,7 @@ def _filter_calls(_order: Order, code: bytes) -> str:
 
 
 def _report(order: Order, _launchpad: int) -> None:
-    order.applied.append(("descriptors", f"exactly {sorted(order.targets)}"))
+    order.applied.append(order.fds_said())
     _tell(order, APPLIED, tuple(order.applied))
 
 

@@ -26,8 +26,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-_SYS_CLOSE_RANGE = 436
-_CLOSE_RANGE_CLOEXEC = 4
+SYS_CLOSE_RANGE = 436
+CLOSE_RANGE_CLOEXEC = 4
 # <asm/unistd.h>: newer architectures share one number. struct sigaction of the kernel
 # is 32 bytes at most: handler, flags, restorer, mask.
 _SYS_RT_SIGACTION = {"x86_64": 13}
@@ -206,9 +206,9 @@ def default_reserved_signals() -> None:
 
 def close_at_exec(first: int) -> None:
     """Mark every descriptor from `first` on close-on-exec: close_range(2)."""
-    last, flags = 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC
+    last, flags = 0xFFFFFFFF, CLOSE_RANGE_CLOEXEC
     try:
-        system_call(_SYS_CLOSE_RANGE, first, last, flags)
+        system_call(SYS_CLOSE_RANGE, first, last, flags)
     except OSError as error:
         if error.errno not in {errno.ENOSYS, errno.EINVAL, errno.EPERM}:
             raise

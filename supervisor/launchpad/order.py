@@ -120,6 +120,16 @@ class Order:
             raise OSError(errno.EMFILE, "a descriptor was not received")
         self.cwd_fd, *self.sources = fds
 
+    def limits_said(self) -> tuple[tuple[str, str], ...]:
+        """Return what is told of its limits once they are set, if they are a layer."""
+        if "rlimits" not in self.layers:
+            return ()
+        return (("rlimits", f"{len(self.rlimits)} set"),)
+
+    def fds_said(self) -> tuple[str, str]:
+        """Return what is told of its descriptors once they are in their places."""
+        return "descriptors", f"exactly {sorted(self.targets)}"
+
     def open_group(self) -> None:
         """Open the group of version 2 that the child is to be forked into, if any."""
         groups = self.layers.get("cgroup", ())

@@ -24,15 +24,17 @@ from __future__ import annotations
 # `signal` imports `enum`: 4 ms of a start that takes 9.
 import _signal  # type: ignore[import-not-found]
 import ctypes
-import errno
 import os
 import struct
 
 from supervisor.launchpad import life
 from supervisor.launchpad.family import Child
+from supervisor.launchpad.fork import NO_PROCESS, SIGCHLD, CloneArguments
 from supervisor.launchpad.kernel import (
+    CLOSE_RANGE_CLOEXEC,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
+    SYS_CLOSE_RANGE,
     system_call,
 )
 
@@ -77,28 +79,21 @@ PLAIN_LAYERS = frozenset({"rlimits"})
 
 # <asm/unistd.h> of x86-64.
 _MMAP, _DUP2, _EXECVE, _FCHDIR, _UMASK, _SETSID, _PRCTL = 9, 33, 59, 81, 95, 112, 157
-_PRLIMIT64, _CLOSE_RANGE = 302, 436
-# <linux/close_range.h>, <linux/sched.h>
-_CLOSE_RANGE_CLOEXEC = 4
+_PRLIMIT64 = 302
 _LAST_FD = 0xFFFFFFFF
+# <linux/sched.h>
 _CLONE_VM, _CLONE_CLEAR_SIGHAND = 0x100, 0x100000000
 # <linux/mman.h>
 _PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
 _PAGE_BYTES = 4096
 
-# struct clone_args in its first form: flags, pidfd, child_tid, parent_tid, exit_signal,
-# stack, stack_size, tls. Without a stack the child is where its parent is, and stays.
-_CLONE_ARGUMENTS = struct.pack(
-    "8Q", _CLONE_VM | _CLONE_CLEAR_SIGHAND, 0, 0, 0, int(_signal.SIGCHLD), 0, 0, 0
-)
+# Without a stack the child is where its parent is, and stays there.
+_ARGUMENTS = CloneArguments(_CLONE_VM | _CLONE_CLEAR_SIGHAND, exit_signal=SIGCHLD)
 _CALL = struct.Struct("7Qq")
 _RLIMIT = struct.Struct("2Q")
 _POINTER_BYTES = 8
 _CALL_WORDS = 8
 _UNSIGNED = 0xFFFFFFFFFFFFFFFF
-
-# There is no process to be had, and none by fork(2) either.
-_NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
 
 
 class CallList:
@@ -134,10 +129,7 @@ class CallList:
             )
         )
         self.address = ctypes.addressof(self._calls)
-        applied = [("session", "own"), ("descriptors", _exactly(order))]
-        if "rlimits" in order.layers:
-            applied.insert(1, ("rlimits", f"{len(order.rlimits)} set"))
-        self.applied = tuple(applied)
+        self.applied = (("session", "own"), *order.limits_said(), order.fds_said())
 
     def _of(self, order: Order) -> Iterator[tuple[str, Call]]:
         """Yield the calls, each with its row of ``launchpad.child.STEPS``."""
@@ -146,7 +138,7 @@ class CallList:
         yield "cwd", (_FCHDIR, order.cwd_fd)
         if order.umask is not None:
             yield "umask", (_UMASK, order.umask)
-        yield "descriptors", (_CLOSE_RANGE, 0, _LAST_FD, _CLOSE_RANGE_CLOEXEC)
+        yield "descriptors", (SYS_CLOSE_RANGE, 0, _LAST_FD, CLOSE_RANGE_CLOEXEC)
         for source, target in zip(order.sources, order.targets, strict=True):
             yield "descriptors", (_DUP2, source, target)
         at = ctypes.addressof(self._limits)
@@ -185,7 +177,7 @@ class Starter:
             return
         try:
             # Whether it is known; no descriptor has that number.
-            system_call(_CLOSE_RANGE, _LAST_FD, _LAST_FD, _CLOSE_RANGE_CLOEXEC)
+            system_call(SYS_CLOSE_RANGE, _LAST_FD, _LAST_FD, CLOSE_RANGE_CLOEXEC)
             self._start = _loaded(bytes.fromhex("".join(code for code, _ in LISTING)))
         except OSError:
             return
@@ -222,10 +214,9 @@ class Starter:
         if self._start is None or lowest <= max(order.targets, default=-1):
             return None
         calls = CallList(order)
-        arguments = ctypes.create_string_buffer(_CLONE_ARGUMENTS)
-        size = len(_CLONE_ARGUMENTS)
-        pid = self._start(ctypes.addressof(arguments), size, calls.address)
-        if -pid in _NO_PROCESS:
+        size = ctypes.sizeof(_ARGUMENTS)
+        pid = self._start(ctypes.addressof(_ARGUMENTS), size, calls.address)
+        if -pid in NO_PROCESS:
             raise OSError(-pid, os.strerror(-pid))
         if pid < 0:  # a filter, or a kernel that does not know the flag
             self._start = None
@@ -235,10 +226,6 @@ class Starter:
         child = Child(life.STARTING, pid, report)
         child.calls = self._unheard.pop()
         return child
-
-
-def _exactly(order: Order) -> str:
-    return f"exactly {sorted(order.targets)}"
 
 
 def _loaded(code: bytes) -> Callable[[int, int, int], int]:
