@@ -1,5 +1,6 @@
 """The host goes before others while many clients ask at once, and only then (ADR 63)."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -81,8 +82,10 @@ trio.run(main, int(sys.argv[1]))
 def run(
     program: str, *words: str, leads: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program, in a session of its own if it is to lead one."""
+    """Run a program in a new session, as the one that leads it or as one of it."""
     argv = [sys.executable, "-c", program, *words]
+    if not leads:  # the shell does, and has something to do after it
+        argv = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *argv]
     return subprocess.run(
         argv,
         cwd=ROOT,
@@ -90,7 +93,7 @@ def run(
         text=True,
         timeout=60,
         check=False,
-        start_new_session=leads,
+        start_new_session=True,
     )
 
 
@@ -115,7 +118,28 @@ def test_a_crowd_is_as_many_turns_in_a_row_and_so_is_its_end() -> None:
 def test_who_does_not_lead_its_session_leaves_its_group_alone() -> None:
     told = run(ALONE, leads=False)
     assert told.stderr == ""
-    assert {line.split()[1] for line in told.stdout.splitlines()} == {"False"}
+    assert set(told.stdout.splitlines()) == {"0 False"}
+
+
+# Who was started by the first process of a machine, and no session begun since, has no
+# group of its own: it says so by an empty line, and takes no weight.
+@pytest.mark.parametrize("fault", [errno.EINVAL, errno.EPERM])
+def test_who_has_no_group_of_its_own_asks_once(
+    monkeypatch: pytest.MonkeyPatch, fault: int
+) -> None:
+    asked: list[bytes] = []
+
+    def refuse(nice: bytes) -> None:
+        asked.append(nice)
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr("supervisor.session.precedence._ask_for", refuse)
+    monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
+    one = Precedence()
+    for _ in range(3 * TURNS):
+        one.turn(CROWD)
+    assert not one.is_ahead
+    assert asked == [b"-10"]
 
 
 def test_who_may_not_ask_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
