@@ -113,7 +113,8 @@ class Child(ChildClients):
     async def _start(self, stack: AsyncExitStack) -> None:
         host = self._host
         spec = self.spec
-        policy = self._make_policy(stack)
+        cwd_fd = self._hold_directory(stack, spec.cwd)
+        policy = self._make_policy(stack, cwd_fd)
         ledger = Ledger(
             open_files=spec.max_open_files,
             clients=host.settings.clients_per_child,
@@ -130,7 +131,6 @@ class Child(ChildClients):
         self.session.on_attach = self._attach
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
-        cwd_fd = self._hold_directory(stack, spec.cwd)
         wanted = self.wanted = self._wanted(stack)
         stack.push_async_callback(self._wait_swept)
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
@@ -155,9 +155,8 @@ class Child(ChildClients):
         stack.push_async_callback(self._close_sessions)
         return nursery
 
-    def _make_policy(self, stack: AsyncExitStack) -> Policy:
+    def _make_policy(self, stack: AsyncExitStack, cwd_fd: int) -> Policy:
         spec = self.spec
-        cwd_fd = self._hold_directory(stack, spec.cwd)
         places = self.places = spec.open_places(self._host.settings.written)
         stack.callback(close_places, places)
         return Policy(

@@ -6,6 +6,7 @@ conversation, which is a session's.
 
 from __future__ import annotations
 
+import _socket
 import os
 import socket
 
@@ -46,9 +47,10 @@ class Ends:
             self.side = side
             self._host = (requests_out, replies_in)
         else:
-            ours, theirs = socket.socketpair()
-            self._child.append(theirs.detach())
-            self._host = (ours.detach(),)
+            # Not `socket.socketpair`, which asks each for its name.
+            door, childs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+            self._child.append(childs.detach())
+            self._host = (door.detach(),)
         for fd in self._host:
             os.set_blocking(fd, False)
 

@@ -139,7 +139,7 @@ class ChildSpec:
                 may_read, may_write = path in self.read, path in self.write
                 places.append(hold(path, read=may_read, write=may_write))
             names = (self.root, *dict.fromkeys((*self.read, *self.write)))
-            held = map(_path_of, places)
+            held = (os.fsdecode(place.prefixes[-1]) for place in places)
             own = (self.root, *self.write)
             check_ways(dict(zip(names, held, strict=True)), (*written, *own))
         except BaseException:
@@ -160,13 +160,6 @@ def _check_directory(path: str, root: Place) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "the root is no directory", path)
     why = "there is no such root; make it first"
     raise FileNotFoundError(errno.ENOENT, why, path)
-
-
-def _path_of(place: Place) -> str:
-    """Return the path of what is held, as it is now."""
-    (fd,) = place.backend.descriptors()
-    path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - a str
-    return path if place.only is None else f"{path}/{os.fsdecode(place.only)}"
 
 
 def minimal_env(tmp: str) -> dict[str, str]:

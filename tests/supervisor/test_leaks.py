@@ -52,7 +52,7 @@ async def test_a_host_at_work_explains_everything(stage: Stage, transport: str) 
     explained = report["explained"]
     assert explained["open file"] == 3  # a staged file holds its directory too
     assert explained["pidfd"] == 1
-    assert explained["working directory"] == 2
+    assert explained["working directory"] == 1
     assert explained["root or grant"] == 1
     # Its own and the attached one; two pipes and the socket beside them.
     assert explained["connection"] == (2 if transport == "socketpair" else 3)
