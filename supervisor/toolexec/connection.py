@@ -30,11 +30,12 @@ from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
+from supervisor.toolexec.heads import RefusedAtOnceError
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.replies import Replies
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
-from supervisor.toolexec.wire import GoneError, RefusedAtOnceError
+from supervisor.toolexec.wire import GoneError
 
 if TYPE_CHECKING:
     import socket

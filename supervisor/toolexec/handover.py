@@ -48,11 +48,11 @@ from supervisor.toolexec.handover_state import (
     ToolExecState,
 )
 from supervisor.toolexec.handover_stores import store_from, store_state
+from supervisor.toolexec.heads import chunked_head
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.outputpump import OutputPump
 from supervisor.toolexec.server import unix_listener_on
-from supervisor.toolexec.wire import chunked_head
 
 if TYPE_CHECKING:
     from supervisor.child import Child
@@ -351,7 +351,6 @@ def _task_from(
         return None
     execution = service.entered[left.child][left.number]
     wire = connection.wire
-    wire.pretend_received()
     task = Task(
         execution,
         Kind(left.kind),

@@ -21,11 +21,12 @@ import trio
 
 from protocol import toolexec
 from supervisor.toolexec.chunks import ChunkedReader
+from supervisor.toolexec.heads import chunked_head, trailer
 from supervisor.toolexec.logreaders import Holder
 from supervisor.toolexec.logstores import HEAD_BYTES
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import PIECE_BYTES
-from supervisor.toolexec.wire import Wire, chunked_head, trailer
+from supervisor.toolexec.wire import Wire
 
 if TYPE_CHECKING:
     import socket
@@ -206,7 +207,7 @@ class Replies:
             if start < until:
                 parts += _chunk(await log.read(start, until - start))
         task.moment = Moment.LAST
-        await self.wire.send(*parts, trailer(execution.code or 0))
+        await self.wire.send_last(*parts, trailer(execution.code or 0))
 
     async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
         execution = task.execution

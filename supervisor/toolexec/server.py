@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.toolexec import BUSY, Exec, Notify, Replay
-from supervisor.accepting import accepted, make_room
+from supervisor.accepting import accepted_socket, make_room
 from supervisor.control.socket import identity_of, listening, listening_on
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.throttle import Throttle
@@ -163,16 +163,18 @@ class Server:
         self, task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Accept and serve until cancelled."""
+        # The same descriptor: what is accepted at it needs no stream of Trio's.
+        beneath = self._listener.socket
+        plain = socket.socket(beneath.family, beneath.type, 0, beneath.fileno())
         places = self._service.places
         places.listeners += 1
         places.descriptors.hold(1)
         try:
             async with self._listener, trio.open_nursery() as self._nursery:
                 task_status.started(self)
-                while True:
-                    await self._service.gate.passed()
-                    await self._accept(self._nursery)
+                await self._serve_next(plain, self._nursery)
         finally:
+            plain.detach()
             places.listeners -= 1
             places.descriptors.hold(-1)
 
@@ -180,29 +182,29 @@ class Server:
         """Go on with a connection of the program before; see ``Connection.serve``."""
         if self._nursery is None:
             raise RuntimeError("a server that does not run has no connections")
-        self._enter(self._nursery, connection, task, unsent)
+        number = self._take_place(connection)
+        self._nursery.start_soon(self._own, connection, number, task, unsent)
 
-    async def _accept(self, nursery: trio.Nursery) -> None:
-        """Accept one connection, once there is room for it."""
+    async def _serve_next(self, plain: socket.socket, nursery: trio.Nursery) -> None:
+        """Accept a connection and serve it, while another task accepts the next.
+
+        So it is served at once, and not a turn of the loop later.
+        """
+        await self._service.gate.passed()
         while len(self._refused) >= MAX_REFUSED and not self._can_make_room():
             self._room = trio.Event()
             await self._room.wait()
-        new = (await accepted(self._listener, self._tell_of_shortage)).socket
-        family, kind = new.family, new.type
-        # The plain socket beneath: its calls need no task switch when they do not wait.
-        sock = socket.socket(family, kind, 0, new.detach())
-        sock.setblocking(False)
+        sock = await accepted_socket(plain, self._tell_of_shortage)
+        nursery.start_soon(self._serve_next, plain, nursery)
         # A piece of output should fit, or the host waits in the middle of each; the
         # kernel takes as much of this as wmem_max allows.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         make = partial(_Shared, self) if self._is_shared else Connection
         connection = make(self._service, sock, self.heads)
         if self._has_place() or make_room(self.connections.values()) is not None:
-            self._enter(nursery, connection)
+            await self._own(connection, self._take_place(connection))
         else:
-            self._refused[sock.fileno()] = connection
-            self._service.places.descriptors.hold(1)
-            nursery.start_soon(self._refuse, connection, sock.fileno())
+            await self._refuse(connection)
 
     def _has_place(self) -> bool:
         return self._service.places.has_one(len(self.connections))
@@ -216,21 +218,19 @@ class Server:
             text = f"toolexec: cannot accept a connection: {why.strerror}"
             self._service.log("ERROR", f"{text}; those that come wait")
 
-    def _enter(
-        self,
-        nursery: trio.Nursery,
-        connection: Connection,
-        task: Task | None = None,
-        unsent: bytes = b"",
-    ) -> None:
-        # Counted before its task begins: more may be accepted until then.
+    def _take_place(self, connection: Connection) -> int:
+        """Count a connection before its task begins: more may be accepted until then."""
         number = connection.wire.sock.fileno()
         self.connections[number] = connection
         self._service.places.take(1)
-        nursery.start_soon(self._own, connection, number, task, unsent)
+        return number
 
     async def _own(
-        self, connection: Connection, number: int, task: Task | None, unsent: bytes
+        self,
+        connection: Connection,
+        number: int,
+        task: Task | None = None,
+        unsent: bytes = b"",
     ) -> None:
         try:
             await connection.serve(task, unsent)
@@ -239,7 +239,10 @@ class Server:
             self._service.places.take(-1)
             self._room.set()
 
-    async def _refuse(self, connection: Connection, number: int) -> None:
+    async def _refuse(self, connection: Connection) -> None:
+        number = connection.wire.sock.fileno()
+        self._refused[number] = connection
+        self._service.places.descriptors.hold(1)
         try:
             await connection.refuse_at_once(BUSY)
         finally:

@@ -21,26 +21,26 @@ from __future__ import annotations
 import re
 import socket
 from contextlib import suppress
-from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-import h11
 import trio
 
 from protocol import toolexec
 from protocol.toolexec_body import (
-    MAX_HEAD_BYTES,
     BodyReader,
     BodyTooLargeError,
     FramingError,
     HeadReader,
     HeadTooLargeError,
 )
+from supervisor.toolexec import heads
+from supervisor.toolexec.heads import RefusedAtOnceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from protocol.toolexec import Head, Refusal
+    from supervisor.toolexec.heads import Headers
     from supervisor.toolexec.throttle import Throttle
 
 HEAD_TIMEOUT_S = 10.0
@@ -66,26 +66,7 @@ most are that short, and a bad one is told so first (spec: order of checks)."""
 SMALL_HEAD_BYTES = 2048
 """Longest head that is parsed when it comes; h11 may take 0.2 us for a byte."""
 
-CONTENT_TYPE = (b"Content-Type", b"text/plain; charset=utf-8")
-CLOSE = (b"Connection", b"close")
-
-# Some clients of old sent one more behind a request's body (RFC 9112, 2.2).
-_EMPTY_LINE = re.compile(rb"\A\r?\n")
 _IS_HEAD = re.compile(rb"(?:\r?\n)?HEAD ")
-
-# h11 joins folded lines and takes any HTTP/x.y; RFC 9112 (5.2) lets a server refuse.
-_FOLDED = re.compile(rb"\n[ \t]")
-_VERSIONS = (b"1.0", b"1.1")
-
-Headers = list[tuple[bytes, bytes]]
-
-
-class RefusedAtOnceError(Exception):
-    """A request that is refused before all of it was read."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.status)
-        self.refusal = refusal
 
 
 class GoneError(Exception):
@@ -97,7 +78,7 @@ class Wire:
 
     Args:
         sock: non-blocking; owned.
-        heads: the turn in which large heads are parsed.
+        turn: in which large heads are parsed.
 
     Attributes:
         received: what brings another wire to where this one is in its request, while
@@ -105,14 +86,12 @@ class Wire:
         unsent: what the client has not taken of what is being sent.
     """
 
-    def __init__(self, sock: socket.socket, heads: Throttle) -> None:
+    def __init__(self, sock: socket.socket, turn: Throttle) -> None:
         self.sock = sock
-        self._heads = heads
-        self._http = h11.Connection(
-            h11.SERVER, max_incomplete_event_size=2 * MAX_HEAD_BYTES
-        )
+        self._turn = turn
         self._ahead = b""  # received and not looked at
         self._is_head = False
+        self._wants_100 = False
         self.received: list[bytes | bytearray] = []
         self.unsent = memoryview(b"")
 
@@ -132,9 +111,10 @@ class Wire:
             GoneError: it did not come.
             OSError: the connection failed.
         """
-        head = None
-        with trio.move_on_after(HEAD_TIMEOUT_S):
-            head = await self._receive_head()
+        head = self._head_that_is_there()
+        if head is None:
+            with trio.move_on_after(HEAD_TIMEOUT_S):
+                head = await self._receive_head()
         if head is None:
             raise GoneError
         try:
@@ -158,16 +138,30 @@ class Wire:
         """Receive first what was received before, by another program of this host."""
         self._ahead = data
 
-    def pretend_received(self) -> None:
-        """Be as after a request, of which another program sends the reply's beginning."""
-        self._http.receive_data(
-            b"POST / HTTP/1.1\r\nHost: -\r\nContent-Length: 0\r\n\r\n"
-        )
-        self._http.next_event()
-
     def _feed(self, body: BodyReader, data: bytes) -> None:
         body.feed(data)
         self.received[1:] = body.held()
+
+    def _head_that_is_there(self) -> Head | None:
+        """Return a small head that came with its connection, whole, as most do."""
+        data = self._ahead = self._ahead or self._there()
+        try:
+            cut = HeadReader().feed(data)
+        except HeadTooLargeError:
+            return None
+        if cut is None or len(cut[0]) > SMALL_HEAD_BYTES:
+            return None
+        text, self._ahead = cut
+        self._is_head = _IS_HEAD.match(text) is not None
+        self.received = [text]
+        return self._parse(text)
+
+    def _there(self) -> bytes:
+        """Return what has come; nothing may mean the end."""
+        try:
+            return self.sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return b""
 
     async def _receive_head(self) -> Head:
         reader = HeadReader()
@@ -191,26 +185,14 @@ class Wire:
                 self.received = [text]
                 if len(text) <= SMALL_HEAD_BYTES:
                     return self._parse(text)
-                async with self._heads.taken():
+                async with self._turn.taken():
                     return self._parse(text)
             await trio.lowlevel.checkpoint()
 
     def _parse(self, text: bytes) -> Head:
-        text = _EMPTY_LINE.sub(b"", text, count=1)
-        try:
-            self._http.receive_data(text)
-            event = self._http.next_event()
-        except h11.RemoteProtocolError as why:
-            # Without the line itself, which may hold a token.
-            reason, _, _ = str(why).partition(": bytearray")
-            raise RefusedAtOnceError(toolexec.bad_request(reason)) from None
-        if not isinstance(event, h11.Request):
-            raise RefusedAtOnceError(toolexec.bad_request("no request"))
-        if _FOLDED.search(text) or event.http_version not in _VERSIONS:
-            refusal = toolexec.bad_request("a folded header or another HTTP")
-            raise RefusedAtOnceError(refusal)
-        headers = list(event.headers)
-        return toolexec.Head(event.method, event.target, headers, event.http_version)
+        read = heads.read_small if len(text) <= SMALL_HEAD_BYTES else heads.read
+        head, self._wants_100 = read(text)
+        return head
 
     async def _receive_body(
         self,
@@ -222,9 +204,8 @@ class Wire:
         if isinstance(turn, toolexec.Refusal):
             raise RefusedAtOnceError(turn)
         with trio.move_on_after(BODY_DEADLINE_S) as deadline:
-            if self._http.they_are_waiting_for_100_continue and not self._ahead:
-                go_on = h11.InformationalResponse(status_code=100, headers=[])
-                await self.send(self._http.send(go_on))
+            if self._wants_100 and not self._ahead:
+                await self.send(heads.go_on())
             while not body.is_complete:
                 # Where another program can have it until its turn has come.
                 self._ahead = await self._receive_more()
@@ -293,6 +274,25 @@ class Wire:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self.sock)
 
+    async def send_last(self, *parts: bytes) -> None:
+        """Send the last of a reply, and close on its heels.
+
+        A client that reads to the end finds that as well, and is not woken up for it.
+
+        Raises:
+            OSError: the client is gone.
+        """
+        data = b"".join(parts)
+        trio.lowlevel.notify_closing(self.sock)
+        try:
+            sent = self.sock.send(data, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(data):
+            self.sock.close()
+        else:
+            await self.send(data[sent:])
+
     async def reply(
         self, status: int, body: bytes, exit_code: int, headers: Headers | None = None
     ) -> None:
@@ -302,7 +302,7 @@ class Wire:
 
     async def reply_nothing(self) -> None:
         """Send a 204."""
-        await self.send(self._head(204, [CLOSE]))
+        await self.send(heads.written(204, [heads.CLOSE]))
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal."""
@@ -311,21 +311,14 @@ class Wire:
 
     def head(self, status: int, length: int, exit_code: int, headers: Headers) -> bytes:
         """Return the head of a reply whose length is known."""
-        return self._head(
-            status,
-            [
-                CONTENT_TYPE,
-                (b"X-Exit-Code", b"%d" % exit_code),
-                *headers,
-                (b"Content-Length", b"%d" % length),
-                CLOSE,
-            ],
-        )
-
-    def _head(self, status: int, headers: Headers) -> bytes:
-        reason = toolexec.REASONS[status]
-        event = h11.Response(status_code=status, headers=headers, reason=reason)
-        return self._http.send(event) or b""
+        headers = [
+            heads.CONTENT_TYPE,
+            (b"X-Exit-Code", b"%d" % exit_code),
+            *headers,
+            (b"Content-Length", b"%d" % length),
+            heads.CLOSE,
+        ]
+        return heads.written(status, headers)
 
     async def drain(self) -> None:
         """Say that no more will come, and read on for a while (rule 3)."""
@@ -334,49 +327,7 @@ class Wire:
             await self.wait_gone()
 
     def close(self) -> None:
-        """Close the connection; what was sent is delivered."""
-        trio.lowlevel.notify_closing(self.sock)
-        self.sock.close()
-
-
-# Of what is the same in every reply h11 makes the bytes once.
-
-
-def chunked_head(exec_id: str) -> bytes:
-    """Return the head of a reply in chunks; ``trailer`` ends it."""
-    before, after = _chunked_head()
-    return before + exec_id.encode() + after
-
-
-@cache
-def _chunked_head() -> tuple[bytes, bytes]:
-    """Return what stands before and after the execution's id."""
-    mark = b"----"
-    headers = [
-        CONTENT_TYPE,
-        (b"X-Exec-Id", mark),
-        (b"Transfer-Encoding", b"chunked"),
-        (b"Trailer", b"X-Exit-Code"),
-        CLOSE,
-    ]
-    before, _, after = _written(headers)[0].partition(mark)
-    return before, after
-
-
-@lru_cache(maxsize=256)  # as many as there are exit codes
-def trailer(exit_code: int) -> bytes:
-    """Return the last chunk with the exit code behind it."""
-    headers = [CONTENT_TYPE, (b"Transfer-Encoding", b"chunked"), CLOSE]
-    return _written(headers, [(b"X-Exit-Code", b"%d" % exit_code)])[1]
-
-
-def _written(headers: Headers, trailers: Headers | None = None) -> tuple[bytes, bytes]:
-    """Return what h11 sends for a streamed reply: its head, and its end."""
-    http = h11.Connection(h11.SERVER)
-    http.receive_data(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    http.next_event()
-    response = h11.Response(
-        status_code=200, headers=headers, reason=toolexec.REASONS[200]
-    )
-    head = http.send(response) or b""
-    return head, http.send(h11.EndOfMessage(headers=trailers or [])) or b""
+        """Close the connection; what was sent is delivered.  A second call does nothing."""
+        if self.sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(self.sock)
+            self.sock.close()

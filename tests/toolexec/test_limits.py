@@ -254,6 +254,8 @@ async def test_who_waits_is_served_when_one_goes(
     monkeypatch.setattr(server, "MAX_REFUSED", 0)
     with ExitStack() as stack:
         first = stack.enter_context(await scene.connect())
+        await eventually(lambda: any(one.connections for one in scene.tool.servers))
+        await trio.testing.wait_all_tasks_blocked()
         await send(first, scene.request(b"tool=sleep&arg=1000"))
         await eventually(lambda: scene.tool._slots.used == 1)
         # The one that was awaited when the first could still have made room.

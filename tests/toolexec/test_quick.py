@@ -1,0 +1,204 @@
+"""What a short tool costs no more than once: turns of the loop, heads, wake-ups (ADR 69)."""
+
+import errno
+import os
+import socket
+
+import pytest
+import trio
+import trio.testing
+
+from protocol import toolexec
+from supervisor.accepting import ACCEPT_PAUSE_S, accepted_socket
+from supervisor.toolexec import heads
+from supervisor.toolexec.throttle import Throttle
+from supervisor.toolexec.wire import Wire
+from tests.helpers.hosts import eventually
+from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
+
+HEAD = b"POST /exec HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends that do not block."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    return ours, theirs
+
+
+# Heads that are remembered
+
+
+def test_a_small_head_is_read_once() -> None:
+    heads.read_small.cache_clear()
+    first, again = heads.read_small(HEAD), heads.read_small(bytes(bytearray(HEAD)))
+    assert again is first
+    assert first == heads.read(HEAD)
+    for number in range(2 * heads.KNOWN_HEADS):
+        heads.read_small(HEAD[:-2] + b"X: %d\r\n\r\n" % number)
+    assert heads.read_small.cache_info().currsize == heads.KNOWN_HEADS
+
+
+@pytest.mark.parametrize(
+    "text", [b"nothing\r\n\r\n", b"POST / HTTP/3.7\r\n\r\n", b"G\r\n b\r\n\r\n"]
+)
+def test_a_head_that_is_none_is_so_each_time(text: bytes) -> None:
+    for _ in range(2):
+        with pytest.raises(heads.RefusedAtOnceError) as caught:
+            heads.read_small(text)
+        assert caught.value.refusal.status == 400
+
+
+@pytest.mark.slow
+# spec E4: a token of a child that has ended is as unknown as one that never was.
+async def test_a_head_that_was_read_before_is_asked_for_its_token_again(
+    scene: Scene,
+) -> None:
+    request = scene.request(b"tool=true")
+    assert (await scene.say(request)).status == 200
+    executions = scene.tool.children[scene.child.puppet.child.id]
+    scene.tool.tokens.revoke(executions.token)
+    refused = await scene.say(request)
+    assert (refused.status, refused.body) == (401, toolexec.UNAUTHORIZED.body)
+    scene.tool.tokens.adopt(executions.token, executions)
+    assert (await scene.say(request)).status == 200
+
+
+@pytest.mark.slow
+# RFC 9110, 10.1.1
+async def test_who_waits_to_go_on_is_told_so_each_time(scene: Scene) -> None:
+    head = scene.head(9, "Expect: 100-continue")
+    for _ in range(2):
+        with await scene.connect() as sock:
+            await send(sock, head)
+            assert await receive_until(sock, b"\r\n\r\n") == b"HTTP/1.1 100 \r\n\r\n"
+            await send(sock, b"tool=true")
+            assert parse(await receive_all(sock)).status == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 60, -1])
+# spec E9: it may come in pieces, at whatever byte it is cut.
+async def test_a_request_that_is_not_whole_at_first(scene: Scene, size: int) -> None:
+    request = scene.request(b"tool=true")
+    with await scene.connect() as sock:
+        await send(sock, request[:size])
+        await trio.testing.wait_all_tasks_blocked()
+        await send(sock, request[size:])
+        assert parse(await receive_all(sock)).status == 200
+
+
+# The last bytes
+
+
+async def test_the_end_comes_on_the_heels_of_the_last_bytes() -> None:
+    ours, theirs = pair()
+    wire = Wire(ours, Throttle())
+    with theirs:
+        await wire.send_last(b"a", b"b")
+        assert theirs.recv(16) == b"ab"
+        assert theirs.recv(16) == b""
+        wire.close()  # once more
+    assert ours.fileno() == -1
+
+
+async def test_last_bytes_for_which_there_is_no_room_yet_are_waited_for() -> None:
+    ours, theirs = pair()
+    last = b"e" * 4_000_000
+    wire = Wire(ours, Throttle())
+    with theirs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.send_last, last)
+            await trio.testing.wait_all_tasks_blocked()
+            assert 0 < len(wire.unsent) < len(last)
+            got = bytearray()
+            while len(got) < len(last):
+                got += theirs.recv(1 << 20)
+                await trio.testing.wait_all_tasks_blocked()
+        assert got == last
+        wire.close()
+        assert theirs.recv(1) == b""
+
+
+async def test_last_bytes_for_somebody_who_is_gone() -> None:
+    ours, theirs = pair()
+    theirs.close()
+    wire = Wire(ours, Throttle())
+    with pytest.raises(BrokenPipeError):
+        await wire.send_last(b"x")
+    wire.close()
+    assert ours.fileno() == -1
+
+
+# Accepting
+
+
+class Failing(socket.socket):
+    """A listener whose next calls fail."""
+
+    def __init__(self, *faults: int) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.setblocking(False)
+        self.bind(b"")  # a name of the kernel's choice
+        self.listen(8)
+        self.faults = list(faults)
+
+    def accept(self) -> tuple[socket.socket, object]:
+        """Fail as long as there are faults."""
+        if self.faults:
+            number = self.faults.pop(0)
+            raise OSError(number, os.strerror(number))
+        return super().accept()
+
+
+@pytest.mark.parametrize("fault", [errno.ECONNABORTED, errno.EPERM, errno.EPROTO])
+# Source: accept(2), "Error handling".
+async def test_who_vanished_in_the_queue_is_passed_over(fault: int) -> None:
+    told: list[OSError] = []
+    with Failing(fault, fault) as listener, socket.socket(socket.AF_UNIX) as client:
+        client.connect(listener.getsockname())
+        with await accepted_socket(listener, told.append) as sock:
+            assert not sock.getblocking()
+            assert not sock.get_inheritable()
+    assert told == []
+
+
+# attack 18
+async def test_a_lack_is_told_and_who_came_waits_in_the_queue(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    told: list[OSError] = []
+    begun = trio.current_time()
+    with Failing(errno.EMFILE, errno.ENFILE) as listener:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(listener.getsockname())
+            (await accepted_socket(listener, told.append)).close()
+    assert [why.errno for why in told] == [errno.EMFILE, errno.ENFILE]
+    assert trio.current_time() - begun == pytest.approx(2 * ACCEPT_PAUSE_S)
+
+
+async def test_who_is_about_to_end_takes_nobody() -> None:
+    with Failing() as listener, socket.socket(socket.AF_UNIX) as client:
+        client.connect(listener.getsockname())
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            (await accepted_socket(listener, lambda _: None)).close()
+        assert scope.cancelled_caught
+        listener.accept()[0].close()  # it is there for the next program
+
+
+async def test_a_listener_that_is_of_no_use_any_more_is_a_fault() -> None:
+    with Failing(errno.EINVAL) as listener, pytest.raises(OSError, match="Invalid"):
+        await accepted_socket(listener, lambda _: None)
+
+
+@pytest.mark.slow
+# spec S5: while one is served the next is accepted, and each of many.
+async def test_others_are_accepted_while_one_is_served(scene: Scene) -> None:
+    with await scene.connect() as first, await scene.connect() as second:
+        await send(first, scene.request(b"tool=sleep&arg=1000"))
+        await eventually(lambda: scene.tool._slots.used == 1)
+        assert (await scene.run("tool=true")).status == 200
+        await send(second, scene.request(b"tool=true"))
+        assert parse(await receive_all(second)).status == 200
