@@ -42,8 +42,9 @@ OWN_DESCRIPTORS = 8
 """Of a child, while it is there: of its connection, process, root and working directory,
 its private directory and its log."""
 
-ATTACHED_DESCRIPTORS = 1
-"""Of one more connection."""
+ATTACHED_DESCRIPTORS = 3
+"""Of one more connection: its own, and two for what is asked on it, a payload that goes to
+a file and is mapped from there, or a call of the model."""
 
 _MODES = {**MODES, KEPT_WORD: KEPT}
 
@@ -92,7 +93,7 @@ class Filesystem(OpenFiles):
             OSError: ``EUSERS``: the child has as many connections as it may (S7);
                 ``EMFILE``: one more would be taken from the host's reserve.
         """
-        if parent is not None and len(self.tables.files) >= self._max_host_files:
+        if parent is not None and self.spare < ATTACHED_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not ledger.charge(CLIENTS, 1):
             raise OSError(errno.EUSERS, os.strerror(errno.EUSERS))

@@ -156,6 +156,7 @@ class Policy:
         document: bytes,
         ledger: Ledger | None = None,
         models: frozenset[str] | None = None,
+        room: int | None = None,
     ) -> Policy:
         """Return a policy with at most these rights (spec A5).
 
@@ -167,6 +168,7 @@ class Policy:
             ledger: charged an open file for each place that is new, for each is held
                 open (attack 18); given back by whoever closes them.
             models: those that may be asked for; None where the host has none at all.
+            room: how many places the host has descriptors for, None for any number.
 
         Raises:
             RightsError: the document is not of that form, or asks for what this policy
@@ -185,8 +187,7 @@ class Policy:
         for index, names in enumerate((wanted.read, wanted.write)):
             for name in names or ():
                 rights.setdefault(_bytes_of(name), [False, False])[index] = True
-        if ledger is not None and not ledger.charge(OPEN_FILES, len(rights)):
-            raise RightsError("too many names: each takes the place of an open file")
+        _charge(len(rights), ledger, room)
         places: list[Place] = []
         try:
             for raw, (read, write) in rights.items():
@@ -225,6 +226,13 @@ class Policy:
             with contextlib.suppress(AccessDeniedError):  # another may hold it
                 return place.part(rest, read=read, write=write)
         raise AccessDeniedError
+
+
+def _charge(names: int, ledger: Ledger | None, room: int | None) -> None:
+    if room is not None and names > max(0, room):
+        raise RightsError("too many names: the host has no descriptors for them")
+    if ledger is not None and not ledger.charge(OPEN_FILES, names):
+        raise RightsError("too many names: each takes the place of an open file")
 
 
 def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:

@@ -137,6 +137,17 @@ policy = "other"
 """
 
 
+HOLDS = """
+[policy.greedy]
+root = "{where}/root"
+sandbox = "none"
+limits = {{ open_files = 1000 }}
+[child.greedy]
+command = ["{python}", "{where}/holding.py"]
+policy = "greedy"
+"""
+
+
 @pytest.fixture
 def small() -> Iterator[Daemon]:
     """A daemon that may have 512 descriptors; a child of its has opened what it may."""
@@ -195,6 +206,64 @@ def test_children_that_are_started_leave_others_theirs(small: Daemon) -> None:
     assert all(small.row(name).state == "running" for name in started)
     small.client.stop_child(started[0])
     small.client.spawn(["/bin/sleep", "1000"], policy="other")
+
+
+# Attaches and opens what it may, then takes what else a connection can: stays so.
+HOLDING = """
+import os, signal
+from vfs.client import Client
+client, lines, held = Client(), [], []
+try:
+    while len(lines) < {lines}:
+        lines.append(client.attach())
+except OSError:
+    pass
+own = [line.open(b"own%d" % n, "w") for n, line in enumerate(lines)]
+try:
+    while True:
+        held.append(client.open("file", "r"))
+except OSError as why:
+    print(why.errno, len(lines) > 20, flush=True)
+{take}
+print("done", flush=True)
+signal.pause()
+"""
+
+NARROWING = """
+for count in range(60, 0, -1):
+    names = [f"own{n}" for n in range(count)]
+    try:
+        client.narrow({"read": names})
+    except OSError as why:
+        assert "descriptors" in str(why), why
+"""
+
+DECLARING = """
+for line, fileno in zip(lines, own):
+    os.write(line.release(), b"WRITE %d 16777216\\nabc" % fileno)
+"""
+
+
+# attack 18, spec W3, A5: what NARROW holds, and payloads that go to files, count too.
+@pytest.mark.parametrize(("lines", "take"), [(25, NARROWING), (45, DECLARING)])
+def test_what_connections_hold_leaves_the_host_its_reserve(
+    tmp_path: Path, lines: int, take: str
+) -> None:
+    root, script = tmp_path / "root", tmp_path / "holding.py"
+    root.mkdir()
+    (root / "file").touch()
+    script.write_text(HOLDING.replace("{lines}", str(lines)).replace("{take}", take))
+    config = HOLDS.format(where=tmp_path, python=sys.executable)
+    wrapper = ("sh", "-c", 'ulimit -n 256; exec "$0" "$@"')
+    with daemon(tmp_path, config, wrapper=wrapper) as running:
+        said = running.wait(
+            lambda: running.log("greedy").split()[2:] and running.log("greedy")
+        )
+        assert said == b"24 True\ndone\n"
+        running.client.spawn(["/bin/sleep", "9"], name="two", policy="greedy")
+        running.wait(lambda: running.row("two").state == "running")
+        assert running.end() == 0
+        assert "ERROR" not in running.said()
 
 
 def repeat(work: Callable[[], None], times: int) -> None:
