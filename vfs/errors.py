@@ -6,14 +6,30 @@ An ``OSError`` with an errno says what the operating system said and becomes
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfs.backends import Removed
 
 
 class AccessDeniedError(Exception):
     """The name is outside what the client may reach in that way (spec O6, A3)."""
+
+
+class TargetDeniedError(AccessDeniedError):
+    """Of the two names of a RENAME it is the new one (spec X1, A1)."""
+
+
+@contextlib.contextmanager
+def about_the_target() -> Iterator[None]:
+    """Let a denial inside be one of the new name."""
+    try:
+        yield
+    except AccessDeniedError as why:
+        raise TargetDeniedError from why
 
 
 class UnavailableError(Exception):

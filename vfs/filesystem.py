@@ -209,11 +209,10 @@ class Filesystem(OpenFiles):
         policy = client.policy
         ledger = client.ledger
         top_level = policy.top_level if claim is None else claim
-        if top_level:
-            if not policy.top_level:
-                raise AccessDeniedError
-        else:
+        if not (top_level and policy.top_level):
             policy.check_available()
+            if top_level:
+                raise AccessDeniedError
         full = len(tables.files) >= self._max_host_files
         if full or not ledger.charge(OPEN_FILES, 1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from vfs.backends import MODES
-from vfs.errors import AccessDeniedError, UnavailableError
+from vfs.errors import AccessDeniedError, UnavailableError, about_the_target
 from vfs.hostio import in_thread
 from vfs.ledger import FILES, SIZE_BYTES
 from vfs.turns import turn_of
@@ -114,7 +114,8 @@ class Names:
 
         def rename() -> Removed | None:
             sources = self._places(client, old, claim=claim, read=True, write=True)
-            targets = self._places(client, new, claim=claim, write=True)
+            with about_the_target():
+                targets = self._places(client, new, claim=claim, write=True)
             return _ask(
                 sources,
                 lambda source, old_rest: _ask(
@@ -161,11 +162,11 @@ class Names:
             AccessDeniedError: no place covers the name with these rights (spec A3).
         """
         policy = client.policy
-        if claim:
-            if not policy.top_level:
-                raise AccessDeniedError
+        if claim and policy.top_level:
             return [(policy.host, name)]
         policy.check_available()
+        if claim:
+            raise AccessDeniedError
         found = policy.candidates(name, read=read, write=write)
         return [(place.backend, rest) for place, rest in found]
 
@@ -177,12 +178,13 @@ def _ask(places: list[tuple[Backend, bytes]], call: Callable[[Backend, bytes], T
         AccessDeniedError: it leads out of each of them.
         OSError: as for OPEN.
     """
+    denied = AccessDeniedError
     for backend, rest in places:
         try:
             return call(backend, rest)
-        except AccessDeniedError:
-            continue  # as for OPEN (``opening``)
-    raise AccessDeniedError
+        except AccessDeniedError as why:
+            denied = type(why)  # the next, as for OPEN (``opening``)
+    raise denied
 
 
 @contextlib.contextmanager

@@ -21,9 +21,9 @@ from supervisor.session.replies import (
     NOT_READABLE,
     NOT_WRITABLE,
     OK,
-    UNAVAILABLE,
     denied,
     reason,
+    unavailable,
     unknown,
 )
 from vfs.errors import AccessDeniedError, UnavailableError
@@ -49,7 +49,8 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     """OPEN (spec O1-O9)."""
     name = request.name
     client = session.client
-    if client.policy.is_distant and request.flag is not True:
+    policy = client.policy
+    if policy.is_distant and not (policy.top_level and request.flag):
         session.start(partial(_open_distant, session, request))
         return None
     turn = client.ledger.turn
@@ -59,7 +60,7 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     try:
         file = session.fs.open(client, name, request.mode, request.flag)
     except (AccessDeniedError, UnavailableError, OSError) as why:
-        return _not_opened(session, name, why)
+        return _not_opened(session, request, why)
     if file.must_empty:
         session.start(partial(_open_waiting, session, file))
         return None
@@ -75,12 +76,13 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     return b"OK %d\n" % fileno
 
 
-def _not_opened(session: Session, name: bytes, why: Exception) -> bytes:
+def _not_opened(session: Session, request: m.Open, why: Exception) -> bytes:
+    name = request.name
     if isinstance(why, AccessDeniedError):
         return denied(session, "OPEN", name)
     if isinstance(why, OSError):
         return error(b"failed to open file '" + echo(name) + b"': " + reason(why))
-    return UNAVAILABLE
+    return unavailable(session, "OPEN", name, request.flag)
 
 
 async def _open_distant(session: Session, request: m.Open) -> bytes:
@@ -88,18 +90,18 @@ async def _open_distant(session: Session, request: m.Open) -> bytes:
     try:
         await session.fs.knock(session.client, request.name)
     except OSError as why:  # no thread can be started
-        return _not_opened(session, request.name, why)
+        return _not_opened(session, request, why)
     return await _open_in_turn(session, request)
 
 
 async def _open_in_turn(session: Session, request: m.Open) -> bytes:
     """Open once nobody changes what the client's bounds count (``vfs.turns``)."""
-    name = request.name
     open_waiting = session.fs.open_waiting
+    name, mode, claim = request.name, request.mode, request.flag
     try:
-        file = await open_waiting(session.client, name, request.mode, request.flag)
+        file = await open_waiting(session.client, name, mode, claim)
     except (AccessDeniedError, UnavailableError, OSError) as why:
-        return _not_opened(session, name, why)
+        return _not_opened(session, request, why)
     return b"OK %d\n" % file.fileno
 
 

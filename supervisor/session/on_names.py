@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocol import echo, error, limits
-from supervisor.session.replies import OK, UNAVAILABLE, Handler, denied, reason
-from vfs.errors import AccessDeniedError, UnavailableError
+from supervisor.session.replies import OK, Handler, denied, reason, unavailable
+from vfs.errors import AccessDeniedError, TargetDeniedError, UnavailableError
 from vfs.hostio import in_thread
 from vfs.policy import must_wait
 
@@ -36,7 +36,7 @@ def named(
         try:
             return call(session, request)
         except (AccessDeniedError, UnavailableError, OSError) as why:
-            return _failure(session, word, verb, request.name, why)
+            return _failure(session, (word, verb, request.name, request.flag), why)
 
     return handler
 
@@ -50,7 +50,7 @@ def named_waiting(
         try:
             return await call(session, request)
         except (AccessDeniedError, UnavailableError, OSError) as why:
-            return _failure(session, word, verb, request.name, why)
+            return _failure(session, (word, verb, request.name, request.flag), why)
 
     def handler(session: Session, request: m.NameRequest) -> bytes | None:
         session.start(partial(work, session, request))
@@ -60,14 +60,22 @@ def named_waiting(
 
 
 def _failure(
-    session: Session, word: str, verb: str, name: bytes, why: Exception
+    session: Session, asked: tuple[str, str, bytes, bool], why: Exception
 ) -> bytes:
+    """Return the error.
+
+    Args:
+        session: whose request it was.
+        asked: (the command, its verb, the name, the claim).
+        why: what was raised.
+    """
+    word, verb, name, claim = asked
     if isinstance(why, AccessDeniedError):
         return denied(session, word, name)
     if isinstance(why, OSError):
         text = (verb.encode(), echo(name), reason(why))
         return error(b"failed to %b '%b': %b" % text)
-    return UNAVAILABLE
+    return unavailable(session, word, name, claim)
 
 
 def body(document: object) -> bytes:
@@ -169,7 +177,8 @@ async def _rename_waiting(
     try:
         await session.fs.rename_waiting(session.client, old, new, claim=claim)
     except (AccessDeniedError, UnavailableError, OSError) as why:
-        return _failure(session, "RENAME", "rename", old, why)
+        name = new if isinstance(why, TargetDeniedError) else old
+        return _failure(session, ("RENAME", "rename", name, claim), why)
     return OK
 
 

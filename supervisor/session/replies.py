@@ -39,3 +39,10 @@ def denied(session: Session, what: str, name: bytes) -> bytes:
     if on_denied is not None:
         on_denied(session.client, what, name)
     return error(b"VFS access denied: '" + echo(name) + b"'")
+
+
+def unavailable(session: Session, what: str, name: bytes, claim: bool | None) -> bytes:
+    """Return the error for a root that is gone (spec O4); a claim is on record as ever."""
+    if claim and not session.client.policy.top_level:
+        denied(session, what, name)
+    return UNAVAILABLE

@@ -29,7 +29,7 @@ from vfs.backends.host_file import (
     sync_directory,
     what_goes,
 )
-from vfs.errors import AccessDeniedError
+from vfs.errors import AccessDeniedError, about_the_target
 from vfs.hostio import hold_device, let_go_of
 from vfs.paths import DENIED, OPEN_FLAGS, check_name, open_beneath, split_parent
 
@@ -248,6 +248,7 @@ class HostDirectory:
             raise _error(errno.EXDEV)
         with (
             self._entry(old) as (old_fd, old_last),
+            about_the_target(),
             target._entry(new) as (new_fd, new_last),  # noqa: SLF001 - same class
         ):
             status = os.stat(old_last, dir_fd=old_fd, follow_symlinks=False)

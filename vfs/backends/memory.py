@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from vfs.backends.base import Backend, FileStatus, Mode, Removed
-from vfs.errors import AccessDeniedError
+from vfs.errors import AccessDeniedError, about_the_target
 from vfs.hostio import Mount
 from vfs.paths import check_name
 
@@ -298,7 +298,8 @@ class MemoryDirectory:
         if type(target) is not MemoryDirectory:
             raise _error(errno.EXDEV)
         directory, last = self._entry(old)
-        new_directory, new_last = target._entry(new)  # noqa: SLF001 - same class
+        with about_the_target():
+            new_directory, new_last = target._entry(new)  # noqa: SLF001 - same class
         node = _enter(directory, last)
         _check_slash(old, node)
         _check_slash(new, node)

@@ -217,7 +217,7 @@ async def test_renaming(hall: Hall, line: Line, pieces: int) -> None:
     for old, new, reply in (
         (b"no", b"x", b"failed to rename 'no': No such file or directory"),
         (b"file", b"no/x", b"failed to rename 'file': No such file or directory"),
-        (b"file", b"../x", b"VFS access denied: 'file'"),
+        (b"file", b"../x", b"VFS access denied: '../x'"),
         (b"../x", b"file", b"VFS access denied: '../x'"),
         (b"a\0", b"b", b"failed to rename 'a?': Invalid argument"),
         (b"file", b"b\0", b"failed to rename 'file': Invalid argument"),

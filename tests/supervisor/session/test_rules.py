@@ -211,7 +211,9 @@ async def test_the_root_is_looked_for_after_the_line(hall: Hall, line: Line) -> 
         (b"OPEN a x maybe\n", b"invalid mode: x"),
         (b"OPEN a r maybe\n", b"invalid is_top_level: maybe"),
         (b"OPEN ../a r false\n", b"VFS not available"),
-        (b"OPEN a r true\n", b"VFS access denied: 'a'"),
+        (b"OPEN a r true\n", b"VFS not available"),
+        (b"STAT true b\n", b"VFS not available"),
+        (b"RENAME true 1 1\ncd", b"VFS not available"),
         (b"STAT false a\n", b"VFS not available"),
         (b"LIST false .\n", b"VFS not available"),
         (b"MKDIR false a\n", b"VFS not available"),
@@ -219,7 +221,29 @@ async def test_the_root_is_looked_for_after_the_line(hall: Hall, line: Line) -> 
         (b"RENAME false 1 1\nab", b"VFS not available"),
     ):
         assert await line.ask(request) == b"ERROR " + reply
+    # spec A1: a claim is on record, whatever else is wrong.
+    assert [denial[1:] for denial in hall.denials] == [
+        ("OPEN", b"a"), ("STAT", b"b"), ("RENAME", b"c"),
+    ]  # fmt: skip
     (hall.where / "elsewhere").rename(hall.root)
+
+
+# spec X1, A1: of two names the one that is denied, in the reply and on record.
+async def test_a_denied_rename_names_what_is_denied(hall: Hall, line: Line) -> None:
+    (hall.root / "mine").mkdir()
+    (hall.root / "out").symlink_to("/tmp")
+    for old, new, named in (
+        (b"mine", b"/etc/passwd", b"/etc/passwd"),
+        (b"mine", b"../b", b"../b"),
+        (b"mine", b"out/b", b"out/b"),
+        (b"/etc/passwd", b"mine/a", b"/etc/passwd"),
+        (b"out/b", b"mine/a", b"out/b"),
+        (b"../a", b"../b", b"../a"),
+    ):
+        head = b"RENAME false %d %d\n" % (len(old), len(new))
+        reply = await line.ask(head + old + new)
+        assert reply == b"ERROR VFS access denied: '" + named + b"'"
+        assert hall.denials[-1][1:] == ("RENAME", named)
 
 
 # spec O5: the older dialect.
@@ -277,7 +301,7 @@ async def test_denials(hall: Hall, line: Line) -> None:
         (b"LIST true .\n", b"."),
         (b"MKDIR false ../d\n", b"../d"),
         (b"REMOVE false /etc\n", b"/etc"),
-        (b"RENAME false 4 4\nfile../f", b"file"),
+        (b"RENAME false 4 4\nfile../f", b"../f"),
     ):
         assert await line.ask(request) == b"ERROR VFS access denied: '%b'" % name
         who, what, where = hall.denials.pop()
