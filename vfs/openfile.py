@@ -148,12 +148,20 @@ class OpenFile:
             end = self.offset + len(data)
         if is_durable:
             try:
-                handle.sync()
-                self._sync_entry()
+                self.flush()
             except OSError:
                 handle.cut_off(end, old_end)
                 raise
         self.offset = end
+
+    def flush(self) -> None:
+        """Put what it holds on the disk, and its name if that may be new.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self.handle.sync()
+        self._sync_entry()
 
     def _sync_entry(self) -> None:
         """Put the name on the disk that OPEN may have made, once (fsync(2))."""

@@ -91,11 +91,15 @@ class OpenFiles(Names):
     async def truncate_waiting(cls, file: OpenFile, size: int) -> None:
         """Set a file's size, in a worker thread: to free much takes long (spec X1).
 
+        Under ``durability = "write"`` it is on the disk then, as what a WRITE writes is.
+
         Raises:
-            OSError: ``EDQUOT``, ``EFBIG``, ...
+            OSError: ``EDQUOT``, ``EFBIG``, ...; or the fsync failed: the size is set.
         """
         async with turn_of(file.ledger):
             await cls._truncate(file, size)
+            if file.durability == "write":
+                await in_thread(file.flush, share=file.client.ledger.threads)
 
     @staticmethod
     async def _truncate(file: OpenFile, size: int) -> None:

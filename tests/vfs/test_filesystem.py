@@ -338,7 +338,11 @@ async def test_durability_is_paid_as_it_says(
     assert reading.read(10) == b"onetwo"
     world.fs.close(reading)
     assert not calls
-    await world.fs.close_waiting(world.fs.open(client, b"file", b"r+", False))
+    file = world.fs.open(client, b"file", b"r+", False)
+    await world.fs.truncate_waiting(file, 3)
+    assert calls == ["fdatasync"] * (durability == "write")
+    calls.clear()
+    await world.fs.close_waiting(file)
     assert calls == ["fsync"] * (durability != "none")
     world.fs.disconnect(client, "test")
 
