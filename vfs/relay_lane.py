@@ -7,11 +7,13 @@ reply looks when it is handed on, and the nested client's end of the connection.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 from typing import TYPE_CHECKING
 
 import trio
+from loguru import logger
 
 from protocol import COMMANDS, HostConnection, error, invalid, limits
 from protocol import messages as m
@@ -26,6 +28,10 @@ PIECE_BYTES = 65_536
 SETTLE_S = 5.0
 """How long the end of a lane waits for the host to answer its CLOSEs; one that is not
 stalled takes some 50 us for each."""
+
+DEADLINE_S = 30.0
+"""How long a line may take to end (spec F8): the host never sees that it has begun.  Where
+requests take turns, the same for a payload and for a reply, which are held here."""
 
 WORDS = {row.message: word for word, row in COMMANDS.items()}
 """The command word of each message class."""
@@ -134,11 +140,28 @@ class Lane:
                 break
         return b""
 
+    async def _receive_until(self, deadline: float) -> bytes:
+        """Receive from it like ``_receive``; empty as well when it is too late."""
+        with trio.move_on_at(deadline):
+            return await self._receive()
+        logger.bind(event="relay.slow", lane=self.number).warning(
+            "A nested client's line did not end in time: closing its connection"
+        )
+        return b""
+
     async def _next_message(self) -> m.Request | None:
-        """Return the next message, None at the end; half a line is dropped (F7)."""
+        """Return the next message, None at the end; half a line is dropped (F7).
+
+        The end is also that of a line that does not end in time (F8).
+        """
         message = self._requests.next_message()
+        deadline = math.inf
         while message is None:
-            data = await self._receive()
+            if self._requests.is_mid_message:
+                deadline = min(deadline, trio.current_time() + DEADLINE_S)
+                data = await self._receive_until(deadline)
+            else:
+                data = await self._receive()
             if not data:
                 return None
             message = self._requests.receive_data(data)

@@ -27,6 +27,7 @@ from protocol import messages as m
 from protocol.chat import ChatBody
 from vfs.client_errors import FsProxyError, UnsendableError
 from vfs.relay_lane import (
+    DEADLINE_S,
     SETTLE_S,
     Lane,
     TornError,
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vfs.aio import AsyncClient
-
-DEADLINE_S = 30.0
-"""How long a payload may take to come and a reply to be taken (spec F8): both hold up
-to 16 MiB here."""
 
 MAX_PAYLOAD_BYTES = limits.MAX_WRITE_BYTES
 """Longest payload that is collected."""

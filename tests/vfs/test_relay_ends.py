@@ -1,5 +1,6 @@
 """What nested clients leave behind, however they, the relay or the host end."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -26,7 +27,7 @@ from tests.helpers.relayscene import (
     wait,
 )
 from vfs import client as door
-from vfs import relay, relay_attached
+from vfs import relay, relay_attached, relay_lane
 from vfs.aio import AsyncClient
 from vfs.relay import open_relay
 from vfs.relay_attached import QUEUE_REQUESTS, AttachedLane
@@ -36,6 +37,42 @@ from vfs.relay_attached import QUEUE_REQUESTS, AttachedLane
 def logged() -> Iterator[list[str]]:
     with log_lines() as lines:
         yield lines
+
+
+@both
+@pytest.mark.parametrize("begun", [b"PIN", b"PING\nREAD ", b"x" * 70_000])
+async def test_a_line_that_does_not_end_ends_its_lane_alone(
+    unknown: frozenset[bytes],
+    logged: list[str],
+    begun: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # spec F8, attack 16: the host never sees that it has begun
+    monkeypatch.setattr(relay_lane, "DEADLINE_S", 0.05)
+    async with scene(unknown) as s:
+        silent, client = await s.nested()
+        await client.open("a", "w")
+        slow, slow_client = await s.nested()
+        await slow_client.open("b", "w")
+        slow.child_end.sendall(begun)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(say_more_and_more, slow)
+            await slow.finished()
+            nursery.cancel_scope.cancel()
+        slow.child_end.close()
+        assert [line for line in logged if "did not end in time" in line]
+        # Who says nothing at all may take his time.
+        assert len(s.host.open_files()) == 1
+        await client.open("c", "w")
+        silent.child_end.close()
+
+
+async def say_more_and_more(nested: relay.NestedClient) -> None:
+    """Send a byte now and then for as long as anybody listens."""
+    with contextlib.suppress(OSError):
+        while True:
+            nested.child_end.sendall(b"1")
+            await trio.sleep(0.01)
 
 
 @both
