@@ -106,7 +106,7 @@ _Cwd = Annotated[
 ]
 _Timeout = Annotated[
     str | None,
-    typer.Option("--timeout", metavar="S", help="End it after so long; exit 124."),
+    typer.Option("--timeout", metavar="S", help="End it after S, 0 never; exit 124."),
 ]
 _Limit = Annotated[
     list[str] | None,

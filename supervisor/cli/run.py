@@ -61,7 +61,7 @@ def run_commands(
     try:
         sandboxes = configured.sandbox if configured is not None else None
         base = policy_options(policy, sandboxes)
-        timeout = given["timeout"]
+        timeout = "0" if given["timeout"] is None else given["timeout"]
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
             limits=_about("limit", _limits, base.limits, given["limit"]),
@@ -79,9 +79,8 @@ def run_commands(
             env=_about("env", parse_env, given["env"] or []),
             pass_env=_about("pass-env", parse_names, given["pass_env"] or []),
             cwd=_about("cwd", _existing, given["cwd"]),
-            timeout_s=None
-            if timeout is None
-            else _about("timeout", parse_duration, timeout),
+            # 0 is none, as in the configuration and for timeout(1).
+            timeout_s=_about("timeout", parse_duration, timeout) or None,
             log_level=_about("log-level", _log_level, given["log_level"]),
             log_json=_about("log-format", _log_json, given["log_format"], configured),
             journal=given["journal"],

@@ -69,6 +69,11 @@ def test_a_timeout_is_124_and_ends_the_child() -> None:
     assert 0.3 <= time.monotonic() - begin < 5
 
 
+def test_a_timeout_of_nothing_is_none() -> None:
+    assert sandhost("run", "--timeout", "0", "--", "sh", "-c", "exit 7").status == 7
+    assert sandhost("run", "--timeout", "", "--", "true").status == 125
+
+
 def test_a_timeout_ends_a_child_that_does_not_listen(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("[host]\ngrace = '200ms'\n")
