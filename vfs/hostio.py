@@ -11,7 +11,8 @@ Rules of this file.
    tried again (``Mount.note``).  A write is slow that waits for the disk, and not one
    that waits for a processor.
 
-Threads that no task waits for are in ``workers``.
+Threads that no task waits for are in ``workers``; how files are closed that give much back,
+in ``hostio_close``.
 
 Sources: preadv2(2); ``hostio_table`` for what is mounted.
 """
@@ -21,25 +22,43 @@ import errno
 import os
 import resource
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
 import trio
 
+from vfs.hostio_close import close_file, files_closing
 from vfs.hostio_table import UNKNOWN, MountTable, is_passing
-from vfs.workers import afterwards, are_left, in_worker
+from vfs.workers import are_left, in_worker
+
+__all__ = [
+    "INLINE_WRITE_BYTES",
+    "MAX_THREADS",
+    "MOUNTS",
+    "PAGE_BYTES",
+    "SLOW_MOUNT_S",
+    "SLOW_WRITE_S",
+    "THREADS_PER_CHILD",
+    "Mount",
+    "calls_at_work",
+    "close_file",
+    "files_closing",
+    "hold_device",
+    "in_thread",
+    "let_go_of",
+    "mount_of",
+    "note_work",
+    "other_names",
+    "table_of_mounts",
+    "times_slept",
+]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 INLINE_WRITE_BYTES = 1024 * 1024
 """Longest write that runs inline: about 200 us into the page cache."""
-
-INLINE_TRUNCATE_BYTES = 16 * 1024 * 1024
-"""Longest file that is emptied inline: to free its pages takes about a millisecond, as
-long as others wait anyhow; a GiB takes 100 ms."""
 
 SLOW_WRITE_S = 0.02
 """An inline write that takes longer marks its mount: other clients have waited."""
@@ -155,67 +174,6 @@ def calls_at_work() -> int:
     must not be handed to the next program meanwhile.
     """
     return _calls.at_work + are_left()
-
-
-def close_file(fd: int) -> None:
-    """Close a file; in a thread where that gives much back to the kernel.
-
-    That is one without a name: to free a GiB takes 50 to 100 ms. One thread closes all
-    of them, however many there are.
-
-    Raises:
-        OSError: it could not be closed as it should; not from the thread.
-    """
-    if frees_much(fd):
-        _closer.close(fd)
-    else:
-        os.close(fd)
-
-
-def frees_much(fd: int) -> bool:
-    """Tell whether to close a file may give much back to the kernel."""
-    status = os.fstat(fd)
-    return not status.st_nlink and status.st_blocks * 512 > INLINE_TRUNCATE_BYTES
-
-
-class _Closer:
-    """A thread that closes files, for as long as there are any."""
-
-    def __init__(self) -> None:
-        self._fds: list[int] = []
-        self._is_at_work = False
-        self._lock = threading.Lock()
-
-    def close(self, fd: int) -> None:
-        with self._lock:
-            self._fds.append(fd)
-            if self._is_at_work:
-                return
-            self._is_at_work = True
-        afterwards(self._run)
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._fds:
-                    self._is_at_work = False
-                    return
-                fd = self._fds[0]
-            with contextlib.suppress(OSError):  # nobody is there to be told
-                os.close(fd)
-            with self._lock:
-                self._fds.remove(fd)
-
-    def descriptors(self) -> tuple[int, ...]:
-        return tuple(self._fds)
-
-
-_closer = _Closer()
-
-
-def files_closing() -> tuple[int, ...]:
-    """Return the descriptors that are being closed in a thread."""
-    return _closer.descriptors()
 
 
 def _pread_nowait(fd: int, size: int, offset: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from vfs.backends import MODES
 from vfs.errors import AccessDeniedError
-from vfs.hostio import INLINE_TRUNCATE_BYTES
+from vfs.hostio_close import INLINE_TRUNCATE_BYTES
 from vfs.ledger import FILES, SIZE_BYTES
 from vfs.places import PUBLISH_ON_CLOSE
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.worlds import World, close, world
-from vfs import hostio
 from vfs.backends import MemoryDirectory
 from vfs.filesystem import Client, Filesystem, OpenFile, timestamp
 from vfs.ledger import Ledger
@@ -379,8 +378,8 @@ def test_a_long_file_of_a_client_that_goes_is_closed_in_a_thread(
     world: World, monkeypatch: pytest.MonkeyPatch, publish: str
 ) -> None:
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr(hostio, "afterwards", later.append)
-    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("vfs.hostio_close.afterwards", later.append)
+    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
     grant = world.place("out", read=True, write=True, publish=publish)
     client = world.client(world.policy(grant))
     file = world.fs.open(client, world.name("out/long"), b"w", False)

@@ -369,8 +369,8 @@ def test_a_long_file_without_a_name_is_closed_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr(hostio, "afterwards", later.append)
-    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("vfs.hostio_close.afterwards", later.append)
+    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
     (tmp_path / "named").write_bytes(b"x" * 200_000)
     named = os.open(tmp_path / "named", os.O_RDONLY | os.O_CLOEXEC)
     for fd in (named, unnamed(tmp_path, 1000)):
@@ -397,7 +397,7 @@ def test_without_a_thread_it_is_closed_at_once(
     def none(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none)

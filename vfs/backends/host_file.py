@@ -24,12 +24,8 @@ import time
 
 from vfs.backends.base import REMOVALS, Removed
 from vfs.errors import UnflushedError
-from vfs.hostio import (
-    MOUNTS,
-    close_file,
-    frees_much,
-    mount_of,
-)
+from vfs.hostio import MOUNTS, mount_of
+from vfs.hostio_close import close_file, frees_much
 from vfs.paths import OPEN_FLAGS
 
 STAGED_PREFIX = b".sandhost-"

@@ -338,7 +338,7 @@ async def test_appends_of_many(hall: Hall) -> None:
 @pytest.fixture
 def closers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Return who has closed each descriptor last: the thread's id."""
-    monkeypatch.setattr("vfs.hostio.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
     found: dict[int, int] = {}
     real = os.close
 
@@ -408,7 +408,7 @@ async def test_a_file_that_was_just_opened_is_not_looked_at_again(
     monkeypatch.setattr("vfs.openfile.NEW_S", 1e9)
     (hall.root / "file").write_bytes(b"short")
     filenos = [await line.open(b"file") for _ in range(2)]
-    monkeypatch.setattr("vfs.hostio.frees_much", pytest.fail)
+    monkeypatch.setattr("vfs.hostio_close.frees_much", pytest.fail)
     monkeypatch.setattr("vfs.backends.host_file.frees_much", pytest.fail)
     for fileno in filenos:
         assert await line.ask(b"CLOSE %d\n" % fileno) == b"OK"

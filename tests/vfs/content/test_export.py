@@ -12,7 +12,6 @@ import trio
 from supervisor.fds.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
-from vfs import hostio
 from vfs.backends import host_file
 from vfs.content import ClientFiles, Process, Store, files
 from vfs.ledger import SIZE_BYTES
@@ -307,10 +306,10 @@ async def test_others_have_their_turn_in_the_middle_of_an_export(
 async def test_a_long_file_that_is_removed_meanwhile_is_closed_in_a_thread(
     hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(hostio, "INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
     (hall.root / "a").write_bytes(b"x" * 300_000)
     closing: list[Callable[[], None]] = []
-    monkeypatch.setattr(hostio, "afterwards", closing.append)
+    monkeypatch.setattr("vfs.hostio_close.afterwards", closing.append)
     ends = ClientFiles(hall.fs, hall.connect().client)
 
     def take(_: bytes) -> None:
