@@ -255,8 +255,7 @@ class Host:
 
         Cancellation: a child that was started all the same is killed; no table knows it.
         """
-        if self.nursery is None:
-            raise RuntimeError("the host is not open")
+        nursery = self._opened()
         if len(self.children) >= self.settings.max_children:
             raise OSError(11, f"there are {len(self.children)} children already")
         if self.fs.spare < -CHILDRENS_DESCRIPTORS:
@@ -264,7 +263,7 @@ class Host:
         child = Child(self, f"child-{next(self._child_ids)}", spec)
         await self.begin(child)
         # After whoever asked for this child has it.
-        self.nursery.start_soon(self._restock)
+        nursery.start_soon(self._restock)
         return child
 
     async def begin(self, child: Child) -> None:
@@ -272,11 +271,10 @@ class Host:
 
         Raises, cancellation: as ``spawn``.
         """
-        if self.nursery is None:
-            raise RuntimeError("the host is not open")
+        nursery = self._opened()
         self.children[child.id] = child
         # Not `nursery.start`: its nursery and its turns of the loop are a tenth of a start.
-        self.nursery.start_soon(self._run_child, child)
+        nursery.start_soon(self._run_child, child)
         try:
             await child.begun.wait()
         except trio.Cancelled:
@@ -287,6 +285,11 @@ class Host:
             raise
         if child.process is None:
             self.launcher.check()
+
+    def _opened(self) -> trio.Nursery:
+        if self.nursery is None:
+            raise RuntimeError("the host is not open")
+        return self.nursery
 
     async def _run_child(self, child: Child) -> None:
         try:
