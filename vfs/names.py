@@ -48,7 +48,7 @@ class Names:
 
     @staticmethod
     async def knock(client: Client, name: bytes) -> None:
-        """Wait, in a worker thread, until an OPEN in a distant place need not wait.
+        """Wait, in a worker thread, until an OPEN or NARROW in a distant place need not.
 
         The file is opened and closed, nothing more: what the OPEN does then finds a
         server that has just answered.  What is wrong the OPEN will say.

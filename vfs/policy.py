@@ -52,6 +52,7 @@ __all__ = [
     "Rights",
     "close_places",
     "must_wait",
+    "names_in",
     "open_beneath",
     "open_directory",
     "open_place",
@@ -235,11 +236,25 @@ def _charge(names: int, ledger: Ledger | None, room: int | None) -> None:
         raise RightsError("too many names: each takes the place of an open file")
 
 
-def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:
+def names_in(document: bytes) -> list[bytes]:
+    """Return the names of places in a document of rights.
+
+    Raises:
+        RightsError: it is not of that form.
+    """
+    wanted = _decoded(document)
+    return [_bytes_of(name) for name in (*(wanted.read or ()), *(wanted.write or ()))]
+
+
+def _decoded(document: bytes) -> Rights:
     try:
-        wanted = msgspec.json.decode(document, type=Rights)
+        return msgspec.json.decode(document, type=Rights)
     except ValueError as why:
         raise RightsError(str(why)) from None
+
+
+def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:
+    wanted = _decoded(document)
     if wanted.model is None and wanted.quota is None:
         return wanted
     if models is None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from protocol import COMMANDS, echo, error, invalid, limits
 from protocol.chat import ChatBody
 from supervisor.session.on_names import body, name_field
-from supervisor.session.replies import OK
+from supervisor.session.replies import OK, reason
 from vfs.errors import RightsError
+from vfs.policy import names_in
 
 if TYPE_CHECKING:
     from protocol import messages as m
@@ -75,8 +76,14 @@ def _narrow_now(session: Session, document: bytes | memoryview) -> bytes | None:
 
 
 async def _narrow(session: Session, document: bytes) -> bytes:
+    client = session.client
     try:
+        if client.policy.is_distant:
+            for name in names_in(document):
+                await session.fs.knock(client, name)
         session.narrow(document)
+    except OSError as why:  # no thread can be started
+        return error(b"invalid rights: " + reason(why))
     except RightsError as why:
         return error(b"invalid rights: " + echo(str(why).encode()))
     return OK

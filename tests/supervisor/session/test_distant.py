@@ -115,6 +115,9 @@ async def others_are_served(hall: Hall, server: Server) -> None:
         (b"MKDIR false dir-hung/inner\n", b"OK"),
         (b"MKDIR false dir-hung/file\n", b"ERROR failed to make"),
         (b"REMOVE false dir-hung/file\n", b"OK"),
+        (b'NARROW 18\n{"read": ["hung"]}', b"OK"),
+        (b'NARROW 23\n{"write": ["dir-hung"]}', b"OK"),
+        (b'NARROW 21\n{"read": ["no/hung"]}', b"ERROR invalid rights: cannot narrow"),
     ],
 )
 async def test_a_name_that_nobody_answers_for(
