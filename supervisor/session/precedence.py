@@ -23,7 +23,8 @@ CROWD = 4
 """Clients that are ready in one turn and are many; fewer are served as they come."""
 
 TURNS = 32
-"""Crowded turns in a row that make a crowd, and others that end it: a millisecond."""
+"""Crowded turns without a rest that make a crowd, and others in a row that end it: a
+millisecond.  Of turns with fewer the pump tells only where they may end one."""
 
 _GROUP = "/proc/self/autogroup"
 _AHEAD, _AS_OTHERS = b"-10", b"0"  # nice values: nine times the weight of others
@@ -40,7 +41,7 @@ class Precedence:
 
     def __init__(self) -> None:
         self.is_ahead = False
-        self._turns = 0  # in a row that speak for a change
+        self._turns = 0  # that speak for a change
         self._may = os.getsid(0) == os.getpid()
 
     def turn(self, ready: int) -> None:
@@ -54,6 +55,7 @@ class Precedence:
 
     def rest(self) -> None:
         """Take note that nobody asks, or that the host stops."""
+        self._turns = 0
         if self.is_ahead:
             self._change()
 

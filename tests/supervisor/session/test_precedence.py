@@ -142,6 +142,18 @@ def test_who_has_no_group_of_its_own_asks_once(
     assert asked == [b"-10"]
 
 
+def test_turns_before_a_rest_make_no_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+    monkeypatch.setattr("supervisor.session.precedence._ask_for", asked.append)
+    monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
+    one = Precedence()
+    for _ in range(3):
+        for _ in range(TURNS - 1):
+            one.turn(CROWD)
+        one.rest()
+    assert not asked
+
+
 def test_who_may_not_ask_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supervisor.session.precedence._GROUP", "/nowhere/autogroup")
     monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
