@@ -190,31 +190,46 @@ def _cp(call: Call) -> int:
         # First: what cannot be read must not empty the target.  And as much as one READ
         # gives: a target that is the source by another name is written as it was.
         piece = _read_piece(client, source, read_from, limits.MAX_READ_BYTES)
+        left = 0
         if len(piece) == limits.MAX_READ_BYTES:
-            _check_apart(call, source, target)
+            left = _check_apart(call, source, target)
         with Opened(client, target, "w", call.top_level) as write_to:
             while piece:
                 with Doing("write", target):
                     client.write(write_to, piece)
+                left -= len(piece)
                 piece = _read_piece(client, source, read_from)
+            if left > 0:
+                raise StepError(
+                    f"{shown(source)} became {left} bytes shorter while it was copied to"
+                    f" {shown(target)}; if both are one file, it is cut off now"
+                )
     return OK
 
 
-def _check_apart(call: Call, source: bytes, target: bytes) -> None:
-    """Raise if two names look like names of one file; STAT tells no more than that."""
+def _check_apart(call: Call, source: bytes, target: bytes) -> int:
+    """Return a source's size; raise if two names look like names of one file.
+
+    STAT tells no more than that, and where it must not be asked what was lost is told.
+    """
     client, claim = call.client, call.top_level
     is_top_level = client.top_level if claim is None else claim
-    if target.startswith(b"/") and not is_top_level:
-        return  # where one may write only, to ask would be a security event
     try:
-        one, other = (client.stat(name, claim) for name in (source, target))
+        one = client.stat(source, claim)
     except OSError:
-        return  # there is no target yet
+        return 0  # it is gone by now
+    if target.startswith(b"/") and not is_top_level:
+        return one.size  # where one may write only, to ask would be a security event
+    try:
+        other = client.stat(target, claim)
+    except OSError:
+        return one.size  # there is no target yet
     if (one.size, one.mtime_ns) == (other.size, other.mtime_ns):
         raise StepError(
             f"{shown(source)} and {shown(target)} look like the same file: size and time"
             " of the last change are equal; copy it to a new name"
         )
+    return one.size
 
 
 def _ls(call: Call) -> int:

@@ -167,6 +167,17 @@ def test_cp_loses_nothing_of_a_file_that_it_copies_to_its_other_name(
     assert host.open_files() == []
 
 
+# Where the target may be one that is only written, STAT is not asked: what is lost is told.
+def test_cp_tells_that_a_long_file_was_cut_off(
+    host: FakeHost, line: socket.socket
+) -> None:
+    host.files[b"a"] = host.files[b"/b"] = bytearray(17_000_000)
+    code, _, why = said(fs(line, "cp", "--restricted", "a", "/b"))
+    assert code == 1
+    cut = 17_000_000 - limits.MAX_READ_BYTES
+    assert why.startswith(f"sandhost fs: 'a' became {cut} bytes shorter while ")
+
+
 def test_ls_lists_names_as_they_are(host: FakeHost, line: socket.socket) -> None:
     # spec O8
     host.files |= {b"b": bytearray(), b"a": bytearray(), b"\xff": bytearray()}
