@@ -149,7 +149,7 @@ def _fill(
         stage.make_directory(name)
     for path, target in (*_LINKS, *links):
         stage.make_link(path, target)
-    limits = b"mode=1777,size=64m"
+    limits = b"mode=1777,size=64m,nr_inodes=16k"
     _mount(b"tmpfs", _STAGE + b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     for path, fd, is_directory in held:
         stage.attach(path, fd, is_directory=is_directory)

@@ -25,10 +25,12 @@ Rules of this file.
    (``launchpad.kernel.open_exactly``): what is replaced meanwhile is not there.
 """
 
-# ruff: noqa: PTH100, PTH120 - what is asked for is text
+# ruff: noqa: PTH100, PTH116, PTH120, PTH208 - what is asked for is text
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from functools import cache
 from itertools import chain
 from types import MappingProxyType
@@ -52,11 +54,14 @@ _ETC = tuple(
         "gai.conf", "gitconfig", "group", "host.conf", "hostname", "hosts", "inputrc",
         "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
         "localtime", "magic", "mime.types", "networks", "nsswitch.conf", "os-release",
-        "passwd", "perl", "pki", "profile", "profile.d", "protocols", "python3",
+        "passwd", "perl", "profile", "profile.d", "protocols", "python3",
         "python3.11", "python3.12", "python3.13", "resolv.conf", "services", "shells",
-        "ssl", "terminfo", "timezone", "xattr.conf",
+        "terminfo", "timezone", "xattr.conf",
     )
 )  # fmt: skip
+
+_BESIDE_KEYS = ("/etc/ssl", "/etc/pki", "/etc/pki/tls")
+"""Certificates and settings, beside the private keys of this machine."""
 
 _KERNEL = (
     "/proc",
@@ -269,13 +274,26 @@ class _Finder:
             self.add(f"{prefix}/{part}", "execute", mapped=mapped)
 
 
+def _public() -> Iterator[str]:
+    """Yield what everybody reads of what lies beside private keys."""
+    for top in _BESIDE_KEYS:
+        found = []
+        with contextlib.suppress(OSError):
+            found = [f"{top}/{name}" for name in os.listdir(top)]
+        for path in found:
+            with contextlib.suppress(OSError):  # a link to nothing
+                is_apart = path.endswith("/private") or path in _BESIDE_KEYS
+                if not is_apart and os.stat(path).st_mode & stat.S_IROTH:
+                    yield path
+
+
 @cache
 def _common() -> View:
     """Return what every child sees: the system, and this very program."""
     finder = _Finder()
     for path in _SYSTEM:
         finder.add(path, "execute")
-    for path in (*_ETC, *_KERNEL):
+    for path in (*_ETC, *_public(), *_KERNEL):
         finder.add(path, "read")
     for path in _DEVICES:
         finder.add(path, "device")

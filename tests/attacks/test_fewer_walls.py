@@ -59,6 +59,34 @@ for name in ('shadow', 'gshadow', 'fstab', 'passwd', 'nsswitch.conf'):
     assert said == ["ENOENT", "ENOENT", "ENOENT", "True", "True"]
 
 
+# attack 24: nor are private keys, also where user 0 or their group could read them.
+async def test_private_keys_of_the_machine_are_not_to_be_read(
+    attacker: Attacker,
+) -> None:
+    program = """
+for top in ('/etc/ssl', '/etc/pki/tls'):
+    print(attempt(lambda: len(os.listdir(top + '/private'))))
+print(attempt(lambda: len(os.listdir('/etc/ssl/certs')) > 0))
+"""
+    for profile in (NAMESPACES, KERNELS):
+        attacker.stage.sandbox = profile
+        said = (await attacker.says(program)).split()
+        assert set(said[:2]) <= {"EACCES", "ENOENT"}, profile.name
+        assert said[2] == str(os.access("/etc/ssl/certs", os.R_OK))
+
+
+# attack 29: what no process has mapped is memory, too.
+async def test_what_stands_in_its_dev_shm_is_bounded_in_number(
+    attacker: Attacker,
+) -> None:
+    attacker.stage.sandbox = NAMESPACES
+    program = (
+        "shm = os.statvfs('/dev/shm'); print(shm.f_files, shm.f_frsize * shm.f_blocks)"
+    )
+    said = (await attacker.says(program)).split()
+    assert said == [str(16 * 1024), str(64 * 1024 * 1024)]
+
+
 # attack 25: a limit of processor's time ends whom it is set for, and Landlock, which keeps
 # signals in, does not know of it.
 async def test_a_child_sets_limits_for_none_but_itself(attacker: Attacker) -> None:
