@@ -14,6 +14,8 @@ Rules of this file.
    3,000 nested directories, or directories that nobody may enter.  What is removed is
    what is held: who may write where these directories are made (a grant on ``/tmp``, say)
    can put a link in the place of one.
+4. Their paths have no links: one that is found on the way to them later is somebody's
+   doing, and whoever uses them follows none (``sandbox.giving``, ``spec``).
 """
 
 from __future__ import annotations
@@ -62,13 +64,13 @@ class Scratch:
         self._keep = keep and root is None
         prefix = KEPT_PREFIX if self._keep else PREFIX
         self._base = Path(tempfile.mkdtemp(prefix=prefix, dir=where))
-        self.tmp = str(self._base / "tmp")
-        self.run = str(self._base / "run")
-        self.root = str(self._base / "root") if root is None else root
         self._fd = -1
         try:
             self._fd = os.open(self._base, os.O_RDONLY | _DIRECTORY)
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.fstat(self._fd).st_mode & stat.S_ISGID:  # as what it lies in
+                os.fchmod(self._fd, 0o700)
+            self._base = Path(os.readlink(f"/proc/self/fd/{self._fd}"))  # noqa: PTH115
             os.mkdir("tmp", 0o700, dir_fd=self._fd)
             os.mkdir("run", 0o700, dir_fd=self._fd)
             if root is None:
@@ -77,6 +79,9 @@ class Scratch:
             remove_tree(self._base)
             self._unlock()
             raise
+        self.tmp = str(self._base / "tmp")
+        self.run = str(self._base / "run")
+        self.root = str(self._base / "root") if root is None else root
 
     def descriptors(self) -> tuple[tuple[int, str], ...]:
         """Return what this holds of the host's descriptors: the lock, until removed."""

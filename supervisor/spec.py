@@ -117,6 +117,12 @@ class ChildSpec:
         return {**dict.fromkeys(whole, True), **granted}
 
     @property
+    def _has_made_root(self) -> bool:
+        """Whether its root was made with its TMPDIR (``scratch``, rule 4)."""
+        tmp = self.tmp_dir
+        return tmp is not None and os.path.dirname(tmp) == os.path.dirname(self.root)  # noqa: PTH120 - text
+
+    @property
     def top_level_word(self) -> str:
         """The right as the child's environment says it."""
         return "true" if self.top_level else "false"
@@ -139,9 +145,11 @@ class ChildSpec:
                 may_read, may_write = path in self.read, path in self.write
                 places.append(hold(path, read=may_read, write=may_write))
             names = (self.root, *dict.fromkeys((*self.read, *self.write)))
-            held = (os.fsdecode(place.prefixes[-1]) for place in places)
-            own = (self.root, *self.write)
-            check_ways(dict(zip(names, held, strict=True)), (*written, *own))
+            paths = (os.fsdecode(place.prefixes[-1]) for place in places)
+            held = dict(zip(names, paths, strict=True))
+            if self._has_made_root:
+                _check_way(self.root, held[self.root])
+            check_ways(held, (*written, self.root, *self.write))
         except BaseException:
             close_places(places)
             raise
@@ -160,6 +168,13 @@ def _check_directory(path: str, root: Place) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "the root is no directory", path)
     why = "there is no such root; make it first"
     raise FileNotFoundError(errno.ENOENT, why, path)
+
+
+def _check_way(root: str, held: str) -> None:
+    """Raise ``OSError`` if a root that was made here is reached by a link now."""
+    if held != root:
+        why = "something else has come to stand on the way to it"
+        raise OSError(errno.ELOOP, why, root)
 
 
 def minimal_env(tmp: str) -> dict[str, str]:

@@ -8,7 +8,8 @@ Rules of this file.
 1. Only what belonged to whoever had the directory changes hands: a name in there may be
    another one of somebody else's file.
 2. No depth is taken for granted, and no link followed: what lay in the directory may be
-   the work of a process that has ended, and was nobody's friend.
+   the work of a process that has ended, and was nobody's friend.  Nor is one on the way to
+   it: who may write what it lies in (``/tmp``) could lead a host that is root anywhere.
 3. The directory itself is given last.  One that is the user's already is passed over:
    all in it was given then, or is its own work.
 4. What it lies in stays the host's alone, but lets the user's group through: a child
@@ -22,6 +23,8 @@ import errno
 import os
 import stat
 from typing import TYPE_CHECKING
+
+from supervisor.launchpad.kernel import open_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,11 +62,15 @@ def has_others(directories: Iterable[str], user: int) -> bool:
 def give(directories: Iterable[str], user: int) -> None:
     """Make directories, and what is in them, a user's own; takes as long as they are big.
 
+    Args:
+        directories: their paths, without any link.
+        user: who is to have them.
+
     Raises:
         OSError: one is gone or no directory, or this process may not.
     """
     for path in directories:
-        top = os.open(path, _DIRECTORY)
+        top = _opened(path)
         try:
             before = os.fstat(top)
             if before.st_uid != user:
@@ -72,6 +79,17 @@ def give(directories: Iterable[str], user: int) -> None:
                 os.fchown(top, user, user)
         finally:
             os.close(top)
+
+
+def _opened(path: str) -> int:
+    try:
+        found = open_exactly(os.fsencode(path))
+    except OSError as why:
+        raise OSError(why.errno, why.strerror, path) from None
+    try:
+        return os.open(".", _DIRECTORY, dir_fd=found)
+    finally:
+        os.close(found)
 
 
 def _let_through(top: int, user: int) -> None:

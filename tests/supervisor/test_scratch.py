@@ -85,6 +85,24 @@ async def test_what_is_removed_is_what_is_held(tmp: Path, *, keep: bool) -> None
     assert listing(tmp / "moved") == (["root"] if keep else [])
 
 
+async def test_its_paths_have_no_links(tmp: Path) -> None:
+    (tmp / "real").mkdir()
+    (tmp / "link").symlink_to("real")
+    made = Scratch(None, where=str(tmp / "link"))
+    for path in (made.root, made.tmp, made.run):
+        assert path.startswith(f"{tmp / 'real'}/")
+    assert await made.remove() is None
+
+
+async def test_where_it_is_made_may_be_set_group_id(tmp: Path) -> None:
+    # What is made in such a directory is so, too; no mode of a directory could be set.
+    os.chmod(tmp, 0o2770)
+    made = Scratch(None)
+    for path in (os.path.dirname(made.tmp), made.root, made.tmp, made.run):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+    assert await made.remove() is None
+
+
 # attack 39
 async def test_a_directory_is_abandoned_when_its_host_is_gone(tmp: Path) -> None:
     made = Scratch(None)

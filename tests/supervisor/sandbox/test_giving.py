@@ -80,9 +80,20 @@ def test_what_is_the_users_already_is_passed_over(tmp_path: Path) -> None:
 def test_a_link_in_its_place_is_none(tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "link").symlink_to("to")
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="symbolic links"):
         giving.give([str(tmp_path / "link")], FIRST)
     assert owners(tmp_path / "to") == {".": 0}
+
+
+# attack 4: who may write what it lies in has put a link in the place of that.
+def test_a_link_on_the_way_to_it_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "to" / "run").mkdir(parents=True)
+    (tmp_path / "to" / "run" / "file").touch()
+    (tmp_path / "base").symlink_to("to")
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        giving.give([str(tmp_path / "base" / "run")], FIRST)
+    assert caught.value.filename == str(tmp_path / "base" / "run")
+    assert set(owners(tmp_path / "to").values()) == {0}
 
 
 # attack 11: deeper than any recursion, and than any path is long

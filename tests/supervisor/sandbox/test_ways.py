@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.scratch import Scratch
 from supervisor.spec import ChildSpec
 from tests.helpers.command import sandhost
 from vfs.policy import close_places
@@ -78,6 +79,20 @@ def test_a_link_to_a_file_that_is_yet_to_be_made_is_no_way(tree: Path) -> None:
     (tree / "work" / "file").symlink_to("../secret/more")
     with pytest.raises(OSError, match="may be a child's"):
         reals(tree, write=("work/file",))
+
+
+# attack 4: nobody has told this host that others may write where it makes directories.
+def test_a_root_that_the_host_has_made_has_no_link_on_its_way(tree: Path) -> None:
+    made = Scratch(None, where=str(tree))
+    base = Path(made.root).parent
+    spec = ChildSpec(("true",), "/", made.root, tmp_dir=made.tmp)
+    close_places(spec.open_places())
+    (tree / "secret" / "root").mkdir()
+    base.rename(tree / "moved")
+    base.symlink_to(tree / "secret")
+    with pytest.raises(OSError, match="has come to stand") as caught:
+        spec.open_places()
+    assert caught.value.filename == made.root
 
 
 def test_an_operators_links_are_followed(tree: Path) -> None:
