@@ -36,9 +36,11 @@ from supervisor.config.policy import PolicySection, check_policies, limit_texts
 from supervisor.config.read import Fault, Reader, joined, not_a_directory
 from supervisor.config.sandbox import (
     SandboxSection,
+    check_kernel,
     check_required,
     check_sandboxes,
     check_use,
+    profile_named,
 )
 from supervisor.config.sidecar import SidecarSection, check_sidecars
 from supervisor.config.source import text_of
@@ -118,10 +120,14 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
     for name, policy in config.policy.items():
         for key, why in check_use(policy.sandbox, policy.network, known):
             yield f"policy.{joined(name)}.{key}", why
-        profile = config.sandbox.get(policy.sandbox)  # none: a fault told elsewhere
-        if profile is not None:
-            for key, why in check_required(policy.sandbox, policy.network, profile):
+        section = config.sandbox.get(policy.sandbox)
+        if section is not None:
+            for key, why in check_required(policy.sandbox, policy.network, section):
                 yield f"policy.{joined(name)}.{key}", why
+        profile = profile_named(policy.sandbox, config.sandbox)
+        if profile is not None:  # else a fault that is told elsewhere
+            for why in check_kernel(profile):
+                yield f"policy.{joined(name)}.sandbox", why
 
 
 def _not_to_be_granted(path: str, *, is_written: bool) -> str:

@@ -98,6 +98,25 @@ def check_required(
         yield "network", f"{why}; take it out of one of them"
 
 
+def check_kernel(profile: Profile) -> Iterator[str]:
+    """Yield why this kernel does not give what a profile requires.
+
+    It is asked for what it gives to everybody or to nobody; what takes root, or a group to
+    divide, depends on who starts the host.
+    """
+    if not profile.required:  # the usual, and what asks takes a moment to load
+        return
+    from supervisor.sandbox import attempts  # noqa: PLC0415
+
+    for layer, ask in (("landlock", attempts.landlock), ("seccomp", attempts.seccomp)):
+        if layer in profile.required:
+            try:
+                ask()
+            except OSError as why:
+                reason = f"{layer!r}, which is required, is missing: {why.strerror}"
+                yield f"{reason}; it takes {LAYERS[layer]}"
+
+
 def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | None:
     """Return a profile; None if there is none of that name."""
     if name in PROFILES:

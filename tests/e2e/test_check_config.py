@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import older
 from tests.helpers.command import Outcome, sandhost, without
 
 pytestmark = pytest.mark.slow
@@ -246,6 +247,32 @@ def test_a_profile_may_require_what_its_layers_carry(tmp_path: Path) -> None:
         "[sandbox.c]\nlayers = ['pidns', 'seccomp']\nrequired = ['seccomp']\n"
     )
     assert check(tmp_path, text).status == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "layer"), [(444, "landlock"), (317, "seccomp")], ids=["444", "317"]
+)
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
+def test_a_profile_that_this_kernel_cannot_give_is_told(
+    tmp_path: Path, number: int, layer: str
+) -> None:
+    text = f"[sandbox.a]\nrequired = ['{layer}']\n[sandbox.b]\nlayers = ['{layer}']\n"
+    for name, profile in zip("abcd", ("a", "b", "required", "auto"), strict=True):
+        text += f"[policy.{name}]\nsandbox = '{profile}'\n"
+    (tmp_path / "c.toml").write_text(text)
+    words = ("check-config", "--json", str(tmp_path / "c.toml"))
+    assert sandhost(*words).status == 0
+    outcome = sandhost(*words, wrapper=older.without(number, 38))
+    assert outcome.status == 2
+    faults = json.loads(outcome.out)
+    assert [fault["key"] for fault in faults] == [
+        "policy.a.sandbox",
+        "policy.c.sandbox",
+    ]
+    why = (
+        f"'{layer}', which is required, is missing: Function not implemented; it takes"
+    )
+    assert all(fault["reason"].startswith(why) for fault in faults)
 
 
 @pytest.mark.parametrize("key", ["read = ['{}']", "write = ['{}']", "root = '{}'"])
