@@ -173,7 +173,10 @@ def _check_directory(path: str, root: Place) -> None:
 def _check_way(root: str, held: str) -> None:
     """Raise ``OSError`` if a root that was made here is reached by a link now."""
     if held != root:
-        why = "something else has come to stand on the way to it"
+        why = (
+            "a link has come to stand on the way to it; have it made where nobody else"
+            " writes (TMPDIR; of a daemon [host] state_dir)"
+        )
         raise OSError(errno.ELOOP, why, root)
 
 
