@@ -37,16 +37,21 @@ def why_not_to(user: int) -> str:
     """Return why nothing can be given to a user, "" if it can be: a file of no name is.
 
     A root without capabilities may not, and to one in a user namespace, a container's
-    say, few users exist (user_namespaces(7)).
+    say, few users exist (user_namespaces(7)).  And who may not overrule that user later
+    (CAP_FOWNER, CAP_DAC_OVERRIDE) could not remove what is made in there.
     """
+    what = "given to"
     try:
         fd = os.memfd_create("sandhost-gift", os.MFD_CLOEXEC)
         try:
             os.fchown(fd, user, user)
+            what = "taken back from"
+            os.fchmod(fd, 0)
+            os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
         finally:
             os.close(fd)
     except OSError as why:
-        return f"a file cannot be given to user {user}: {why.strerror}"
+        return f"a file cannot be {what} user {user}: {why.strerror}"
     return ""
 
 

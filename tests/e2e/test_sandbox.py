@@ -16,6 +16,9 @@ pytestmark = pytest.mark.slow
 
 IS_X86_64 = os.uname().machine == "x86_64"
 
+DROP = ("setpriv", "--inh-caps", "-all", "--bounding-set")
+"""What takes a right from root, and which one."""
+
 
 def layers(wrapper: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:
     """Return doctor's table, by layer."""
@@ -227,29 +230,34 @@ def test_its_tmpdir_may_lie_in_its_working_directory(tmp_path: Path) -> None:
 
 
 # A container's root: user 0 of a user namespace, in which children have no numbers; or one
-# that may give nothing away.
+# that may give nothing away, or not remove what it has given.
 @pytest.mark.parametrize(
-    "wrapper",
+    ("wrapper", "why"),
     [
-        ("unshare", "--user", "--map-root-user"),
-        ("setpriv", "--bounding-set", "-chown", "--inh-caps", "-all"),
+        (("unshare", "--user", "--map-root-user"), "cannot be given to user"),
+        ((*DROP, "-chown"), "cannot be given to user"),
+        ((*DROP, "-fowner"), "cannot be taken back from user"),
+        ((*DROP, "-dac_override"), "cannot be taken back from user"),
     ],
-    ids=["no users", "no right"],
+    ids=["no users", "no chown", "no fowner", "no dac_override"],
 )
 def test_a_root_that_gives_nothing_away_starts_children(
-    tmp_path: Path, wrapper: tuple[str, ...]
+    tmp_path: Path, wrapper: tuple[str, ...], why: str
 ) -> None:
     words = [shutil.which(wrapper[0]) or "false", *wrapper[1:], "id", "-u"]
     tried = subprocess.run(words, capture_output=True, check=False)
     if tried.stdout != b"0\n":
         pytest.skip(f"{wrapper[0]}(1) makes no such root here")
     journal = tmp_path / "journal"
-    program = ("--journal", journal, "--", "sh", "-c", "id -u; touch $TMPDIR/a")
+    made = (
+        "id -u; cd $TMPDIR && mkdir a b && touch a/b b/c && chmod 1777 a && chmod 0 b"
+    )
+    program = ("--journal", journal, "--", "sh", "-c", made)
     outcome = sandhost("run", *program, wrapper=wrapper, cwd="/")
     assert (outcome.status, outcome.out, outcome.err) == (0, b"0\n", b"")
     lines = map(json.loads, journal.read_text().splitlines())
     (spawned,) = [line for line in lines if line["event"] == "child.spawned"]
-    assert "cannot be given to user" in spawned["isolation"]["missing"]["uid"]
+    assert why in spawned["isolation"]["missing"]["uid"]
 
 
 # Semaphores and shared memory of POSIX are files there.
