@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.launchpad import landlock
 from supervisor.sandbox.plan import named
 from supervisor.scratch import Scratch
 from tests.attacks.conftest import NAMESPACES
@@ -108,3 +109,24 @@ print(attempt(lambda: resource.setrlimit(cpu, (50, 60))), *resource.getrlimit(cp
     said = (await attacker.says(program, *pids)).split()
     assert said == [*["EPERM"] * 4, "True", "None", "50", "60"]
     assert resource.prlimit(victim.process.pid, resource.RLIMIT_CPU) == before
+
+
+# attack 31: without a namespace of its own Landlock and the filter keep the network away.
+async def test_no_network_is_none_without_a_namespace(attacker: Attacker) -> None:
+    program = """
+import socket
+here = ('127.0.0.1', 9)
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    for family in (socket.AF_INET, socket.AF_INET6):
+        print(attempt(lambda: socket.socket(family, kind)))
+if sys.argv[1] == 'landlock':
+    print(attempt(lambda: socket.socket().connect(here)))
+    print(attempt(lambda: socket.socket().bind(('127.0.0.1', 0))))
+"""
+    attacker.stage.sandbox = KERNELS
+    assert (await attacker.says(program, "both")).split() == ["EAFNOSUPPORT"] * 4
+    if landlock.version() < 4:
+        pytest.skip("this kernel's Landlock knows no TCP")
+    attacker.stage.sandbox = named("landlock alone", ["landlock"])
+    said = (await attacker.says(program, "landlock")).split()
+    assert said[-2:] == ["EACCES"] * 2
