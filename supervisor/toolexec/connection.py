@@ -125,7 +125,10 @@ class Connection(Replies):
         except LaunchpadLost:
             raise  # the host ends
         except Exception as why:  # noqa: BLE001 - rule 3; it is reported
-            self._service.log("ERROR", f"toolexec: fault: {place_of(why)}")
+            self._tell_fault(why)
+
+    def _tell_fault(self, why: Exception) -> None:
+        self._service.log("ERROR", f"toolexec: fault: {place_of(why)}")
 
     async def refuse_at_once(self, refusal: Refusal) -> None:
         """Refuse without looking at the request, and close."""
@@ -139,6 +142,9 @@ class Connection(Replies):
         try:
             await self.wire.refuse(refusal)
         except OSError:
+            return
+        except Exception as why:  # noqa: BLE001 - rule 3; it is reported
+            self._tell_fault(why)
             return
         self.be_refused()
         await self.wire.drain()

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import trio
 
+from supervisor.toolexec import server
 from supervisor.toolexec.routes import SpawnPlan
+from supervisor.toolexec.wire import Wire
 from tests.helpers.toolscene import (
     Reply,
     Scene,
@@ -200,6 +202,24 @@ async def test_a_fault_ends_its_connection_and_no_other(
     assert len(said) == 2
     for level, text in said:
         assert (level, "ZeroDivisionError" in text) == ("ERROR", True)
+
+
+# Likewise while somebody is refused, be it for what was sent or for want of room.
+@pytest.mark.parametrize("places", [server.MAX_CONNECTIONS, 0])
+async def test_a_fault_while_refusing_ends_its_connection_and_no_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "MAX_CONNECTIONS", places)
+        patch.setattr(Wire, "reply", lambda *_: 1 // 0)
+        with await scene.connect() as sock:
+            await send(sock, b"no request\r\n\r\n")
+            assert await receive_all(sock) == b""
+    assert (await scene.run("tool=true")).status == 200
+    ((level, text),) = said
+    assert (level, "ZeroDivisionError" in text) == ("ERROR", True)
 
 
 # spec E23
