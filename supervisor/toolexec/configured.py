@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from supervisor.config.toolexec import parse_listen
 from supervisor.options import OptionError, parse_duration, parse_size
 from supervisor.toolexec.notify import NotifyCommand
+from supervisor.toolexec.server import LISTEN
 from supervisor.toolexec.service import ToolExecSettings
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ def toolexec_settings(
     Raises:
         OSError: a variable of the environment cannot be used.
     """
-    unix, tcp = parse_listen(section.listen)
+    unix, listen = parse_listen(section.listen)
+    tcp = None if listen is None else (*listen, LISTEN)
     bind_host = environ.get(BIND_HOST)
     if bind_host:
-        tcp = (bind_host, tcp[1] if tcp is not None else 0)
+        tcp = (bind_host, 0 if listen is None else listen[1], BIND_HOST)
     return ToolExecSettings(
         unix=unix,
         tcp=tcp,

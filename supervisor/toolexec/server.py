@@ -83,6 +83,9 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client conne
 
 SOCKET_NAME = "toolexec.sock"
 
+LISTEN = "toolexec.listen"
+"""Of the configuration: where to listen."""
+
 LONGEST_PATH_BYTES = 107
 """Room in sockaddr_un, unix(7); the host could do with more, a client could not."""
 
@@ -334,8 +337,15 @@ async def unix_listener_on(fd: int, path: str) -> AsyncIterator[trio.SocketListe
         yield listener
 
 
-async def tcp_listener(host: str, port: int) -> tuple[str, trio.SocketListener]:
+async def tcp_listener(
+    host: str, port: int, chosen_by: str = LISTEN
+) -> tuple[str, trio.SocketListener]:
     """Listen on a TCP port; 0 takes a free one.
+
+    Args:
+        host: an address or a name.
+        port: its number.
+        chosen_by: what says so, for whoever has to choose another one.
 
     Returns:
         The URL that a client on this machine is told, and the listener.
@@ -349,9 +359,7 @@ async def tcp_listener(host: str, port: int) -> tuple[str, trio.SocketListener]:
         )
     except OSError as why:
         reason = why.strerror or why
-        text = (
-            f"cannot listen on {host}:{port}: {reason}; choose another toolexec.listen"
-        )
+        text = f"cannot listen on {host}:{port}: {reason}; choose another {chosen_by}"
         raise OSError(why.errno or errno.EIO, text) from None
     for other in others:  # a name with several addresses: one port, one listener
         await other.aclose()

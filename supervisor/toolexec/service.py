@@ -71,7 +71,7 @@ class ToolExecSettings:
 
     Attributes:
         unix: each child gets a unix socket.
-        tcp: (address, port) to listen on; None for no TCP.
+        tcp: (address, port, what says so) to listen on; None for no TCP.
         max_executions: at once.
         timeout_s: time limit of an execution, seconds; 0 for none.
         is_timeout_forced: no sidecar's own limit counts beside it.
@@ -82,7 +82,7 @@ class ToolExecSettings:
     """
 
     unix: bool = True
-    tcp: tuple[str, int] | None = ("127.0.0.1", 0)
+    tcp: tuple[str, int, str] | None = ("127.0.0.1", 0, "toolexec.listen")
     max_executions: int = 64
     timeout_s: float = 0.0
     is_timeout_forced: bool = False

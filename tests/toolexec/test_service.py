@@ -16,7 +16,7 @@ from supervisor.config.toolexec import (
     check_toolexec,
 )
 from supervisor.toolexec.configured import toolexec_settings
-from supervisor.toolexec.server import tcp_listener, unix_listener
+from supervisor.toolexec.server import LISTEN, tcp_listener, unix_listener
 from supervisor.toolexec.service import ToolExecSettings, open_toolexec
 from supervisor.toolexec.tokens import Tokens
 from tests.helpers.command import sandhost
@@ -91,6 +91,12 @@ async def test_a_client_is_told_an_address_it_can_use(host: str, start: str) -> 
     await listener.aclose()
 
 
+@pytest.mark.parametrize("chosen_by", [LISTEN, "AIFO_TOOLEEXEC_BIND_HOST"])
+async def test_what_chose_a_bad_address_is_said(chosen_by: str) -> None:
+    with pytest.raises(OSError, match=f"; choose another {chosen_by}$"):
+        await tcp_listener("203.0.113.1", 0, chosen_by)
+
+
 async def test_a_child_without_a_directory_is_told_the_port(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, unix=False) as scene:
         assert scene.child.url.startswith("http://127.0.0.1:")
@@ -123,13 +129,13 @@ def test_tokens_are_found_by_value_and_forgotten() -> None:
 
 def test_a_section_becomes_settings() -> None:
     settings = toolexec_settings(ToolexecSection(), {})
-    assert (settings.unix, settings.tcp) == (True, ("127.0.0.1", 0))
+    assert (settings.unix, settings.tcp) == (True, ("127.0.0.1", 0, LISTEN))
     assert (settings.max_executions, settings.timeout_s) == (64, 0.0)
     assert settings.log_limit_bytes == 256 * 1024 * 1024
     notify = NotifySection(command=["/usr/bin/say", "{args}"])
     section = ToolexecSection(listen=["tcp://[::1]:80"], notify=notify, timeout="5s")
     settings = toolexec_settings(section, {}, "/var/lib")
-    assert (settings.unix, settings.tcp) == (False, ("::1", 80))
+    assert (settings.unix, settings.tcp) == (False, ("::1", 80, LISTEN))
     assert settings.notify == (("/usr/bin/say", "{args}"), 30.0, 8)
     assert (settings.timeout_s, settings.log_dir) == (5.0, "/var/lib")
 
@@ -144,7 +150,7 @@ def test_the_environment_wins() -> None:
     for listen in (["unix"], ["tcp://127.0.0.1:0"]):
         section = ToolexecSection(listen=listen, timeout="5s")
         settings = toolexec_settings(section, environ)
-        assert settings.tcp == ("::", 0)
+        assert settings.tcp == ("::", 0, "AIFO_TOOLEEXEC_BIND_HOST")
         assert (settings.timeout_s, settings.is_timeout_forced) == (7.0, True)
     assert not toolexec_settings(ToolexecSection(), {}).is_timeout_forced
     with pytest.raises(OSError, match="cannot use AIFO_TOOLEEXEC_TIMEOUT_SECS"):
