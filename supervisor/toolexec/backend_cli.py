@@ -52,10 +52,14 @@ PASSED = (
     "DOCKER_HOST",
     "DOCKER_CONFIG",
     "DOCKER_CONTEXT",
+    "DOCKER_TLS_VERIFY",
+    "DOCKER_CERT_PATH",
+    "DOCKER_API_VERSION",
     "CONTAINER_HOST",
+    "CONTAINER_SSHKEY",
     "CONTAINERS_CONF",
 )
-"""Variables by which an engine's command finds its engine."""
+"""Variables by which an engine's command finds its engine, and proves who it is."""
 
 ASK_TIMEOUT_S = 10.0
 """Longest wait for a command of the engine that starts nothing."""

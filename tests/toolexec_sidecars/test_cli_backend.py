@@ -134,6 +134,24 @@ async def test_a_tool_runs_in_the_container(stage: Stage, engine: Engine) -> Non
     assert engine.containers() == []
 
 
+async def test_the_engines_command_is_told_where_its_engine_is(
+    stage: Stage, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = {
+        "DOCKER_HOST": "tcp://engine:2376",
+        "DOCKER_TLS_VERIFY": "1",
+        "DOCKER_CERT_PATH": "/certificates",
+    }
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    async with sidecars_of(stage, r=engine.section()) as sidecars:
+        child = await waiting_child(stage)
+        (target,) = sidecars.sidecars
+        plan = await target.command(child, "cargo", (), target.workspace_fd)
+    assert where.items() <= plan.env.items()
+    assert "OPENAI_API_KEY" not in plan.env
+
+
 async def test_what_the_container_lacks_is_409_and_asked_once(
     stage: Stage, engine: Engine
 ) -> None:
