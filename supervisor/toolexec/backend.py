@@ -7,6 +7,7 @@ read it.  What it is not: how a tool is run, or the long-lived process
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -85,6 +86,18 @@ class Backend:
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
             fd = self.workspace_fd = os.open(self.workspace, flags)
             check_ways({self.workspace: path_of(fd)}, written)
+
+    def check_workspace(self) -> None:
+        """Make sure that its workspace has not been removed since it is held.
+
+        Raises:
+            OSError: it has; what has its name now is another one.
+        """
+        if not os.fstat(self.workspace_fd).st_nlink:
+            text = (
+                f"the workspace of sidecar '{self.name}', {self.workspace}, was removed"
+            )
+            raise OSError(errno.ENOENT, f"{text}; make it again and restart the host")
 
     def close(self) -> None:
         """Let go of its workspace."""

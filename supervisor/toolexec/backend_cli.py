@@ -200,6 +200,7 @@ class CliSidecar(Backend):
 
     async def open_cwd(self, cwd: bytes, child: Child) -> int:
         """See ``routes.Target``."""
+        self.check_workspace()
         return await workspace.open_cwd(self.workspace_fd, cwd, child.threads)
 
     async def command(

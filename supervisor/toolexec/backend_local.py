@@ -149,6 +149,7 @@ class LocalSidecar(Backend):
         """See ``routes.Target``."""
         share = child.threads
         if self.workspace_fd >= 0:
+            self.check_workspace()
             return await workspace.open_cwd(self.workspace_fd, cwd, share)
         if child.session is not None:
             try:

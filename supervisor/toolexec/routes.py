@@ -90,6 +90,7 @@ class Target(Protocol):
 
         Raises:
             RefusedError: 400: it leads out, or is not there.
+            OSError: the workspace has been removed, or the host lacks something.
         """
         ...
 

@@ -101,6 +101,18 @@ async def test_a_workspace_of_its_own_is_everybodys(stage: Stage) -> None:
             assert ran.out == f"{stage.where}/shared\nfile\n".encode()
 
 
+async def test_a_workspace_that_was_removed_is_told(stage: Stage) -> None:
+    options = {"kind": "python", "workspace": str(stage.where / "shared")}
+    (stage.where / "shared").mkdir()
+    async with sidecars_of(stage, p=options) as sidecars:
+        child = await waiting_child(stage)
+        (stage.where / "shared").rmdir()
+        (stage.where / "shared").mkdir()
+        for cwd in (b".", b"/workspace/sub", os.fsencode(stage.where / "shared")):
+            with pytest.raises(FileNotFoundError, match=r"'p', .*/shared, was removed"):
+                await run_tool(stage, sidecars, child, "python3", cwd=cwd)
+
+
 async def test_a_workspace_that_is_not_there_is_told(stage: Stage) -> None:
     with pytest.raises(FileNotFoundError, match="/none"):
         async with sidecars_of(stage, g={"kind": "go", "workspace": "/none"}):
