@@ -6,7 +6,8 @@ Rules of this file.
 
 1. An execution belongs to one child: it runs in that child's nursery, and when the child
    ends, it ends.  Another child does not find it.
-2. Output of what has finished stays until the child ends, the oldest going first.
+2. Output of what has finished stays until the child ends, the oldest going first; for
+   room on the disk the oldest that has some, and that nobody is reading.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class ChildExecutions:
         self._directory = directory
         self._log_limit_bytes = log_limit_bytes
         limit_bytes = QUOTA_LIMITS * log_limit_bytes
-        self._quota = Quota(limit_bytes, self._give_one_up, slots.descriptors)
+        self._quota = Quota(limit_bytes, self._give_a_file_up, slots.descriptors)
 
     def admit(
         self,
@@ -186,6 +187,14 @@ class ChildExecutions:
             return False
         self.kept.popitem(last=False)[1].log.discard()
         return True
+
+    def _give_a_file_up(self) -> bool:
+        for key, execution in self.kept.items():
+            if execution.log.has_idle_file:
+                del self.kept[key]
+                execution.log.discard()
+                return True
+        return False
 
     async def close(self) -> None:
         """End every execution and forget all output: the child has ended."""

@@ -5,7 +5,7 @@ Rules of this file.
 1. A file that is no longer needed becomes the spare one, and never changes hands
    between children.
 2. What nobody uses is given up before somebody is refused: the spare file, then the
-   oldest finished log.  So it is where the host lacks descriptors.
+   oldest finished log that has one.  So it is where the host lacks descriptors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Quota:
 
     Args:
         limit_bytes: all of them together.
-        make_room: gives a finished execution's log up; tells whether there was one.
+        make_room: gives a finished execution's file up; tells whether there was one.
         descriptors: those of the host.
     """
 

@@ -372,6 +372,11 @@ class OutputLog:
         while self._stores:
             self._stores.pop().close()
 
+    @property
+    def has_idle_file(self) -> bool:
+        """Whether a file comes back at once if it is discarded."""
+        return not self._users and bool(self.descriptors())
+
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
         return tuple(store.fd for store in self._stores if isinstance(store, File))

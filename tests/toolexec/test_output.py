@@ -405,6 +405,21 @@ async def test_kept_output_is_bounded_and_the_oldest_goes_first(tmp_path: Path) 
         assert len(owner.kept) <= 32
 
 
+# spec E31: what takes no room on the disk makes none, and nor does what is being read.
+async def test_for_a_long_output_only_what_makes_room_goes(tmp_path: Path) -> None:
+    async with opened_scene(tmp_path, log_limit_bytes=4 * MIB) as scene:
+        for name, count in (("short", 10), ("read", 500_000), ("long", 500_000)):
+            data = scene.request(numbers(count), f"X-Aifo-Exec-Id: {name}")
+            assert (await scene.say(data)).code == 0
+        with await scene.connect() as sock:
+            await send(sock, scene.head(0, line="GET /exec/read?from=0 HTTP/1.1"))
+            await receive_until(sock, b"X-Exec-Id")
+            data = scene.request(numbers(500_000), "X-Aifo-Exec-Id: new")
+            assert (await scene.say(data)).code == 0
+        found = [(await replay(scene, name)).status for name in ("short", "read", "long")]
+        assert found == [200, 200, 404]
+
+
 async def test_a_reader_that_leaves_holds_nothing(scene: Scene) -> None:
     """A client that goes in the middle of a chunk, at any byte."""
     for size in (1, 400, 5000, 70_000, 400_000):
