@@ -120,12 +120,17 @@ class Connection(Replies):
         except GoneError:
             pass
         except OSError as why:
-            text = f"toolexec: connection lost: {why.strerror}"
-            self._service.log("DEBUG", text)
+            self._tell_lost(why)
         except LaunchpadLost:
             raise  # the host ends
         except Exception as why:  # noqa: BLE001 - rule 3; it is reported
             self._tell_fault(why)
+
+    def _tell_lost(self, why: OSError) -> None:
+        level, what = "DEBUG", "connection lost"
+        if why.errno == errno.EIO:  # of a disk: no socket answers that
+            level, what = "ERROR", "a reply was broken off"
+        self._service.log(level, f"toolexec: {what}: {why.strerror}")
 
     def _tell_fault(self, why: Exception) -> None:
         self._service.log("ERROR", f"toolexec: fault: {place_of(why)}")

@@ -74,6 +74,16 @@ class Replies:
                 task.execution.end()
 
     async def _answer_with(self, task: Task) -> Refusal | None:
+        try:
+            return await self._answer_from(task)
+        except OSError as why:
+            if task.moment is not Moment.BUSY:
+                raise
+            # Nothing has been sent: it is the output that cannot be read.
+            fault = toolexec.host_fault(why.strerror or str(why))
+            return _of(task.execution, fault)
+
+    async def _answer_from(self, task: Task) -> Refusal | None:
         if task.moment is Moment.SENDING:
             return await self._send_rest(task)
         match task.kind:
@@ -122,6 +132,7 @@ class Replies:
             headers = [_exec_id(execution)]
             handle = await self._as_handle(task)
             if handle is not None:
+                task.moment = Moment.LAST
                 await self.wire.reply(200, handle, code, headers)
                 return None
             before, after = await self._framed(log)

@@ -405,6 +405,33 @@ async def test_kept_output_is_bounded_and_the_oldest_goes_first(tmp_path: Path) 
         assert len(owner.kept) <= 32
 
 
+# spec: 500 is a fault of the host; one in the middle of a reply has to be told elsewhere.
+@pytest.mark.parametrize("verbose", [True, False])
+async def test_an_output_that_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool
+) -> None:
+    async def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(logstores.File, "read", fail)
+    async with opened_scene(tmp_path, verbose=verbose) as scene:
+        said: list[tuple[str, str]] = []
+        monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+        with await scene.connect() as sock:
+            await send(sock, scene.request(numbers(100_000), proto="1"))
+            data = await receive_all(sock)
+        if verbose:  # looks at its last byte first
+            reply = parse(data)
+            text = b"aifo-coder proxy error: Input/output error\n"
+            assert (reply.status, reply.body) == (500, text)
+            assert b"x-exec-id" in reply.headers
+        else:
+            assert b"Content-Length: 800000\r\n" in data
+            assert len(data) < 100_000
+            broken = "toolexec: a reply was broken off: Input/output error"
+            assert said == [("ERROR", broken)]
+
+
 # spec E31: what takes no room on the disk makes none, and nor does what is being read.
 async def test_for_a_long_output_only_what_makes_room_goes(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, log_limit_bytes=4 * MIB) as scene:
@@ -416,7 +443,9 @@ async def test_for_a_long_output_only_what_makes_room_goes(tmp_path: Path) -> No
             await receive_until(sock, b"X-Exec-Id")
             data = scene.request(numbers(500_000), "X-Aifo-Exec-Id: new")
             assert (await scene.say(data)).code == 0
-        found = [(await replay(scene, name)).status for name in ("short", "read", "long")]
+        found = [
+            (await replay(scene, name)).status for name in ("short", "read", "long")
+        ]
         assert found == [200, 200, 404]
 
 
