@@ -6,7 +6,6 @@ It is written against what it needs of the gateway; ``connect`` puts the two tog
 from __future__ import annotations
 
 import errno
-import json
 import os
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -102,7 +101,7 @@ def _plain(message: dict[str, Json]) -> dict[str, Json]:
     }
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        kept["tool_calls"] = json.loads(json.dumps(calls))
+        kept["tool_calls"] = calls
     return kept
 
 

@@ -312,10 +312,13 @@ def _parsed(call: Json) -> tuple[str, str, dict[str, object] | None]:
 
 def size_of(messages: Sequence[Message]) -> int:
     """Return how much text there is in messages, characters."""
-    return sum(
-        len(str(message.get("content") or "")) + len(str(message.get("tool_calls", "")))
-        for message in messages
-    )
+    parts = [one.get(key) for one in messages for key in ("content", "tool_calls")]
+    total = 0
+    for part in parts:  # grows while it is walked; no text is copied for this
+        if isinstance(part, dict | list):
+            parts += (*part, *part.values()) if isinstance(part, dict) else part
+        total += len(part) if isinstance(part, str) else 0
+    return total
 
 
 async def _wrapped(process: Process, prompt: str, files: Files) -> str:

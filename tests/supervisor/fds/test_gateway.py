@@ -1,12 +1,13 @@
 """The gateway as the tool loop's model: what goes in, what comes out, what fails."""
 
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
 
 from supervisor.fds.gateway import GatewayModel
-from supervisor.fds.toolloop import ModelError
+from supervisor.fds.toolloop import ModelError, size_of
 from tests.helpers.sessions import Hall, hall
 from vfs.content import Json
 from vfs.filesystem import Client
@@ -63,6 +64,7 @@ async def test_a_message_comes_back_as_a_provider_takes_it(
     expected: dict[str, Json] = {"role": "assistant", "content": "hi"}
     if calls:
         expected["tool_calls"] = calls
+        assert reply.message["tool_calls"] is calls  # which may be long: no copy
     assert reply.message == expected
     assert reply.text == "hi"
     assert isinstance(reply.whole, Completion)
@@ -89,3 +91,20 @@ async def test_what_fails_is_a_fault_of_the_model(
     with pytest.raises(ModelError, match=said):
         await model.complete(hall.connect().client, "general", [], [], True)
     assert asker.asked == [{"messages": []}]
+
+
+def test_the_size_of_messages_is_that_of_their_text_and_copies_none_of_it() -> None:
+    arguments = "x" * 1_000_000
+    call: Json = {"id": "one", "function": {"name": "write", "arguments": arguments}}
+    text: Json = [{"type": "text", "text": "four"}, {"n": 1, "of": None}]
+    messages: list[dict[str, Json]] = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": text, "tool_calls": [call] * 10},
+    ]
+    tracemalloc.start()
+    size = size_of(messages)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    of_a_call = len("idonefunctionnamewritearguments") + 1_000_000
+    assert size == 5 + len("typetexttextfournof") + 10 * of_a_call
+    assert most < 100_000
