@@ -77,7 +77,8 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 """A machine that does not answer for half a minute is gone, with its client; connections
-have this from their listener, tcp(7)."""
+have this from their listener, tcp(7).  With output on its way to it the kernel gives up after
+a quarter of an hour: TCP_USER_TIMEOUT would be quicker, and end who only reads slowly."""
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client connects to
 

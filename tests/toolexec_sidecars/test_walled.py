@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.command import Outcome, sandhost
+from tests.helpers.daemon import daemon
 from tests.helpers.toolruns import program
+from tests.helpers.toolupgrade import TELL, Tools
 
 pytestmark = pytest.mark.slow
 
@@ -111,3 +114,41 @@ def test_a_tool_has_the_childs_limits(tmp_path: Path) -> None:
     lines = outcome.out.splitlines()
     assert lines[0] == b"17", outcome
     assert lines[1:] == [b"refused"] or outcome.status == 137  # or by its cgroup
+
+
+APART = """
+[toolexec]
+listen = ["unix"]
+[sidecar.tools]
+kind = "c-cpp"
+allow = ["sh"]
+[policy.one]
+root = "{where}/one"
+[policy.two]
+root = "{where}/two"
+[child.one]
+command = ["/bin/sh", "-c", '{tell}']
+policy = "one"
+[child.two]
+command = ["/bin/sh", "-c", '{tell}']
+policy = "two"
+"""
+
+
+# spec E5, E19: one child's token reaches nothing of another's, on the same sidecar.
+@pytest.mark.attack
+def test_one_childs_token_reads_no_file_of_anothers() -> None:
+    with tempfile.TemporaryDirectory(prefix="two-", dir="/tmp") as name:
+        where = Path(name)
+        for child in ("one", "two"):
+            (where / child).mkdir()
+            (where / child / "secret").write_text(f"of {child}")
+        with daemon(where, APART.format(where=where, tell=TELL)) as running:
+            one, two = Tools(running, where, "one"), Tools(running, where, "two")
+            tried = ("secret", "../one/secret", f"{where}/one/secret")
+            script = f"for name in {' '.join(tried)}; do cat $name; done 2>/dev/null"
+            assert one.run(script).body == b"of one" * len(tried)
+            assert two.run(script).body == b"of two"
+            socket = one.url.removeprefix("unix://")
+            assert two.run(f"test -e {socket} || echo none").body == b"none\n"
+            assert running.end() == 0
