@@ -6,6 +6,8 @@ Rules of this file.
    between children.
 2. What nobody uses is given up before somebody is refused: the spare file, then the
    oldest finished log that has one.  So it is where the host lacks descriptors.
+3. Nobody wants what is in a file that is closed: what is wrong with it then (a network
+   file system may say so) is nobody's fault.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vfs.hostio import close_file
@@ -78,7 +81,8 @@ class Quota:
     def give_file(self, fd: int, share_bytes: int) -> None:
         """Give a file back with its share."""
         if share_bytes <= LEAST_FILE_BYTES:
-            os.close(fd)
+            with suppress(OSError):
+                os.close(fd)
             self.used_bytes -= share_bytes
             self._descriptors.hold(-1)
             return
@@ -93,7 +97,8 @@ class Quota:
         self._spare = None
         self.used_bytes -= share_bytes
         self._descriptors.hold(-1)
-        close_file(fd)
+        with suppress(OSError):
+            close_file(fd)
         return True
 
     def descriptors(self) -> tuple[int, ...]:

@@ -152,7 +152,7 @@ class File:
         self._length = 0
         self._allowed = self._charged
         self._quota = quota
-        self._mount = mount_of(os.fstat(self.fd).st_dev)
+        self._mount = mount_of(os.fstat(self.fd).st_dev, self.fd)
 
     def room(self, low: int, end: int) -> int:
         """See ``Store``."""

@@ -93,3 +93,25 @@ def test_logs_give_way_where_descriptors_lack(
         quota.open_file(str(tmp_path))
     quota.give_file(*live)
     assert held.held == 99
+
+
+# close(2): a network file system says there what became of what was written before.
+@pytest.mark.parametrize("size", [0, 20 * 1024 * 1024])
+def test_a_file_that_is_closed_with_an_error_is_given_back(
+    fs: Filesystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    held = Descriptors(fs)
+    quota = Quota(1 << 30, lambda: False, held)
+    fd, share = quota.open_file(str(tmp_path))
+    assert quota.take(size)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", fail_to_close)
+        quota.give_file(fd, share + size)
+        quota.drop_spare()
+    assert (held.held, quota.used_bytes) == (0, 0)
+    os.close(fd)
+
+
+def fail_to_close(fd: int) -> None:
+    """Answer as a server does that had no room for what was written."""
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))

@@ -371,7 +371,7 @@ async def test_a_slow_disk_is_written_in_threads(
     monkeypatch.setattr(hostio, "times_slept", lambda: 1)
     monkeypatch.setattr(logstores, "times_slept", lambda: 0)
     mount = hostio.Mount("ext4")
-    monkeypatch.setattr(logstores, "mount_of", lambda _: mount)
+    monkeypatch.setattr(logstores, "mount_of", lambda *_: mount)
     reply = await scene.say(scene.request(numbers(300_000)))
     assert reply.body == printed(300_000)
     assert not mount.inline
@@ -385,7 +385,7 @@ async def test_a_busy_machine_is_no_slow_disk(
     for module in (hostio, logstores):
         monkeypatch.setattr(module, "times_slept", lambda: 0)
     mount = hostio.Mount("ext4")
-    monkeypatch.setattr(logstores, "mount_of", lambda _: mount)
+    monkeypatch.setattr(logstores, "mount_of", lambda *_: mount)
     reply = await scene.say(scene.request(numbers(300_000)))
     assert reply.body == printed(300_000)
     assert mount.inline
