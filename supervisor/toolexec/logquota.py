@@ -5,7 +5,8 @@ Rules of this file.
 1. A file that is no longer needed becomes the spare one, and never changes hands
    between children.
 2. What nobody uses is given up before somebody is refused: the spare file, then the
-   oldest finished log that has one.  So it is where the host lacks descriptors.
+   oldest finished log that has one.  So it is where the host lacks descriptors, and
+   where the disk is full and a log must be kept whole.
 3. Nobody wants what is in a file that is closed: what is wrong with it then (a network
    file system may say so) is nobody's fault.
 """
@@ -58,10 +59,14 @@ class Quota:
     def take(self, size_bytes: int) -> bool:
         """Take a share; False if there is none."""
         while self.used_bytes + size_bytes > self.limit_bytes:
-            if not (self.drop_spare() or self._make_room()):
+            if not self.give_up():
                 return False
         self.used_bytes += size_bytes
         return True
+
+    def give_up(self) -> bool:
+        """Give up something that nobody uses; False if there is nothing."""
+        return self.drop_spare() or self._make_room()
 
     def open_file(self, directory: str) -> tuple[int, int]:
         """Return a file without a name, and the share that has been taken for it.

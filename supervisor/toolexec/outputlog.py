@@ -126,7 +126,8 @@ class OutputLog:
             try:
                 written = await store.write(self.end, view[:room])
             except OSError as why:
-                self._give_way(store, why)
+                if not await self._has_made_room(why):
+                    self._give_way(store, why)
                 continue
             piece, view = view[:written], view[written:]
             self._pending = view
@@ -222,7 +223,7 @@ class OutputLog:
     def _cannot_splice(self, store: File, why: OSError) -> None:
         if why.errno in _UNKNOWN:
             store.is_spliceable = False
-        else:
+        elif not self._keep_all:  # else ``append`` sees to it
             self._give_way(store, why)
 
     async def append_pending(self) -> None:
@@ -288,6 +289,13 @@ class OutputLog:
         if self._keep_all:
             raise LogFullError(f"the output cannot be kept: {why.strerror}")
         self._stores.append(Window(self.end))
+
+    async def _has_made_room(self, why: OSError) -> bool:
+        """Give up what nobody uses for an output that must be kept whole, on a full disk."""
+        if not (self._keep_all and why.errno in _FULL and self._quota.give_up()):
+            return False
+        await trio.sleep(ACCEPT_PAUSE_S)  # a long file is freed in a thread
+        return True
 
     def _give_way(self, store: Store, why: OSError) -> None:
         """Go on after a write that failed: as a ring on a full disk, else in memory."""

@@ -264,6 +264,28 @@ async def test_on_a_full_disk_nothing_is_lost(
     assert b"No space left on device" in whole.body
 
 
+# spec E30, E31: what nobody uses goes before somebody is refused.
+async def test_on_a_full_disk_older_outputs_go_for_one_that_must_be_whole(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        data = scene.request(numbers(200_000), f"X-Aifo-Exec-Id: {name}")
+        assert (await scene.say(data)).code == 0
+    (owner,) = scene.tool.children.values()
+    disk, real = FullDisk(0), logquota.Quota.give_up
+
+    def give_up(quota: logquota.Quota) -> bool:
+        disk.room = 1 << 30
+        return real(quota)
+
+    monkeypatch.setattr(os, "pwrite", disk)
+    monkeypatch.setattr(os, "splice", disk.splice)
+    monkeypatch.setattr(logquota.Quota, "give_up", give_up)
+    whole = await scene.say(scene.request(numbers(100_000), proto="1"))
+    assert (whole.status, whole.body) == (200, printed(100_000))
+    assert ("a" in owner.kept, "b" in owner.kept) == (False, True)
+
+
 async def test_without_a_place_for_files_nothing_is_lost(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, log_dir=str(tmp_path / "nowhere")) as scene:
         reply = await scene.say(scene.request(numbers(500_000)))
