@@ -80,6 +80,9 @@ KEEPALIVE = (
 have this from their listener, tcp(7).  With output on its way to it the kernel gives up after
 a quarter of an hour: TCP_USER_TIMEOUT would be quicker, and end who only reads slowly."""
 
+NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+"""A piece of output does not wait until the one before is acknowledged; likewise."""
+
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client connects to
 
 SOCKET_NAME = "toolexec.sock"
@@ -154,7 +157,7 @@ class Server:
         self._listener = listener
         self._is_shared = is_shared
         if listener.socket.family in {socket.AF_INET, socket.AF_INET6}:
-            for option in KEEPALIVE:
+            for option in (*KEEPALIVE, NO_DELAY):
                 listener.socket.setsockopt(*option)
         self.heads = Throttle(service.heads)
         self.connections: dict[int, Connection] = {}

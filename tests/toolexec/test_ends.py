@@ -252,6 +252,8 @@ async def test_a_machine_that_vanishes_is_noticed(tmp_path: Path) -> None:
                 )
             )
             assert idle_s + between_s * tries <= 30
+            # spec E22: no piece waits until the one before is acknowledged.
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # A tool that has become another user, where the host is no root and the child has no walls.
