@@ -21,8 +21,8 @@ from tests.helpers.hosts import (
     Stage,
     descriptors,
     eventually,
-    favoured,
     opened,
+    slowest_read,
 )
 from vfs.filesystem import OWN_DESCRIPTORS
 
@@ -58,14 +58,11 @@ async def neighbour(stage: Stage) -> Puppet:
     return child
 
 
-async def slowest_read(child: Puppet) -> float:
+async def slowest_of(stage: Stage, child: Puppet) -> float:
     """The slowest of many READs of a neighbour, in seconds."""
     assert child.child.session is not None
     fileno = min(child.child.session.files)
-    with favoured(child.pid):
-        slowest = await child.do(f"slowest({fileno}, {READS})")
-    assert isinstance(slowest, float)
-    return slowest
+    return await slowest_read(stage, child, fileno, READS)
 
 
 def closed_for(stage: Stage, child: Puppet) -> str | None:
@@ -118,10 +115,10 @@ async def test_a_reader_that_never_reads_is_closed_and_delays_nobody(
     session = child.child.session
     assert session is not None
     await eventually(lambda: session._waiting is not None)
-    assert await slowest_read(calm) < NEIGHBOUR_S
+    assert await slowest_of(hasty, calm) < NEIGHBOUR_S
     await eventually(lambda: closed_for(hasty, child) is not None)
     assert closed_for(hasty, child) == "deadline"
-    assert await slowest_read(calm) < NEIGHBOUR_S
+    assert await slowest_of(hasty, calm) < NEIGHBOUR_S
 
 
 # attack 17: a stopped child with a reply on its way.
@@ -132,7 +129,7 @@ async def test_a_stopped_child_delays_nobody(hasty: Stage) -> None:
     child.tell(
         f"send(b'READ {fileno} 16777216\\n') and os.kill(os.getpid(), signal.SIGSTOP)"
     )
-    assert await slowest_read(calm) < NEIGHBOUR_S
+    assert await slowest_of(hasty, calm) < NEIGHBOUR_S
     await eventually(lambda: closed_for(hasty, child) is not None)
     assert closed_for(hasty, child) == "deadline"
     process = child.child.process
@@ -183,7 +180,7 @@ async def test_a_flood_delays_nobody(
     assert session is not None
     await eventually(lambda: session.requests > 3, FLOOD_S)
     before = session.requests
-    slowest = await slowest_read(calm)
+    slowest = await slowest_of(stage, calm)
     # On a busy machine the one that floods may not have run at all beside READs that
     # go first: until it has, nothing was measured.
     deadline = time.monotonic() + FLOOD_S
@@ -191,7 +188,7 @@ async def test_a_flood_delays_nobody(
         assert time.monotonic() < deadline, "the flood had dried up"
         await eventually(partial(went_on, session, before), FLOOD_S)
         before = session.requests
-        slowest = max(slowest, await slowest_read(calm))
+        slowest = max(slowest, await slowest_of(stage, calm))
     tell(f"slowest READ beside a flood: {slowest * 1000:.1f} ms")
     assert slowest < NEIGHBOUR_S
     await child.kill()

@@ -24,8 +24,8 @@ from tests.helpers.hosts import (
     Puppet,
     Stage,
     eventually,
-    favoured,
     opened,
+    slowest_read,
 )
 from vfs.hostio import in_thread
 from vfs.policy import CLIENTS, OPEN_FILES, Ledger
@@ -122,8 +122,6 @@ class Chaos:
         self.observing = trio.Event()
         self.over = trio.Event()
         self.slowest_s = 0.0
-        self.looks = 0
-        self.late = 0
         self.reads = 0
         self._checking = trio.Lock()
         self._to_checker = checker.stdin.fileno()
@@ -207,18 +205,15 @@ class Chaos:
         fileno = await calm.open(b"calm")
         await calm.do(f"slowest({fileno}, 20)")
         self.observing.set()
-        with favoured(calm.pid):
-            while not self.over.is_set():
-                slowest_s = await calm.do(f"slowest({fileno}, 200)")
-                self.slowest_s = max(self.slowest_s, slowest_s)
-                self.looks += 1
-                self.late += slowest_s >= NEIGHBOUR_S
-                self.reads += 200
+        while not self.over.is_set():
+            slowest_s = await slowest_read(self.stage, calm, fileno, 250)
+            self.slowest_s = max(self.slowest_s, slowest_s)
+            self.reads += 250
         await calm.leave()
 
 
 # spec W2, S2, S3, S4, S5, S7; I5, I6, I9
-@pytest.mark.timeout(90 + ROUNDS // 4)
+@pytest.mark.timeout(300 + ROUNDS // 2)
 async def test_no_kill_of_a_child_leaves_anything_or_tears_a_write(
     tmp_path: Path, tell: Callable[[str], None], checker: subprocess.Popen[bytes]
 ) -> None:
@@ -249,9 +244,7 @@ async def test_no_kill_of_a_child_leaves_anything_or_tears_a_write(
         used = {(led.used[OPEN_FILES], led.used[CLIENTS]) for led in chaos.ledgers}
         assert used == {(0, 0)}
         assert sorted(os.listdir(stage.root)) == ["big", "calm"]
-        # A look is 200 READs; on two cores full of dying children the machine itself
-        # may keep the neighbour waiting now and then.
-        assert chaos.late <= 1 + chaos.looks // 100
+        assert chaos.slowest_s < NEIGHBOUR_S
 
 
 # spec S4: measured and printed; `make bench` holds the figure.

@@ -19,8 +19,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from supervisor.launchpad.start import start_launchpad
 from supervisor.logs import Log
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
+from tests.helpers.delays import kept_waiting_s
 from tests.helpers.leaks import Holdings, holdings, left_over
 from tests.helpers.stock import only_stock_beneath
 
@@ -261,26 +262,38 @@ async def opened(
     assert not left, "left behind by the host: " + "; ".join(left)
 
 
-FAVOUR = -15
-"""Niceness: ten times the share of an ordinary process."""
+LONGER = 3
+"""So many times as long a second look is: what the host does will be there again."""
 
 
-@contextmanager
-def favoured(*pids: int) -> Iterator[None]:
-    """Let the host and these processes go before the machine's other load.
+async def slowest_read(
+    stage: Stage, child: Puppet, fileno: int, count: int, at_once: int = 10
+) -> float:
+    """Have a child READ many times; return the slowest, in seconds.
 
-    So that what is measured is how long the host lets a client wait, and not how long
-    the machine lets both: a core that others use delays a READ by 100 ms easily. Only
-    root may ask for that; for others the figure includes the other load.
+    From what is late is taken off what the machine's other load had of the processors
+    meanwhile. What is late all the same is looked for once more, and longer.
+
+    Args:
+        stage: its host.
+        child: who READs.
+        fileno: of a file that it has open.
+        count: how often.
+        at_once: READs between two looks at the kernel's account, which is for all of them.
     """
-    with suppress(PermissionError):
-        for pid in (os.getpid(), *pids):
-            os.setpriority(os.PRIO_PROCESS, pid, FAVOUR)
-    try:
-        yield
-    finally:
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, os.getpid(), 0)
+    slowest_s = 0.0
+    pids = os.getpid(), stage.pid_of(child, await child.do("os.getpid()"))
+    for reads in (count, LONGER * count):
+        slowest_s = 0.0
+        for _ in range(reads // at_once):
+            kept_s = kept_waiting_s(*pids)
+            took_s = await child.do(f"slowest({fileno}, {at_once})")
+            if took_s >= NEIGHBOUR_S:
+                took_s -= kept_waiting_s(*pids) - kept_s
+            slowest_s = max(slowest_s, took_s)
+        if slowest_s < NEIGHBOUR_S:
+            break
+    return slowest_s
 
 
 @pytest.fixture
@@ -295,7 +308,7 @@ def descriptors() -> set[int]:
     return set(holdings().descriptors)
 
 
-async def eventually(is_so: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def eventually(is_so: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Wait until something that no event tells is so; fail if it never is."""
     deadline = time.monotonic() + timeout_s
     while not is_so():

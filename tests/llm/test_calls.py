@@ -9,7 +9,8 @@ import trio
 from demo.provider import serving
 from supervisor.llm import provider
 from supervisor.session.base import EOF, PROCESS_EXIT
-from tests.helpers.hosts import eventually, favoured
+from tests.helpers.delays import kept_waiting_s
+from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import KEY, ChatLine, Scene, open_scene, request, scene
 from tests.helpers.sessions import NEIGHBOUR_S
 from vfs.policy import Ledger
@@ -160,7 +161,7 @@ async def test_a_call_ends_with_its_process(scene: Scene) -> None:
     await eventually(
         lambda: scene.provider.served and scene.provider.served[0].pieces == 2
     )
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await line.line.session.finish(PROCESS_EXIT)
     assert scene.service.root.spent == 6.0 + 12.0
     await eventually(lambda: not scene.provider.at_once)
@@ -263,11 +264,11 @@ async def test_a_provider_that_is_not_there_is_told(tmp_path: Path) -> None:
     "order", [b"!hang", b"!status=429 !retry-after=30", b"!slow=0.25 !words=99"]
 )
 async def test_the_timeout_bounds_the_whole_call(tmp_path: Path, order: bytes) -> None:
-    async with open_scene(tmp_path, timeout="600ms") as scene:
+    async with open_scene(tmp_path, timeout="2s") as scene:
         line = scene.connect()
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             reply = await line.chat(order)
-        assert reply.line == FAILED + b"no complete answer within 0.6 s"
+        assert reply.line == FAILED + b"no complete answer within 2 s"
         # What was written until then is paid.
         charged = order.startswith(b"!slow")
         assert (scene.service.root.spent > 0) is charged
@@ -411,16 +412,15 @@ async def test_nobody_waits_for_anothers_model(scene: Scene) -> None:
     (scene.hall.root / "f").write_bytes(b"x" * 4096)
     asking, reading = scene.connect(), scene.connect()
     times = []
-    with favoured():
-        await asking.send(request(b"!slow=0.01 !words=300"))  # three seconds
-        await scene.provider.wait_for(1)
-        while not scene.provider.served[0].done:
-            began = trio.current_time()
-            fileno = await reading.line.open(b"f")
-            assert len(await reading.line.read(fileno, 4096)) == 4096
-            times.append(trio.current_time() - began)
-            assert await reading.ask(b"CLOSE %d\n" % fileno) == b"OK"
-            await trio.sleep(0.01)
+    await asking.send(request(b"!slow=0.01 !words=300"))  # three seconds
+    await scene.provider.wait_for(1)
+    while not scene.provider.served[0].done:
+        began, kept = trio.current_time(), kept_waiting_s()
+        fileno = await reading.line.open(b"f")
+        assert len(await reading.line.read(fileno, 4096)) == 4096
+        times.append(trio.current_time() - began - (kept_waiting_s() - kept))
+        assert await reading.ask(b"CLOSE %d\n" % fileno) == b"OK"
+        await trio.sleep(0.01)
     assert (await asking.reply()).line.startswith(b"OK ")
     assert len(times) > 20
     assert sorted(times)[len(times) * 95 // 100] < NEIGHBOUR_S
@@ -465,7 +465,7 @@ async def test_an_error_within_the_stream_is_one_line(scene: Scene) -> None:
 # spec L15, I9
 async def test_a_gigabyte_is_not_read(scene: Scene) -> None:
     line = scene.connect()
-    with trio.fail_after(15):
+    with trio.fail_after(30):
         reply = await line.chat(b"!huge=1024")
     assert reply.line.startswith(FAILED + b"invalid response: longer than")
     # Nobody waited for the rest: the connection was closed on it.

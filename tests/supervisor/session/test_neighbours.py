@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from supervisor.session.base import EOF, SLOW
+from tests.helpers.delays import kept_waiting_s
 from tests.helpers.sessions import NEIGHBOUR_S, Hall, Line, hall
 from vfs.ledger import Ledger
 
@@ -45,9 +46,10 @@ async def assert_a_neighbour_is_served(hall: Hall, reads: int = READS) -> None:
     late = 0
     for _ in range(reads):
         assert await line.ask(b"SEEK %d 0\n" % fileno) == b"OK 0"
-        start = time.perf_counter()
+        start, kept = time.perf_counter(), kept_waiting_s()
         assert await line.read(fileno, 100) == b"x" * 100
-        late += time.perf_counter() - start > NEIGHBOUR_S
+        took = time.perf_counter() - start - (kept_waiting_s() - kept)
+        late += took > NEIGHBOUR_S
     assert late <= reads // 10
 
 
@@ -156,14 +158,14 @@ async def test_a_hanging_disk_hangs_its_own_child_only(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go = threading.Event()
-    monkeypatch.setattr(os, "fdatasync", lambda _: may_go.wait(10))
+    monkeypatch.setattr(os, "fdatasync", lambda _: may_go.wait(60))
     policy, top = hall.policy(), Ledger()
     lines = [hall.connect(policy, Ledger(top)) for _ in range(30)]
     for line in lines:
         fileno = await line.open(b"file", b"a")
         await line.send(b"SYNC %d\n" % fileno)
     other = hall.connect(policy, Ledger())
-    with trio.fail_after(2):
+    with trio.fail_after(30):
         for number in range(5):
             await other.open(b"new", b"w")
             assert await other.ask(b"RENAME false 3 2\nnewit") == b"OK"
@@ -280,7 +282,7 @@ async def test_a_message_that_does_not_end_in_time(hall: Hall, begun: bytes) -> 
     line = hall.connect(deadline_s=0.1)
     await line.send(b"PING\n" + begun)
     assert await line.line() == b"OK"
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await line.gone()
     assert line.session.why_closed == SLOW
     # spec F3: it is the one exception.
@@ -299,7 +301,7 @@ async def test_a_message_that_comes_drop_by_drop(hall: Hall) -> None:
             await trio.sleep(0.01)  # the attack itself, not a wait for something
 
     async with bothered(drip):
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await line.gone()
         assert line.session.why_closed == SLOW
     assert (hall.root / "file").read_bytes() == b""
@@ -307,7 +309,7 @@ async def test_a_message_that_comes_drop_by_drop(hall: Hall) -> None:
 
 # spec F8: a client that is busy all the time begins one message after the other.
 async def test_a_busy_client_outlives_the_deadline(hall: Hall) -> None:
-    line = hall.connect(deadline_s=0.15)
+    line = hall.connect(deadline_s=1.0)
     fileno = await line.open(b"file", b"w")
     request = b"WRITE %d 3000\n" % fileno + b"x" * 3000
     stop = trio.Event()
@@ -327,7 +329,7 @@ async def test_a_busy_client_outlives_the_deadline(hall: Hall) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(talk)
-        deadline = trio.current_time() + 0.6
+        deadline = trio.current_time() + 2.5
         answered = 0
         while trio.current_time() < deadline:
             assert await line.line() == b"OK 3000"
@@ -341,12 +343,12 @@ async def test_a_busy_client_outlives_the_deadline(hall: Hall) -> None:
 
 # spec F8: between messages a client may idle for ever.
 async def test_an_idle_client_outlives_the_deadline(hall: Hall) -> None:
-    line = hall.connect(deadline_s=0.05)
-    for _ in range(3):
+    line = hall.connect(deadline_s=1.0)
+    for _ in range(2):
         await line.send(b"PI")
         await trio.testing.wait_all_tasks_blocked()
         assert await line.ask(b"NG\n") == b"OK"
-        await trio.sleep(0.12)  # the idling itself, not a wait for something
+        await trio.sleep(1.1)  # the idling itself, not a wait for something
     assert await line.ask(b"PING\n") == b"OK"
     assert not hall.closed
 
@@ -361,7 +363,7 @@ async def test_a_reply_that_is_not_taken_in_time(hall: Hall, size: int) -> None:
     async with bothered(
         line.send, b"READ %d %d\nSEEK %d 0\n" % (fileno, size, fileno) * 500
     ):
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await line.gone()
     assert line.session.why_closed == SLOW
     assert not hall.fs.tables.files
@@ -371,7 +373,7 @@ async def test_a_reply_that_is_not_taken_in_time(hall: Hall, size: int) -> None:
 async def test_a_reply_that_is_taken_slowly(hall: Hall) -> None:
     data = os.urandom(4 * MIB)
     (hall.root / "big").write_bytes(data)
-    line = hall.connect(deadline_s=5)
+    line = hall.connect(deadline_s=60)
     fileno = await line.open(b"big")
     await line.send(b"READ %d %d\n" % (fileno, len(data)))
     assert await line.line() == b"OK %d" % len(data)

@@ -1,0 +1,44 @@
+"""How long the machine's other load kept processes from running, by the kernel's account.
+
+What it is: what a measured delay is without it, so that a bound on what the host does to
+its clients holds on a machine that others use. What it is not: nothing that a process
+computes is in it, nor anything that it waits for; a host that sleeps, spins or waits for a
+disk in a client's way is as late as before.
+
+Two accounts: the time that a thread was ready and another ran (proc_pid_schedstat(5), the
+second number, in nanoseconds), and the time that a hypervisor gave to others
+(proc_stat(5), "steal", in ticks), which the kernel takes for the thread's own.
+"""
+
+import os
+from contextlib import suppress
+
+NS_IN_S = 1_000_000_000
+TICKS_IN_S = os.sysconf("SC_CLK_TCK")
+
+
+def kept_waiting_s(*pids: int) -> float:
+    """Return how long threads wanted a processor and had none, all together, in seconds.
+
+    Every thread counts, for one that holds the interpreter keeps the others waiting.
+
+    Args:
+        pids: of the processes; this one's own if there are none.
+    """
+    ready_ns = sum(map(_ready_ns, pids or (os.getpid(),)))
+    return ready_ns / NS_IN_S + _stolen_ticks() / TICKS_IN_S
+
+
+def _ready_ns(pid: int) -> int:
+    found = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        # It ends meanwhile; or a kernel keeps no account, and the figure is the whole.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as account:
+                found += int(account.read().split()[1])
+    return found
+
+
+def _stolen_ticks() -> int:
+    with open("/proc/stat", "rb") as accounts:
+        return int(accounts.readline().split()[8])  # all processors together
