@@ -33,9 +33,9 @@ def holdings() -> Holdings:
 
 def give_back() -> None:
     """Return once what was left to a thread is given back (`vfs.workers.afterwards`)."""
-    for thread in threading.enumerate():
-        if thread.name == "afterwards":
-            thread.join(10.0)
+    while here := [t for t in threading.enumerate() if t.name == "afterwards"]:
+        for thread in here:
+            thread.join()
 
 
 def left_over(before: Holdings, after: Holdings) -> tuple[str, ...]:
