@@ -160,9 +160,8 @@ async def test_nobody_waits_for_a_reader_that_outlived_its_child(stage: Stage) -
     session = child.child.session
     assert session is not None
     await eventually(lambda: session._waiting is not None)
-    start = time.monotonic()
-    await child.kill()
-    assert time.monotonic() - start < 1.0  # the deadline (spec F8) is 30 s
+    with trio.fail_after(stage.host.settings.deadline_s / 2):  # not until then
+        await child.kill()
     stage.assert_nothing_left()
 
 
@@ -181,7 +180,7 @@ async def test_an_exit_touches_no_connection_that_took_over_a_number(
         connections.append(await heir.do("attached()"))
         assert len(connections) < 60
     assert await first.leave() == 0
-    with trio.fail_after(2):
+    with trio.fail_after(30):
         answers = await heir.do(f"{{ask(b'PING\\n', d) for d in {connections}}}")
     assert answers == {b"OK"}
 
@@ -218,17 +217,29 @@ async def test_nested_processes_end_with_their_top_child(stage: Stage) -> None:
     stage.assert_nothing_left()
 
 
-# spec S6: SIGTERM first, SIGKILL for those that do not listen.
+# spec S6: SIGTERM first; who does not listen has its grace period, unless one insists.
 async def test_a_stopping_host_asks_before_it_kills(tmp_path: Path) -> None:
-    async with opened(tmp_path, Settings(grace_s=0.5)) as stage:
+    async with opened(tmp_path, Settings(grace_s=600.0)) as stage:
         deaf, obedient = await stage.puppet(), await stage.puppet()
+        await deaf.do("deafen()")
+        stage.host.request_stop()
+        assert await obedient.child.wait_gone() == 128 + signal.SIGTERM
+        assert not deaf.child.gone.is_set()
+        stage.host.request_stop()
+        assert await deaf.child.wait_gone() == 128 + signal.SIGKILL
+
+
+# spec S6
+async def test_who_does_not_listen_is_killed_after_its_grace_period(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, Settings(grace_s=0.3)) as stage:
+        deaf = await stage.puppet()
         await deaf.do("deafen()")
         start = time.monotonic()
         stage.host.request_stop()
-        assert await obedient.child.wait_gone() == 128 + signal.SIGTERM
-        assert time.monotonic() - start < 0.5
         assert await deaf.child.wait_gone() == 128 + signal.SIGKILL
-        assert time.monotonic() - start >= 0.5
+        assert time.monotonic() - start >= 0.3
 
 
 # spec S6: what a child still writes in its grace period is kept.

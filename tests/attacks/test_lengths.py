@@ -56,7 +56,7 @@ async def test_two_hundred_children_that_lie_cost_eight_mebibytes(
     assert stage.host.budget.used_bytes <= stage.host.settings.payload_budget_bytes
     for child in tuple(stage.host.children.values()):
         child.stop(0.0)
-    await eventually(lambda: not stage.host.children, timeout_s=15)
+    await eventually(lambda: not stage.host.children)
     stage.assert_nothing_left()
     # spec W2: nothing of what was not complete shows.
     assert {path.stat().st_size for path in stage.root.iterdir()} == {0}
@@ -99,7 +99,7 @@ async def test_descriptors_sent_to_the_host_are_dropped(stage: Stage) -> None:
     await child.do("pass_on([P[1]])")
     assert await child.do("line()") == b"OK"
     assert await child.do("os.close(P[1])") is None
-    with trio.fail_after(2):
+    with trio.fail_after(30):
         assert await child.do("os.read(P[0], 1)") == b""
 
 

@@ -32,7 +32,7 @@ from tests.helpers.llmscene import key_file, section
 from tests.helpers.provider import provider_process
 from vfs.clients import Client
 
-pytestmark = [pytest.mark.slow, pytest.mark.attack, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.attack, pytest.mark.timeout(400)]
 
 
 TOPS = ("root", "grant", "else")
@@ -220,7 +220,7 @@ def open_model(stage: Stage, where: Path) -> Any:
 
 
 # I8, spec A5, N1, attack 38. Several children an example: a host takes long to open.
-@pytest.mark.timeout(180)  # so many children take their time on a busy machine
+@pytest.mark.timeout(400)  # so many children take their time on a busy machine
 @settings(max_examples=4)
 @given(lives=st.lists(st.tuples(POLICIES, STEPS), min_size=1, max_size=6))
 def test_no_step_gives_a_right(lives: list[tuple[dict[str, Any], list[Step]]]) -> None:

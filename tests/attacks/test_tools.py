@@ -82,7 +82,7 @@ body = urlencode([("tool", "sh"), ("arg", "-c"), ("arg",
     "trap 'touch ended; exit' INT TERM; touch ready; sleep 1000 & wait")]).encode()
 with connect() as sock:
     sock.sendall(head(RIGHT, f"Content-Length: {len(body)}") + body)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not os.path.exists("ready") and time.monotonic() < until:
         time.sleep(0.01)
 while not os.path.exists("ended") and time.monotonic() < until:

@@ -24,7 +24,7 @@ from tests.helpers.command import read_until
 from tests.helpers.contents import asking, text_of
 from vfs.content import TOOLS, Checkpoints, Process, Shared, Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 CALLS = (
     *("openat", "write", "pwrite64", "fsync", "fdatasync", "unlink", "unlinkat"),

@@ -17,8 +17,9 @@ from tests.helpers.hosts import CHILDREN
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
-GONE_WITHIN_S = 1.0
-"""How soon the whole tree of a killed host is gone."""
+GONE_WITHIN_S = 30.0
+"""How soon the whole tree of a killed host is gone, however busy the machine is; how soon
+it was is printed."""
 
 TREE = ("/bin/sh", str(CHILDREN / "tree.sh"))
 PYTHON_TREE = (sys.executable, "-I", "-S", str(CHILDREN / "tree.py"))
@@ -39,8 +40,16 @@ def wait_gone(host: HostProcess, mark: str) -> float:
     return time.monotonic() - begin
 
 
+def wait_grown(mark: str) -> None:
+    """Wait until the three trees are more than what was started."""
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while len(marked(mark)) <= 6:
+        assert time.monotonic() < deadline, "the trees do not grow: nothing is proved"
+        time.sleep(0.005)
+
+
 # spec S3, attack 28 and attack 39: at any moment, whatever its children are doing.
-@pytest.mark.timeout(60 + HOST_KILLS * 3)
+@pytest.mark.timeout(180 + HOST_KILLS * 10)
 def test_a_killed_host_takes_its_whole_tree_with_it(
     tmp_path: Path, host_processes: Hosts, tell: Callable[[str], None]
 ) -> None:
@@ -48,8 +57,7 @@ def test_a_killed_host_takes_its_whole_tree_with_it(
     tell(f"CHAOS_SEED={seed}")
     choice = random.Random(seed)
     slowest = 0.0
-    grown = 0
-    for _ in range(HOST_KILLS):
+    for round_ in range(HOST_KILLS):
         # A number of seconds that nobody else sleeps: it stands in every argument list.
         mark = f"1000.{choice.randrange(10**12):012d}"
         commands = [choice.choice([TREE, PYTHON_TREE]) for _ in range(3)]
@@ -57,11 +65,11 @@ def test_a_killed_host_takes_its_whole_tree_with_it(
         env = {"SANDHOST_TEST_MARK": mark}
         with host_processes.open(tmp_path, *words, env=env) as host:
             time.sleep(choice.random() ** 2 * 0.4)
-            grown = max(grown, len(marked(mark)))
+            if round_ == 0:  # once it is killed in full growth
+                wait_grown(mark)
             host.kill()
             slowest = max(slowest, wait_gone(host, mark))
     tell(f"{HOST_KILLS} hosts killed; the slowest tree was gone in {slowest:.3f} s")
-    assert grown > 6, "no tree ever grew: the test proves nothing"
 
 
 # attack 39: what a crash leaves is no obstacle, and nothing half done shows.
@@ -79,7 +87,7 @@ def test_a_new_host_starts_clean_after_a_crash(
     command = ("/bin/sh", "-c", script.replace("1000", mark))
     with host_processes.open(tmp_path, command, publish="on-close") as host:
         host_processes.hear("up")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + GONE_WITHIN_S
         while not (tmp_path / "written").exists():
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -94,6 +102,6 @@ def test_a_new_host_starts_clean_after_a_crash(
         tmp_path, ("/bin/sh", "-c", finish), publish="on-close"
     ) as host:
         host_processes.hear("up")
-        select.select([host.pidfd], [], [], 5)
+        assert select.select([host.pidfd], [], [], GONE_WITHIN_S)[0]
     assert os.listdir(root) == ["a"]
     assert (root / "a").read_text() == "new"

@@ -20,8 +20,8 @@ from tests.helpers.hosts import CHILDREN
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
-GONE_WITHIN_S = 5.0
-"""How soon a killed daemon's processes are gone, on a machine that is busy otherwise."""
+GONE_WITHIN_S = 30.0
+"""How soon a killed daemon's processes are gone, however busy the machine is."""
 
 STAGED = (
     "while :; do printf 'OPEN a w false\\n' >&3; read -r r n <&3;"
@@ -69,7 +69,7 @@ def is_clean(running: Daemon) -> None:
 
 
 # spec S3, attack 39: at any moment of its start and of its life.
-@pytest.mark.timeout(60 + SERVE_KILLS * 10)
+@pytest.mark.timeout(180 + SERVE_KILLS * 20)
 def test_a_daemon_that_is_killed_leaves_nothing_and_comes_back(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:

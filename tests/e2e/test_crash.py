@@ -21,7 +21,8 @@ from tests.helpers.command import (
 
 pytestmark = pytest.mark.slow
 
-GONE_WITHIN_S = 1.0
+GONE_WITHIN_S = 30.0
+"""However busy the machine is; chaos tells how soon it is."""
 
 
 def groups_of(pid: int) -> list[Path]:

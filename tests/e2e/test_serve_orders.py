@@ -170,7 +170,7 @@ def test_events_come_as_they_happen(served: Daemon) -> None:
 
     reader = threading.Thread(target=follow)
     reader.start()
-    assert come.wait(15)
+    assert come.wait(60)
     served.client.spawn(["true"])
     reader.join(15)
     assert seen[-1] == "child.gone"

@@ -214,7 +214,7 @@ def test_a_listener_that_cannot_be_had_is_one_line(place: Path) -> None:
         port = sock.getsockname()[1]
         config = f"[metrics]\nlisten = 'tcp://127.0.0.1:{port}'\n"
         with daemon(place, config, ready=False) as running:
-            assert running.process.wait(15) == 1
+            assert running.process.wait(60) == 1
     (line,) = running.said().splitlines()
     assert "in use" in line
 
@@ -276,7 +276,7 @@ def test_the_quotas_ledger_survives_kill_9_and_a_restart(
             assert (row["limit"], row["reserved"]) == (5000, 0)
             spent.append(row["spent"])
             running.send(signal.SIGKILL)
-            assert running.process.wait(15) == -signal.SIGKILL
+            assert running.process.wait(60) == -signal.SIGKILL
     assert spent[0] > 0
     assert spent[1] == 2 * spent[0]
     # A quota that is used up stays so.
@@ -311,7 +311,7 @@ def test_a_childs_quota_is_that_of_all_its_lives(
         over.unlink()
         if end == "kill":
             running.send(signal.SIGKILL)
-            assert running.process.wait(15) == -signal.SIGKILL
+            assert running.process.wait(60) == -signal.SIGKILL
             running = stack.enter_context(daemon(place, config))
         else:
             running.client.replace()

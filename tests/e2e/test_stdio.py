@@ -95,7 +95,7 @@ def test_a_child_has_the_terminal_for_its_input_and_output() -> None:
     ):
         os.write(terminal, b"hello\n")
         read_until(terminal, b"got hello")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 # spec S6
@@ -106,7 +106,7 @@ def test_control_c_on_the_terminal_stops_run_and_its_child() -> None:
         children = beneath(process.pid)
         assert len(children) > 1
         os.write(terminal, b"\x03")
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
         assert not still_there(children)
 
 
@@ -120,18 +120,22 @@ def test_control_c_lets_a_child_leave_in_order() -> None:
         read_until(terminal, b"ready")
         os.write(terminal, b"\x03")
         read_until(terminal, b"in order")
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
 
 
-def test_two_control_cs_insist() -> None:
-    script = "trap '' TERM; echo ready; sleep 1000"
-    with on_a_terminal("run", "--", "sh", "-c", script) as (process, terminal):
+def test_two_control_cs_insist(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("[host]\ngrace = '10m'\n")
+    script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done"
+    words = ("run", "--config", str(config), "--", "sh", "-c", script)
+    with on_a_terminal(*words) as (process, terminal):
         read_until(terminal, b"ready")
         os.write(terminal, b"\x03")
+        read_until(terminal, b"asked")
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         os.write(terminal, b"\x03")
-        assert process.wait(4) == 130
+        assert process.wait(60) == 130
 
 
 def test_a_terminal_that_hangs_up_stops_run_and_its_child() -> None:
@@ -149,5 +153,5 @@ def test_a_terminal_that_hangs_up_stops_run_and_its_child() -> None:
         children = beneath(process.pid)
         assert len(children) > 1
         os.close(ours)  # SIGHUP for the leader of the session
-        assert process.wait(10) == 129
+        assert process.wait(60) == 129
     assert not still_there(children)

@@ -22,7 +22,7 @@ from tests.architecture.tree import ROOT
 
 SYSTEMD = "/lib/systemd/systemd"
 TOOLS = ("systemctl", "systemd-sysusers", "systemd-tmpfiles", "unshare", "nsenter")
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 
 TARGET = """
 [Unit]

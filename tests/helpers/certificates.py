@@ -16,7 +16,7 @@ def certificate(where: Path) -> Path:
         "-keyout", str(key), "-out", str(made),
     ]  # fmt: skip
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=10)
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
     except FileNotFoundError:
         pytest.skip("needs openssl to make a certificate")
     both = where / "tls.pem"

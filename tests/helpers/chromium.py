@@ -39,7 +39,7 @@ OPTIONS = (
     "--remote-debugging-pipe",
 )
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 class Browser:

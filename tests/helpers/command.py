@@ -22,7 +22,7 @@ import pytest
 SANDHOST = str(Path(sys.executable).with_name("sandhost"))
 """The command as it was installed beside this interpreter."""
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 """The longest that any command of a test may take, also on a busy machine."""
 
 PROGRAMS = os.pathsep.join((str(Path(SANDHOST).parent), os.defpath))

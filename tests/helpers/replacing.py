@@ -160,7 +160,7 @@ class Replaced:
 
     def wait(self) -> int:
         """Wait for its end; return its exit status."""
-        return self.process.wait(15)
+        return self.process.wait(60)
 
 
 @contextmanager

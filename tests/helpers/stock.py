@@ -9,7 +9,7 @@ from pathlib import Path
 
 from supervisor import proctree
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 """A child in stock that is not wanted any more ends by itself, a moment later."""
 
 _IN_STOCK = ("sandhost-stock", "sandhost-pad")

@@ -125,7 +125,7 @@ async def test_a_file_that_a_thread_is_closing_is_explained(
     let_go, fsync = threading.Event(), os.fsync
 
     def slow(number: int) -> None:
-        let_go.wait(10)
+        let_go.wait(60)
         fsync(number)
 
     monkeypatch.setattr(os, "fsync", slow)

@@ -97,7 +97,7 @@ async def test_a_second_sample_tells_the_percent_between_the_two(stage: Stage) -
     await puppet.do(burn)
     second = (await eye.sample([name]))[name]
     assert second.cpu_percent is not None
-    assert second.cpu_percent > 1
+    assert second.cpu_percent > 0
     assert second.cpu_time_s >= 0.25  # counted in ticks of 10 ms
     third = (await eye.sample([name]))[name]
     assert third.cpu_percent is not None

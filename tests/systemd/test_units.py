@@ -12,7 +12,7 @@ import pytest
 from tests.architecture.tree import ROOT
 from tests.helpers.booted import booted
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 UNITS = ROOT / "systemd"
 CONFIG = """

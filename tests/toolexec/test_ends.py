@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import socket
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ async def test_a_tool_whose_client_is_gone_is_ended(
             sock.shutdown(1)
             await eventually(lambda: not scene.tool._slots.used)
     for pid in map(int, pids.read_text().split()):
-        await eventually(partial(is_dead, pid), 10.0)
+        await eventually(partial(is_dead, pid))
     await eventually(lambda: not scene.tool._slots.used)
     (ended,) = scene.stage.events("exec.ended")
     assert ended["code"] == 137
@@ -211,6 +210,7 @@ async def test_a_time_limit_ends_a_tool(tmp_path: Path) -> None:
         form = shell("printf out; exec sleep 1000")
         reply = await scene.say(scene.request(form, proto="1"))
         assert (reply.status, reply.body, reply.code) == (504, b"timeout\n", 124)
+        scene.routes.timeout_s = 2.0  # it has to have begun
         reply = await scene.say(scene.request(form))
         assert (reply.status, reply.code) == (200, 124)
         assert reply.body == b"outaifo-coder proxy timeout\n"
@@ -375,9 +375,7 @@ async def test_executions_end_with_their_child(scene: Scene) -> None:
         await send(sock, scene.request(form, "X-Aifo-Detach: 1", token=other.token))
         data = await receive_until(sock, b" on\n")
         pid = int(data.split()[-2])
-        begun_s = time.monotonic()
         await other.puppet.kill()
-        assert time.monotonic() - begun_s < 10
         assert is_dead(pid)
         assert b"X-Exit-Code: 137" in await receive_all(sock)
     assert os.path.basename(path) not in os.listdir(os.path.dirname(path))

@@ -121,7 +121,7 @@ async def test_the_answers_of_fd_calls_are_left_whole(tmp_path: Path) -> None:
 
 
 async def test_a_timeout_is_said_beside_the_handle(tmp_path: Path) -> None:
-    async with with_fds(tmp_path, timeout_s=1.0) as (scene, _):
+    async with with_fds(tmp_path, timeout_s=3.0) as (scene, _):
         reply = await ask(scene, f"{PRINT};+exec+sleep+60")
         handle, note = reply.chunks
         assert ET.fromstring(handle).get("total_lines") == "4000"

@@ -42,7 +42,7 @@ async def test_stalled_executions_of_one_child_leave_others_alone(scene: Scene) 
     other = await scene.tenant()
     with ExitStack() as stack:
         await stall(scene, stack, scene.child, 64)
-        await eventually(lambda: scene.tool._slots.used == 64, 15.0)
+        await eventually(lambda: scene.tool._slots.used == 64)
         reply = await scene.run("tool=true")
         assert (reply.status, reply.body, reply.code) == (503, b"busy\n", 86)
         assert reply.headers[b"retry-after"] == b"1"
@@ -52,10 +52,10 @@ async def test_stalled_executions_of_one_child_leave_others_alone(scene: Scene) 
             )
             assert (reply.status, reply.code) == (200, 0)
         await stall(scene, stack, other, 8)
-        await eventually(lambda: scene.tool._slots.used == 72, 15.0)
+        await eventually(lambda: scene.tool._slots.used == 72)
         request = scene.request(b"tool=true", token=other.token)
         assert (await scene.say(request, tenant=other)).status == 503
-    await eventually(lambda: not scene.tool._slots.used, 15.0)
+    await eventually(lambda: not scene.tool._slots.used)
     assert (await scene.run("tool=true")).status == 200
 
 
@@ -80,7 +80,7 @@ async def test_a_host_with_one_slot_runs_one(tmp_path: Path) -> None:
             await stall(scene, stack, scene.child, 1)
             await eventually(lambda: scene.tool._slots.used == 1)
             assert (await scene.run("tool=true")).status == 503
-        await eventually(lambda: not scene.tool._slots.used, 15.0)
+        await eventually(lambda: not scene.tool._slots.used)
 
 
 # The last of the checks, each before the next: cwd 400, id 409, slot 503, spawn 500.
@@ -99,7 +99,7 @@ async def test_a_full_host_refuses_in_order(tmp_path: Path) -> None:
             ):
                 data = scene.request(asked, f"X-Aifo-Exec-Id: {exec_id}")
                 assert (await scene.say(data)).status == status
-        await eventually(lambda: not scene.tool._slots.used, 15.0)
+        await eventually(lambda: not scene.tool._slots.used)
         assert (await scene.run("tool=faulty")).status == 500
 
 
@@ -111,7 +111,7 @@ async def test_connections_of_one_child_leave_others_alone(
     other = await scene.tenant()
     with ExitStack() as stack:
         await stall(scene, stack, scene.child, 20)
-        await eventually(lambda: scene.tool._slots.used == 20, 15.0)
+        await eventually(lambda: scene.tool._slots.used == 20)
         reply = parse(await _ask_until_refused(scene))
         assert reply.status == 503
         request = scene.request(b"tool=true", token=other.token)
@@ -138,7 +138,7 @@ async def test_who_asks_for_nothing_makes_room(
         (common,) = scene.tool.shared
         with ExitStack() as stack:
             await stall(scene, stack, scene.child, 1)
-            await eventually(lambda: scene.tool._slots.used == 1, 15.0)
+            await eventually(lambda: scene.tool._slots.used == 1)
             strangers = []
             for count in (2, 3, 4):
                 sock = stack.enter_context(await scene.connect())
@@ -202,14 +202,14 @@ async def test_who_is_served_does_not_make_room(
     async with opened_scene(tmp_path, unix=False) as scene:
         with ExitStack() as stack:
             await stall(scene, stack, scene.child, 2)
-            await eventually(lambda: scene.tool._slots.used == 2, 15.0)
+            await eventually(lambda: scene.tool._slots.used == 2)
             for _ in range(3):
                 assert parse(await _ask_until_refused(scene)).status == 503
             assert scene.tool._slots.used == 2
 
 
 async def _ask_until_refused(scene: Scene) -> bytes:
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         with await scene.connect() as sock:
             return await receive_all(sock)
     raise AssertionError
@@ -233,7 +233,7 @@ async def test_a_flood_waits_outside(
 
     with ExitStack() as stack:
         await stall(scene, stack, scene.child, 4)
-        await eventually(lambda: scene.tool._slots.used == 4, 15.0)
+        await eventually(lambda: scene.tool._slots.used == 4)
         for _ in range(40):
             stack.enter_context(await scene.connect())
         await eventually(lambda: count() == 1 + 4 + 2)
@@ -242,7 +242,7 @@ async def test_a_flood_waits_outside(
             assert (await scene.say(request, tenant=other)).status == 200
             count()
     # What has waited is looked at, and is gone.
-    await eventually(lambda: count() == 1, 15.0)
+    await eventually(lambda: count() == 1)
     assert most == 1 + 4 + 2
     assert (await scene.run("tool=true")).status == 200
 

@@ -66,7 +66,7 @@ class Shims:
     ) -> tuple[int, bytes, bytes]:
         """Run a shim to its end: exit code, stdout, stderr."""
         with self.start(name, *args, stdout=stdout) as process:
-            out, err = process.communicate(timeout=15)
+            out, err = process.communicate(timeout=60)
         assert not os.listdir(self.where / "tmp"), "temporary files are left"
         return process.returncode, out, err
 
@@ -152,7 +152,7 @@ def test_output_is_live(shims: Shims, tmp_path: Path) -> None:
         out = read_until(process.stdout.fileno(), b"second\n")
         assert out == b"first\nsecond\n"
         (tmp_path / "gate").write_text("third\n")
-        assert process.communicate(timeout=15)[0] == b"third\n"
+        assert process.communicate(timeout=60)[0] == b"third\n"
     assert process.returncode == 0
 
 
@@ -164,7 +164,7 @@ def test_a_signal_is_forwarded(shims: Shims, server: ToolServer, name: str) -> N
         assert process.stdout is not None
         read_until(process.stdout.fileno(), b"ready\n")
         process.send_signal(getattr(signal, f"SIG{name}"))
-        out, _ = process.communicate(timeout=15)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 5
     assert out.endswith(b"got\n")  # after what sh says of its child
     told = server.asked[1]
@@ -200,7 +200,7 @@ def test_the_token_is_on_no_command_line(shims: Shims, server: ToolServer) -> No
         assert b"curl" in lines
         assert server.token.encode() not in lines
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=15)
+        process.communicate(timeout=60)
     assert process.returncode == 143
 
 

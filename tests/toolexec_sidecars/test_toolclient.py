@@ -186,7 +186,7 @@ def test_signals_of_this_process_are_handed_on(
         assert process.stdout is not None
         read_until(process.stdout.fileno(), b"ready\n")
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=15)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 6
     assert out.endswith(b"got\n")
 

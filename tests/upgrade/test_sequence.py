@@ -94,7 +94,7 @@ def check_files(where: Path, kinds: list[dict[str, Any]]) -> None:
 
 
 # spec T3, W1, R1, I4: strictly one reply a request, whatever happens to the host.
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_children_that_count_miss_nothing_in_15_exchanges(tmp_path: Path) -> None:
     count_through(tmp_path, 15)
 

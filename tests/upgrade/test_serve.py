@@ -21,7 +21,7 @@ TALKER = '["/bin/sh", "-c", "n=0; while read -r line; do echo $line; done <going
 
 
 # spec T3: children that count over the door miss nothing; pids, names, logs stay.
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_daemon_is_replaced_while_its_children_count(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

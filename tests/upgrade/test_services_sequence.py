@@ -127,7 +127,7 @@ def hold_through(rounds: int) -> None:
             os.close(said)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_tools_and_contents_go_through_5_exchanges() -> None:
     hold_through(5)
 

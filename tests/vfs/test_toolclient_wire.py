@@ -46,7 +46,7 @@ def test_a_full_queue_is_waited_for(
     monkeypatch.setattr(toolclient_wire, "pause", lambda _: refused.set())
 
     def serve() -> None:
-        assert refused.wait(10)
+        assert refused.wait(60)
         with ExitStack() as stack:
             while True:
                 line = stack.enter_context(listener.accept()[0])

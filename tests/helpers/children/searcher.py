@@ -103,7 +103,7 @@ def endpoint() -> Iterator[bytes]:
             f"{base}/chat/completions", body.encode(), head
         )
         try:
-            with urllib.request.urlopen(ask, timeout=10) as reply:  # noqa: S310
+            with urllib.request.urlopen(ask, timeout=60) as reply:  # noqa: S310
                 yield reply.read()
         except urllib.error.HTTPError as why:
             yield why.read()

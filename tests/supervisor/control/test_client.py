@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,10 +75,8 @@ def test_a_host_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "control"))
         silent.listen()
-        begin = time.monotonic()
         with pytest.raises(ControlError, match=r"no answer .* within 0\.1 s"):
             call(str(tmp_path / "control"), "ps", timeout_s=0.1)
-    assert time.monotonic() - begin < 5
 
 
 async def test_a_refusal_reaches_the_asker(path: str) -> None:

@@ -157,10 +157,15 @@ async def test_who_waits_sleeps_and_so_does_the_launchpad(stage: Stage) -> None:
     pid = await waiting(stage)
     both = (pid, stage.launchpad)
     await eventually(lambda: all(state(p) == "S" for p in both))
-    before = [wake_ups(p) for p in both]
-    # Not to wait for something: this is the time in which nothing is to happen.
-    await trio.sleep(0.3)
-    assert all(wake_ups(p) - was <= 1 for p, was in zip(both, before, strict=True))
+    # What is still to be done at the start may take its time; who looks again and again
+    # has no such moment.
+    for _ in range(10):
+        before = [wake_ups(p) for p in both]
+        # Not to wait for something: this is the time in which nothing is to happen.
+        await trio.sleep(0.3)
+        if [wake_ups(p) for p in both] == before:
+            return
+    pytest.fail("one of them wakes up again and again")
 
 
 def state(pid: int) -> str:

@@ -313,7 +313,7 @@ async def test_connections_that_idle_make_room(stage: Stage) -> None:
 async def test_a_request_that_does_not_end_is_given_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.metrics.listener.REQUEST_S", 0.05)
+    monkeypatch.setattr("supervisor.metrics.listener.REQUEST_S", 0.3)
     async with listening(stage) as listener:
         stream = await trio.open_tcp_stream(*listener.address)
         async with stream:

@@ -54,7 +54,7 @@ class Server:
             self.stalled += 1
             return
         self.asked.set()
-        assert self._answers.wait(15)
+        assert self._answers.wait(60)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def asking(server: Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 async def others_are_served(hall: Hall, server: Server) -> None:
     """Wait until somebody waits for the server; meanwhile another client works."""
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while not server.asked.is_set():  # noqa: ASYNC110 - a thread tells
             await trio.sleep(0.001)
     neighbour = hall.connect()

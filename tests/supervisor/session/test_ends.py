@@ -27,7 +27,7 @@ def line(hall: Hall, request: pytest.FixtureRequest) -> Line:
 
 async def ended(line: Line) -> None:
     """End the client as the exit of its process does; its end stays open elsewhere."""
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await line.session.finish(PROCESS_EXIT)
 
 
@@ -290,7 +290,7 @@ async def test_a_call_in_a_thread_is_waited_for(
     def slow(fd: int, data: bytes, offset: int) -> int:
         if fd == target:
             begun.set()
-            may_go.wait(5)
+            may_go.wait(60)
         return plain_write(fd, data, offset)
 
     monkeypatch.setattr(os, "pwrite", slow)

@@ -60,7 +60,7 @@ async def test_more_clients_than_a_poll_returns(hall: Hall) -> None:
     for _ in range(3):
         for line in lines:
             await line.send(b"PING\n" * 2)
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             for line in lines:
                 await taken(line, 2)
 
@@ -128,14 +128,14 @@ async def test_the_polling_after_a_reply_is_bounded(
 
 # The clock of an unfinished message does not tick once it is finished.
 async def test_no_clock_ticks_between_messages(hall: Hall) -> None:
-    line = hall.connect(deadline_s=0.05)
+    line = hall.connect(deadline_s=1.0)
     await line.send(b"PI")
     await trio.testing.wait_all_tasks_blocked()
     assert len(hall.pump._deadlines) == 1
     assert await line.ask(b"NG\n") == b"OK"
     await trio.testing.wait_all_tasks_blocked()
     assert not hall.pump._deadlines
-    await trio.sleep(0.15)  # the deadline passes
+    await trio.sleep(1.1)  # the deadline passes
     steps = Steps()
     trio.lowlevel.add_instrument(steps)
     await trio.sleep(0.1)
@@ -222,7 +222,7 @@ async def test_a_job_may_end_after_the_pump(
 
     def sync(_: HostHandle) -> None:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
 
     monkeypatch.setattr(HostHandle, "sync", sync)
     halls = []
@@ -248,5 +248,5 @@ async def test_a_job_may_end_after_the_pump(
     assert line.session.is_over
     assert line.session.failure is None
     line.close()
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await halls[0].close()

@@ -37,7 +37,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     def wait(self: HostHandle, size: int) -> None:
         if threading.current_thread() is not trios:
             made.asked.set()
-            assert made.goes_on.wait(15)
+            assert made.goes_on.wait(60)
         truncate(self, size)
 
     monkeypatch.setattr(HostHandle, "truncate", wait)
@@ -110,7 +110,7 @@ async def test_who_reads_closes_or_ends_waits_for_nobodys_turn(
     assert await other.ask(b"CLOSE %d\n" % fileno) == b"OK"
     await other.open(b"f", b"r+")
     other.close()
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         await other.gone()
     disk.goes_on.set()
     assert await one.line() == b"OK"

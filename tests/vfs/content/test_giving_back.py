@@ -125,10 +125,10 @@ def test_the_program_is_not_replaced_while_anything_is_given_back() -> None:
 
     def wait() -> None:
         begun.set()
-        held.wait(10)
+        held.wait(60)
 
     workers.afterwards(wait)
-    begun.wait(10)
+    begun.wait(60)
     assert hostio.calls_at_work() == 1
     held.set()
     give_back()

@@ -78,12 +78,12 @@ def test_wrappers_are_whole_at_any_depth() -> None:
 @pytest.mark.parametrize("unit", ["function", "class"])
 async def test_a_cancelled_call_ends_before_its_source_does(unit: str) -> None:
     made = holding((ERRORS * 90_000)[: code.MOST_BYTES], source="file:a.py")
-    begin = time.perf_counter()
+    begin = time.process_time()
     with trio.move_on_after(0.2) as scope:
         await asking(made, "read_fd", fd="fd:1", unit=unit)
-    # 8 s of work on an idle machine.
+    # 8 s of computing.
     assert scope.cancelled_caught
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     assert not made.is_at_work
     made.close()
 

@@ -27,7 +27,7 @@ def test_every_part_is_of_the_reply_without_tags(parts: list[str]) -> None:
 
 
 def test_deep_and_many_references_take_linear_time() -> None:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for reply in (
         '<ref id="a">' * 200_000 + "x" * 100_000 + "</ref>" * 200_000,
         '<ref id="a">x</ref>' * 200_000,
@@ -36,4 +36,4 @@ def test_deep_and_many_references_take_linear_time() -> None:
         '<ref id="' * 300_000,
     ):
         assert len(extract(reply)) <= 1000
-    assert time.perf_counter() - begin < 15
+    assert time.thread_time() - begin < 15
