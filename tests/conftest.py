@@ -1,6 +1,7 @@
 """What every test gets: the leak check, and hypothesis without a clock."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 
@@ -25,6 +26,13 @@ settings.load_profile("sandhost-ci" if os.environ.get("CI") else "sandhost")
 for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(_number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Nor is it known how many descriptors a process may have: a thousand payloads that are
+# spooled take a thousand, and 1024 is what many start with.
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+_wanted = 4096 if _hard == resource.RLIM_INFINITY else min(4096, _hard)
+if _soft != resource.RLIM_INFINITY and _soft < _wanted:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_wanted, _hard))
 
 
 @pytest.fixture
