@@ -317,21 +317,21 @@ def _look_up(device: int, fd: int) -> Mount:
     return mount
 
 
-def hold_device(fd: int) -> int:
+def hold_device(device: int, fd: int) -> Mount:
     """Take note that something of a file system stays open: its number stays its own.
 
     What is opened there need not ask about it, which would be a twentieth of an OPEN.
 
-    Returns:
-        The number, for ``let_go_of``.
+    Args:
+        device: its number, for ``let_go_of``.
+        fd: what stays open.
     """
-    device = os.fstat(fd).st_dev
     with _table.lock:
         # Before it counts as held: what was believed may be of one that had the number.
         mount = _look_up(device, fd)
         _held[device] = _held.get(device, 0) + 1
         mount.is_asked_about = mount.kind == UNKNOWN
-    return device
+    return mount
 
 
 def let_go_of(device: int) -> None:

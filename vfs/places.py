@@ -16,17 +16,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from typing import TYPE_CHECKING
 
 from vfs.backends import HostDirectory
 from vfs.errors import AccessDeniedError
-from vfs.hostio import mount_of
 from vfs.paths import check_name, open_beneath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfs.backends import Backend
+
+# What is left out of an absolute path that is written out: empty names, "." and "..".
+_ODD = re.compile(rb"/(?:/|\.{1,2}(?:/|\Z)|\Z)")
 
 PUBLISH_DIRECT = "direct"
 PUBLISH_ON_CLOSE = "on-close"
@@ -87,9 +90,7 @@ class Place:
         self.publish = publish
         self.durability = durability
         self.identity = backend.identity()
-        self.is_distant = any(
-            mount_of(self.identity[0], fd).is_distant for fd in backend.descriptors()
-        )
+        self.is_distant = backend.is_distant
 
     def beneath(self, name: bytes) -> bytes | None:
         """Return what of ``name`` lies beneath this place by its text, else None."""
@@ -217,9 +218,9 @@ def _plain_text(given: bytes) -> tuple[bytes, ...]:
 
     ``a/LINK/../b`` is not ``a/b`` where LINK leads elsewhere.
     """
+    if not _ODD.search(given):
+        return (given,)
     text = os.path.abspath(given)
-    if text == given:
-        return (text,)
     for one, other in (
         (given, text),
         (os.path.dirname(given), os.path.dirname(text)),  # of a file yet to be made

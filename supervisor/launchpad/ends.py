@@ -85,16 +85,15 @@ class Ends:
         """Wait for what has died; whether there may be more of it."""
         for _ in range(_REAPED_AT_ONCE):
             try:
-                how = os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
-                dead = os.waitid(os.P_ALL, 0, how)
+                # Where nobody is starting there is nothing to be heard.
+                whom = self._dead() if self._family.by_report else -1
+                if not whom:
+                    return False
+                pid, status, usage = os.wait4(whom, os.WNOHANG | _WALL)
             except ChildProcessError:
                 return False
-            if dead is None:
+            if not pid:
                 return False
-            # While the dead still have their numbers: one may be the child that
-            # another process became, and told of before it ended.
-            self._hear_all()
-            pid, status, usage = os.wait4(dead.si_pid, _WALL)
             child = self._family.children.pop(pid, None)
             if child is None:
                 self._killed.discard(pid)
@@ -102,6 +101,21 @@ class Ends:
             else:
                 self._bury(child, status, usage)
         return True
+
+    def _dead(self) -> int:
+        """Return one of the dead, once all has been heard that was told; 0 for none.
+
+        While they still have their numbers: one may be the child that another process
+        became, and told of before it ended.
+
+        Raises:
+            ChildProcessError: nobody is left.
+        """
+        dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
+        if dead is None:
+            return 0
+        self._hear_all()
+        return dead.si_pid
 
     def sweep(self) -> bool:
         """Kill what dead children left; whether there was something to kill.

@@ -91,29 +91,27 @@ _PAGE_BYTES = 4096
 _ARGUMENTS = CloneArguments(_CLONE_VM | _CLONE_CLEAR_SIGHAND, exit_signal=SIGCHLD)
 _CALL = struct.Struct("7Qq")
 _RLIMIT = struct.Struct("2Q")
-_POINTER_BYTES = 8
+_POINTER = struct.Struct("Q")
 _CALL_WORDS = 8
 _UNSIGNED = 0xFFFFFFFFFFFFFFFF
 
 
-class CallList:
-    """What one child does until it is its program, in memory that it shares.
+class Steps:
+    """All calls but the exec: they are the same for every order of one shape.
 
     Args:
         order: complete, and of `PLAIN_LAYERS` at most.
 
     Attributes:
-        address: of the first call.
         applied: (layer, detail) of what the program runs in, if every call goes well.
+        calls: as bytes, each `_CALL`.
+        results: unpacks what those and the exec have returned.
+        stages: of those and of the exec, each a row of ``launchpad.child.STEPS``.
     """
 
-    __slots__ = ("_calls", "_limits", "_stages", "_texts", "address", "applied")
+    __slots__ = ("_limits", "applied", "calls", "results", "stages")
 
     def __init__(self, order: Order) -> None:
-        env = [name + b"=" + value for name, value in order.env.items()]
-        texts = (order.executable, *order.argv, None, *env, None)
-        # Pointers to these texts, which it keeps: execve(2) takes them as they are.
-        self._texts = (ctypes.c_char_p * len(texts))(*texts)
         self._limits = ctypes.create_string_buffer(
             b"".join(
                 _RLIMIT.pack(soft & _UNSIGNED, hard & _UNSIGNED)
@@ -121,18 +119,12 @@ class CallList:
             )
         )
         calls = tuple(self._of(order))
-        self._stages = tuple(stage for stage, _ in calls)
-        self._calls = ctypes.create_string_buffer(
-            b"".join(
-                _CALL.pack(*call, *(0,) * (_CALL_WORDS - len(call)))
-                for _, call in calls
-            )
-        )
-        self.address = ctypes.addressof(self._calls)
+        self.stages = (*(stage for stage, _ in calls), "exec")
+        self.calls = b"".join(_packed(call) for _, call in calls)
+        self.results = struct.Struct(f"{_CALL.size - 8}xq" * len(self.stages))
         self.applied = (("session", "own"), *order.limits_said(), order.fds_said())
 
     def _of(self, order: Order) -> Iterator[tuple[str, Call]]:
-        """Yield the calls, each with its row of ``launchpad.child.STEPS``."""
         yield "session", (_SETSID,)
         yield "subreaper", (_PRCTL, PR_SET_CHILD_SUBREAPER, 1)
         yield "cwd", (_FCHDIR, order.cwd_fd)
@@ -147,24 +139,73 @@ class CallList:
             at += _RLIMIT.size
         # If the launchpad died before this, the host ends what is left beneath it.
         yield "pdeathsig", (_PRCTL, PR_SET_PDEATHSIG, int(_signal.SIGKILL))
-        (executable,) = struct.unpack_from("Q", self._texts)
-        argv = ctypes.addressof(self._texts) + _POINTER_BYTES
-        env = argv + _POINTER_BYTES * (len(order.argv) + 1)
-        yield "exec", (_EXECVE, executable, argv, env)
+
+
+_known: dict[tuple[object, ...], Steps] = {}
+_KNOWN = 64
+"""Shapes that are remembered. The launchpad gives its descriptors the same numbers each
+time, so there are few."""
+
+
+def _steps_of(order: Order) -> Steps:
+    """Return the steps of an order, which most often another one has had."""
+    shape = (
+        order.cwd_fd,
+        order.umask,
+        order.targets,
+        order.rlimits,
+        "rlimits" in order.layers,
+        *order.sources,
+    )
+    steps = _known.get(shape)
+    if steps is None:
+        if len(_known) >= _KNOWN:
+            _known.clear()
+        steps = _known[shape] = Steps(order)
+    return steps
+
+
+class CallList:
+    """What one child does until it is its program, in memory that it shares.
+
+    Args:
+        order: complete, and of `PLAIN_LAYERS` at most.
+
+    Attributes:
+        address: of the first call.
+        applied: see `Steps`.
+    """
+
+    __slots__ = ("_calls", "_steps", "_texts", "address", "applied")
+
+    def __init__(self, order: Order) -> None:
+        steps = self._steps = _steps_of(order)
+        env = [name + b"=" + value for name, value in order.env.items()]
+        texts = (order.executable, *order.argv, None, *env, None)
+        # Pointers to these texts, which it keeps: execve(2) takes them as they are.
+        self._texts = (ctypes.c_char_p * len(texts))(*texts)
+        (executable,) = _POINTER.unpack_from(self._texts)
+        at = ctypes.addressof(self._texts) + _POINTER.size
+        environ = at + _POINTER.size * (len(order.argv) + 1)
+        execve = _packed((_EXECVE, executable, at, environ))
+        self._calls = ctypes.create_string_buffer(steps.calls + execve)
+        self.address = ctypes.addressof(self._calls)
+        self.applied = steps.applied
 
     def fault(self) -> tuple[int, str] | None:
         """Return the errno and the stage of the call that failed; None if none did.
 
         Precondition: its child has become its program, or has ended.
         """
-        for (*_, result), stage in zip(
-            _CALL.iter_unpack(self._calls.raw[: len(self._stages) * _CALL.size]),
-            self._stages,
-            strict=True,
-        ):
-            if result < 0:
-                return -result, stage
-        return None
+        results = self._steps.results.unpack_from(self._calls)
+        worst = min(results)  # the list ends with the first that fails
+        if worst >= 0:
+            return None
+        return -worst, self._steps.stages[results.index(worst)]
+
+
+def _packed(call: Call) -> bytes:
+    return _CALL.pack(*call, *(0,) * (_CALL_WORDS - len(call)))
 
 
 class Starter:

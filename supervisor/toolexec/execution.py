@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -147,21 +147,24 @@ class Execution:
             await self.owner.growth.begin(self.tool)
         ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)
         self._pump = OutputPump(ours, self.log)
-        with ExitStack() as stack:
-            stack.callback(os.close, theirs)
+        top = -1
+        try:
             if tty:
                 os.set_inheritable(ours, False)
             os.set_blocking(ours, False)
             if plan.is_elsewhere:
-                cwd_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                stack.callback(os.close, cwd_fd)
-            given = stack.enter_context(self._input(plan))
-            fds = ((given, 0), (theirs, 1), (theirs, 2))
-            if fd3:
-                await self._launch_with_door(plan, cwd_fd, fds)
-            else:
-                request = spawn_request(plan, cwd_fd, fds)
-                self.process = await self._launch(plan, request)
+                cwd_fd = top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            with self._input(plan) as given:
+                fds = ((given, 0), (theirs, 1), (theirs, 2))
+                if fd3:
+                    await self._launch_with_door(plan, cwd_fd, fds)
+                else:
+                    request = spawn_request(plan, cwd_fd, fds)
+                    self.process = await self._launch(plan, request)
+        finally:
+            os.close(theirs)
+            if top >= 0:
+                os.close(top)
 
     @contextmanager
     def _input(self, plan: SpawnPlan) -> Iterator[int]:

@@ -103,7 +103,7 @@ def test_what_was_believed_of_a_number_is_asked_before_it_is_held(
     monkeypatch.setattr(hostio._table, "kind_of", lambda *_: "proc")
     fd = os.open(tmp_path, os.O_PATH)
     try:
-        assert hostio.hold_device(fd) == device
+        assert hostio.hold_device(device, fd) is hostio.MOUNTS[device]
     finally:
         os.close(fd)
     assert hostio.MOUNTS[device].kind == "proc"

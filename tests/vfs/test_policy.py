@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 from tests.helpers.worlds import ALL_MODES, World, world
 from vfs.backends import MemoryDirectory
 from vfs.errors import AccessDeniedError, UnavailableError
-from vfs.places import Place, open_place
+from vfs.places import _ODD, Place, open_place
 
 __all__ = ["world"]
 
 
 # The root and what is granted besides
+
+
+# spec A3: a path is taken as it is where nothing in it could be left out.
+@given(st.text("a./", max_size=9).map(lambda rest: f"/{rest}".encode()))
+def test_only_an_odd_path_is_written_in_another_way(path: bytes) -> None:
+    assert _ODD.search(path) or os.path.abspath(path) == path
 
 
 # spec A3

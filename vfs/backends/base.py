@@ -169,6 +169,10 @@ class Backend(Protocol):
             resolved; that tree follows no link in a last component.
         """
 
+    @property
+    def is_distant(self) -> bool:
+        """Whether its file system may wait for another machine or process."""
+
     def identity(self) -> tuple[int, int]:
         """Return what tells this tree from any other."""
 

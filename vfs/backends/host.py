@@ -30,7 +30,7 @@ from vfs.backends.host_file import (
     what_goes,
 )
 from vfs.errors import AccessDeniedError, about_the_target
-from vfs.hostio import hold_device, let_go_of
+from vfs.hostio import Mount, hold_device, let_go_of, mount_of
 from vfs.paths import DENIED, OPEN_FLAGS, check_name, open_beneath, split_parent
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -70,7 +70,7 @@ class HostDirectory:
             that was resolved before, and must not become a link to another one.
     """
 
-    __slots__ = ("_beneath", "_device", "_flags", "dir_fd")
+    __slots__ = ("_beneath", "_flags", "_identity", "_mount", "dir_fd")
 
     def __init__(
         self, dir_fd: int, *, beneath: bool = True, follow: bool = True
@@ -78,12 +78,13 @@ class HostDirectory:
         self.dir_fd = dir_fd
         self._beneath = beneath
         self._flags = 0 if follow else os.O_NOFOLLOW
-        self._device: int | None = None
+        self._identity: tuple[int, int] | None = None  # which no open directory changes
+        self._mount: Mount | None = None  # that is held
 
     def hold(self) -> Self:
         """Have it that files beside this directory need not ask where they are."""
         with suppress(OSError):  # they ask, then
-            self._device = hold_device(self.dir_fd)
+            self._mount = hold_device(self.identity()[0], self.dir_fd)
         return self
 
     def _open(self, name: bytes, flags: int) -> int:
@@ -114,7 +115,7 @@ class HostDirectory:
                 _check_regular(status.st_mode)
                 _take_set_id(fd, status.st_mode, flags)
             if self._beneath:
-                if self._device is None:  # of the program before; not while it began
+                if self._mount is None:  # of the program before; not while it began
                     self.hold()
             elif not status.st_nlink:
                 self._check_named(name, fd, status)
@@ -288,8 +289,18 @@ class HostDirectory:
             raise
 
     def identity(self) -> tuple[int, int]:
-        status = os.fstat(self.dir_fd)
-        return (status.st_dev, status.st_ino)
+        if self._identity is None:
+            status = os.fstat(self.dir_fd)
+            self._identity = status.st_dev, status.st_ino
+        return self._identity
+
+    @property
+    def is_distant(self) -> bool:
+        if self._mount is not None:
+            return self._mount.is_distant
+        if self.dir_fd < 0:
+            return False
+        return mount_of(self.identity()[0], self.dir_fd).is_distant
 
     def path(self) -> bytes:
         """Return the directory's path as the host sees it now (proc(5))."""
@@ -305,8 +316,8 @@ class HostDirectory:
     def close(self) -> None:
         if self.dir_fd >= 0:
             fd, self.dir_fd = self.dir_fd, -1
-            if self._device is not None:
-                let_go_of(self._device)
+            if self._mount is not None:
+                let_go_of(self.identity()[0])
             os.close(fd)
 
 

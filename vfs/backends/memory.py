@@ -336,6 +336,10 @@ class MemoryDirectory:
         part._space = self._space
         return part
 
+    @property
+    def is_distant(self) -> bool:
+        return False
+
     def identity(self) -> tuple[int, int]:
         return (_DEVICE, self._root.inode)
 

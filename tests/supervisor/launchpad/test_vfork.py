@@ -6,6 +6,7 @@ What they find when they run is in `test_launcher.py`, which asks both ways of s
 import os
 import shutil
 import signal
+import struct
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,9 @@ import pytest
 import trio
 
 from supervisor import proctree
-from supervisor.launchpad.vfork import LISTING
+from supervisor.launchpad import vfork
+from supervisor.launchpad.order import Order
+from supervisor.launchpad.vfork import LISTING, CallList
 from tests.helpers.command import sandhost
 from tests.helpers.hosts import eventually
 from tests.helpers.older import without
@@ -74,6 +77,54 @@ def test_the_bytes_are_what_the_listing_says(tmp_path: Path) -> None:
     subprocess.run(["as", "-o", made, source], check=True)
     subprocess.run(["objcopy", "-O", "binary", "-j", ".text", made, code], check=True)
     assert code.read_bytes() == bytes.fromhex("".join(code for code, _ in LISTING))
+
+
+def order(program: bytes, *, umask: int | None = None, limits: int = 0) -> Order:
+    """Return an order: the same descriptors each time, as the launchpad gives them."""
+    made = Order({"rlimits": None} if limits else {})
+    rlimits = tuple((number, 5, 5) for number in range(limits))
+    body = (
+        program,
+        (b"name",),
+        {b"A": b"1"},
+        (0, 1, 2, 3),
+        rlimits,
+        umask,
+        made.layers,
+    )
+    made.fill(body, [7, 8, 9, 10, 11])
+    return made
+
+
+def test_the_steps_of_a_shape_are_made_once_and_what_differs_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vfork, "_known", {})
+    first, again = CallList(order(b"/a")), CallList(order(b"/b"))
+    others = [
+        CallList(order(b"/a", umask=0o77)),
+        CallList(order(b"/a", limits=1)),
+        CallList(order(b"/a", limits=2)),
+    ]
+    assert again._steps is first._steps
+    assert first._calls.raw != again._calls.raw  # where its program stands
+    shapes = {id(one._steps) for one in (first, *others)}
+    assert len(shapes) == 4
+    assert [len(one._steps.stages) for one in (first, *others)] == [10, 11, 11, 12]
+    assert dict(others[2].applied)["rlimits"] == "2 set"
+    for number in range(vfork._KNOWN):
+        CallList(order(b"/a", umask=number))
+    assert len(vfork._known) <= vfork._KNOWN
+    # What is forgotten is kept by who needs it: its limits are read by the kernel.
+    assert others[1]._steps.calls in others[1]._calls.raw
+
+
+@pytest.mark.parametrize("at", [0, 4, 9])
+def test_the_call_that_failed_is_named(at: int) -> None:
+    calls = CallList(order(b"/a"))
+    assert calls.fault() is None
+    struct.pack_into("q", calls._calls, at * 64 + 56, -13)
+    assert calls.fault() == (13, calls._steps.stages[at])
 
 
 @only_x86_64
