@@ -229,12 +229,10 @@ class Launcher:
     async def _receive(self) -> None:
         """Take messages in until the launchpad is gone."""
         while True:
-            # Before each: most come alone, and to find that nothing else is there takes as
-            # long as a message does.
-            await trio.lowlevel.wait_readable(self._control)
             try:
                 received = wire.receive_message(self._control)
             except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._control)
                 continue
             if received is None:
                 return
