@@ -105,6 +105,8 @@ async def accepted_socket(
             await trio.lowlevel.wait_readable(listener)
         except OSError as why:
             if why.errno in OF_ONE_CONNECTION:
+                # One after another, others have their turn: some filters refuse all.
+                await trio.lowlevel.checkpoint()
                 continue
             if why.errno not in OUT_OF_RESOURCES:
                 raise

@@ -164,6 +164,21 @@ async def test_who_vanished_in_the_queue_is_passed_over(fault: int) -> None:
     assert told == []
 
 
+async def test_others_have_their_turn_while_all_in_the_queue_are_refused() -> None:
+    left: list[int] = []
+
+    async def other() -> None:
+        left.append(len(listener.faults))
+
+    with Failing(*[errno.EPERM] * 9) as listener:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(listener.getsockname())
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(other)
+                (await accepted_socket(listener, lambda _: None)).close()
+    assert left[0] > 0
+
+
 # attack 18
 async def test_a_lack_is_told_and_who_came_waits_in_the_queue(
     autojump_clock: trio.testing.MockClock,
