@@ -4,7 +4,7 @@ What it is: the waiting for direct children, the hunt for leftovers, the end of 
 What it is not: what is told of a child that ended; that is the launchpad's.
 
 Rules:
- 1. Who is reaped is looked at while it has its number still.
+ 1. While somebody is starting, who is reaped is looked at while it has its number still.
  2. Whoever ``Family`` does not know is a leftover, but not while a child is forking that
     has not told whom.
  3. In turns, and not to the end of either: processes that fork and exit for ever die as

@@ -131,6 +131,9 @@ class Family:
         self.by_ident: dict[int, Child] = {}  # of those that have an order
         self.by_report: dict[int, Child] = {}  # until exec or failure
         self.inits: set[int] = set()  # of pid namespaces whose child is there
+        self._unfinished: tuple[
+            Child, ...
+        ] = ()  # what was starting when all was forgotten
 
     def enter(self, child: Child, init: int) -> None:
         """Take note of a child that was forked, and of its namespace's init."""
@@ -198,6 +201,8 @@ class Family:
     def clear(self) -> list[bytes]:
         """Forget all: every process is a leftover now; return their groups."""
         groups: list[bytes] = []
+        # Until they are dead they write into their calls.
+        self._unfinished = tuple(self.by_report.values())
         for child in self.children.values():
             child.let_go()
             groups += child.groups

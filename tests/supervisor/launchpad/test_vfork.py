@@ -3,6 +3,8 @@
 What they find when they run is in `test_launcher.py`, which asks both ways of starting.
 """
 
+import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -16,7 +18,8 @@ import pytest
 import trio
 
 from supervisor import proctree
-from supervisor.launchpad import vfork
+from supervisor.launchpad import life, vfork
+from supervisor.launchpad.family import Child, Family
 from supervisor.launchpad.order import Order
 from supervisor.launchpad.vfork import LISTING, CallList
 from tests.helpers.command import sandhost
@@ -115,8 +118,39 @@ def test_the_steps_of_a_shape_are_made_once_and_what_differs_each_time(
     for number in range(vfork._KNOWN):
         CallList(order(b"/a", umask=number))
     assert len(vfork._known) <= vfork._KNOWN
-    # What is forgotten is kept by who needs it: its limits are read by the kernel.
-    assert others[1]._steps.calls in others[1]._calls.raw
+
+
+def test_a_child_that_is_starting_keeps_the_limits_that_it_will_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vfork, "_known", {})
+    calls = CallList(order(b"/a", limits=2))
+    (at,) = [
+        index
+        for index, stage in enumerate(calls._steps.stages)
+        if stage == "rlimit" and calls._steps.stages[index - 1] != "rlimit"
+    ]
+    (address,) = struct.unpack_from("Q", calls._calls, at * 64 + 24)
+    vfork._known.clear()
+    others = [ctypes.create_string_buffer(b"x" * 31) for _ in range(1000)]
+    assert ctypes.string_at(address, 32) == struct.pack("4Q", 5, 5, 5, 5)
+    del others
+
+
+# ADR 61: a list is kept until its child has become its program, or has ended.
+def test_who_is_starting_when_the_host_goes_keeps_its_calls() -> None:
+    calls = CallList(order(b"/a"))
+    family = Family()
+    reader, writer = os.pipe()
+    child = Child(life.STARTING, os.getpid(), reader)
+    child.calls = calls
+    family.enter(child, -1)
+    del child
+    holders = len(gc.get_referrers(calls))
+    family.clear()
+    assert len(gc.get_referrers(calls)) == holders
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("at", [0, 4, 9])
