@@ -325,6 +325,9 @@ def hold_device(device: int, fd: int) -> Mount:
     Args:
         device: its number, for ``let_go_of``.
         fd: what stays open.
+
+    Returns:
+        What ``mount_of`` would.
     """
     with _table.lock:
         # Before it counts as held: what was believed may be of one that had the number.

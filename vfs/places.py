@@ -42,7 +42,7 @@ class Place:
     Args:
         backend: the held directory, that of the file for a file; the place owns it.
         prefixes: absolute texts of the place itself; the first one is what it was
-            asked for by, the last one its path without any link.
+            asked for by, the last one of ``open_place`` its path without any link.
         only: the one entry that is granted; None grants everything beneath.
         read: may be read.
         write: may be written.

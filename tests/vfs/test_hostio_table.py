@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from vfs import hostio
+from vfs.backends import HostDirectory, host
 from vfs.hostio_table import UNKNOWN, MountTable
 
 MOUNTING = """
@@ -53,6 +54,7 @@ HOLDING = """
 import os, subprocess, sys
 sys.path.insert(0, {source!r})
 from vfs import hostio
+from vfs.backends import HostDirectory, host
 from vfs.places import open_place
 def mounted(*words):
     subprocess.run(["mount", *words, {place!r}], check=True)
@@ -108,6 +110,25 @@ def test_what_was_believed_of_a_number_is_asked_before_it_is_held(
         os.close(fd)
     assert hostio.MOUNTS[device].kind == "proc"
     assert not hostio.MOUNTS[device].is_asked_about
+
+
+def test_two_threads_that_hold_a_directory_at_once_hold_it_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = HostDirectory(os.open(tmp_path, os.O_PATH))
+    device, _ = backend.identity()
+    before = hostio._held.get(device, 0)
+
+    def other_thread_first(device: int, fd: int) -> hostio.Mount:
+        monkeypatch.undo()
+        backend.hold()
+        return hostio.hold_device(device, fd)
+
+    monkeypatch.setattr(host, "hold_device", other_thread_first)
+    backend.hold()
+    assert hostio._held[device] == before + 1
+    backend.close()
+    assert hostio._held.get(device, 0) == before
 
 
 def test_without_a_table_nothing_is_known_and_with_one_all_is(

@@ -84,7 +84,11 @@ class HostDirectory:
     def hold(self) -> Self:
         """Have it that files beside this directory need not ask where they are."""
         with suppress(OSError):  # they ask, then
-            self._mount = hold_device(self.identity()[0], self.dir_fd)
+            device = self.identity()[0]
+            mount = hold_device(device, self.dir_fd)
+            if self._mount is not None:  # another thread was first
+                let_go_of(device)
+            self._mount = mount
         return self
 
     def _open(self, name: bytes, flags: int) -> int:
