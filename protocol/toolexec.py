@@ -139,7 +139,7 @@ class Head:
 
     method: bytes
     target: bytes
-    headers: list[tuple[bytes, bytes]]
+    headers: Sequence[tuple[bytes, bytes]]
     version: bytes = b"1.1"
 
     def values(self, name: bytes) -> list[bytes]:

@@ -18,6 +18,10 @@ Rules of this file.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_HEAD_BYTES = 65_536
 """Longest head, its blank line included."""
@@ -104,7 +108,7 @@ class BodyReader:
         BodyTooLargeError: it announces more than there may be.
     """
 
-    def __init__(self, headers: list[tuple[bytes, bytes]], version: bytes) -> None:
+    def __init__(self, headers: Sequence[tuple[bytes, bytes]], version: bytes) -> None:
         self.body = bytearray()
         self.rest = b""
         self._buffer = bytearray()

@@ -76,7 +76,7 @@ def read(text: bytes) -> tuple[toolexec.Head, bool]:
     if _FOLDED.search(text) or event.http_version not in _VERSIONS:
         refusal = toolexec.bad_request("a folded header or another HTTP")
         raise RefusedAtOnceError(refusal)
-    headers = list(event.headers)
+    headers = tuple(event.headers)
     head = toolexec.Head(event.method, event.target, headers, event.http_version)
     return head, http.they_are_waiting_for_100_continue
 
