@@ -56,7 +56,7 @@ def test_who_has_another_policy_is_let_be() -> None:
 # What is forked from it would have no such value: it is left as it was given.
 def test_a_host_that_goes_before_others_already_asks_for_nothing() -> None:
     script = BATCH.partition("policy =")[0] + (
-        "os.nice(-5)\nask_for_slices(SHORT_SLICE_NS)\n"
+        "os.setpriority(os.PRIO_PROCESS, 0, -5)\nask_for_slices(SHORT_SLICE_NS)\n"
         "print(attributes()[RUNTIME] != SHORT_SLICE_NS, os.sched_getscheduler(0))\n"
     )
     done = subprocess.run(
