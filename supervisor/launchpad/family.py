@@ -131,9 +131,8 @@ class Family:
         self.by_ident: dict[int, Child] = {}  # of those that have an order
         self.by_report: dict[int, Child] = {}  # until exec or failure
         self.inits: set[int] = set()  # of pid namespaces whose child is there
-        self._unfinished: tuple[
-            Child, ...
-        ] = ()  # what was starting when all was forgotten
+        # What was starting when all was forgotten.
+        self._unfinished: tuple[Child, ...] = ()
 
     def enter(self, child: Child, init: int) -> None:
         """Take note of a child that was forked, and of its namespace's init."""

@@ -143,8 +143,8 @@ class Steps:
 
 _known: dict[tuple[object, ...], Steps] = {}
 _KNOWN = 64
-"""Shapes that are remembered. The launchpad gives its descriptors the same numbers each
-time, so there are few."""
+"""Shapes that are remembered. Received descriptors have the same numbers each time, but
+for those who start beside others."""
 
 
 def _steps_of(order: Order) -> Steps:
