@@ -1,4 +1,4 @@
-"""What a short tool costs no more than once: turns of the loop, heads, wake-ups (ADR 69)."""
+"""What a short tool costs no more than once: turns of the loop, heads, wake-ups (ADR 66)."""
 
 import errno
 import os
