@@ -13,13 +13,14 @@ from __future__ import annotations
 import errno
 import traceback
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from supervisor.logs import Log
 
@@ -54,29 +55,16 @@ class Idler(Protocol):
 
 
 C = TypeVar("C", bound=Idler)
+T = TypeVar("T")
 
 
-async def accepted(
-    listener: trio.SocketListener, tell: Callable[[OSError], None] | None = None
-) -> trio.SocketStream:
+async def accepted(listener: trio.SocketListener) -> trio.SocketStream:
     """Wait for the next connection.
-
-    Args:
-        listener: where it comes.
-        tell: told of each try for which the process lacked something; None for nobody.
 
     Raises:
         OSError: the listener is of no use any more.
     """
-    while True:
-        try:
-            return await listener.accept()
-        except OSError as why:
-            if why.errno not in OUT_OF_RESOURCES:
-                raise
-            if tell is not None:
-                tell(why)
-            await trio.sleep(ACCEPT_PAUSE_S)
+    return await _patiently(listener.accept, lambda _: None)
 
 
 async def accepted_socket(
@@ -96,6 +84,24 @@ async def accepted_socket(
     Raises:
         OSError: the listener is of no use any more.
     """
+    return await _patiently(partial(_next_socket, listener), tell)
+
+
+async def _patiently(
+    accept: Callable[[], Awaitable[T]], tell: Callable[[OSError], None]
+) -> T:
+    """Accept once the process lacks nothing for it (rule 1)."""
+    while True:
+        try:
+            return await accept()
+        except OSError as why:
+            if why.errno not in OUT_OF_RESOURCES:
+                raise
+            tell(why)
+            await trio.sleep(ACCEPT_PAUSE_S)
+
+
+async def _next_socket(listener: socket.socket) -> socket.socket:
     while True:
         # Nobody is taken out of the kernel's queue by who is about to end.
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -104,14 +110,10 @@ async def accepted_socket(
         except BlockingIOError:
             await trio.lowlevel.wait_readable(listener)
         except OSError as why:
-            if why.errno in OF_ONE_CONNECTION:
-                # One after another, others have their turn: some filters refuse all.
-                await trio.lowlevel.checkpoint()
-                continue
-            if why.errno not in OUT_OF_RESOURCES:
+            if why.errno not in OF_ONE_CONNECTION:
                 raise
-            tell(why)
-            await trio.sleep(ACCEPT_PAUSE_S)
+            # One after another, others have their turn: some filters refuse all.
+            await trio.lowlevel.checkpoint()
         else:
             sock.setblocking(False)
             return sock
