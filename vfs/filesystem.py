@@ -208,11 +208,7 @@ class Filesystem(OpenFiles):
         tables = self.tables
         policy = client.policy
         ledger = client.ledger
-        top_level = policy.top_level if claim is None else claim
-        if not (top_level and policy.top_level):
-            policy.check_available()
-            if top_level:
-                raise AccessDeniedError
+        top_level = policy.is_claimed(policy.top_level if claim is None else claim)
         full = len(tables.files) >= self._max_host_files
         if full or not ledger.charge(OPEN_FILES, 1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

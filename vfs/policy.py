@@ -131,6 +131,23 @@ class Policy:
         if (status.st_dev, status.st_ino) != root.identity:
             raise UnavailableError
 
+    def is_claimed(self, claim: bool) -> bool:
+        """Tell whether a request is for the top-level view.
+
+        Args:
+            claim: it says so.
+
+        Raises:
+            UnavailableError: it is not, and the root is gone (spec O4).
+            AccessDeniedError: it says so and may not (spec A1).
+        """
+        if claim and self.top_level:
+            return True
+        self.check_available()
+        if claim:
+            raise AccessDeniedError
+        return False
+
     def candidates(
         self, name: bytes, *, read: bool, write: bool
     ) -> list[tuple[Place, bytes]]:
