@@ -141,12 +141,12 @@ class ChildSpec:
         places = [hold(self.root, read=True, write=True, relative=b"")]
         try:
             _check_directory(self.root, places[0])
-            for path in dict.fromkeys((*self.read, *self.write)):
+            grants = tuple(dict.fromkeys((*self.read, *self.write)))
+            for path in grants:
                 may_read, may_write = path in self.read, path in self.write
                 places.append(hold(path, read=may_read, write=may_write))
-            names = (self.root, *dict.fromkeys((*self.read, *self.write)))
             paths = (os.fsdecode(place.prefixes[-1]) for place in places)
-            held = dict(zip(names, paths, strict=True))
+            held = dict(zip((self.root, *grants), paths, strict=True))
             if self._has_made_root:
                 _check_way(self.root, held[self.root])
             check_ways(held, (*written, self.root, *self.write))

@@ -29,6 +29,7 @@ from supervisor.logs import put_line
 from supervisor.toolexec import handover, handover_state
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.server import (
+    LISTEN,
     Places,
     Server,
     activated_listener,
@@ -82,7 +83,7 @@ class ToolExecSettings:
     """
 
     unix: bool = True
-    tcp: tuple[str, int, str] | None = ("127.0.0.1", 0, "toolexec.listen")
+    tcp: tuple[str, int, str] | None = ("127.0.0.1", 0, LISTEN)
     max_executions: int = 64
     timeout_s: float = 0.0
     is_timeout_forced: bool = False
@@ -268,9 +269,8 @@ class ToolExec:
 
     def timeout_of(self, target: Target) -> float:
         """Return the time limit of an execution, seconds; 0 for none."""
-        settings = self._settings
-        own = 0.0 if settings.is_timeout_forced else target.timeout_s
-        return own or settings.timeout_s
+        own = 0.0 if self._settings.is_timeout_forced else target.timeout_s
+        return own or self._settings.timeout_s
 
     def log(self, level: str, text: str) -> None:
         """Write a line to the host's log."""
