@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.rounds import HOST_KILLS, SEED
-from tests.helpers.hostprocess import HostProcess, Hosts, marked
+from tests.helpers.hostprocess import HostProcess, Hosts, marked, wait_grown
 from tests.helpers.hosts import CHILDREN
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -40,14 +40,6 @@ def wait_gone(host: HostProcess, mark: str) -> float:
     return time.monotonic() - begin
 
 
-def wait_grown(mark: str) -> None:
-    """Wait until the three trees are more than what was started."""
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while len(marked(mark)) <= 6:
-        assert time.monotonic() < deadline, "the trees do not grow: nothing is proved"
-        time.sleep(0.005)
-
-
 # spec S3, attack 28 and attack 39: at any moment, whatever its children are doing.
 @pytest.mark.timeout(180 + HOST_KILLS * 10)
 def test_a_killed_host_takes_its_whole_tree_with_it(
@@ -66,7 +58,7 @@ def test_a_killed_host_takes_its_whole_tree_with_it(
         with host_processes.open(tmp_path, *words, env=env) as host:
             time.sleep(choice.random() ** 2 * 0.4)
             if round_ == 0:  # once it is killed in full growth
-                wait_grown(mark)
+                wait_grown(mark, started=6)
             host.kill()
             slowest = max(slowest, wait_gone(host, mark))
     tell(f"{HOST_KILLS} hosts killed; the slowest tree was gone in {slowest:.3f} s")

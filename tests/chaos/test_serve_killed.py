@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.rounds import SEED, SERVE_KILLS
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.hostprocess import marked
+from tests.helpers.hostprocess import marked, wait_grown
 from tests.helpers.hosts import CHILDREN
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -60,14 +60,6 @@ def wait_gone(mark: str) -> float:
     return time.monotonic() - begun
 
 
-def wait_grown(mark: str) -> None:
-    """Wait until the trees are more than what was started."""
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while len(marked(mark)) <= 8:
-        assert time.monotonic() < deadline, "the trees do not grow: nothing is proved"
-        time.sleep(0.005)
-
-
 def is_clean(running: Daemon) -> None:
     """Check that a daemon that began after a crash has all that it should have."""
     running.hear("READY=1")
@@ -100,7 +92,7 @@ def test_a_daemon_that_is_killed_leaves_nothing_and_comes_back(
                 starting_s = time.monotonic() - begun
                 ready += 1
                 if round_ == 0:  # once it is killed in full growth
-                    wait_grown(mark)
+                    wait_grown(mark, started=8)
                 time.sleep(choice.random() ** 2 * 0.4)
             else:  # at some moment of a start, as long as the last one took
                 time.sleep(choice.random() * starting_s)

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from typing import Any
 
 from tests.helpers.command import read_until
 from tests.helpers.hosts import CHILDREN
+
+GROWN_WITHIN_S = 30.0
+"""How soon trees of processes have grown, however busy the machine is."""
 
 
 @dataclass(slots=True)
@@ -113,3 +117,11 @@ def marked(mark: str) -> list[int]:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # gone meanwhile, or somebody else's
     return found
+
+
+def wait_grown(mark: str, started: int) -> None:
+    """Wait until more processes have a mark than were started with it."""
+    deadline = time.monotonic() + GROWN_WITHIN_S
+    while len(marked(mark)) <= started:
+        assert time.monotonic() < deadline, "the trees do not grow: nothing is proved"
+        time.sleep(0.005)
