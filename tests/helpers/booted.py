@@ -117,6 +117,17 @@ class Booted:
         done = self.run("/usr/local/lib/sandhost/bin/sandhost", *words, check=check)
         return done.stdout + done.stderr
 
+    def python(self, module: str, *words: str) -> str:
+        """Run a module of the checkout in there, and return what it printed.
+
+        The checkout and its interpreter are where an installation has them: by their own
+        names they are not there if they lie beneath a directory that is mounted over
+        (``/tmp``).
+        """
+        where = "/usr/local/lib/sandhost"
+        script = f'cd {where}/src && exec {where}/bin/python -m "$@"'
+        return self.run("sh", "-c", script, "sh", module, *words).stdout
+
     def show(self, name: str, unit: str = "sandhost.service") -> str:
         """Return a property of a unit."""
         return self.run("systemctl", "show", "-P", name, unit).stdout.strip()

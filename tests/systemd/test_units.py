@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,8 +80,7 @@ def test_it_is_ready_reloaded_and_stopped_in_time(tmp_path: Path) -> None:
         assert it.show("StatusText") == "2 children"
         assert it.show("NotifyAccess") == "main"
         assert it.show("User") == "sandhost"
-        script = f"cd {ROOT} && {sys.executable} -m tests.helpers.slices {main}"
-        assert it.run("sh", "-c", script).stdout == "short\n"
+        assert it.python("tests.helpers.slices", str(main)) == "short\n"
         # The credential is there for the host, and in no environment.
         credential = "/run/credentials/sandhost.service/api_key"
         enter = ("nsenter", "--target", str(main), "--mount", "--user", "--wd=/")
