@@ -83,6 +83,11 @@ class Scratch:
         self.run = str(self._base / "run")
         self.root = str(self._base / "root") if root is None else root
 
+    @property
+    def fd(self) -> int:
+        """What the directories were made in, held until they are removed; -1 then."""
+        return self._fd
+
     def descriptors(self) -> tuple[tuple[int, str], ...]:
         """Return what this holds of the host's descriptors: the lock, until removed."""
         return ((self._fd, "scratch directory"),) if self._fd >= 0 else ()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from supervisor.launchpad.kernel import open_exactly
 from supervisor.options import Limits
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.sandbox.ways import check_ways
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")
 """What a child gets of the host's environment when nothing else is asked for."""
@@ -33,6 +35,8 @@ class ChildSpec:
         root: its private root; the restricted view's relative names start here.
         run_dir: a directory of its own for sockets that services offer it; None if
             nothing is configured that needs one.
+        made_in: a descriptor of the directory in which ``run_dir`` was made, for as long
+            as there is such a child, somebody else's; -1 where nobody holds it.
         env: its whole environment, without the door's variables.
         top_level: it may take the top-level view (spec A1).
         read: grants to read, as the host sees the paths.
@@ -92,6 +96,7 @@ class ChildSpec:
     model: str | None = None
     quota: float | None = None
     account: str | None = None
+    made_in: int = -1
 
     @property
     def walls_env(self) -> dict[str, str]:
@@ -126,6 +131,35 @@ class ChildSpec:
     def top_level_word(self) -> str:
         """The right as the child's environment says it."""
         return "true" if self.top_level else "false"
+
+    @contextmanager
+    def run_dir_held(self) -> Iterator[int]:
+        """Open ``run_dir``, for as long as a block lasts.
+
+        It is the directory that was made, whatever has come to stand in the place of what
+        it was made in (``scratch``, rule 3); without ``made_in`` it is what the name leads
+        to without any link.
+
+        Returns:
+            A descriptor, for reading.
+
+        Raises:
+            OSError: there is none, or a link in its place.
+        """
+        if self.run_dir is None:
+            raise FileNotFoundError(errno.ENOENT, "it has no directory of its own")
+        path = self.run_dir if self.made_in < 0 else os.path.basename(self.run_dir)  # noqa: PTH119 - text
+        found = open_exactly(os.fsencode(path), self.made_in)
+        try:
+            dir_fd = os.open(
+                ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found
+            )
+        finally:
+            os.close(found)
+        try:
+            yield dir_fd
+        finally:
+            os.close(dir_fd)
 
     def open_places(self, written: Iterable[str] = ()) -> tuple[Place, ...]:
         """Resolve and hold the root and the grants (spec A3).

@@ -117,6 +117,7 @@ def make_spec(
         cwd=options.cwd or working_directory(),
         root=scratch.root,
         run_dir=scratch.run,
+        made_in=scratch.fd,
         env=env,
         top_level=options.top_level,
         read=options.read,

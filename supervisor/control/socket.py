@@ -7,6 +7,7 @@ Rules of this file.
 2. A socket that nobody listens on is replaced, one that somebody listens on is refused,
    and so is anything that is no socket (attack 39).
 3. What is removed at the end is this host's own file, and no other's.
+4. A directory that is known by more than its name is the one that is used (``Hold``).
 
 Sources: unix(7), link(2), flock(2).
 """
@@ -19,13 +20,15 @@ import fcntl
 import os
 import socket
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    Hold = Callable[[], contextlib.AbstractContextManager[int]]
+    """Opens the directory that a socket is in, for reading, as long as a block lasts."""
 
 LOCK_TIMEOUT_S = 1.0
 """Other hosts that begin in the same directory need it for a millisecond each."""
@@ -42,11 +45,14 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @contextlib.asynccontextmanager
-async def listening(path: str) -> AsyncIterator[trio.SocketListener]:
+async def listening(
+    path: str, hold: Hold | None = None
+) -> AsyncIterator[trio.SocketListener]:
     """Listen at a path for the length of the block; then its file is removed.
 
     Args:
         path: where the socket is to be; its directory must exist.
+        hold: gives that directory; None to go by its name.
 
     Raises:
         OSError: it cannot be there; ``filename`` is the path, ``strerror`` says why and
@@ -59,25 +65,29 @@ async def listening(path: str) -> AsyncIterator[trio.SocketListener]:
     if size > MAX_NAME_BYTES:
         text = f"its name has {size} bytes, {MAX_NAME_BYTES} are the most; shorten it"
         raise OSError(errno.ENAMETOOLONG, text, path)
+    hold = hold or _by_name(parent)
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock:
         with _said_of(path):
             # The kernel takes the file's mode from the socket: the umask, which belongs
             # to all threads, need not be touched.
             os.fchmod(sock.fileno(), _MODE)
-            async with _locked(parent or ".") as dir_fd:
+            async with _locked(hold) as dir_fd:
                 _check_free(dir_fd, name)
                 identity = await _bind(sock, dir_fd, name)
         try:
             yield trio.SocketListener(sock)
         finally:
             with contextlib.suppress(OSError):
-                _remove(path, identity)
+                _remove(hold, name, identity)
 
 
 @contextlib.asynccontextmanager
 async def listening_on(
-    sock: socket.socket, path: str, identity: tuple[int, int] | None
+    sock: socket.socket,
+    path: str,
+    identity: tuple[int, int] | None,
+    hold: Hold | None = None,
 ) -> AsyncIterator[trio.SocketListener]:
     """Listen on a socket that listens already, for the length of the block.
 
@@ -86,19 +96,28 @@ async def listening_on(
         path: where it is.
         identity: what ``identity_of`` said when the file was made; it is removed at
             the end.  None if the file is whoever's who made it.
+        hold: as for ``listening``.
     """
+    parent, name = os.path.split(path)
     with trio.socket.from_stdlib_socket(sock) as taken:
         try:
             yield trio.SocketListener(taken)
         finally:
             if identity is not None:
                 with contextlib.suppress(OSError):
-                    _remove(path, identity)
+                    _remove(hold or _by_name(parent), name, identity)
 
 
 def identity_of(path: str) -> tuple[int, int]:
     """Return what tells a socket's file from others."""
-    status = Path(path).lstat()
+    parent, name = os.path.split(path)
+    with _by_name(parent)() as dir_fd:
+        return identity_in(dir_fd, name)
+
+
+def identity_in(dir_fd: int, name: str) -> tuple[int, int]:
+    """Likewise, of one in a directory."""
+    status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     return status.st_dev, status.st_ino
 
 
@@ -113,13 +132,9 @@ def _said_of(path: str) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _locked(parent: str) -> AsyncIterator[int]:
+async def _locked(hold: Hold) -> AsyncIterator[int]:
     """Hold the directory, alone among hosts: one at a time replaces a stale socket."""
-    try:
-        dir_fd = os.open(parent, _DIRECTORY)
-    except FileNotFoundError:
-        raise OSError(errno.ENOENT, "its directory does not exist; make it") from None
-    try:
+    with hold() as dir_fd:
         with trio.move_on_after(LOCK_TIMEOUT_S) as patience:
             # Nothing tells that flock(2) would succeed now.
             while not _try_lock(dir_fd):  # noqa: ASYNC110
@@ -127,8 +142,24 @@ async def _locked(parent: str) -> AsyncIterator[int]:
         if patience.cancelled_caught:
             raise OSError(errno.EAGAIN, "its directory is locked; use another one")
         yield dir_fd
-    finally:
-        os.close(dir_fd)
+
+
+def _by_name(parent: str) -> Hold:
+    """Return how to open a directory that is known by its name alone."""
+
+    @contextlib.contextmanager
+    def held() -> Iterator[int]:
+        try:
+            dir_fd = os.open(parent or ".", _DIRECTORY)
+        except FileNotFoundError:
+            text = "its directory does not exist; make it"
+            raise OSError(errno.ENOENT, text) from None
+        try:
+            yield dir_fd
+        finally:
+            os.close(dir_fd)
+
+    return held
 
 
 def _try_lock(fd: int) -> bool:
@@ -180,7 +211,7 @@ async def _bind(
     return status.st_dev, status.st_ino
 
 
-def _remove(path: str, identity: tuple[int, int]) -> None:
-    file = Path(path)
-    if identity_of(path) == identity:
-        file.unlink()
+def _remove(hold: Hold, name: str, identity: tuple[int, int]) -> None:
+    with hold() as dir_fd:
+        if identity_in(dir_fd, name) == identity:
+            os.unlink(name, dir_fd=dir_fd)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from supervisor.llm.handover_endpoint import EndpointState
     from supervisor.llm.quota import Node
     from supervisor.llm.service import LlmService
+    from supervisor.spec import ChildSpec
     from vfs.filesystem import Client
 
 PER_CHILD = 64
@@ -120,10 +121,9 @@ class Endpoint:
         account = self.open_account(token, client, stack)
         env = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": token}
         if child.spec.run_dir is not None:
-            listener = _unix_listener(child.spec.run_dir)
-            path = f"{child.spec.run_dir}/{SOCKET_NAME}"
-            self.listen_for(account, listener, path, stack)
-            env["SANDHOST_LLM_SOCKET"] = path
+            listener = _unix_listener(child.spec)
+            self.listen_for(account, listener, child.spec, stack)
+            env["SANDHOST_LLM_SOCKET"] = account.path
         return env
 
     def open_account(
@@ -139,14 +139,14 @@ class Endpoint:
         self,
         account: Account,
         listener: trio.SocketListener,
-        path: str,
+        spec: ChildSpec,
         stack: AsyncExitStack,
     ) -> None:
         """Serve a child's own socket until the stack is unwound."""
-        account.listener, account.path = listener, path
+        account.listener, account.path = listener, f"{spec.run_dir}/{SOCKET_NAME}"
         self._listeners.add(listener)
         scope = trio.CancelScope()
-        stack.callback(_unlink, path)
+        stack.callback(_unlink, spec)
         self._service.fs.set_aside(1)
         stack.callback(self._service.fs.set_aside, -1)
         stack.callback(scope.cancel)
@@ -283,25 +283,24 @@ class Endpoint:
             yield connection.http.stream.socket.fileno(), "model endpoint connection"
 
 
-def _unix_listener(directory: str) -> trio.SocketListener:
+def _unix_listener(spec: ChildSpec) -> trio.SocketListener:
     """Listen on a child's own socket; its path may be longer than sun_path (unix(7))."""
-    held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(f"/proc/self/fd/{held}/{SOCKET_NAME}")
+        with spec.run_dir_held() as held:
+            sock.bind(f"/proc/self/fd/{held}/{SOCKET_NAME}")
         sock.listen(16)
         sock.setblocking(False)
         return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
     except BaseException:
         sock.close()
         raise
-    finally:
-        os.close(held)
 
 
-def _unlink(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108 - a str
+def _unlink(spec: ChildSpec) -> None:
+    # The child may have removed it, and whoever may write around it the directory.
+    with suppress(OSError), spec.run_dir_held() as held:
+        os.unlink(SOCKET_NAME, dir_fd=held)
 
 
 @asynccontextmanager

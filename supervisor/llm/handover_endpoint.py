@@ -94,7 +94,7 @@ def enter(endpoint: Endpoint, child: Child, stack: AsyncExitStack) -> None:
     account = endpoint.open_account(door.token, session.client, stack)
     if door.listener_fd >= 0:
         listener = listener_on(door.listener_fd)
-        endpoint.listen_for(account, listener, os.fsdecode(door.path), stack)
+        endpoint.listen_for(account, listener, child.spec, stack)
 
 
 def close(left: EndpointState) -> None:

@@ -30,7 +30,7 @@ from supervisor.sandbox.plan import PROFILES, Wanted
 from supervisor.spawn_request import SpawnError, find_executable
 from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
-from supervisor.toolexec.backend import Backend, opened, own_process
+from supervisor.toolexec.backend import Backend, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
 from vfs.errors import UnavailableError
 from vfs.hostio import in_thread
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from supervisor.config.sidecar import SidecarSection
     from supervisor.host import Host
     from supervisor.spawned import SpawnedProcess
+    from supervisor.spec import ChildSpec
 
 _PRIVATE = 0o700
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -164,7 +165,7 @@ class LocalSidecar(Backend):
         """See ``routes.Target``."""
         where = workspace.path_of(cwd_fd)
         tmp = child.spec.tmp_dir or child.spec.env.get("TMPDIR")
-        state = state_of(child, self.name)
+        state = state_of(child.spec, self.name)
         env = self._environment(state, tmp=tmp)
         env["PWD"] = where
         own, has_venv = None, False
@@ -215,18 +216,14 @@ class LocalSidecar(Backend):
         return await in_thread(_find, tool, self.path)
 
 
-def state_of(child: Child, sidecar: str) -> str:
+def state_of(spec: ChildSpec, sidecar: str) -> str:
     """Return the directory that a child has at a sidecar; it is made at first use.
 
     Raises:
         OSError: the child has no directory of its own, or no more room.
     """
-    run_dir = child.spec.run_dir
-    if run_dir is None:
-        raise FileNotFoundError(2, f"child {child.id} has no directory for sidecars")
     name = f"sidecar-{sidecar}"
-    with contextlib.ExitStack() as stack:
-        run_fd = opened(stack, run_dir, os.O_RDONLY | _DIRECTORY)
+    with spec.run_dir_held() as run_fd:
         is_new = False
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, _PRIVATE, dir_fd=run_fd)
@@ -234,11 +231,13 @@ def state_of(child: Child, sidecar: str) -> str:
         # The child may put something else in its place, a link say: that is refused
         # here, and not followed later (``sandbox.paths``, rules 5 and 6).
         fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=run_fd)
-        stack.callback(os.close, fd)
-        owner = os.fstat(run_fd)
-        if is_new and owner.st_uid != os.geteuid():  # a child under a uid of its own
-            os.fchown(fd, owner.st_uid, owner.st_gid)
-    return f"{run_dir}/{name}"
+        try:
+            owner = os.fstat(run_fd)
+            if is_new and owner.st_uid != os.geteuid():  # a child under its own uid
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+        finally:
+            os.close(fd)
+    return f"{spec.run_dir}/{name}"
 
 
 def tightest(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.config.toolexec import parse_listen
 from supervisor.options import OptionError, parse_duration, parse_size
+from supervisor.toolexec.listeners import LISTEN
 from supervisor.toolexec.notify import NotifyCommand
-from supervisor.toolexec.server import LISTEN
 from supervisor.toolexec.service import ToolExecSettings
 
 if TYPE_CHECKING:

@@ -49,10 +49,10 @@ from supervisor.toolexec.handover_state import (
 )
 from supervisor.toolexec.handover_stores import store_from, store_state
 from supervisor.toolexec.heads import chunked_head
+from supervisor.toolexec.listeners import unix_listener_on
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.outputpump import OutputPump
-from supervisor.toolexec.server import unix_listener_on
 
 if TYPE_CHECKING:
     from supervisor.child import Child
@@ -246,7 +246,7 @@ async def enter(service: ToolExec, child: Child, stack: AsyncExitStack) -> None:
     if state.listener_fd >= 0:
         path = os.fsdecode(state.path)
         listener = await stack.enter_async_context(
-            unix_listener_on(state.listener_fd, path)
+            unix_listener_on(state.listener_fd, path, child.spec)
         )
         executions.listener = state.listener_fd, path
         await service.listen_for_child(listener, stack)

@@ -1,4 +1,6 @@
-"""Listening: a unix socket for each child, one TCP port for the host.
+"""Serving whoever connects: to a unix socket for each child, to one TCP port for the host.
+
+What it is not: where they listen (``listeners``).
 
 Rules of this file.
 
@@ -21,11 +23,9 @@ Sources: unix(7), RFC 9112.
 
 from __future__ import annotations
 
-import errno
-import os
 import resource
 import socket
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,11 @@ import trio
 
 from protocol.toolexec import BUSY, Exec, Notify, Replay
 from supervisor.accepting import accepted_socket, make_room
-from supervisor.control.socket import identity_of, listening, listening_on
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.throttle import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from protocol.toolexec import Refusal, Request
     from supervisor.toolexec.descriptors import Descriptors
@@ -64,9 +63,6 @@ that it can always signal what it runs."""
 SHORTAGE_TOLD_S = 5.0
 """Between two lines of log about one shortage of descriptors."""
 
-BACKLOG = 128
-"""Connections that may wait to be accepted while the host is busy for a moment."""
-
 SEND_BYTES = 256 * 1024
 """Two pieces of output wait in a socket at most, for a client that is a little late."""
 
@@ -82,16 +78,6 @@ a quarter of an hour: TCP_USER_TIMEOUT would be quicker, and end who only reads 
 
 NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 """A piece of output does not wait until the one before is acknowledged; likewise."""
-
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client connects to
-
-SOCKET_NAME = "toolexec.sock"
-
-LISTEN = "toolexec.listen"
-"""Of the configuration: where to listen."""
-
-LONGEST_PATH_BYTES = 107
-"""Room in sockaddr_un, unix(7); the host could do with more, a client could not."""
 
 
 class Places:
@@ -306,95 +292,3 @@ class _Shared(Connection):
             return await super()._answer(request)
         with self._server.lasting(owner) as is_admitted:
             return await super()._answer(request) if is_admitted else BUSY
-
-
-@asynccontextmanager
-async def unix_listener(
-    directory: str,
-) -> AsyncIterator[tuple[str, trio.SocketListener]]:
-    """Listen in a directory; a stale socket is replaced, a living one is not.
-
-    Returns:
-        Its path, and the listener.
-
-    Raises:
-        OSError: it cannot be had; ``filename`` is its path.
-    """
-    path = os.path.join(directory, SOCKET_NAME)  # noqa: PTH118 - a str is wanted
-    if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
-        # Of a daemon's children it lies in the state directory, of a run's in TMPDIR.
-        advice = "use a shorter [host] state_dir for serve, a shorter TMPDIR for run"
-        text = f"longer than {LONGEST_PATH_BYTES} bytes; {advice}"
-        raise OSError(errno.ENAMETOOLONG, text, path)
-    async with listening(path) as listener:
-        yield path, listener
-
-
-@asynccontextmanager
-async def unix_listener_on(fd: int, path: str) -> AsyncIterator[trio.SocketListener]:
-    """Listen on a child's socket that the program before has made."""
-    sock = socket.socket(fileno=fd)
-    identity = None
-    with suppress(OSError):  # the child may have removed it: the directory is its own
-        identity = identity_of(path)
-    async with listening_on(sock, path, identity) as listener:
-        yield listener
-
-
-async def tcp_listener(
-    host: str, port: int, chosen_by: str = LISTEN
-) -> tuple[str, trio.SocketListener]:
-    """Listen on a TCP port; 0 takes a free one.
-
-    Args:
-        host: an address or a name.
-        port: its number.
-        chosen_by: what says so, for whoever has to choose another one.
-
-    Returns:
-        The URL that a client on this machine is told, and the listener.
-
-    Raises:
-        OSError: it cannot be had.
-    """
-    try:
-        listener, *others = await trio.open_tcp_listeners(
-            port, host=host, backlog=BACKLOG
-        )
-    except OSError as why:
-        reason = why.strerror or why
-        text = f"cannot listen on {host}:{port}: {reason}; choose another {chosen_by}"
-        raise OSError(why.errno or errno.EIO, text) from None
-    for other in others:  # a name with several addresses: one port, one listener
-        await other.aclose()
-    return _tcp_url(listener.socket.getsockname()), listener
-
-
-def _tcp_url(address: tuple[str, int]) -> str:
-    bound, number = address[:2]
-    shown = _ANY.get(bound, bound)
-    shown = f"[{shown}]" if ":" in shown else shown
-    return f"http://{shown}:{number}/exec"
-
-
-def activated_listener(sock: socket.socket) -> tuple[str, trio.SocketListener]:
-    """Listen on a socket that the service manager opened; it is owned then.
-
-    Returns:
-        The URL that a client on this machine is told, and the listener.
-
-    Raises:
-        OSError: it is none that can be listened on, or has no address for a client.
-    """
-    try:
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-    except ValueError:
-        text = "the activated socket 'toolexec' does not listen for streams"
-        raise OSError(errno.EINVAL, f"{text}; use ListenStream") from None
-    address = sock.getsockname()
-    if sock.family != socket.AF_UNIX:
-        return _tcp_url(address), listener
-    if not isinstance(address, str) or not address:
-        text = "the activated socket 'toolexec' has no path in the file system"
-        raise OSError(errno.EINVAL, f"{text}; use a path in ListenStream")
-    return f"unix://{address}", listener

@@ -28,14 +28,13 @@ from supervisor.gate import Gate
 from supervisor.logs import put_line
 from supervisor.toolexec import handover, handover_state
 from supervisor.toolexec.executions import ChildExecutions
-from supervisor.toolexec.server import (
+from supervisor.toolexec.listeners import (
     LISTEN,
-    Places,
-    Server,
     activated_listener,
     tcp_listener,
     unix_listener,
 )
+from supervisor.toolexec.server import Places, Server
 from supervisor.toolexec.slots import Slots
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.tokens import Tokens
@@ -151,9 +150,7 @@ class ToolExec:
         executions = await self.own(child, stack)
         url = self.shared_url
         if self._settings.unix and child.spec.run_dir is not None:
-            path, listener = await stack.enter_async_context(
-                unix_listener(child.spec.run_dir)
-            )
+            path, listener = await stack.enter_async_context(unix_listener(child.spec))
             executions.listener = listener.socket.fileno(), path
             await self.listen_for_child(listener, stack)
             url = f"unix://{path}"

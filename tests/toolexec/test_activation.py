@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.toolexec.server import activated_listener
+from supervisor.toolexec.listeners import activated_listener
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.toolruns import program
 

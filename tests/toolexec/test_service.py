@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from supervisor.config.toolexec import (
     ToolexecSection,
     check_toolexec,
 )
+from supervisor.spec import ChildSpec
 from supervisor.toolexec.configured import toolexec_settings
-from supervisor.toolexec.server import LISTEN, tcp_listener, unix_listener
+from supervisor.toolexec.listeners import LISTEN, tcp_listener, unix_listener
 from supervisor.toolexec.service import ToolExecSettings, open_toolexec
 from supervisor.toolexec.tokens import Tokens
 from tests.helpers.command import sandhost
@@ -48,19 +50,20 @@ async def test_each_child_has_its_own_socket_and_token(scene: Scene) -> None:
 # spec E3
 async def test_a_stale_socket_is_replaced_a_living_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "toolexec.sock"
+    spec = ChildSpec(("true",), "/", "/", run_dir=str(tmp_path))
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    async with unix_listener(str(tmp_path)) as (where, listener):
+    async with unix_listener(spec) as (where, listener):
         assert where == str(path)
         with pytest.raises(OSError, match="living host"):
-            async with unix_listener(str(tmp_path)):
+            async with unix_listener(spec):
                 pass
         await listener.aclose()
     assert "toolexec.sock" not in os.listdir(tmp_path)
     with pytest.raises(
         OSError, match=r"shorter \[host\] state_dir for serve, a shorter TMPDIR"
     ):
-        async with unix_listener(str(tmp_path / ("x" * 120))):
+        async with unix_listener(replace(spec, run_dir=f"/{'x' * 120}")):
             pass
 
 

@@ -1,0 +1,135 @@
+"""Where clients of ToolExec connect: a unix socket for each child, one TCP port for the host.
+
+What it is: making listeners, or taking those that are there.  What it is not: serving who
+connects (``server``).
+
+Rule: a child's socket is made, and removed, in the directory that the host has made for it,
+wherever the name of that leads by then (``spec``).
+
+Sources: unix(7).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.control.socket import identity_in, listening, listening_on
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from supervisor.spec import ChildSpec
+
+BACKLOG = 128
+"""Connections that may wait to be accepted while the host is busy for a moment."""
+
+SOCKET_NAME = "toolexec.sock"
+
+LISTEN = "toolexec.listen"
+"""Of the configuration: where to listen."""
+
+LONGEST_PATH_BYTES = 107
+"""Room in sockaddr_un, unix(7); the host could do with more, a client could not."""
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client connects to
+
+
+@asynccontextmanager
+async def unix_listener(
+    spec: ChildSpec,
+) -> AsyncIterator[tuple[str, trio.SocketListener]]:
+    """Listen in a child's own directory; a stale socket is replaced, a living one is not.
+
+    Returns:
+        Its path, and the listener.
+
+    Raises:
+        OSError: it cannot be had; ``filename`` is its path.
+    """
+    path = f"{spec.run_dir}/{SOCKET_NAME}"
+    if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
+        # Of a daemon's children it lies in the state directory, of a run's in TMPDIR.
+        advice = "use a shorter [host] state_dir for serve, a shorter TMPDIR for run"
+        text = f"longer than {LONGEST_PATH_BYTES} bytes; {advice}"
+        raise OSError(errno.ENAMETOOLONG, text, path)
+    async with listening(path, spec.run_dir_held) as listener:
+        yield path, listener
+
+
+@asynccontextmanager
+async def unix_listener_on(
+    fd: int, path: str, spec: ChildSpec
+) -> AsyncIterator[trio.SocketListener]:
+    """Listen on a child's socket that the program before has made."""
+    sock = socket.socket(fileno=fd)
+    identity = None
+    with suppress(OSError), spec.run_dir_held() as dir_fd:
+        # The child may have removed it: the directory is its own.
+        identity = identity_in(dir_fd, SOCKET_NAME)
+    async with listening_on(sock, path, identity, spec.run_dir_held) as listener:
+        yield listener
+
+
+async def tcp_listener(
+    host: str, port: int, chosen_by: str = LISTEN
+) -> tuple[str, trio.SocketListener]:
+    """Listen on a TCP port; 0 takes a free one.
+
+    Args:
+        host: an address or a name.
+        port: its number.
+        chosen_by: what says so, for whoever has to choose another one.
+
+    Returns:
+        The URL that a client on this machine is told, and the listener.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    try:
+        listener, *others = await trio.open_tcp_listeners(
+            port, host=host, backlog=BACKLOG
+        )
+    except OSError as why:
+        reason = why.strerror or why
+        text = f"cannot listen on {host}:{port}: {reason}; choose another {chosen_by}"
+        raise OSError(why.errno or errno.EIO, text) from None
+    for other in others:  # a name with several addresses: one port, one listener
+        await other.aclose()
+    return _tcp_url(listener.socket.getsockname()), listener
+
+
+def _tcp_url(address: tuple[str, int]) -> str:
+    bound, number = address[:2]
+    shown = _ANY.get(bound, bound)
+    shown = f"[{shown}]" if ":" in shown else shown
+    return f"http://{shown}:{number}/exec"
+
+
+def activated_listener(sock: socket.socket) -> tuple[str, trio.SocketListener]:
+    """Listen on a socket that the service manager opened; it is owned then.
+
+    Returns:
+        The URL that a client on this machine is told, and the listener.
+
+    Raises:
+        OSError: it is none that can be listened on, or has no address for a client.
+    """
+    try:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    except ValueError:
+        text = "the activated socket 'toolexec' does not listen for streams"
+        raise OSError(errno.EINVAL, f"{text}; use ListenStream") from None
+    address = sock.getsockname()
+    if sock.family != socket.AF_UNIX:
+        return _tcp_url(address), listener
+    if not isinstance(address, str) or not address:
+        text = "the activated socket 'toolexec' has no path in the file system"
+        raise OSError(errno.EINVAL, f"{text}; use a path in ListenStream")
+    return f"unix://{address}", listener
