@@ -186,18 +186,22 @@ def resident_kib() -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE") // KIB
 
 
+LIARS = 500
+"""Each may take a descriptor: no more than there are where 1,024 is the limit."""
+
+
 # attack 15, I9: memory is taken by what comes; nobody is refused.
 @pytest.mark.parametrize("size", [16 * MIB, MIB, 64 * KIB])
 def test_lies_about_lengths_cost_nothing(tmp_path: Path, size: int) -> None:
     budget = PayloadBudget(DEFAULT_BUDGET_BYTES, os.fspath(tmp_path))
     gc.collect()
     before = resident_kib()
-    payloads = [budget.begin(size) for _ in range(1000)]
+    payloads = [budget.begin(size) for _ in range(LIARS)]
     for payload in payloads:
         receive(payload, b"x")
     grown = resident_kib() - before
     assert budget.used_bytes <= DEFAULT_BUDGET_BYTES
-    assert budget.spooled == max(0, 1000 - DEFAULT_BUDGET_BYTES // size)
+    assert budget.spooled == max(0, LIARS - DEFAULT_BUDGET_BYTES // size)
     for payload in payloads:
         payload.close()
-    assert grown < 8 * KIB, f"{grown} KiB"
+    assert grown < 4 * KIB, f"{grown} KiB"
