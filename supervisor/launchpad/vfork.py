@@ -141,35 +141,17 @@ class Steps:
         yield "pdeathsig", (_PRCTL, PR_SET_PDEATHSIG, int(_signal.SIGKILL))
 
 
-_known: dict[tuple[object, ...], Steps] = {}
 _KNOWN = 64
 """Shapes that are remembered. Received descriptors have the same numbers each time, but
 for those who start beside others."""
-
-
-def _steps_of(order: Order) -> Steps:
-    """Return the steps of an order, which most often another one has had."""
-    shape = (
-        order.cwd_fd,
-        order.umask,
-        order.targets,
-        order.rlimits,
-        "rlimits" in order.layers,
-        *order.sources,
-    )
-    steps = _known.get(shape)
-    if steps is None:
-        if len(_known) >= _KNOWN:
-            _known.clear()
-        steps = _known[shape] = Steps(order)
-    return steps
 
 
 class CallList:
     """What one child does until it is its program, in memory that it shares.
 
     Args:
-        order: complete, and of `PLAIN_LAYERS` at most.
+        order: complete.
+        steps: those of its shape.
 
     Attributes:
         address: of the first call.
@@ -178,8 +160,8 @@ class CallList:
 
     __slots__ = ("_calls", "_steps", "_texts", "address", "applied")
 
-    def __init__(self, order: Order) -> None:
-        steps = self._steps = _steps_of(order)
+    def __init__(self, order: Order, steps: Steps) -> None:
+        self._steps = steps
         env = [name + b"=" + value for name, value in order.env.items()]
         texts = (order.executable, *order.argv, None, *env, None)
         # Pointers to these texts, which it keeps: execve(2) takes them as they are.
@@ -213,6 +195,7 @@ class Starter:
 
     def __init__(self) -> None:
         self._unheard: list[CallList] = []
+        self._known: dict[tuple[object, ...], Steps] = {}
         self._start: Callable[[int, int, int], int] | None = None
         if os.uname().machine != "x86_64":
             return
@@ -254,7 +237,7 @@ class Starter:
         lowest = min(order.cwd_fd, order.report, *order.sources)
         if self._start is None or lowest <= max(order.targets, default=-1):
             return None
-        calls = CallList(order)
+        calls = CallList(order, self._steps_of(order))
         size = ctypes.sizeof(_ARGUMENTS)
         pid = self._start(ctypes.addressof(_ARGUMENTS), size, calls.address)
         if -pid in NO_PROCESS:
@@ -267,6 +250,23 @@ class Starter:
         child = Child(life.STARTING, pid, report)
         child.calls = self._unheard.pop()
         return child
+
+    def _steps_of(self, order: Order) -> Steps:
+        """Return the steps of an order, which most often another one has had."""
+        shape = (
+            order.cwd_fd,
+            order.umask,
+            order.targets,
+            order.rlimits,
+            "rlimits" in order.layers,
+            *order.sources,
+        )
+        steps = self._known.get(shape)
+        if steps is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            steps = self._known[shape] = Steps(order)
+        return steps
 
 
 def _loaded(code: bytes) -> Callable[[int, int, int], int]:

@@ -151,10 +151,7 @@ class Wire:
             return None
         if cut is None or len(cut[0]) > SMALL_HEAD_BYTES:
             return None
-        text, self._ahead = cut
-        self._is_head = _IS_HEAD.match(text) is not None
-        self.received = [text]
-        return self._parse(text)
+        return self._parse(self._taken(cut))
 
     def _there(self) -> bytes:
         """Return what has come; nothing may mean the end."""
@@ -175,19 +172,26 @@ class Wire:
                 refusal = toolexec.bad_request("the head ended early")
                 raise RefusedAtOnceError(refusal)
             so_far += data
+            # Also of whom is refused before the head is whole (rule 5).
             self._is_head = _IS_HEAD.match(so_far) is not None
             try:
                 cut = reader.feed(data)
             except HeadTooLargeError:
                 raise RefusedAtOnceError(toolexec.HEAD_TOO_LARGE) from None
             if cut is not None:
-                text, self._ahead = cut
-                self.received = [text]
+                text = self._taken(cut)
                 if len(text) <= SMALL_HEAD_BYTES:
                     return self._parse(text)
                 async with self._turn.taken():
                     return self._parse(text)
             await trio.lowlevel.checkpoint()
+
+    def _taken(self, cut: tuple[bytes, bytes]) -> bytes:
+        """Return a whole head; what came after it is kept for the body."""
+        text, self._ahead = cut
+        self._is_head = _IS_HEAD.match(text) is not None
+        self.received = [text]
+        return text
 
     def _parse(self, text: bytes) -> Head:
         read = heads.read_small if len(text) <= SMALL_HEAD_BYTES else heads.read

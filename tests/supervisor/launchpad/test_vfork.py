@@ -21,7 +21,7 @@ from supervisor import proctree
 from supervisor.launchpad import life, vfork
 from supervisor.launchpad.family import Child, Family
 from supervisor.launchpad.order import Order
-from supervisor.launchpad.vfork import LISTING, CallList
+from supervisor.launchpad.vfork import LISTING, CallList, Starter
 from tests.helpers.command import sandhost
 from tests.helpers.hosts import eventually
 from tests.helpers.older import without
@@ -99,15 +99,18 @@ def order(program: bytes, *, umask: int | None = None, limits: int = 0) -> Order
     return made
 
 
-def test_the_steps_of_a_shape_are_made_once_and_what_differs_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vfork, "_known", {})
-    first, again = CallList(order(b"/a")), CallList(order(b"/b"))
+def calls_of(order: Order, starter: Starter | None = None) -> CallList:
+    """Return what the child of an order will do."""
+    return CallList(order, (starter or Starter())._steps_of(order))
+
+
+def test_the_steps_of_a_shape_are_made_once_and_what_differs_each_time() -> None:
+    starter = Starter()
+    first, again = (calls_of(order(path), starter) for path in (b"/a", b"/b"))
     others = [
-        CallList(order(b"/a", umask=0o77)),
-        CallList(order(b"/a", limits=1)),
-        CallList(order(b"/a", limits=2)),
+        calls_of(order(b"/a", umask=0o77), starter),
+        calls_of(order(b"/a", limits=1), starter),
+        calls_of(order(b"/a", limits=2), starter),
     ]
     assert again._steps is first._steps
     assert first._calls.raw != again._calls.raw  # where its program stands
@@ -116,22 +119,20 @@ def test_the_steps_of_a_shape_are_made_once_and_what_differs_each_time(
     assert [len(one._steps.stages) for one in (first, *others)] == [10, 11, 11, 12]
     assert dict(others[2].applied)["rlimits"] == "2 set"
     for number in range(vfork._KNOWN):
-        CallList(order(b"/a", umask=number))
-    assert len(vfork._known) <= vfork._KNOWN
+        calls_of(order(b"/a", umask=number), starter)
+    assert len(starter._known) <= vfork._KNOWN
 
 
-def test_a_child_that_is_starting_keeps_the_limits_that_it_will_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vfork, "_known", {})
-    calls = CallList(order(b"/a", limits=2))
+def test_a_child_that_is_starting_keeps_the_limits_that_it_will_set() -> None:
+    starter = Starter()
+    calls = calls_of(order(b"/a", limits=2), starter)
     (at,) = [
         index
         for index, stage in enumerate(calls._steps.stages)
         if stage == "rlimit" and calls._steps.stages[index - 1] != "rlimit"
     ]
     (address,) = struct.unpack_from("Q", calls._calls, at * 64 + 24)
-    vfork._known.clear()
+    starter._known.clear()
     others = [ctypes.create_string_buffer(b"x" * 31) for _ in range(1000)]
     assert ctypes.string_at(address, 32) == struct.pack("4Q", 5, 5, 5, 5)
     del others
@@ -139,7 +140,7 @@ def test_a_child_that_is_starting_keeps_the_limits_that_it_will_set(
 
 # ADR 61: a list is kept until its child has become its program, or has ended.
 def test_who_is_starting_when_the_host_goes_keeps_its_calls() -> None:
-    calls = CallList(order(b"/a"))
+    calls = calls_of(order(b"/a"))
     family = Family()
     reader, writer = os.pipe()
     child = Child(life.STARTING, os.getpid(), reader)
@@ -155,7 +156,7 @@ def test_who_is_starting_when_the_host_goes_keeps_its_calls() -> None:
 
 @pytest.mark.parametrize("at", [0, 4, 9])
 def test_the_call_that_failed_is_named(at: int) -> None:
-    calls = CallList(order(b"/a"))
+    calls = calls_of(order(b"/a"))
     assert calls.fault() is None
     struct.pack_into("q", calls._calls, at * 64 + 56, -13)
     assert calls.fault() == (13, calls._steps.stages[at])
