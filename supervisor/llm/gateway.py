@@ -232,7 +232,9 @@ class Gateway:
         async with call.model.provider.ask(data) as pieces:
             async for piece in pieces:
                 received += len(piece)
-                for event in answer.feed(piece):
+                feed = partial(answer.feed, piece)
+                is_large = answer.pending_bytes > LARGE_BYTES
+                for event in await in_thread(feed) if is_large else feed():
                     if on_event is not None:
                         on_event(event)
         if received > LARGE_BYTES:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llm.answer import MAX_DEPTH, Answer, AnswerError, usage_of
+from supervisor.llm.answer import MAX_DEPTH, MAX_VALUES, Answer, AnswerError, usage_of
 from supervisor.llm.deltas import ChoiceRedactor
 from supervisor.llm.quota import Usage
 from supervisor.llm.redact import Redactor
@@ -249,6 +249,34 @@ def test_what_is_nested_too_deep_is_no_answer(is_plain: bool) -> None:
             assert not said
         else:
             assert "within one another" in said or "not JSON" in said
+
+
+# spec L14: one call takes a piece apart, and nobody else has a turn meanwhile.
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"0", b'"[{"', b'{"index":1}'])
+def test_what_has_very_many_values_is_not_taken_apart(
+    monkeypatch: pytest.MonkeyPatch, value: bytes, is_plain: bool
+) -> None:
+    def decoded(text: bytes) -> object:
+        raise AssertionError(f"{len(text)} bytes are decoded")
+
+    monkeypatch.setattr("msgspec.json.decode", decoded)
+    values = b",".join([value] * MAX_VALUES)
+    text = b'{"choices":[{"delta":{"tool_calls":[%b]}}]}' % values
+    said = said_of(text if is_plain else b"data: " + text + b"\n\n")
+    assert said == f"more than {MAX_VALUES} values in one piece"
+
+
+# What a model writes at most: 128,000 tokens, each second of which is a comma.
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_long_answer_of_numbers_is_one(is_plain: bool) -> None:
+    text = "[" + "1,\n" * 64_000 + "{}]"
+    part = "message" if is_plain else "delta"
+    choice = {"index": 0, part: {"content": text}, "finish_reason": "stop"}
+    answer = Answer()
+    data = streamed([{"choices": [choice]}])
+    answer.feed(json.dumps({"choices": [choice]}).encode() if is_plain else data)
+    assert answer.finish()["choices"][0]["message"]["content"] == text
 
 
 def steps(text: bytes) -> int:

@@ -1,13 +1,16 @@
 """What becomes of a call: spec L10 to L15, over real HTTP."""
 
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from demo.provider import serving
 from supervisor.llm import provider
+from supervisor.llm.answer import Answer
 from supervisor.session.base import EOF, PROCESS_EXIT
 from tests.helpers.delays import kept_waiting_s
 from tests.helpers.hosts import eventually
@@ -460,6 +463,23 @@ async def test_an_error_within_the_stream_is_one_line(scene: Scene) -> None:
     reply = await line.chat(b"!error !words=8")
     assert reply.line == FAILED + b"it broke in two"
     assert scene.service.root.spent > 0  # half of it was written
+
+
+# spec L14
+async def test_what_comes_of_a_large_piece_is_taken_in_by_a_thread(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    feed = Answer.feed
+
+    def noted(answer: Answer, data: bytes) -> list[dict[str, Any]]:
+        threads.append(threading.current_thread())
+        return feed(answer, data)
+
+    monkeypatch.setattr(Answer, "feed", noted)
+    assert (await scene.connect().chat(b"!plain !words=100000")).line.startswith(b"OK ")
+    first, *_, last = threads
+    assert first is threading.main_thread() is not last
 
 
 # spec L15, I9
