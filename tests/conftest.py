@@ -1,14 +1,17 @@
-"""What every test gets: the leak check, and hypothesis without a clock."""
+"""What every test gets: the leak check, a TMPDIR, and hypothesis without a clock."""
 
 import os
 import resource
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import vfs.hostio  # noqa: F401 - holds a descriptor from its import on, which is no leak
+from supervisor.scratch import remove_tree
 from tests.helpers.leaks import holdings, left_over
 
 # A deadline or "too slow" would measure the machine's other load, not the code. In CI
@@ -27,12 +30,31 @@ for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(_number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Nor is it known how many descriptors a process may have: a thousand payloads that are
-# spooled take a thousand, and 1024 is what many start with.
+# Nor is it known how many descriptors a process may have: hundreds of payloads that are
+# spooled take as many, and 1024 is what many start with.
 _soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 _wanted = 4096 if _hard == resource.RLIM_INFINITY else min(4096, _hard)
 if _soft != resource.RLIM_INFINITY and _soft < _wanted:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_wanted, _hard))
+
+
+# A host that is killed leaves its children's directories behind. They all are in one, which
+# goes when the tests are over; as in ``/tmp``, users of children's own are let through, and
+# its name is short, for sockets are made in there. What pytest makes stays where it was.
+_IS_WORKER = (
+    "PYTEST_XDIST_WORKER" in os.environ
+)  # it has the directory of who started it
+if not _IS_WORKER:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="st-")
+    Path(tempfile.tempdir).chmod(0o1777)
+
+
+def pytest_unconfigure() -> None:
+    """Remove what hosts have left."""
+    if not _IS_WORKER:
+        why = remove_tree(Path(os.environ["TMPDIR"]))
+        assert why is None, why
 
 
 @pytest.fixture

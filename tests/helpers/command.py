@@ -10,6 +10,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,12 @@ TIMEOUT_S = 60.0
 PROGRAMS = os.pathsep.join((str(Path(SANDHOST).parent), os.defpath))
 """PATH of the tests: the commands of this installation and those of the system."""
 
-ENVIRONMENT = {"PATH": PROGRAMS, "HOME": "/nonexistent", "LANG": "C.UTF-8"}
+ENVIRONMENT = {
+    "PATH": PROGRAMS,
+    "HOME": "/nonexistent",
+    "LANG": "C.UTF-8",
+    "TMPDIR": tempfile.gettempdir(),  # what is removed after the tests (tests/conftest.py)
+}
 
 
 IGNORE = "import os, signal, sys; signal.signal(int(sys.argv[1]), signal.SIG_IGN);\
