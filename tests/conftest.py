@@ -1,4 +1,4 @@
-"""What every test gets: the leak check, a TMPDIR, and hypothesis without a clock."""
+"""What every test gets: the leak check, the search for the hosts' key, a TMPDIR, no clocks."""
 
 import os
 import resource
@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 import vfs.hostio  # noqa: F401 - holds a descriptor from its import on, which is no leak
 from supervisor.scratch import remove_tree
+from tests.helpers.canary_plugin import CanaryPlugin
 from tests.helpers.leaks import holdings, left_over
 
 # A deadline or "too slow" would measure the machine's other load, not the code. In CI
@@ -55,6 +56,11 @@ def pytest_unconfigure() -> None:
     if not _IS_WORKER:
         why = remove_tree(Path(os.environ["TMPDIR"]))
         assert why is None, why
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the key of the hosts looked for in all that the tests make."""
+    config.pluginmanager.register(CanaryPlugin())
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ it can read.  What it wrote, and all that the daemon tells anybody, is searched.
 import base64
 import secrets
 import socket
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -17,24 +16,12 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
+from tests.helpers.command import SANDHOST, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.hosts import CHILDREN
+from tests.helpers.provider import provider_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
-
-REPOSITORY = Path(__file__).parents[2]
-
-# The key comes by a pipe: the stand-in is a process that children may look at.
-PROVIDER = """
-import sys, trio
-from demo.provider import serving
-async def main():
-    async with serving(sys.stdin.readline().strip()) as provider:
-        print(provider.url, flush=True)
-        await trio.sleep_forever()
-trio.run(main)
-"""
 
 
 def forms(key: str) -> Iterator[bytes]:
@@ -58,21 +45,8 @@ def canary() -> str:
 @pytest.fixture
 def provider(canary: str) -> Iterator[str]:
     """A stand-in that expects the canary, as a process of its own; its base URL."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PROVIDER],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=ENVIRONMENT,
-    ) as process:
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(canary.encode() + b"\n")
-            process.stdin.flush()
-            yield process.stdout.readline().decode().strip()
-        finally:
-            process.kill()
+    with provider_process(key=canary) as base_url:
+        yield base_url
 
 
 def told_outside(running: Daemon, port: int) -> Iterator[tuple[str, bytes]]:

@@ -11,8 +11,9 @@ from supervisor.llm.opening import open_llm
 from supervisor.llm.quota import tokens_of
 from supervisor.llm.service import LlmService
 from tests.chaos.rounds import LONG, ROUNDS, SEED
+from tests.helpers.canary import KEY
 from tests.helpers.hosts import Stage, eventually, opened
-from tests.helpers.llmscene import KEY, key_file, request, section
+from tests.helpers.llmscene import key_file, request, section
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

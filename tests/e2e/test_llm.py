@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.helpers.canary import KEY
 from tests.helpers.command import ENVIRONMENT, Outcome, heard, running, sandhost, shell
-from tests.helpers.llmscene import KEY, key_file
+from tests.helpers.llmscene import key_file
 from tests.helpers.provider import provider_process
 
 pytestmark = pytest.mark.slow

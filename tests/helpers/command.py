@@ -2,7 +2,7 @@
 
 What it is: starting the installed command as a user's shell does, with its stdin,
 stdout and stderr in the test's hand, and reading how it ended. What it is not: nothing
-here imports the product.
+here imports the product, but that hosts hold a key (`canary.py`) as the product reads it.
 """
 
 import os
@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import canary
+
 SANDHOST = str(Path(sys.executable).with_name("sandhost"))
 """The command as it was installed beside this interpreter."""
 
@@ -34,8 +36,9 @@ ENVIRONMENT = {
     "HOME": "/nonexistent",
     "LANG": "C.UTF-8",
     "TMPDIR": tempfile.gettempdir(),  # what is removed after the tests (tests/conftest.py)
+    canary.VARIABLE: canary.KEY,
 }
-
+"""Of whoever starts a host; of this nothing gets to a child but PATH, HOME and LANG."""
 
 IGNORE = "import os, signal, sys; signal.signal(int(sys.argv[1]), signal.SIG_IGN);\
  os.execv(sys.argv[2], sys.argv[2:])"
@@ -77,6 +80,7 @@ def sandhost(*words: str | Path, **changes: Any) -> Outcome:
 @contextmanager
 def running(*words: str | Path, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Start the command; at the end it is killed if it still runs."""
+    canary.ACCOUNT.hosts += bool({"run", "serve", "pipeline"} & set(map(str, words)))
     options: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
@@ -95,7 +99,14 @@ def running(*words: str | Path, **changes: Any) -> Iterator[subprocess.Popen[byt
 def finished(process: subprocess.Popen[bytes]) -> Outcome:
     """Wait for the end of a command."""
     out, err = process.communicate(timeout=TIMEOUT_S)
-    return Outcome(process.returncode, out or b"", err or b"")
+    return outcome(process.returncode, out or b"", err or b"")
+
+
+def outcome(status: int, out: bytes, err: bytes) -> Outcome:
+    """Return how a command ended, once the key of the hosts was looked for."""
+    canary.told("stdout of a command", out)
+    canary.told("stderr of a command", err)
+    return Outcome(status, out, err)
 
 
 def heard(process: subprocess.Popen[bytes], text: bytes) -> bytes:
@@ -116,7 +127,7 @@ def shell(script: str, **changes: Any) -> Outcome:
         check=False,
         **changes,
     )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return outcome(done.returncode, done.stdout, done.stderr)
 
 
 def read_until(fd: int, text: bytes) -> bytes:
@@ -133,6 +144,7 @@ def read_until(fd: int, text: bytes) -> bytes:
             more = b""
         assert more, f"the end came before {text!r}: {got!r}"
         got += more
+    canary.told("output of a command", got)
     return got
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.client import ChildRow, HostClient
+from tests.helpers import canary
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S
 
 HEAD = """
@@ -70,7 +71,9 @@ class Daemon:
 
     def log(self, name: str) -> bytes:
         """Return all that is kept of what a child said."""
-        return b"".join(entry.data for entry in self.client.logs(name))
+        data = b"".join(entry.data for entry in self.client.logs(name))
+        canary.told(f"log of {name}", data)
+        return data
 
     def said(self) -> str:
         """Return what the daemon said on stderr so far."""
@@ -104,6 +107,7 @@ def daemon(
         wrapper = changes.pop("wrapper", ())
         config_path = str(where / "c.toml")
         command = [*wrapper, SANDHOST, "serve", "--config", config_path, *options]
+        canary.ACCOUNT.hosts += 1
         with (where / "stderr").open("ab") as err:
             process = subprocess.Popen(
                 command,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.helpers import canary
 from tests.helpers.command import read_until
 from tests.helpers.hosts import CHILDREN
 
@@ -75,6 +76,7 @@ class Hosts:
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
         pid, launchpad = map(int, self.hear("host"))
+        canary.ACCOUNT.hosts += 1
         host = HostProcess(pid, os.pidfd_open(pid), os.pidfd_open(launchpad))
         try:
             yield host
@@ -89,8 +91,9 @@ class Hosts:
 def hosts() -> Iterator[Hosts]:
     """Start the process that becomes hosts; end it when the block ends."""
     command = [sys.executable, "-I", str(CHILDREN / "host.py")]
+    env = {**os.environ, canary.VARIABLE: canary.KEY}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
     ) as process:
         try:
             yield Hosts(process)

@@ -36,6 +36,7 @@ from supervisor.launchpad.start import start_launchpad
 from supervisor.logs import Log
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
+from tests.helpers import canary
 from tests.helpers.delays import kept_waiting_s
 from tests.helpers.leaks import Holdings, holdings, left_over
 from tests.helpers.stock import only_stock_beneath
@@ -59,7 +60,7 @@ class Stage:
         launchpad: the pid of its launchpad.
         journal: the path of its journal.
         sandbox: what children run in for which nothing else is said.
-        wrapper: the words before a puppet's own for which nothing else is said.
+        wrapper: the words before a child's own for which nothing else is said.
     """
 
     def __init__(self, host: Host, where: Path, launchpad: int) -> None:
@@ -74,8 +75,17 @@ class Stage:
         self._pipes: list[int] = []
         self._before = self._held()
 
-    def spec(self, command: tuple[str, ...], **changes: Any) -> ChildSpec:
-        """Describe a child with the null device for stdio, restricted to `root`."""
+    def spec(
+        self, command: tuple[str, ...], *, wrapper: tuple[str, ...] = (), **changes: Any
+    ) -> ChildSpec:
+        """Describe a child with the null device for stdio, restricted to `root`.
+
+        Args:
+            command: what it runs.
+            wrapper: words before these; the stage's if there are none.
+            changes: what differs from what is usual here.
+        """
+        command = (*(wrapper or self.wrapper), *command)
         known = {
             "cwd": str(self.where),
             "root": str(self.root),
@@ -104,11 +114,9 @@ class Stage:
                 shutil.copy(CHILDREN / name, script)
         return str(script)
 
-    async def puppet(
-        self, *, wrapper: tuple[str, ...] = (), **changes: Any
-    ) -> "Puppet":
-        """Start a child that does what it is told, as a wrapper's program if one is given."""
-        command = (*(wrapper or self.wrapper), *PYTHON, self.script("puppet.py"))
+    async def puppet(self, **changes: Any) -> "Puppet":
+        """Start a child that does what it is told."""
+        command = (*PYTHON, self.script("puppet.py"))
         stdin, ours = os.pipe2(os.O_CLOEXEC)
         theirs, stdout = os.pipe2(os.O_CLOEXEC)
         try:
@@ -167,6 +175,9 @@ class Puppet:
         self._tell_fd = tell_fd
         self._hear_fd = hear_fd
         self._heard = b""
+        self._is_told = False
+        # Its first answer; `hear` takes it when it comes, for nobody waits for it.
+        self.tell(f"around({canary.masked()!r})")
 
     @property
     def client_id(self) -> str:
@@ -187,6 +198,15 @@ class Puppet:
 
     async def hear(self) -> Any:
         """Wait for the value of the oldest expression that it was told."""
+        if not self._is_told:
+            said = await self._line()
+            canary.around_a_puppet(ast.literal_eval(said.decode()))
+            self._is_told = True
+        text = await self._line()
+        canary.told("a puppet", text)
+        return ast.literal_eval(text.decode())
+
+    async def _line(self) -> bytes:
         while b"\n" not in self._heard:
             await trio.lowlevel.wait_readable(self._hear_fd)
             more = os.read(self._hear_fd, 65_536)
@@ -194,7 +214,7 @@ class Puppet:
                 raise EOFError(f"the puppet is gone: {await self.child.wait_gone()}")
             self._heard += more
         text, _, self._heard = self._heard.partition(b"\n")
-        return ast.literal_eval(text.decode())
+        return text
 
     async def do(self, expression: str) -> Any:
         """Have it evaluate an expression, and return the value."""
@@ -240,26 +260,27 @@ async def opened(
     where: Path, settings: Settings | None = None, *, log_level: str = "ERROR"
 ) -> AsyncIterator[Stage]:
     """Open a host in this process, and check at the end that nothing of it is left."""
-    before = holdings()
-    (where / "root").mkdir(exist_ok=True)
-    launchpad = start_launchpad()
-    journal = open_journal(str(where / "journal"), pytest.fail)
-    log = Log(log_level, as_json=True)
-    try:
-        async with open_host(launchpad, settings, journal=journal, log=log) as host:
-            stage = Stage(host, where, launchpad.pid)
-            try:
-                yield stage
-                await host.stop(grace_s=0.0)
-                stage.assert_nothing_left()
-            finally:
-                stage.close()
-    finally:
-        journal.close()
-        prctl(PR_SET_CHILD_SUBREAPER, 0)
-        gc.unfreeze()  # a process of tests opens many hosts
-    left = left_over(before, holdings())
-    assert not left, "left behind by the host: " + "; ".join(left)
+    with canary.held():
+        before = holdings()
+        (where / "root").mkdir(exist_ok=True)
+        launchpad = start_launchpad()
+        journal = open_journal(str(where / "journal"), pytest.fail)
+        log = Log(log_level, as_json=True)
+        try:
+            async with open_host(launchpad, settings, journal=journal, log=log) as host:
+                stage = Stage(host, where, launchpad.pid)
+                try:
+                    yield stage
+                    await host.stop(grace_s=0.0)
+                    stage.assert_nothing_left()
+                finally:
+                    stage.close()
+        finally:
+            journal.close()
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
+            gc.unfreeze()  # a process of tests opens many hosts
+        left = left_over(before, holdings())
+        assert not left, "left behind by the host: " + "; ".join(left)
 
 
 LONGER = 3

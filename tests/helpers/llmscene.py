@@ -31,12 +31,11 @@ from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService
 from supervisor.logs import Log
 from supervisor.services import Services
+from tests.helpers import canary
+from tests.helpers.canary import KEY
 from tests.helpers.sessions import Hall, Line, open_hall
 from vfs.filesystem import Client
 from vfs.policy import Policy
-
-KEY = "sk-canary-7f3e+91/aa=b"
-"""What must show nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +191,7 @@ def key_file(where: Path, key: str = KEY) -> str:
     path = where / "key"
     path.write_text(key + "\n")
     path.chmod(0o600)
+    canary.leave_out(str(path))
     return str(path)
 
 

@@ -7,25 +7,39 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.architecture.tree import ROOT
+from tests.helpers.canary import KEY, VARIABLE
 from tests.helpers.command import ENVIRONMENT
-from tests.helpers.llmscene import KEY
+
+BARE = {name: text for name, text in ENVIRONMENT.items() if name != VARIABLE}
+
+# The key comes by a pipe: children may look at this process.
+PROGRAM = """
+import sys, trio
+from demo import provider
+sys.argv += ["--key", sys.stdin.readline().strip()]
+trio.run(provider.main)
+"""
 
 
 @contextmanager
-def provider_process(log: Path | None = None) -> Iterator[str]:
+def provider_process(log: Path | None = None, key: str = KEY) -> Iterator[str]:
     """Run it; yield its base URL.
 
     Args:
         log: what it appends a line to for each request, and for each piece sent.
+        key: what requests have to carry.
     """
-    command = [sys.executable, "-m", "demo.provider", "--key", KEY]
+    command = [sys.executable, "-c", PROGRAM]
     if log is not None:
         command += ["--log", str(log)]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, env=ENVIRONMENT
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=BARE
     ) as process:
         try:
+            assert process.stdin is not None
             assert process.stdout is not None
+            process.stdin.write(key.encode() + b"\n")
+            process.stdin.flush()
             yield process.stdout.readline().decode().strip()
         finally:
             process.kill()

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from supervisor.config.metrics import MetricsSection
 from supervisor.metrics.listener import serve_metrics
 from supervisor.metrics.registry import Metrics
+from tests.helpers import canary
 from tests.helpers.hosts import Stage
 
 
@@ -68,6 +69,7 @@ def curl(url: str, *options: str) -> Reply:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    canary.told(f"what {url} tells", done.stdout.encode())
     head, _, body = done.stdout.partition("\n\n")
     return Reply(head, body)
 

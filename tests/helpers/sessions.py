@@ -24,6 +24,7 @@ import trio
 from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.pump import Pump
 from supervisor.session.session import Session
+from tests.helpers import canary
 from vfs.filesystem import Client, Filesystem
 from vfs.payload import PayloadBudget
 from vfs.policy import Ledger, Place, Policy, close_places, open_place
@@ -63,11 +64,14 @@ class Line:
             return data
         while True:
             try:
-                return os.read(self.reader, size)
+                data = os.read(self.reader, size)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.reader)
             except ConnectionResetError:
                 return b""
+            else:
+                canary.told("a reply", data)
+                return data
 
     async def line(self) -> bytes:
         """Return the next reply line, without its LF."""

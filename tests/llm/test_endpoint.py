@@ -16,8 +16,9 @@ from supervisor.llm import endpoint
 from supervisor.llm.handover_endpoint import EndpointState
 from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService
+from tests.helpers.canary import KEY
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
-from tests.helpers.llmscene import KEY, key_file, section
+from tests.helpers.llmscene import key_file, section
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,8 @@ import trio
 from demo.provider import serving
 from supervisor.llm.presets import BUILT_IN
 from supervisor.llm.provider import DEFAULT_BASE_URL
-from tests.helpers.llmscene import KEY, Scene, key_file, open_scene, request, scene
+from tests.helpers.canary import KEY
+from tests.helpers.llmscene import Scene, key_file, open_scene, request, scene
 from vfs.backends.base import Removed
 from vfs.openfile import OpenFile
 from vfs.policy import PUBLISH_ON_CLOSE, Policy

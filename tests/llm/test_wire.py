@@ -15,9 +15,10 @@ from demo.provider import serving
 from supervisor.llm.wire import proxy_for
 from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.on_llm import LEAVE_S
+from tests.helpers.canary import KEY
 from tests.helpers.certificates import certificate
 from tests.helpers.hosts import eventually
-from tests.helpers.llmscene import KEY, open_scene
+from tests.helpers.llmscene import open_scene
 from tests.helpers.llmscene import request as llm_request
 
 FAILED = b"ERROR OpenAI API call failed: "
