@@ -1,33 +1,69 @@
 """What the attacks get: a real host in each kind of walls, and the leak check.
 
-What holds without walls is what the door alone stops; with them, the same has to hold.
+What holds without walls is what the door alone stops; with them, the same has to hold. A
+test that has the argument `kind`, or a stage that has it, runs once in each; one for which
+some kind promises nothing names the others (`@only(...)`) and says why. The column "walls"
+of the attacks in docs/security.md is compared with what is collected here.
 """
 
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.plan import PROFILES, Profile, named
+from supervisor.sandbox.plan import PROFILES, named
 from tests.helpers.figures import tell
 from tests.helpers.hosts import Stage, opened
 
-__all__ = ["readable", "stage", "stage_or_bwrap", "tell", "walls", "why_no_bubblewrap"]
+__all__ = ["kind", "readable", "stage", "tell", "why_no_bubblewrap"]
 
-NAMESPACES = named(
-    "namespaces", ["mountns", "pidns", "netns", "ipcns", "utsns", "userns"]
-)
+LAYERS = ("mountns", "pidns", "netns", "ipcns", "utsns", "userns")
+NAMESPACES = named("namespaces", list(LAYERS))
 """What bubblewrap gives, and nothing else."""
 
 WALLS = {"none": PROFILES["none"], "auto": PROFILES["auto"], "namespaces": NAMESPACES}
+KINDS = (*WALLS, "bubblewrap")
 
 BWRAP = (
     "bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
     "--",
 )  # fmt: skip
 """COMMAND in bubblewrap: what a user has who trusts that more than this program."""
+
+
+def closed_bwrap(read: tuple[str, ...], write: tuple[str, ...]) -> tuple[str, ...]:
+    """Return bubblewrap that shows of the machine's temporary directory only these."""
+    words = [*BWRAP[:-1], "--tmpfs", tempfile.gettempdir()]
+    for name in (*read, sys.prefix):
+        words += ["--ro-bind", name, name]
+    for name in write:
+        words += ["--bind", name, name]
+    return (*words, "--")
+
+
+def only(*kinds: str) -> pytest.MarkDecorator:
+    """Have a test run in these kinds of walls, and in no others."""
+    assert set(kinds) < set(KINDS)
+    return pytest.mark.parametrize("kind", kinds, indirect=True)
+
+
+def words_of(kind: str, where: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return (options of `run`, words before COMMAND) for a kind of walls.
+
+    Args:
+        kind: of walls.
+        where: a directory for a file.
+    """
+    if kind == "bubblewrap":
+        return ("--sandbox", "none"), BWRAP
+    config = where / "walls.toml"
+    layers = ", ".join(f'"{layer}"' for layer in LAYERS)
+    config.write_text(f"[sandbox.namespaces]\nlayers = [{layers}]\n")
+    return ("--config", str(config), "--sandbox", kind), ()
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +76,13 @@ def why_no_bubblewrap() -> str:
     return f"bwrap cannot make namespaces here: {said}" if tried.returncode else ""
 
 
-@pytest.fixture(params=list(WALLS))
-def walls(request: pytest.FixtureRequest) -> Profile:
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, why_no_bubblewrap: str) -> str:
     """What the children of a test run in."""
-    return WALLS[request.param]
+    if request.param == "bubblewrap" and why_no_bubblewrap:
+        pytest.skip(why_no_bubblewrap)
+    name: str = request.param
+    return name
 
 
 @pytest.fixture
@@ -53,24 +92,17 @@ def readable(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def put_behind(stage: Stage, kind: str) -> None:
+    """Have the children of a host start behind walls; without any, in bubblewrap."""
+    if kind == "bubblewrap":
+        stage.wrapper = BWRAP
+    else:
+        stage.sandbox = WALLS[kind]
+
+
 @pytest.fixture
-async def stage(readable: Path, walls: Profile) -> AsyncIterator[Stage]:
+async def stage(readable: Path, kind: str) -> AsyncIterator[Stage]:
     """A host with the settings that `run` has, and children behind these walls."""
     async with opened(readable) as open_stage:
-        open_stage.sandbox = walls
-        yield open_stage
-
-
-@pytest.fixture(params=[*WALLS, "bubblewrap"])
-async def stage_or_bwrap(
-    request: pytest.FixtureRequest, readable: Path, why_no_bubblewrap: str
-) -> AsyncIterator[Stage]:
-    """As `stage`; or without walls, and each child's program in bubblewrap."""
-    async with opened(readable) as open_stage:
-        if request.param != "bubblewrap":
-            open_stage.sandbox = WALLS[request.param]
-        elif why_no_bubblewrap:
-            pytest.skip(why_no_bubblewrap)
-        else:
-            open_stage.wrapper = BWRAP
+        put_behind(open_stage, kind)
         yield open_stage

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.conftest import BWRAP
+from tests.attacks.conftest import words_of
 from tests.helpers.command import beneath, heard, running, sandhost, still_there
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
@@ -18,16 +18,12 @@ FAMILY = "(setsid sleep 1000 &); trap '' TERM HUP INT; echo up; sleep 1000; slee
 
 
 # attack 39, attack 28
-@pytest.mark.parametrize("walls", ["none", "auto", "bubblewrap"])
 def test_a_killed_host_leaves_nobody_and_the_next_one_starts(
-    tmp_path: Path, walls: str, why_no_bubblewrap: str
+    tmp_path: Path, kind: str
 ) -> None:
-    if walls == "bubblewrap" and why_no_bubblewrap:
-        pytest.skip(why_no_bubblewrap)
-    wrapper = BWRAP if walls == "bubblewrap" else ()
-    sandbox = "none" if walls == "bubblewrap" else walls
+    options, wrapper = words_of(kind, tmp_path)
     (tmp_path / "root").mkdir()
-    words = ("run", "--sandbox", sandbox, "--root", tmp_path / "root")
+    words: tuple[str | Path, ...] = ("run", *options, "--root", tmp_path / "root")
     words += ("--control", tmp_path / "control", "--", *wrapper)
     with running(*words, "sh", "-c", FAMILY) as host:
         heard(host, b"up\n")

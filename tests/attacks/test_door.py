@@ -13,12 +13,6 @@ from tests.helpers.hosts import Puppet, Stage, eventually
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
-@pytest.fixture
-def stage(stage_or_bwrap: Stage) -> Stage:
-    """A host; its children in each kind of walls, and in bubblewrap."""
-    return stage_or_bwrap
-
-
 TRANSPORTS = ["socketpair", "pipes"]
 
 

@@ -8,16 +8,10 @@ import pytest
 import trio
 
 from supervisor.host import Settings
-from supervisor.sandbox.plan import PROFILES
+from tests.attacks.conftest import only
 from tests.helpers.hosts import Stage, descriptors, eventually, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
-
-
-@pytest.fixture
-def stage(stage_or_bwrap: Stage) -> Stage:
-    """A host; its children in each kind of walls, and in bubblewrap."""
-    return stage_or_bwrap
 
 
 CHILDREN_THAT_LIE = 200
@@ -120,12 +114,12 @@ async def test_descriptors_inside_a_payload_are_dropped(stage: Stage) -> None:
 
 
 # attack 30: over pipes descriptors can only be sent where nobody reads them; what the
-# socket holds goes with the child.
+# socket holds goes with the child. Walls would keep it from the FIFO that tells who holds what.
+@only("none", "bubblewrap")
 async def test_descriptors_stuffed_into_the_side_socket_go_with_the_child(
     stage: Stage,
 ) -> None:
-    # Walls would keep it from the FIFO that tells who holds what.
-    child = await stage.puppet(transport="pipes", sandbox=PROFILES["none"])
+    child = await stage.puppet(transport="pipes")
     before = descriptors()
     name = os.fsencode(stage.where / "fifo")
     os.mkfifo(name)
@@ -146,12 +140,13 @@ async def test_descriptors_stuffed_into_the_side_socket_go_with_the_child(
 
 
 # attack 30: likewise what waits in a socket that the host does not read for a while.
+@only("none", "bubblewrap")  # as above
 async def test_descriptors_sent_behind_an_unread_reply_go_with_the_child(
     stage: Stage,
 ) -> None:
     with (stage.root / "big").open("wb") as file:
         file.truncate(16 << 20)
-    child = await stage.puppet(sandbox=PROFILES["none"])  # as above
+    child = await stage.puppet()
     fileno = await child.open(b"big")
     session = child.child.session
     assert session is not None

@@ -11,17 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks.conftest import words_of
 from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.hosts import Stage
 from tests.helpers.swapping import can_exchange, swapped
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
-
-
-@pytest.fixture
-def stage(stage_or_bwrap: Stage) -> Stage:
-    """A host; its children in each kind of walls, and in bubblewrap."""
-    return stage_or_bwrap
 
 
 OPENS = int(os.environ.get("SWAPPER_OPENS", "1000"))
@@ -47,9 +42,8 @@ def why_no_mounts() -> str:
 
 
 # attack 10: what is mounted in the root belongs to it; it leads nowhere else.
-@pytest.mark.parametrize("sandbox", ["none", "auto"])
 def test_a_mount_in_the_root_is_no_way_out(
-    tmp_path: Path, why_no_mounts: str, sandbox: str
+    tmp_path: Path, why_no_mounts: str, kind: str
 ) -> None:
     if why_no_mounts:
         pytest.skip(why_no_mounts)
@@ -58,9 +52,10 @@ def test_a_mount_in_the_root_is_no_way_out(
     (tmp_path / "root" / "file").write_text("of the root\n")
     (tmp_path / "outside" / "secret").write_text("mounted\n")
     (tmp_path / "beside").write_text("secret\n")
+    options, wrapper = words_of(kind, tmp_path)
     outcome = sandhost(
-        "run", "--sandbox", sandbox, "--root", tmp_path / "root",
-        "--", "sh", "-c", SCRIPT,
+        "run", *options, "--root", tmp_path / "root",
+        "--", *wrapper, "sh", "-c", SCRIPT,
         wrapper=(*MOUNTED, str(tmp_path)), cwd="/", env=ENVIRONMENT,
     )  # fmt: skip
     said = outcome.out.decode().splitlines()

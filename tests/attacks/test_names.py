@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.conftest import BWRAP
+from tests.attacks.conftest import only
 from tests.helpers.hosts import Puppet, Stage, eventually
 from vfs.policy import SIZE_BYTES
 
@@ -20,12 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 def denied(name: bytes) -> bytes:
     """Return the refusal of a name."""
     return b"ERROR VFS access denied: '%b'" % name
-
-
-@pytest.fixture
-def stage(stage_or_bwrap: Stage) -> Stage:
-    """A host; its children in each kind of walls, and in bubblewrap."""
-    return stage_or_bwrap
 
 
 @pytest.fixture
@@ -203,16 +197,13 @@ async def test_a_header_that_declares_too_much_reserves_nothing(stage: Stage) ->
 
 
 @pytest.fixture
-async def wrapped(why_no_bubblewrap: str, stage: Stage) -> Puppet:
+async def wrapped(stage: Stage) -> Puppet:
     """A child whose COMMAND is bubblewrap around a program."""
-    if why_no_bubblewrap:
-        pytest.skip(why_no_bubblewrap)
-    if stage.sandbox.layers or stage.wrapper:
-        pytest.skip("in walls there are no namespaces to be made: bwrap is for 'none'")
-    return await stage.puppet(wrapper=BWRAP)
+    return await stage.puppet()
 
 
 # attack 6, attack 26, attack 28: FD 3 passes through bubblewrap, and nothing else does.
+@only("bubblewrap")
 async def test_the_door_passes_through_bubblewrap(
     stage: Stage, wrapped: Puppet, outside: Path
 ) -> None:
@@ -230,6 +221,7 @@ async def test_the_door_passes_through_bubblewrap(
 
 
 # attack 26: its namespace has nobody but itself.
+@only("bubblewrap")
 async def test_kill_everybody_in_bubblewrap_reaches_itself(
     stage: Stage, wrapped: Puppet
 ) -> None:

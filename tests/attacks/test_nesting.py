@@ -13,12 +13,6 @@ from vfs.policy import SIZE_BYTES
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
-@pytest.fixture
-def stage(stage_or_bwrap: Stage) -> Stage:
-    """A host; its children in each kind of walls, and in bubblewrap."""
-    return stage_or_bwrap
-
-
 DENIED = "AccessDeniedError"
 
 

@@ -12,12 +12,6 @@ from tests.helpers.hosts import Stage
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
-@pytest.fixture
-def stage(stage_or_bwrap: Stage) -> Stage:
-    """A host; its children in each kind of walls, and in bubblewrap."""
-    return stage_or_bwrap
-
-
 NOT_AVAILABLE = b"ERROR VFS not available"
 
 

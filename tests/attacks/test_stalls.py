@@ -15,6 +15,7 @@ import pytest
 
 from supervisor.host import Settings
 from supervisor.session.session import Session
+from tests.attacks.conftest import put_behind
 from tests.helpers.hosts import (
     NEIGHBOUR_S,
     Puppet,
@@ -29,12 +30,6 @@ from vfs.filesystem import OWN_DESCRIPTORS
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
-@pytest.fixture
-def stage(stage_or_bwrap: Stage) -> Stage:
-    """A host; its children in each kind of walls, and in bubblewrap."""
-    return stage_or_bwrap
-
-
 DEADLINE_S = 0.4
 READS = 2000
 FLOOD_S = 8.0
@@ -42,9 +37,10 @@ FLOOD_S = 8.0
 
 
 @pytest.fixture
-async def hasty(tmp_path: Path) -> AsyncIterator[Stage]:
+async def hasty(readable: Path, kind: str) -> AsyncIterator[Stage]:
     """A host with a short deadline for what has begun (spec F8)."""
-    async with opened(tmp_path, Settings(deadline_s=DEADLINE_S)) as stage:
+    async with opened(readable, Settings(deadline_s=DEADLINE_S)) as stage:
+        put_behind(stage, kind)
         with (stage.root / "big").open("wb") as file:
             file.truncate(64 * 1024 * 1024)
         yield stage

@@ -18,11 +18,10 @@ import pytest
 import trio
 
 from supervisor.child import Child
-from supervisor.sandbox.plan import Profile, named
+from supervisor.sandbox.plan import named
 from supervisor.scratch import Scratch
+from tests.attacks.conftest import WALLS, closed_bwrap, only, put_behind
 from tests.helpers.hosts import Stage, opened
-
-WALLED = {"auto"}
 
 # What a program prints is what it got: a value, or the name of an error.
 PRELUDE = """
@@ -54,6 +53,9 @@ class Attacker:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         command = (sys.executable, "-I", "-S", "-c", PRELUDE + program, *words)
         null = self.stage.null
+        if self.stage.wrapper:
+            where, own_two = str(self.stage.where), (self.scratch.tmp, self.scratch.run)
+            changes = {"wrapper": closed_bwrap((where,), own_two), **changes}
         own = {"tmp_dir": self.scratch.tmp, "run_dir": self.scratch.run}
         known = {
             "stdio": (null, theirs, 2),
@@ -83,17 +85,10 @@ async def attacker(stage: Stage) -> AsyncIterator[Attacker]:
     await scratch.remove()
 
 
-def is_walled(profile: Profile) -> bool:
-    """Whether the kernel is to stop what the door does not see."""
-    return profile.name in WALLED
-
-
-# attack 25: a sibling's memory, descriptors and environment.
-async def test_a_sibling_cannot_be_looked_into(
-    attacker: Attacker, walls: Profile
-) -> None:
-    if not walls.layers:
-        pytest.skip("without walls children of one user can look into each other")
+# attack 25: a sibling's memory, descriptors and environment. Without walls children of
+# one user can look into each other.
+@only("auto", "namespaces", "bubblewrap")
+async def test_a_sibling_cannot_be_looked_into(attacker: Attacker) -> None:
     victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
     os.read(out, 3)
     assert victim.process is not None
@@ -117,11 +112,8 @@ print(attempt(lambda: os.kill(pid, 0)))
 
 
 # attack 25: pidfd_getfd, and the rest of the doors to the kernel that a filter closes.
-async def test_calls_that_no_child_needs_are_refused(
-    attacker: Attacker, walls: Profile
-) -> None:
-    if not is_walled(walls):
-        pytest.skip("the layer seccomp is not in this profile")
+@only("auto")
+async def test_calls_that_no_child_needs_are_refused(attacker: Attacker) -> None:
     program = """
 x86 = os.uname().machine == 'x86_64'
 calls = {438: 438, 428: 428, 442: 442, 425: 425, 165: 40, 155: 41, 272: 97, 308: 268,
@@ -139,28 +131,28 @@ print(attempt(lambda: fcntl.ioctl(0, 0x5412, b'x')))
 
 
 # attack 26: only where a pid namespace is; it would end this very test else.
+@only("auto", "namespaces", "bubblewrap")
 async def test_a_kill_of_everybody_reaches_the_child_alone(
-    attacker: Attacker, walls: Profile
+    attacker: Attacker, kind: str
 ) -> None:
     bystander, out = await attacker.start("print('up', flush=True); time.sleep(60)")
     os.read(out, 3)
     os.close(out)
-    if "pidns" not in bystander.walls.row()["layers"]:  # type: ignore[operator]
-        pytest.skip(f"no pid namespace under {walls.name}: 'kill -9 -1' ends the tests")
+    layers = bystander.walls.row()["layers"]
+    if kind != "bubblewrap" and "pidns" not in layers:  # type: ignore[operator]
+        pytest.skip(f"no pid namespace under {kind}: 'kill -9 -1' ends the tests")
     said = await attacker.says("print(os.getpid(), attempt(lambda: os.kill(-1, 9)))")
     assert said == "2 ESRCH"  # its namespace has an init, itself, and nobody else
     assert bystander.exit is None
     assert attacker.stage.host.launcher.statistics()["children"] == 1
 
 
-# attack 29: as many processes as the limit says, and not one of anybody else's.
-async def test_a_fork_bomb_stays_in_its_limit(
-    attacker: Attacker, walls: Profile
-) -> None:
+# attack 29: as many processes as the limit says, and not one of anybody else's. It
+# takes the layer uid or a cgroup; bubblewrap bounds nothing.
+@only("auto")
+async def test_a_fork_bomb_stays_in_its_limit(attacker: Attacker) -> None:
     from supervisor.options import Limits  # noqa: PLC0415 - one test's
 
-    if not is_walled(walls):
-        pytest.skip("neither the layer uid nor a cgroup is in this profile")
     limits = Limits(processes=20)
     program = """
 count = 0
@@ -213,12 +205,12 @@ def listening() -> Iterator[tuple[str, socket.socket]]:
         yield path, udp
 
 
-# attack 31: sockets by path, and the network.
+# attack 31: sockets by path, and the network. Without walls a child connects to whatever
+# its user may.
+@only("auto", "namespaces", "bubblewrap")
 async def test_sockets_of_others_are_out_of_reach(
-    listening: tuple[str, socket.socket], attacker: Attacker, walls: Profile
+    listening: tuple[str, socket.socket], attacker: Attacker
 ) -> None:
-    if not walls.layers:
-        pytest.skip("without walls a child connects to whatever its user may")
     path, udp = listening
     program = """
 path, port = sys.argv[1], int(sys.argv[2])
@@ -264,7 +256,7 @@ print(os.read(3, 9).decode())
     assert said["none"] == ["EAFNOSUPPORT", "pair", "OK"]
 
 
-# attack 31: what is the child's own stays within reach, whatever its walls.
+# Whatever keeps a child from the sockets of others: its own stay within reach.
 async def test_a_childs_own_sockets_stay_reachable(attacker: Attacker) -> None:
     path = os.path.join(attacker.scratch.run, "own.sock")
     with socket.socket(socket.AF_UNIX) as server:
@@ -296,12 +288,12 @@ print(open(path).read(), sys.executable == sys.argv[1])
     assert said == "mine ran\nkept True"
 
 
-# spec A3: the private root and the grants come through FD 3 and by no other way.
+# spec A3: the private root and the grants come through FD 3 and by no other way. In
+# other walls what a child's user may read it may read.
+@only("auto")
 async def test_files_are_behind_the_door_only(
-    attacker: Attacker, walls: Profile, tmp_path_factory: pytest.TempPathFactory
+    attacker: Attacker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    if not is_walled(walls):
-        pytest.skip("what a child's user may read it may read")
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "secret").write_text("secret")
     (elsewhere / "secret").chmod(0o644)
@@ -325,7 +317,7 @@ print(os.read(3, 3).decode())
 
 # attack 24: a key in the host is nowhere that a child can look.
 async def test_a_canary_in_the_host_is_not_to_be_found(
-    readable: Path, walls: Profile, monkeypatch: pytest.MonkeyPatch
+    readable: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     canary = "sk-canary-8d1f4c0b"
     monkeypatch.setenv("OPENAI_API_KEY", canary)
@@ -348,10 +340,10 @@ import resource
 print(found, resource.getrlimit(resource.RLIMIT_CORE)[0])
 """
     async with opened(readable) as stage:
-        stage.sandbox = walls
+        put_behind(stage, kind)
         said = await Attacker(stage, scratch).says(program)
     await scratch.remove()
-    if walls.layers:
+    if kind != "none":
         assert said.startswith("[]"), said
     else:
         # The test itself is not a host that made itself unreadable: the launchpad did.
@@ -359,9 +351,9 @@ print(found, resource.getrlimit(resource.RLIMIT_CORE)[0])
     assert canary not in (readable / "journal").read_text()
 
 
-async def test_a_report_names_what_was_applied(
-    attacker: Attacker, walls: Profile
-) -> None:
+# Of this program's own walls; what bubblewrap does nobody here tells.
+@only(*WALLS)
+async def test_a_report_names_what_was_applied(attacker: Attacker, kind: str) -> None:
     child, out = await attacker.start(
         "print(*[t for t in open('/proc/self/status') if t.startswith(('NoNew',"
         " 'Seccomp:', 'CapBnd', 'CapEff', 'Uid', 'NSpid'))], flush=True)"
@@ -372,7 +364,7 @@ async def test_a_report_names_what_was_applied(
     row = child.walls.row()
     layers = row["layers"]
     assert isinstance(layers, list)
-    assert row["profile"] == walls.name
+    assert row["profile"] == kind
     assert (status["NoNewPrivs"] == "1") == ("no_new_privs" in layers)
     assert (status["Seccomp"] == "2") == ("seccomp" in layers)
     if "capabilities" in layers:
