@@ -16,7 +16,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.helpers.command import SANDHOST, sandhost
+from tests.attacks.conftest import words_of
+from tests.helpers.canary import VARIABLE
+from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.hosts import CHILDREN
 from tests.helpers.provider import provider_process
@@ -34,6 +36,12 @@ def forms(key: str) -> Iterator[bytes]:
         piece = text[(0, 2, 3)[offset] : len(text) // 4 * 4 - 4]
         yield piece
         yield piece.translate(bytes.maketrans(b"+/", b"-_"))
+
+
+def hits(keys: tuple[str, ...], told: dict[str, bytes]) -> list[tuple[str, bytes]]:
+    """Return where a key is, and in which form."""
+    found = ((where, form) for key in keys for form in forms(key) for where in told)
+    return [(where, form) for where, form in found if form in told[where]]
 
 
 @pytest.fixture
@@ -125,14 +133,75 @@ sandbox = "{profile}"
     for path in (tmp_path / "state").rglob("*"):
         if path.is_file():
             told[str(path)] = path.read_bytes()
-    hits = [
-        (where, form)
-        for key in (canary, other)
-        for form in forms(key)
-        for where, text in told.items()
-        if form in text
-    ]
-    assert not hits
+    assert hits((canary, other), told) == []
+
+
+# What a shell sees: its own, and whatever `/proc` has of whomever it sees.
+LOOK = """
+env; set
+for one in /proc/[0-9]*; do cat $one/environ $one/cmdline $one/status; ls -l $one/fd; done
+cat /proc/self/maps /proc/self/mountinfo /proc/self/net/unix
+find . "${TMPDIR:-.}" -type f -exec cat {} +
+echo "$0 looked everywhere"
+"""
+
+# A Python program, its shell, a tool of its host's, and a nested child.
+KINDS_OF_CHILDREN = """
+import os, subprocess, sys
+from vfs.toolclient import ToolClient
+look, sandhost = sys.argv[1:]
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in ("environ", "cmdline"):
+        try:
+            sys.stdout.buffer.write(open(f"/proc/{pid}/{name}", "rb").read())
+        except OSError as why:
+            print(why)
+print(os.environ, "python looked everywhere", flush=True)
+subprocess.run(["sh", "-c", look, "shell"])
+ToolClient().run("sh", "-c", look, "tool", on_output=lambda data: os.write(1, data))
+subprocess.run([sandhost, "relay", "--", "sh", "-c", look, "nested"], pass_fds=(3,))
+"""
+
+
+# attack 24, I10: whoever a child is, and in whatever walls, by its own calls.
+def test_no_kind_of_child_sees_a_key(
+    tmp_path: Path, canary: str, provider: str, kind: str
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    tmp_path.chmod(0o755)
+    options, wrapper = words_of(kind, tmp_path)
+    other = f"sk-other+{secrets.token_hex(12)}/aa=b"
+    (tmp_path / "key").write_text(other + "\n")
+    (tmp_path / "key").chmod(0o600)
+    config = tmp_path / "walls.toml"
+    text = f"""
+[llm]
+base_url = "{provider}"
+endpoint = true
+[llm.models.other]
+base_url = "{provider}"
+api_key_file = "{tmp_path}/key"
+[toolexec]
+[sidecar.c]
+kind = "c-cpp"
+path = ["/usr/bin", "/bin"]
+allow = ["sh"]
+"""
+    config.write_text(text + (config.read_text() if config.exists() else ""))
+    outcome = sandhost(
+        "run", *options, *(() if "--config" in options else ("--config", config)),
+        *(("--network", "host") if kind == "none" else ()),
+        "--root", root, "--cwd", root,
+        "--journal", tmp_path / "journal", "--log-level", "debug",
+        "--", *wrapper, sys.executable, "-I", "-c", KINDS_OF_CHILDREN, LOOK, SANDHOST,
+        env={**ENVIRONMENT, VARIABLE: canary},
+    )  # fmt: skip
+    for who in (b"python", b"shell", b"tool", b"nested"):
+        assert who + b" looked everywhere" in outcome.out, (who, outcome.err[-2000:])
+    told = {"out": outcome.out, "err": outcome.err}
+    told["journal"] = (tmp_path / "journal").read_bytes()
+    assert hits((canary, other), told) == []
 
 
 # The search finds what is there: each form, wherever it begins.

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.architecture.tree import ROOT
+from tests.helpers import canary
 
 SYSTEMD = "/lib/systemd/systemd"
 TOOLS = ("systemctl", "systemd-sysusers", "systemd-tmpfiles", "unshare", "nsenter")
@@ -115,7 +116,9 @@ class Booted:
     def sandhost(self, *words: str, check: bool = True) -> str:
         """Run a command of the product in there, and return what it printed."""
         done = self.run("/usr/local/lib/sandhost/bin/sandhost", *words, check=check)
-        return done.stdout + done.stderr
+        said = done.stdout + done.stderr
+        canary.told("a command", said.encode())
+        return said
 
     def python(self, module: str, *words: str) -> str:
         """Run a module of the checkout in there, and return what it printed.
@@ -233,7 +236,8 @@ def booted(
     (units / "test.target").write_text(TARGET.format(wants=wants))
     (files / "etc" / "sandhost").mkdir()
     (files / "etc" / "sandhost" / "sandhost.toml").write_text(config)
-    (files / "etc" / "sandhost" / "api_key").write_text("canary-key\n")
+    (files / "etc" / "sandhost" / "api_key").write_text(canary.KEY + "\n")
+    canary.leave_out(str(files / "etc" / "sandhost" / "api_key"))
     (files / "etc" / "sandhost" / "api_key").chmod(0o600)
     program = files / "usr/local/lib/sandhost/bin/sandhost"
     program.parent.mkdir(parents=True)

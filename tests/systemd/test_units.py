@@ -10,6 +10,7 @@ import pytest
 
 from tests.architecture.tree import ROOT
 from tests.helpers.booted import booted
+from tests.helpers.canary import KEY, found_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -85,10 +86,10 @@ def test_it_is_ready_reloaded_and_stopped_in_time(tmp_path: Path) -> None:
         credential = "/run/credentials/sandhost.service/api_key"
         enter = ("nsenter", "--target", str(main), "--mount", "--user", "--wd=/")
         as_it = ("setpriv", "--reuid=sandhost", "--keep-groups", "cat", credential)
-        assert it.run(*enter, *as_it).stdout == "canary-key\n"
+        assert it.run(*enter, *as_it).stdout == KEY + "\n"
         for pid in (main, *before.values()):
             environment = it.run("cat", f"/proc/{pid}/environ").stdout
-            assert "canary" not in environment
+            assert not found_in(environment.encode())
             assert "NOTIFY_SOCKET" not in environment or pid == main
         changed = CONFIG.replace("after =", "env = { A = '1' }\nafter =")
         Path(f"/proc/{it.pid}/root/etc/sandhost/sandhost.toml").write_text(changed)
