@@ -44,6 +44,9 @@ class Watch:
     Attributes:
         how: what it said first: `watching events`, or `watching walks`.
         last: what it found between the last question and its end.
+
+    Raises:
+        EOFError: it has ended, now or when it is asked.
     """
 
     def __init__(self, forms: tuple[bytes, ...] = FORMS, *options: str) -> None:
@@ -60,7 +63,7 @@ class Watch:
         self.last: list[str] = []
         self.how = ""
         while not self.how:
-            self.how = next((str(line) for line in self._lines()), "")
+            self.how = str(next(self._lines(), ""))
         os.set_blocking(self._heard, False)
 
     def hits(self) -> list[str]:
@@ -73,17 +76,17 @@ class Watch:
         os.set_blocking(self._heard, True)
         found: list[Any] = []
         while not (found and isinstance(found[-1], dict)):
-            more = list(self._lines())
-            if not more:
-                break
-            found += more
+            found += self._lines()
         os.close(self._heard)
         self.last = [f"in a child: {line}" for line in found[:-1]]
         return Counter(found[-1])
 
     def _lines(self) -> Iterator[Any]:
         with suppress(BlockingIOError):
-            self._rest += os.read(self._heard, 65_536)
+            data = os.read(self._heard, 65_536)
+            if not data:
+                raise EOFError("who watches the children of tests has ended")
+            self._rest += data
         *whole, self._rest = self._rest.split(b"\n")
         yield from map(json.loads, whole)
 
