@@ -106,6 +106,17 @@ class ChildSpec:
             env["FSPROXY_NETWORK"] = "host"
         return env
 
+    def is_within_reach(self, url: str | None) -> bool:
+        """Whether its walls leave it a listener of the host that is not its own.
+
+        Args:
+            url: of that; by path it is in no directory that every profile admits. None if
+                there is none.
+        """
+        if url is None or not self.sandbox.layers:
+            return url is not None
+        return self.network == "host" and not url.startswith("unix:")
+
     @property
     def own_dirs(self) -> tuple[str, ...]:
         """The directories that are the child's to write, whatever it runs in."""

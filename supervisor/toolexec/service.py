@@ -2,9 +2,9 @@
 
 Rules of this file.
 
-1. A child has a token of its own and, where unix sockets are configured, a socket of its
-   own in its directory; both end with it, and with them its executions.
-2. With both kinds of listener a child is told the unix one.
+1. A child has a token of its own and, where unix sockets are configured or its walls keep
+   it from what all share, a socket in its directory; both end with it, as its executions.
+2. With both kinds of listener a child is told the unix one, if its profile has such.
 3. A socket that the service manager opened is shared by all children, in the place of
    the TCP port; their tokens tell them apart.
 """
@@ -148,9 +148,10 @@ class ToolExec:
     ) -> dict[str, str]:
         """Give a child its token and socket; see ``Service``."""
         executions = await self.own(child, stack)
-        url = self.shared_url
-        if self._settings.unix and child.spec.run_dir is not None:
-            path, listener = await stack.enter_async_context(unix_listener(child.spec))
+        url, spec = self.shared_url, child.spec
+        is_own = self._settings.unix and spec.sandbox.unix_sockets
+        if spec.run_dir is not None and (is_own or not spec.is_within_reach(url)):
+            path, listener = await stack.enter_async_context(unix_listener(spec))
             executions.listener = listener.socket.fileno(), path
             await self.listen_for_child(listener, stack)
             url = f"unix://{path}"

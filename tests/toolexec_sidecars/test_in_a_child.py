@@ -45,13 +45,26 @@ def run(place: Path, *command: str, more: str = "", **named: Any) -> Outcome:
 
 
 # ToolExec 7: shims in a child, over either transport.
+# spec E1: a child that its walls keep from the port is told of a socket of its own.
+@pytest.mark.parametrize("network", ["none", "host"])
 @pytest.mark.parametrize("listen", LISTENERS, ids=["unix", "tcp"])
-def test_a_shim_in_a_child_runs_the_hosts_tool(place: Path, listen: str) -> None:
+def test_a_shim_in_a_child_runs_the_hosts_tool(
+    place: Path, listen: str, network: str
+) -> None:
     script = "go 'a b' '' 'é' '$(id)' \"$(printf 'x\\ny')\"; echo $?"
-    options = ("--network", "host") if "tcp" in listen else ()
+    options = ("--network", network)
     outcome = run(place, "sh", "-c", script, listen=listen, options=options)
     assert outcome.out.decode() == "a b||é|$(id)|x\ny|7\n"
     assert (outcome.status, outcome.err) == (0, b"")
+
+
+# spec E1: of both it is told what its profile leaves it.
+def test_a_child_that_makes_no_unix_sockets_is_told_the_port(place: Path) -> None:
+    profile = "[sandbox.x]\nlayers = ['seccomp']\nunix_sockets = false\n"
+    options = ("--network", "host", "--sandbox", "x")
+    both = ", ".join(LISTENERS)
+    outcome = run(place, "go", more=profile, listen=both, options=options)
+    assert (outcome.status, outcome.out, outcome.err) == (7, b"|", b"")
 
 
 def test_a_tool_works_in_the_childs_directory(place: Path) -> None:
