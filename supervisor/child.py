@@ -230,6 +230,11 @@ class Child(ChildClients):
         process, self.walls = await walled.spawn(
             host.launcher, host.machine, request, wanted
         )
+        for what in (walled.PROCESSES, walled.OWN_DIRECTORIES):
+            if why := self.walls.missing.get(what):
+                host.log.write(
+                    "WARNING", f"Child {self.id} goes without its {what}: {why}"
+                )
         return process
 
     async def _live(self) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SOME_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -53,6 +54,37 @@ def why_not_to(user: int) -> str:
     except OSError as why:
         return f"a file cannot be {what} user {user}: {why.strerror}"
     return ""
+
+
+def closed_to(user: int, directory: str, top: str) -> str:
+    """Return what keeps a user from a directory that is its own; "" for nothing.
+
+    Args:
+        user: and its group, of the same number.
+        directory: has been given to it.
+        top: is looked at last; "" if it does not hold the directory.
+
+    Raises:
+        OSError: one of them is gone.
+    """
+    last = os.stat(top)  # noqa: PTH116 - text
+    closed = ""
+    fd = os.open(directory, _SOME_DIRECTORY)
+    try:
+        while True:
+            status = os.fstat(fd)
+            fd, below = os.open("..", _SOME_DIRECTORY, dir_fd=fd), fd
+            os.close(below)
+            above = os.fstat(fd)
+            if os.path.samestat(above, status):
+                return ""  # the root directory lies in itself
+            group = stat.S_IXGRP if above.st_gid == user else 0
+            if not (closed or above.st_mode & (stat.S_IXOTH | group)):
+                closed = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - text
+            if os.path.samestat(above, last):
+                return closed
+    finally:
+        os.close(fd)
 
 
 def has_others(directories: Iterable[str], user: int) -> bool:

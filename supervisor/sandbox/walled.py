@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from supervisor.spawned import SpawnedProcess
 
 
+PROCESSES, OWN_DIRECTORIES = "limit of processes", "own directories"
+"""What is no layer, and said to be missing all the same: a limit of processes; a way to
+TMPDIR and to the sockets of services."""
+
+
 async def spawn(
     launcher: Launcher, machine: Machine, request: SpawnRequest, wanted: Wanted
 ) -> tuple[SpawnedProcess, Walls]:
@@ -37,7 +43,9 @@ async def spawn(
     """
     if not wanted.profile.layers:
         process = await launcher.spawn(request)
-        return process, Walls(wanted.profile.name, "host", process.applied)
+        walls = Walls(wanted.profile.name, "host", process.applied)
+        walls.missing.update(_unkept(request, wanted, os.geteuid()))
+        return process, walls
     plan = Plan(wanted.profile, wanted.network, machine)
     while True:
         attempt = await _attempt(plan, request, wanted)
@@ -48,7 +56,10 @@ async def spawn(
                 raise
             await _do_without(launcher, plan, attempt, why, wanted.paths)
         else:
-            return process, _walls_of(plan, wanted, process)
+            walls = _walls_of(plan, wanted, process)
+            user = wanted.user if "uid" in attempt.layers else None
+            walls.missing.update(_unkept(request, wanted, user or os.geteuid()))
+            return process, walls
 
 
 async def _do_without(
@@ -114,6 +125,29 @@ def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
     return walls
 
 
+def _unkept(request: SpawnRequest, wanted: Wanted, user: int) -> dict[str, str]:
+    """Say of a limit of processes that nobody keeps it, if that is so (setrlimit(2))."""
+    limits = {which for which, *_ in request.rlimits}
+    if user or wanted.processes is not None or resource.RLIMIT_NPROC not in limits:
+        return {}
+    return {PROCESSES: "the kernel does not count the processes of root"}
+
+
+def _out_of_reach(layers: set[str], wanted: Wanted) -> dict[str, str]:
+    """Say of a child's own directories that it has no way to them, if that is so."""
+    if wanted.user is None or "uid" not in layers:
+        return {}
+    # In a fresh root all may pass, but where its working directory is shown as it is.
+    top = wanted.cwd if "mountns" in layers else "/"
+    for own in wanted.own:
+        with suppress(OSError):  # it is gone, which is told by whoever needs it
+            closed = giving.closed_to(wanted.user, own, top)
+            if closed:
+                text = f"{own} lies beneath {closed}, which only its owner may enter"
+                return {OWN_DIRECTORIES: text}
+    return {}
+
+
 async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
     """Return a request with what is thought to be had at the moment.
 
@@ -139,18 +173,24 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
         rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
     # It looks at what may be anywhere, and at what the child has made.
     program = request.executable
-    asked = await in_thread(_asked, layers, wanted, program, share=wanted.share)
+    asked, lost = await in_thread(_asked, layers, wanted, program, share=wanted.share)
+    plan.missing.update(lost)
     return replace(request, layers=asked, rlimits=rlimits)
 
 
-def _asked(layers: set[str], wanted: Wanted, executable: str) -> dict[str, object]:
-    """Return what goes to the launchpad; whatever goes wrong is this start's failure.
+def _asked(
+    layers: set[str], wanted: Wanted, executable: str
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Return what goes to the launchpad, and what a child has no way to.
+
+    Whatever goes wrong is this start's failure.
 
     Raises:
         SpawnError: it cannot be found out.
     """
     try:
-        return layers_on_the_wire(layers, wanted, executable)
+        asked = layers_on_the_wire(layers, wanted, executable)
+        return asked, _out_of_reach(layers, wanted)
     except (SpawnError, OSError):
         raise
     except Exception as why:

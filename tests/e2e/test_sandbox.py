@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,6 +230,46 @@ def test_its_tmpdir_may_lie_in_its_working_directory(tmp_path: Path) -> None:
     assert outcome.out.startswith(b"mine\n")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives children users")
+def test_who_has_no_way_to_its_own_directories_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    tmp_path.chmod(0o700)
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp_path / "t")}
+    journal = tmp_path / "journal"
+    words = ("--journal", journal, "--", "sh", "-c", "echo lost > $TMPDIR/a")
+    outcome = sandhost("run", *words, cwd=tmp_path, env=env)
+    assert outcome.err.startswith(b"sh: ")
+    assert f"own directories: {tmp_path}/t/".encode() in outcome.err
+    assert f" lies beneath {tmp_path}, which".encode() in outcome.err
+    (spawned,) = spawned_in(journal)
+    assert "may enter" in spawned["isolation"]["missing"]["own directories"]
+    tmp_path.chmod(0o711)
+    outcome = sandhost("run", *words, cwd=tmp_path, env=env)
+    assert (outcome.status, outcome.err) == (0, b"")
+
+
+# Linux counts the processes of every user but root (setrlimit(2)).
+@pytest.mark.skipif(os.geteuid() != 0, reason="asks what becomes of root's processes")
+def test_a_limit_that_the_kernel_does_not_keep_for_root_is_told(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    words = ("--journal", journal, "--limit", "processes=8", "--", "true")
+    outcome = sandhost("run", "--sandbox", "none", *words, cwd=tmp_path)
+    assert outcome.status == 0
+    assert outcome.said(
+        "goes without its limit of processes: the kernel does not count"
+    )
+    (spawned,) = spawned_in(journal)
+    assert list(spawned["isolation"]["missing"]) == ["limit of processes"]
+    outcome = sandhost("run", "--limit", "processes=8", "--", "true", cwd=tmp_path)
+    assert (outcome.status, outcome.err) == (0, b"")
+
+
+def spawned_in(journal: Path) -> list[dict[str, Any]]:
+    """Return what a journal says of children that were spawned."""
+    lines = map(json.loads, journal.read_text().splitlines())
+    return [line for line in lines if line["event"] == "child.spawned"]
+
+
 # A container's root: user 0 of a user namespace, in which children have no numbers; or one
 # that may give nothing away, or not remove what it has given.
 @pytest.mark.parametrize(
@@ -255,8 +296,7 @@ def test_a_root_that_gives_nothing_away_starts_children(
     program = ("--journal", journal, "--", "sh", "-c", made)
     outcome = sandhost("run", *program, wrapper=wrapper, cwd="/")
     assert (outcome.status, outcome.out, outcome.err) == (0, b"0\n", b"")
-    lines = map(json.loads, journal.read_text().splitlines())
-    (spawned,) = [line for line in lines if line["event"] == "child.spawned"]
+    (spawned,) = spawned_in(journal)
     assert why in spawned["isolation"]["missing"]["uid"]
 
 
