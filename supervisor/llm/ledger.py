@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -94,21 +95,27 @@ class _File:
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, FILE_NAME)  # noqa: PTH118 - a str is wanted
         try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103
-            # One thread at a time uses it, not always the same one.
-            self._base = sqlite3.connect(
-                self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
-            )
-            os.chmod(self.path, 0o600)  # noqa: PTH101
-            self._base.execute("PRAGMA journal_mode = WAL")
-            self._base.execute("PRAGMA synchronous = NORMAL")
-            self._base.executescript(_SCHEMA)
+            with ExitStack() as stack:
+                os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103
+                self._base = self._opened()
+                stack.callback(self._base.close)
+                os.chmod(self.path, 0o600)  # noqa: PTH101
+                self._base.execute("PRAGMA journal_mode = WAL")
+                self._base.execute("PRAGMA synchronous = NORMAL")
+                self._base.executescript(_SCHEMA)
+                stack.pop_all()
         except (OSError, sqlite3.Error) as why:
             text = getattr(why, "strerror", None) or why
             raise LedgerError(
                 f"cannot keep the quota in {self.path!r}: {text}; make the state"
                 " directory writable, or move a damaged file away"
             ) from None
+
+    def _opened(self) -> sqlite3.Connection:
+        # One thread at a time uses it, not always the same one.
+        return sqlite3.connect(
+            self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
+        )
 
     def total(self, period: str, account: str) -> tuple[float, int]:
         """Return (tokens, calls) of an account in a period."""

@@ -111,3 +111,21 @@ def test_no_depth_is_too_deep(tmp_path: Path, no_leaks: None) -> None:
     assert os.fstat(here).st_uid == FIRST
     os.close(here)
     assert remove_tree(top) is None
+
+
+def test_what_keeps_a_user_from_its_own_is_found(tmp_path: Path) -> None:
+    user = os.getegid()  # the group has the user's number
+    middle, own = tmp_path / "top" / "middle", tmp_path / "top" / "middle" / "own"
+    own.mkdir(parents=True)
+    top = middle.parent
+    for mode, closed in ((0o700, str(middle)), (0o710, ""), (0o701, "")):
+        middle.chmod(mode)
+        assert giving.closed_to(user, str(own), str(top)) == closed
+    middle.chmod(0o700)
+    top.chmod(0o700)
+    assert giving.closed_to(user, str(own), str(top)) == str(middle)  # the nearest
+    assert giving.closed_to(user, str(middle), str(top)) == str(top)
+    (tmp_path / "other").mkdir()
+    assert not giving.closed_to(user, str(own), str(tmp_path / "other"))
+    with pytest.raises(FileNotFoundError):
+        giving.closed_to(user, str(own), str(tmp_path / "gone"))

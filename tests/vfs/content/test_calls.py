@@ -503,7 +503,7 @@ def test_blocks_are_stored_all_or_none(wrong: str) -> None:
 
 def test_blocks_that_are_nested_too_deep_to_be_written_are_an_error() -> None:
     nested: list[object] = []
-    for _ in range(5000):
+    for _ in range(100_000):
         nested = [nested]
     blocks = [{"type": "image", "data": nested}]
     answer = ask(holding("text"), "wrap_output", blocks=blocks)
