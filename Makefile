@@ -16,6 +16,8 @@ FUZZ_STAMP := $(VENV)/.installed-fuzz
 # its own; 0 runs the tests one after the other, in twice the time.
 WORKERS ?= auto
 PARALLEL = -n $(WORKERS) --maxprocesses 4
+# Set where `make test` comes after `make check`: the quick tests are in it.
+TESTS_FOLLOW ?=
 # More arguments for pytest, as in `make test ARGS="-k relay"`.
 ARGS ?=
 # Rounds of random kill -9, and seconds of fuzzing.
@@ -30,7 +32,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --allow-unsafe --no-header --no-emit-index-url --no-emit-trusted-host \
   --no-emit-find-links --no-emit-options --annotation-style=line
 
-.PHONY: help install demo test check format lint types imports docs generate cover \
+.PHONY: help install demo test check quick format lint types imports docs generate cover \
   bench fuzz soak chaos lock clean
 
 help:  ## this list
@@ -72,7 +74,9 @@ demo: $(STAMP)  ## the main job on this repository's own files
 test: $(STAMP)  ## every test, chaos in its short form
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-check: format lint types imports docs cover  ## format, lint, types, imports, docs, quick tests
+check: format lint types imports docs cover $(if $(TESTS_FOLLOW),,quick)  ## format, lint, types, imports, docs, quick tests
+
+quick: $(STAMP)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not chaos" $(ARGS)
 
 format: $(STAMP)

@@ -27,7 +27,8 @@ def swapped(one: Path, other: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Exchange two entries again and again, in a process of its own."""
     program = [sys.executable, "-I", "-S", "-c", textwrap.dedent(SWAP)]
     command = [*program, str(one), str(other)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    # No host, it has no key of one in its environment.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={}) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"+"
         yield process

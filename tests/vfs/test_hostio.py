@@ -66,7 +66,7 @@ def test_what_is_on_the_disk_only_is_refused(file: int) -> None:
     mount = mount_of(os.fstat(file).st_dev)
     if mount.in_memory or not mount.inline:
         pytest.skip("the disk of this test has nothing that is not in memory")
-    for _ in range(20):
+    for _ in range(500):
         if not forgotten(file):
             pytest.skip("this kernel keeps in memory what it was told to forget")
         try:
