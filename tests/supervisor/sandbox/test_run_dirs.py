@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -52,12 +53,14 @@ class Made:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Made]:
+def made() -> Iterator[Made]:
     """The directories of one child, still where they were made."""
-    scratch = Scratch(None, where=str(tmp_path))
-    yield Made(tmp_path, scratch)
-    for fd, _ in scratch.descriptors():
-        os.close(fd)
+    # Not `tmp_path`, which may be too long for the name of a socket.
+    with tempfile.TemporaryDirectory(prefix="run-") as where:
+        scratch = Scratch(None, where=where)
+        yield Made(Path(where), scratch)
+        for fd, _ in scratch.descriptors():
+            os.close(fd)
 
 
 @asynccontextmanager
