@@ -44,7 +44,7 @@ async def spawn(
     if not wanted.profile.layers:
         process = await launcher.spawn(request)
         walls = Walls(wanted.profile.name, "host", process.applied)
-        walls.missing.update(_unkept(request, wanted, os.geteuid()))
+        walls.missing.update(_unkept(request, wanted))
         return process, walls
     plan = Plan(wanted.profile, wanted.network, machine)
     while True:
@@ -57,8 +57,7 @@ async def spawn(
             await _do_without(launcher, plan, attempt, why, wanted.paths)
         else:
             walls = _walls_of(plan, wanted, process)
-            user = wanted.user if "uid" in attempt.layers else None
-            walls.missing.update(_unkept(request, wanted, user or os.geteuid()))
+            walls.missing.update(_unkept(attempt, wanted))
             return process, walls
 
 
@@ -125,10 +124,12 @@ def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
     return walls
 
 
-def _unkept(request: SpawnRequest, wanted: Wanted, user: int) -> dict[str, str]:
+def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
     """Say of a limit of processes that nobody keeps it, if that is so (setrlimit(2))."""
     limits = {which for which, *_ in request.rlimits}
-    if user or wanted.processes is not None or resource.RLIMIT_NPROC not in limits:
+    is_root = os.geteuid() == 0 and "uid" not in request.layers
+    is_kept = wanted.processes is not None or not is_root
+    if is_kept or resource.RLIMIT_NPROC not in limits:
         return {}
     return {PROCESSES: "the kernel does not count the processes of root"}
 
