@@ -232,9 +232,11 @@ class Gateway:
         async with call.model.provider.ask(data) as pieces:
             async for piece in pieces:
                 received += len(piece)
-                feed = partial(answer.feed, piece)
-                is_large = answer.pending_bytes > LARGE_BYTES
-                for event in await in_thread(feed) if is_large else feed():
+                if answer.pending_bytes > LARGE_BYTES:
+                    events = await in_thread(answer.feed, piece)
+                else:
+                    events = answer.feed(piece)
+                for event in events:
                     if on_event is not None:
                         on_event(event)
         if received > LARGE_BYTES:
