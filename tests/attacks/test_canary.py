@@ -70,6 +70,14 @@ def told_outside(running: Daemon, port: int) -> Iterator[tuple[str, bytes]]:
             yield path, reply.read()
 
 
+def other_key(where: Path) -> str:
+    """Make a key, and the file `key` with it, for a second model."""
+    other = f"sk-other+{secrets.token_hex(12)}/aa=b"
+    (where / "key").write_text(other + "\n")
+    (where / "key").chmod(0o600)
+    return other
+
+
 def free_port() -> int:
     """Return a port that nobody listens on at this moment."""
     with socket.socket() as sock:
@@ -84,9 +92,7 @@ def free_port() -> int:
 def test_a_key_of_the_host_shows_nowhere(
     tmp_path: Path, canary: str, provider: str, profile: str
 ) -> None:
-    other = f"sk-other+{secrets.token_hex(12)}/aa=b"
-    (tmp_path / "key").write_text(other + "\n")
-    (tmp_path / "key").chmod(0o600)
+    other = other_key(tmp_path)
     for name in ("root", "cwd"):
         (tmp_path / name).mkdir()
     program = tmp_path / "cwd" / "searcher.py"
@@ -171,9 +177,7 @@ def test_no_kind_of_child_sees_a_key(
     root.mkdir()
     tmp_path.chmod(0o755)
     options, wrapper = words_of(kind, tmp_path)
-    other = f"sk-other+{secrets.token_hex(12)}/aa=b"
-    (tmp_path / "key").write_text(other + "\n")
-    (tmp_path / "key").chmod(0o600)
+    other = other_key(tmp_path)
     config = tmp_path / "walls.toml"
     text = f"""
 [llm]

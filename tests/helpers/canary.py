@@ -33,6 +33,8 @@ KEY = f"sk-canary+{MIDDLE}/aa=b"
 MASK = 0x95
 """Of each byte of what children look for; `children/puppet.py` has it as well."""
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
 PIECE_BYTES = 1 << 20
 """So much of a file is looked at once."""
 
@@ -153,21 +155,12 @@ def held() -> Iterator[None]:
 
 def search(directory: str, account: Account = ACCOUNT) -> None:
     """Look through every file beneath a directory, its name and where its links lead."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    with suppress(OSError):
-        fd = os.open(directory, flags)
-        try:
-            _search(fd, directory, account)
-        finally:
-            os.close(fd)
+    with suppress(OSError):  # gone, or not for this user
+        _search(os.open(directory, _DIRECTORY), directory, account)
 
 
-def _search(directory: int, path: str, account: Account) -> None:
-    """Look through one directory; a name as such may be longer than the kernel takes."""
-    try:
-        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-    except OSError:
-        return  # it is not for this user
+def _search(fd: int, path: str, account: Account) -> None:
+    """Look through one directory, which is closed; not by its path, which may be too long."""
     try:
         for name in os.listdir(fd):
             whole = f"{path}/{name}"
@@ -183,12 +176,8 @@ def _search_one(fd: int, name: str, whole: str, account: Account) -> None:
     if kind == stat.S_IFLNK:
         _look(f"link {whole!r}", os.fsencode(os.readlink(name, dir_fd=fd)), account)
     elif kind == stat.S_IFDIR:
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        inner = os.open(name, flags, dir_fd=fd)
-        try:
-            _search(inner, whole, account)
-        finally:
-            os.close(inner)
+        inner = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+        _search(inner, whole, account)
     elif kind == stat.S_IFREG and whole not in account.left_out:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=fd)
