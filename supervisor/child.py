@@ -142,6 +142,8 @@ class Child(ChildClients):
         stack.callback(self._kill_unless_ended)
         self._watch_forks(stack)
         pairs.close_child_ends()
+        if self._inner is not None:
+            self._inner.hand_on()
 
     def _watch_forks(self, stack: AsyncExitStack) -> None:
         forks = self._host.forks
@@ -225,12 +227,13 @@ class Child(ChildClients):
             fds=(*stdio, *pairs.child_fds()),
             rlimits=spec.rlimits,
             umask=spec.umask,
+            listener=self._inner,
         )
         host = self._host
         process, self.walls = await walled.spawn(
             host.launcher, host.machine, request, wanted
         )
-        for what in (walled.PROCESSES, walled.OWN_DIRECTORIES):
+        for what in walled.NO_LAYERS:
             if why := self.walls.missing.get(what):
                 host.log.write(
                     "WARNING", f"Child {self.id} goes without its {what}: {why}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.child_ends import send_fds
+from supervisor.inner_listener import InnerListener
 from supervisor.lifecycle import State
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Walls
@@ -24,7 +25,8 @@ from vfs.filesystem import timestamp
 from vfs.policy import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AsyncExitStack
 
     from supervisor.child_ends import Ends
     from supervisor.host import Host
@@ -81,6 +83,7 @@ class ChildClients:
         self.wanted: Wanted | None = None
         self._groups = Groups()
         self._held: dict[int, str] = {}
+        self._inner: InnerListener | None = None
         self._past = Traffic()  # of nested clients that are gone
         self._nursery: trio.Nursery | None = None
         self._grace_s = host.settings.grace_s
@@ -189,6 +192,29 @@ class ChildClients:
             del self._held[fd]
             carried.close()
 
+    def listen_within(
+        self,
+        port: int,
+        serve: Callable[[socket.socket], None],
+        stack: AsyncExitStack,
+    ) -> None:
+        """Have it listen on loopback of its own net namespace, if it will have one.
+
+        To be said before it is spawned, by one service at most.
+
+        Args:
+            port: the host has it on its own loopback.
+            serve: is given the listener, non-blocking, once the child runs; it is never
+                called where nobody else's loopback is kept from the child.
+            stack: closes what nobody took over.
+
+        Raises:
+            OSError: there is no descriptor for its way to the host.
+        """
+        if self.spec.network == "none" and "netns" in self.spec.sandbox.layers:
+            self._inner = InnerListener(port, serve)
+            stack.callback(self._inner.close)
+
     # Looking at it
 
     @property
@@ -210,12 +236,13 @@ class ChildClients:
         for place in self.places:
             for fd in place.backend.descriptors():
                 yield fd, "root or grant"
-        if self.process is not None:
-            for fd in self.process.descriptors():
-                yield fd, "pidfd"
-        if self._ends is not None:
-            for fd in self._ends.descriptors():
-                yield fd, "connection"
+        for part, word in (
+            (self.process, "pidfd"),
+            (self._ends, "connection"),
+            (self._inner, "inner listener"),
+        ):
+            for fd in () if part is None else part.descriptors():
+                yield fd, word
         for session in self.sessions():
             yield from session.descriptors()
 

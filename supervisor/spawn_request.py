@@ -18,6 +18,8 @@ from supervisor.launchpad import wire
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from supervisor.inner_listener import InnerListener
+
 # environ(7) has no default; this is what execvp(3) searches without PATH.
 DEFAULT_PATH = "/bin:/usr/bin"
 
@@ -62,6 +64,7 @@ class SpawnRequest:
         rlimits: (resource, soft, hard) as for setrlimit(2), -1 is no limit.
         umask: None for the host's.
         layers: What each sandbox layer takes, by its name (``launchpad.child.STEPS``).
+        listener: What it makes for the host in its net namespace; takes the layer netns.
     """
 
     executable: str
@@ -72,6 +75,7 @@ class SpawnRequest:
     rlimits: tuple[tuple[int, int, int], ...] = ()
     umask: int | None = None
     layers: Mapping[str, object] = field(default_factory=dict)
+    listener: InnerListener | None = None
 
     def message(self, ident: int) -> tuple[object, ...]:
         """The request as the SPAWN message `ident`; `sources` go with it.
@@ -101,13 +105,18 @@ class SpawnRequest:
             tuple(int(target) for _, target in self.fds),
             tuple(tuple(map(int, limit)) for limit in self.rlimits),
             self.umask,
-            dict(self.layers),
+            self._layers(),
         )
+
+    def _layers(self) -> dict[str, object]:
+        more = {} if self.listener is None else {"listener": self.listener.port}
+        return {**self.layers, **more}
 
     @property
     def sources(self) -> tuple[int, ...]:
         """The descriptors that travel with the message, in its order."""
-        return (self.cwd_fd, *(source for source, _ in self.fds))
+        way = () if self.listener is None else (self.listener.way,)
+        return (self.cwd_fd, *(source for source, _ in self.fds), *way)
 
     def error(self, number: int, stage: str, detail: bytes) -> SpawnError:
         """The launchpad's FAILED message in words."""

@@ -142,14 +142,16 @@ def _await_order(order: Order, _launchpad: int) -> None:
     free = max(order.targets, default=-1) + 1
 
     def move(fd: int) -> int:
-        return fd if fd >= free else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free)
+        return (
+            fd if fd < 0 or fd >= free else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free)
+        )
 
     # Above every target number, so that none is written over before it is in its place.
     order.cwd_fd = move(order.cwd_fd)
     order.sources = [move(fd) for fd in order.sources]
     order.report = move(order.report)
-    if order.owners >= 0:
-        order.owners = move(order.owners)
+    order.listener_fd = move(order.listener_fd)
+    order.owners = move(order.owners)
     if order.ruleset is not None:
         order.ruleset.fd = move(order.ruleset.fd)
 
@@ -184,6 +186,10 @@ def _enter_pids(order: Order, _nothing: None) -> str:
         _tell(order, BECAME, child, init)
         os._exit(0)
     return said
+
+
+def _listen(order: Order, port: int) -> str:
+    return namespaces.listen(port, order.listener_fd)
 
 
 def _lead_a_session(order: Order, _launchpad: int) -> None:
@@ -310,6 +316,8 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     ("bounding", _drop_bounding_set),
     ("landlock", _prepare_rules),
     ("order", _await_order),
+    # No wall: what a service of the host listens on in there, in a fresh net namespace.
+    _layer("listener", _listen),
     _layer("mountns", _change_root),
     ("cwd", _enter_directory),
     ("umask", _set_umask),

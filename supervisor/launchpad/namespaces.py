@@ -1,7 +1,8 @@
 """The layers "userns", "netns", "ipcns", "utsns", "mountns" and "pidns": entering them.
 
-What it is: one apply for each kind, in a process that has just been forked. What it is
-not: what is seen in the mount namespace is ``launchpad.mounts``.
+What it is: one apply for each kind, in a process that has just been forked, and of the
+net namespace the one listener in it that is the host's. What it is not: what is seen in
+the mount namespace is ``launchpad.mounts``.
 
 Rules:
  1. Root makes namespaces as it is; anybody else makes a user namespace first, in which
@@ -15,6 +16,9 @@ Rules:
  3. The init does nothing but be there: ignored, SIGCHLD reaps by itself. It holds no
     descriptor, and no program of the namespace can end it; when the launchpad does,
     the kernel ends everything in it.
+ 4. A socket stays in the net namespace in which it was made, whoever holds it. So this
+    process makes the listener, before it is anybody's program, and the host serves it:
+    what the host itself listens on is on another loopback.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import fcntl
 import os
 import struct
 
-from supervisor.launchpad import fork
+from supervisor.launchpad import fork, wire
 from supervisor.launchpad.kernel import PR_SET_DUMPABLE, prctl, system_call
 
 # <asm/unistd.h>
@@ -42,6 +46,10 @@ _CLONE_NEW = {
 # <linux/sockios.h>, <linux/if.h>
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 128
+"""Connections that wait to be accepted: twice what the host serves of one child."""
 
 
 def enter_user(uid: int, gid: int) -> str:
@@ -91,6 +99,31 @@ def _raise_loopback() -> None:
         fcntl.ioctl(sock.fileno(), _SIOCSIFFLAGS, request)
     finally:
         sock.close()
+
+
+def listen(port: int, way: int) -> str:
+    """Listen on loopback of the net namespace that was entered, for the host.
+
+    Args:
+        port: nobody has one in a fresh namespace.
+        way: the descriptor of a socket that the host receives from; it is closed.
+
+    Raises:
+        OSError: it cannot be made, or be handed over.
+    """
+    line = _socket.socket(fileno=way)
+    kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC
+    try:
+        listener = _socket.socket(_socket.AF_INET, kind)
+        try:
+            listener.bind((LOOPBACK, port))
+            listener.listen(BACKLOG)
+            wire.send_message(line, (port,), (listener.fileno(),))
+        finally:
+            listener.close()
+    finally:
+        line.close()
+    return f"{LOOPBACK}:{port}, the host's"
 
 
 def fork_into(group: int) -> tuple[int, int, bool]:

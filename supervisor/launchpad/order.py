@@ -51,6 +51,7 @@ class Order:
         init: of the pid namespace that it was forked into; -1 for none.
         is_in_group: it was forked into that group.
         line: where the order comes from; None if it is here.
+        listener_fd: by which a listener that it makes goes to the host; -1 for none.
         owners: the user namespace that shows root's files as its own; -1 for none.
         report: where it tells what becomes of it.
         ruleset: made of `common` while there was time.
@@ -69,6 +70,7 @@ class Order:
         "is_in_group",
         "layers",
         "line",
+        "listener_fd",
         "owners",
         "report",
         "rlimits",
@@ -89,6 +91,7 @@ class Order:
         self.umask: int | None = None
         self.cwd = b""
         self.cwd_fd = -1
+        self.listener_fd = -1
         self.sources: list[int] = []
         self.applied: list[tuple[str, str]] = []
         self.common: tuple[Rules, bool] | None = None
@@ -116,9 +119,12 @@ class Order:
             self.umask,
             self.layers,
         ) = body
-        if len(fds) != 1 + len(self.targets):
+        listens = "listener" in self.layers
+        if len(fds) != 1 + len(self.targets) + listens:
             raise OSError(errno.EMFILE, "a descriptor was not received")
         self.cwd_fd, *self.sources = fds
+        if listens:
+            self.listener_fd = self.sources.pop()
 
     def limits_said(self) -> tuple[tuple[str, str], ...]:
         """Return what is told of its limits once they are set, if they are a layer."""

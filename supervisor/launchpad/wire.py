@@ -10,7 +10,8 @@ Rules:
  3. Messages, host to launchpad:
 
     ``(SPAWN, id, executable, argv, env, targets, rlimits, umask, layers)`` with
-    descriptors: the working directory, then for each target number its source.
+    descriptors: the working directory, then for each target number its source, then,
+    if ``layers`` has "listener", the socket by which that listener goes to the host.
     ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
     ``layers`` maps the name of a sandbox layer to what its apply takes.
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 2
+VERSION = 3
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 
@@ -57,11 +58,12 @@ SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 DATAGRAM_BYTES = 65_536
 # execve(2) takes 6 MiB of arguments and environment at most, whatever the limits.
 TEXT_BYTES = 6 * 1024 * 1024
-# SCM_MAX_FD of the kernel is 253; the working directory and the memfd are two of them.
-TARGETS = 251
+# SCM_MAX_FD of the kernel is 253; the working directory, the way of a listener, the user
+# namespace of an order and the memfd are four of them.
+TARGETS = 249
 
 _EMPTY = marshal.dumps(())
-_RIGHTS_SPACE = _socket.CMSG_SPACE(4 * (TARGETS + 2))
+_RIGHTS_SPACE = _socket.CMSG_SPACE(4 * (TARGETS + 4))
 
 
 def send_message(

@@ -1,7 +1,8 @@
 """An OpenAI-compatible endpoint for unmodified programs (face: ``endpoint = true``).
 
-What it is: one listener on loopback for the host, one unix socket for each child, and a
-token for each child that stands for its account.  What it is not: what requests mean
+What it is: one listener on loopback for the host, for each child one unix socket and, if
+it has a loopback of its own, a listener with the same port there, and a token for each
+child that stands for its account.  What it is not: what requests mean
 (``endpoint_chat``), or HTTP (``endpoint_http``).
 
 Rules of this file.
@@ -10,7 +11,9 @@ Rules of this file.
    nothing, and what it had begun is cancelled and charged before the child is gone.
 2. A child has at most ``PER_CHILD`` connections, and one where the host lacks descriptors
    for more.  Of connections that have shown no token there are few, and the oldest makes
-   room (spec S5, S7).
+   room (spec S5, S7): of those that came by the listener by which most came, so that who
+   floods its own keeps nobody else out.
+3. What goes wrong with a child's own listener ends that listener.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -69,22 +74,34 @@ class Account:
         client: whose rights count.
         node: pays.
         connections: those that have shown the token.
-        listener: the child's own; None if it has none.
+        listener: the child's own unix socket; None if it has none.
         path: where that is.
+        inner: the one on loopback of its net namespace; None likewise.
     """
 
     def __init__(self, client: Client, node: Node) -> None:
         self.client = client
         self.node = node
         self.listener: trio.SocketListener | None = None
+        self.inner: trio.SocketListener | None = None
         self.path = ""
         self.connections: set[_Connection] = set()
 
 
 class _Connection:
-    """One connection, from whoever it is."""
+    """One connection, from whoever it is.
 
-    def __init__(self, stream: trio.SocketStream, ahead: bytes = b"") -> None:
+    Attributes:
+        by: the listener by which it came; None if the program before accepted it.
+    """
+
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        ahead: bytes,
+        by: trio.SocketListener | None,
+    ) -> None:
+        self.by = by
         self.http = HttpConnection(stream, ahead)
         self.scope = trio.CancelScope()
         self.answering = trio.CancelScope()
@@ -106,8 +123,8 @@ class Endpoint:
         self._accounts: dict[str, Account] = {}
         self._strangers: dict[_Connection, None] = {}
         self._connections: set[_Connection] = set()
-        port = listener.socket.getsockname()[1]
-        self.base_url = f"http://127.0.0.1:{port}/v1"
+        self._port: int = listener.socket.getsockname()[1]
+        self.base_url = f"http://127.0.0.1:{self._port}/v1"
 
     async def admit(
         self, child: Child, client: Client, stack: AsyncExitStack
@@ -124,7 +141,13 @@ class Endpoint:
             listener = _unix_listener(child.spec)
             self.listen_for(account, listener, child.spec, stack)
             env["SANDHOST_LLM_SOCKET"] = account.path
+        child.listen_within(self._port, partial(self._take, account, stack), stack)
         return env
+
+    def _take(
+        self, account: Account, stack: AsyncExitStack, listener: socket.socket
+    ) -> None:
+        self.listen_within(account, listener_on(listener.detach()), stack)
 
     def open_account(
         self, token: str, client: Client, stack: AsyncExitStack
@@ -144,13 +167,25 @@ class Endpoint:
     ) -> None:
         """Serve a child's own socket until the stack is unwound."""
         account.listener, account.path = listener, f"{spec.run_dir}/{SOCKET_NAME}"
+        stack.callback(_unlink, spec)
+        self._listen_until(listener, stack)
+
+    def listen_within(
+        self, account: Account, listener: trio.SocketListener, stack: AsyncExitStack
+    ) -> None:
+        """Serve what listens in a child's net namespace until the stack is unwound."""
+        account.inner = listener
+        self._listen_until(listener, stack)
+
+    def _listen_until(
+        self, listener: trio.SocketListener, stack: AsyncExitStack
+    ) -> None:
         self._listeners.add(listener)
         scope = trio.CancelScope()
-        stack.callback(_unlink, spec)
         self._service.fs.set_aside(1)
         stack.callback(self._service.fs.set_aside, -1)
         stack.callback(scope.cancel)
-        self._nursery.start_soon(self._listen, listener, scope)
+        self._nursery.start_soon(self._listen_own, listener, scope)
 
     # Handed over
 
@@ -165,15 +200,22 @@ class Endpoint:
             if connection.http.received is None:
                 connection.answering.cancel()
 
-    def own(self, stream: trio.SocketStream, ahead: bytes, token: str) -> None:
+    def own(
+        self,
+        stream: trio.SocketStream,
+        ahead: bytes = b"",
+        token: str = "",
+        by: trio.SocketListener | None = None,
+    ) -> None:
         """Serve a connection.
 
         Args:
             stream: it; owned.
             ahead: what another program of this host has received by it.
             token: that it has shown to that; empty for none.
+            by: the listener by which it came; None if that other program accepted it.
         """
-        connection = _Connection(stream, ahead)
+        connection = _Connection(stream, ahead, by)
         self._connections.add(connection)
         self._service.fs.set_aside(DESCRIPTORS)
         account = self._accounts.get(token)
@@ -196,6 +238,23 @@ class Endpoint:
         """Serve the listener of all until cancelled."""
         await self._listen(listener, trio.CancelScope())
 
+    async def _listen_own(
+        self, listener: trio.SocketListener, scope: trio.CancelScope
+    ) -> None:
+        """Serve a child's own listener; what came by it ends with it (rule 3)."""
+        try:
+            await self._listen(listener, scope)
+        except OSError as why:
+            text = (
+                "The model endpoint closed a child's own listener: accept failed:"
+                f" {why.strerror}; restart the child"
+            )
+            self._service.log.write("WARNING", text)
+        finally:
+            for connection in self._connections:
+                if connection.by is listener:
+                    connection.scope.cancel()
+
     async def _listen(
         self, listener: trio.SocketListener, scope: trio.CancelScope
     ) -> None:
@@ -210,10 +269,15 @@ class Endpoint:
         while True:
             stream = await accepted(listener)
             if len(self._strangers) >= STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                oldest.scope.cancel()
-            self.own(stream, b"", "")
+                self._make_room()
+            self.own(stream, by=listener)
+
+    def _make_room(self) -> None:
+        """End the oldest stranger of the listener by which most of them came."""
+        ((most, _),) = Counter(one.by for one in self._strangers).most_common(1)
+        oldest = next(one for one in self._strangers if one.by is most)
+        del self._strangers[oldest]
+        oldest.scope.cancel()
 
     async def _serve(self, connection: _Connection, is_stranger: bool) -> None:
         http = connection.http

@@ -27,11 +27,17 @@ if TYPE_CHECKING:
 
 
 class DoorState(msgspec.Struct):
-    """What one child was told, and its own socket; -1: it has none."""
+    """What one child was told, and its own listeners; -1: it has none.
+
+    Attributes:
+        listener_fd: its unix socket.
+        inner_fd: on loopback of its net namespace.
+    """
 
     token: str
     listener_fd: int
     path: bytes
+    inner_fd: int = -1
 
 
 class ConnectionState(msgspec.Struct):
@@ -57,9 +63,9 @@ def state_of(endpoint: Endpoint) -> tuple[EndpointState, set[int]]:
     for token, account in endpoint._accounts.items():
         listener, path = account.listener, os.fsencode(account.path)
         fd = -1 if listener is None else listener.socket.fileno()
-        state.doors[account.client.id] = DoorState(token, fd, path)
-        if fd >= 0:
-            fds.add(fd)
+        inner = -1 if account.inner is None else account.inner.socket.fileno()
+        state.doors[account.client.id] = DoorState(token, fd, path, inner)
+        fds |= {fd, inner} - {-1}
     tokens = {
         connection: token
         for token, account in endpoint._accounts.items()
@@ -76,14 +82,14 @@ def state_of(endpoint: Endpoint) -> tuple[EndpointState, set[int]]:
 
 
 def listener_on(fd: int) -> trio.SocketListener:
-    """Return what listens on a descriptor that was handed over."""
+    """Return what listens on a descriptor that was made elsewhere; it is owned."""
     sock = socket.socket(fileno=fd)
     sock.setblocking(False)
     return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
 
 
 def enter(endpoint: Endpoint, child: Child, stack: AsyncExitStack) -> None:
-    """Go on with a child's token and socket."""
+    """Go on with a child's token and its listeners."""
     left = endpoint.left
     session = child.session
     if left is None or session is None:
@@ -95,11 +101,15 @@ def enter(endpoint: Endpoint, child: Child, stack: AsyncExitStack) -> None:
     if door.listener_fd >= 0:
         listener = listener_on(door.listener_fd)
         endpoint.listen_for(account, listener, child.spec, stack)
+    if door.inner_fd >= 0:
+        endpoint.listen_within(account, listener_on(door.inner_fd), stack)
 
 
 def close(left: EndpointState) -> None:
     """Close all of an endpoint that is not configured any more."""
-    fds = [left.listener_fd, *(door.listener_fd for door in left.doors.values())]
+    fds = [left.listener_fd]
+    for door in left.doors.values():
+        fds += door.listener_fd, door.inner_fd
     for fd in (*fds, *(one.fd for one in left.connections)):
         if fd >= 0:
             os.close(fd)

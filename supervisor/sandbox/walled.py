@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from supervisor.sandbox import giving
 from supervisor.sandbox.orders import layers_on_the_wire, neutral
 from supervisor.sandbox.plan import OF_PATHS, Plan, Walls, Wanted, is_of_the_machine
+from supervisor.say import remedy
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from vfs.hostio import in_thread
 
@@ -26,8 +27,14 @@ if TYPE_CHECKING:
 
 
 PROCESSES, OWN_DIRECTORIES = "limit of processes", "own directories"
+LISTENER = "listener on its loopback"
 """What is no layer, and said to be missing all the same: a limit of processes; a way to
-TMPDIR and to the sockets of services."""
+TMPDIR and to the sockets of services; a service's port in its net namespace."""
+
+NO_LAYERS = (PROCESSES, OWN_DIRECTORIES, LISTENER)
+
+_OF_THE_LISTENER = "listener"
+"""The step in which a child makes that one."""
 
 
 async def spawn(
@@ -47,17 +54,27 @@ async def spawn(
         walls.missing.update(_unkept(request, wanted))
         return process, walls
     plan = Plan(wanted.profile, wanted.network, machine)
+    unheard: dict[str, str] = {}
     while True:
         attempt = await _attempt(plan, request, wanted)
         try:
             process = await launcher.spawn(attempt)
         except SpawnError as why:
+            if attempt.listener is not None:
+                attempt.listener.forget()
+            if why.stage == _OF_THE_LISTENER:  # no wall: nothing is open without it
+                how = "use the service's socket by path"
+                unheard[LISTENER] = f"it cannot be made: {why.reason}; {how}"
+                request = replace(request, listener=None)
+                continue
             if not is_of_the_machine(why):
                 raise
             await _do_without(launcher, plan, attempt, why, wanted.paths)
         else:
             walls = _walls_of(plan, wanted, process)
             walls.missing.update(_unkept(attempt, wanted))
+            walls.missing.update(unheard)
+            walls.missing.update(_unreceived(attempt))
             return process, walls
 
 
@@ -134,6 +151,16 @@ def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
     return {PROCESSES: "the kernel does not count the processes of root"}
 
 
+def _unreceived(request: SpawnRequest) -> dict[str, str]:
+    """Take in the listener that a child has made; say why, if that cannot be."""
+    if request.listener is not None:
+        try:
+            request.listener.receive()
+        except OSError as why:
+            return {LISTENER: f"this host cannot take it: {why.strerror}{remedy(why)}"}
+    return {}
+
+
 def _out_of_reach(layers: set[str], wanted: Wanted) -> dict[str, str]:
     """Say of a child's own directories that it has no way to them, if that is so."""
     if wanted.user is None or "uid" not in layers:
@@ -176,7 +203,8 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
     program = request.executable
     asked, lost = await in_thread(_asked, layers, wanted, program, share=wanted.share)
     plan.missing.update(lost)
-    return replace(request, layers=asked, rlimits=rlimits)
+    listener = request.listener if "netns" in layers else None
+    return replace(request, layers=asked, rlimits=rlimits, listener=listener)
 
 
 def _asked(
