@@ -61,7 +61,7 @@ class InnerListener:
                 os.close(fd)
 
     def receive(self) -> None:
-        """Take in what the child has made, if it has; close the pair.
+        """Take in what the child has made, if it has.
 
         Precondition: the child is its program by now.
 
@@ -69,7 +69,6 @@ class InnerListener:
             OSError: it has, and this process may open no more.
         """
         fds = self._next()
-        self._close_pair()
         if fds is not None:
             if not fds:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -77,17 +76,17 @@ class InnerListener:
             self._listener.setblocking(False)
 
     def hand_on(self) -> None:
-        """Give it to whoever serves it, if there is one."""
+        """Give it to whoever serves it, if there is one; close the pair."""
         listener, self._listener = self._listener, None
+        self.close()
         if listener is not None:
             self._serve(listener)
 
     def close(self) -> None:
         """Close what nobody took over."""
-        self._close_pair()
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        for sock in (self._ours, self._theirs, self._listener):
+            if sock is not None:
+                sock.close()
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
@@ -102,7 +101,3 @@ class InnerListener:
         except BlockingIOError:
             return None
         return None if received is None else received[1]
-
-    def _close_pair(self) -> None:
-        self._ours.close()
-        self._theirs.close()

@@ -146,11 +146,11 @@ def _await_order(order: Order, _launchpad: int) -> None:
             fd if fd < 0 or fd >= free else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free)
         )
 
-    # Above every target number, so that none is written over before it is in its place.
+    # Above every target number, so that none is written over before it is in its place;
+    # what a listener goes by is closed when descriptors are put into theirs.
     order.cwd_fd = move(order.cwd_fd)
     order.sources = [move(fd) for fd in order.sources]
     order.report = move(order.report)
-    order.listener_fd = move(order.listener_fd)
     order.owners = move(order.owners)
     if order.ruleset is not None:
         order.ruleset.fd = move(order.ruleset.fd)

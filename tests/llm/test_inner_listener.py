@@ -1,0 +1,401 @@
+"""The endpoint's port within a child's own net namespace: who listens there, and for whom."""
+
+import errno
+import math
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from demo.provider import serving
+from supervisor.inner_listener import InnerListener
+from supervisor.launchpad.kernel import system_call
+from supervisor.leaks import held
+from supervisor.llm import endpoint, handover_endpoint
+from supervisor.llm.endpoint import Endpoint
+from supervisor.llm.handover_endpoint import DoorState, EndpointState
+from supervisor.llm.opening import open_llm
+from supervisor.llm.service import LlmService
+from supervisor.sandbox import walled
+from supervisor.sandbox.plan import PROFILES, named
+from tests.helpers.canary import KEY
+from tests.helpers.hosts import Puppet, Stage, descriptors, eventually, opened
+from tests.helpers.llmscene import key_file, section
+
+pytestmark = pytest.mark.slow
+
+# What a puppet learns: HTTP by the address that it was told, and what listens beside it.
+WORDS = """
+import socket
+URL = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:0/v1")
+PORT = int(URL.split(":")[2].split("/")[0])
+TOKEN = os.environ.get("OPENAI_API_KEY", "")
+held = []
+
+def connect(port=PORT, path=None):
+    sock = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
+    sock.connect(path or ("127.0.0.1", port))
+    sock.settimeout(60)
+    return sock
+
+def hold(count, path=None):
+    held.extend(connect(path=path) for _ in range(count))
+
+def get(token=None, sock=None):
+    sock = sock or connect()
+    bearer = TOKEN if token is None else token
+    sock.sendall(f"GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\n"
+                 f"Authorization: Bearer {bearer}\\r\\n\\r\\n".encode())
+    return int(sock.recv(65536).split()[1])
+
+def fault(call):
+    try:
+        call()
+    except OSError as why:
+        return why.errno
+
+def listening():
+    rows = [line.split() for line in open("/proc/net/tcp")][1:]
+    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A"]
+"""
+
+_SYS_PIDFD_GETFD = 438
+
+
+@dataclass
+class Scene:
+    """A host with an endpoint, whose children run in all that the machine gives."""
+
+    stage: Stage
+    service: LlmService
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its endpoint."""
+        assert self.service.endpoint is not None
+        return self.service.endpoint
+
+    async def puppet(self, **changes: Any) -> Puppet:
+        """Start a child that knows the words above."""
+        puppet = await self.stage.puppet(**changes)
+        await puppet.do(f"exec({WORDS!r}, globals())")
+        return puppet
+
+    def listeners(self) -> int:
+        """How many listeners it has beside that of all."""
+        return len(self.endpoint._listeners) - 1
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    """Return a host with an endpoint."""
+    tmp_path.chmod(0o755)  # noqa: ASYNC240 - of the test's own
+    async with serving(KEY) as provider, opened(tmp_path, log_level="WARNING") as stage:
+        stage.sandbox = PROFILES["auto"]
+        values = {
+            "base_url": provider.url,
+            "api_key_file": key_file(tmp_path),
+            "endpoint": True,
+        }
+        async with open_llm(stage.host, section(**values)) as service:
+            yield Scene(stage, service)
+            await stage.host.stop(grace_s=0.0)
+        await eventually(lambda: not provider.connections)
+
+
+def made(puppet: Puppet) -> str | None:
+    """What the child's report says of its listener."""
+    return dict(puppet.child.walls.applied).get("listener")
+
+
+def descriptors_of(puppet: Puppet) -> list[int]:
+    """What its host still holds of the way by which the listener came."""
+    found = puppet.child.descriptors()
+    return [fd for fd, word in found if word == "inner listener"]
+
+
+# Forked for its order, and from the stock: the third at the latest waited for its own.
+async def test_each_child_reaches_the_endpoint_at_its_address(scene: Scene) -> None:
+    pids = []
+    for _ in range(4):
+        puppet = await scene.puppet()
+        pids.append(puppet.pid)
+        port = await puppet.do("PORT")
+        assert made(puppet) == f"127.0.0.1:{port}, the host's"
+        assert await puppet.do("listening()") == [port]
+        assert await puppet.do("get()") == 200
+        assert await puppet.do(
+            "sorted(map(int, os.listdir('/proc/self/fd')))[:-1]"
+        ) == [*range(4)]
+        assert scene.listeners() == 1
+        assert descriptors_of(puppet) == []
+        await puppet.kill()
+        await eventually(lambda: not scene.listeners())
+    assert len(set(pids)) == len(pids)
+
+
+# attack 31: it is the model's port alone that has come in.
+async def test_what_else_listens_on_the_machine_is_out_of_reach(scene: Scene) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        puppet = await scene.puppet()
+        assert await puppet.do(f"fault(lambda: connect({port}))") == errno.ECONNREFUSED
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+# spec L13: a token is what counts, whatever way it comes by.
+async def test_a_token_opens_its_own_account_by_whatever_way(scene: Scene) -> None:
+    one, other = await scene.puppet(), await scene.puppet()
+    foreign = await other.do("TOKEN")
+    assert await one.do("get('sk-none')") == 401
+    assert await one.do(f"get({foreign!r})") == 200
+    await other.kill()
+    assert await one.do(f"get({foreign!r})") == 401
+    assert await one.do("get()") == 200
+
+
+async def test_what_a_child_has_begun_ends_with_it(scene: Scene) -> None:
+    spare = scene.stage.host.fs.spare
+    one, other = await scene.puppet(), await scene.puppet()
+    await one.do("hold(3)")
+    await one.do("held.append(connect()), get(sock=held[-1])")
+    await other.do("hold(2)")
+    await eventually(lambda: len(scene.endpoint._connections) == 6)
+    assert {"model endpoint"} == {
+        held(scene.stage.host)[one.socket.fileno()] for one in scene.endpoint._listeners
+    }
+    await one.kill()
+    await eventually(lambda: len(scene.endpoint._connections) == 2)
+    assert scene.listeners() == 1
+    assert await other.do("get(sock=held[0])") == 200
+    await other.leave()
+    await eventually(lambda: not scene.endpoint._connections and not scene.listeners())
+    assert scene.stage.host.fs.spare == spare
+
+
+# A process outside may hold an end of a connection that the child has made: the host
+# does not wait for it to close that, nor for its patience to end.
+async def test_connections_without_a_token_end_with_their_child(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "STRANGER_S", math.inf)
+    puppet = await scene.puppet()
+    await puppet.do("hold(1)")
+    number = await puppet.do("held[0].fileno()")
+    pidfd = os.pidfd_open(puppet.pid)
+    try:
+        taken = system_call(_SYS_PIDFD_GETFD, pidfd, number)
+    except PermissionError:
+        pytest.skip("nobody but root may take it")
+    finally:
+        os.close(pidfd)
+    with socket.socket(fileno=taken):
+        await eventually(lambda: scene.endpoint._connections)
+        await puppet.kill()
+        await eventually(lambda: not scene.endpoint._connections)
+
+
+# spec S5, S7: who floods its own listeners keeps nobody else out of theirs.
+@pytest.mark.parametrize("by_path", [False, True])
+async def test_a_flood_by_a_childs_own_listener_ends_nobody_elses_connection(
+    scene: Scene, by_path: bool
+) -> None:
+    run_dir = scene.stage.where / "run"
+    run_dir.mkdir()
+    patient = await scene.puppet()
+    await patient.do("hold(1)")
+    await eventually(lambda: len(scene.endpoint._strangers) == 1)
+    flood = await scene.puppet(run_dir=str(run_dir), sandbox=PROFILES["none"])
+    if not by_path:
+        flood = await scene.puppet()
+    path = str(run_dir / endpoint.SOCKET_NAME) if by_path else None
+    await flood.do(f"hold({endpoint.STRANGERS + 20}, {path!r})")
+    assert await flood.do("get()") == 200
+    assert await patient.do("get(sock=held[0])") == 200
+
+
+NONE, LANDLOCKED = PROFILES["none"], named("landlock", ["landlock", "seccomp"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reached"),
+    [
+        ({"network": "host"}, 200),
+        ({"sandbox": NONE, "network": "host"}, 200),
+        ({"sandbox": LANDLOCKED, "network": "host"}, 200),
+        ({"sandbox": LANDLOCKED}, None),
+    ],
+)
+async def test_where_a_child_has_no_loopback_of_its_own_nothing_changes(
+    scene: Scene, changes: dict[str, Any], reached: int | None
+) -> None:
+    puppet = await scene.puppet(**changes)
+    assert made(puppet) is None
+    assert not scene.listeners()
+    assert walled.LISTENER not in puppet.child.walls.missing
+    if reached is None:
+        assert await puppet.do("fault(get)") is not None
+    else:
+        assert await puppet.do("get()") == reached
+
+
+async def test_a_machine_without_net_namespaces_has_none(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scene.stage.host.machine.lacking["netns"] = "not here"
+    puppet = await scene.puppet()
+    assert made(puppet) is None
+    assert not scene.listeners()
+    assert descriptors_of(puppet) == []
+    assert puppet.child.walls.missing["netns"] == "not here"
+    assert walled.LISTENER not in puppet.child.walls.missing
+    assert "listener" not in capfd.readouterr().err
+
+
+async def test_a_child_for_whom_nobody_listens_has_a_loopback_with_nobody_there(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene.service, "endpoint", None)
+    puppet = await scene.puppet()
+    assert made(puppet) is None
+    assert await puppet.do("listening()") == []
+
+
+# The next attempt is another process in another namespace.
+async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = scene.stage.host.machine
+    asked = walled._asked
+    broken: list[bool] = []
+
+    def asks(*args: Any, **more: Any) -> Any:
+        found, lost = asked(*args, **more)
+        if not broken:  # a layer after the listener, that is the machine's to have
+            broken.append(True)
+            found["seccomp"] = b"no filter"
+        return found, lost
+
+    monkeypatch.setattr(walled, "_asked", asks)
+    puppet = await scene.puppet()
+    assert "seccomp" in machine.lacking
+    assert scene.listeners() == 1
+    assert await puppet.do("get()") == 200
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Let this process open nothing inside."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    receive = InnerListener.receive
+
+    def received(inner: InnerListener) -> None:
+        with no_descriptor_left():
+            receive(inner)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InnerListener, "receive", received)
+        puppet = await scene.puppet()
+    why = puppet.child.walls.missing[walled.LISTENER]
+    assert why == (
+        "this host cannot take it: Too many open files; raise the limit of open files"
+        " (ulimit -n)"
+    )
+    log = capfd.readouterr().err
+    assert "goes without its listener on its loopback: this host cannot" in log
+    assert not scene.listeners()
+    assert await puppet.do("fault(get)") == errno.ECONNREFUSED
+    assert descriptors_of(puppet) == []
+
+
+async def test_a_child_that_cannot_make_it_goes_without(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def shut(*args: Any) -> None:
+        made_so(*args)
+        args[0]._ours.shutdown(socket.SHUT_RDWR)
+
+    made_so = InnerListener.__init__
+    with monkeypatch.context() as patched:
+        patched.setattr(InnerListener, "__init__", shut)
+        puppet = await scene.puppet()
+    assert puppet.child.walls.missing[walled.LISTENER] == (
+        "it cannot be made: Broken pipe; use the service's socket by path"
+    )
+    assert "netns" in dict(puppet.child.walls.applied)
+    assert "goes without its listener" in capfd.readouterr().err
+    assert (made(puppet), scene.listeners()) == (None, 0)
+    assert descriptors_of(puppet) == []
+    assert await puppet.do("listening()") == []
+    assert await (await scene.puppet()).do("get()") == 200
+
+
+# I1: whatever happens in between, the pair and what came by it are closed.
+@pytest.mark.parametrize("end", ["not found", "cancelled"])
+async def test_a_child_that_does_not_start_leaves_no_pair(
+    scene: Scene, end: str
+) -> None:
+    host, before = scene.stage.host, descriptors()
+    if end == "not found":
+        missing = scene.stage.where / "missing"
+        missing.write_text("#!/no/such/interpreter\n")
+        missing.chmod(0o755)
+        child = await host.spawn(scene.stage.spec((str(missing),)))
+        assert child.failure is not None
+        assert child.failure.stage == "exec"
+        await child.gone.wait()
+    else:
+        for turns in range(0, 400, 7):  # of the loop, into its start
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(host.spawn, scene.stage.spec(("/bin/true",)))
+                    for _ in range(turns):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+    await eventually(lambda: not host.children)
+    await eventually(lambda: not scene.listeners())
+    assert not scene.endpoint._accounts
+    await eventually(lambda: descriptors() == before)
+
+
+# A child that was started by a program that knew of no such listener.
+def test_the_state_of_a_program_before_is_read() -> None:
+    plain = {
+        "listener_fd": 3,
+        "doors": {"client-1": {"token": "t", "listener_fd": 4, "path": b"/a"}},
+        "connections": [],
+    }
+    found = msgspec.convert(plain, EndpointState)
+    assert found.doors["client-1"] == DoorState("t", 4, b"/a", -1)
+
+
+def test_what_is_not_taken_over_is_closed() -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    fds = [pair[0].detach() for pair in pairs]
+    left = EndpointState(fds[0], {"c": DoorState("t", fds[1], b"", fds[2])}, [])
+    handover_endpoint.close(left)
+    for _, other in pairs:
+        assert other.recv(1) == b""
+        other.close()
