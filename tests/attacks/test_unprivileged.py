@@ -123,6 +123,16 @@ def test_the_table_is_true_for_a_host_without_rights(place: Path) -> None:
     assert passed_by_nobody(place, "-k", "switched_off", file) > 10
 
 
+# spec L13: what lies in a user namespace has a net namespace with the model's port.
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_endpoint_is_within_reach_for_a_host_without_rights(place: Path) -> None:
+    names = ("llm/test_inner_listener", "e2e/test_llm_walled")
+    files = (f"{ROOT}/tests/{name}.py" for name in names)
+    # A child of that installation does not see the packages that `relay` imports.
+    assert passed_by_nobody(place, "-k", "not nested", *files) > 20
+
+
 # attack 24: a child of the host's own user, and no walls between them.
 @pytest.mark.slow
 def test_a_key_of_the_host_is_not_to_be_seen_by_its_own_user(place: Path) -> None:

@@ -3,11 +3,11 @@
 import errno
 import math
 import os
+import re
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,119 +15,42 @@ import msgspec
 import pytest
 import trio
 
-from demo.provider import serving
 from supervisor.inner_listener import InnerListener
 from supervisor.launchpad.kernel import system_call
 from supervisor.leaks import held
 from supervisor.llm import endpoint, handover_endpoint
-from supervisor.llm.endpoint import Endpoint
 from supervisor.llm.handover_endpoint import DoorState, EndpointState
-from supervisor.llm.opening import open_llm
-from supervisor.llm.service import LlmService
 from supervisor.sandbox import walled
 from supervisor.sandbox.plan import PROFILES, named
-from tests.helpers.canary import KEY
-from tests.helpers.hosts import Puppet, Stage, descriptors, eventually, opened
-from tests.helpers.llmscene import key_file, section
+from tests.helpers.hosts import descriptors, eventually
+from tests.helpers.innerscene import Scene, descriptors_of, made, scene
+from tests.helpers.stock import names_beneath
+
+__all__ = ["scene"]
 
 pytestmark = pytest.mark.slow
-
-# What a puppet learns: HTTP by the address that it was told, and what listens beside it.
-WORDS = """
-import socket
-URL = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:0/v1")
-PORT = int(URL.split(":")[2].split("/")[0])
-TOKEN = os.environ.get("OPENAI_API_KEY", "")
-held = []
-
-def connect(port=PORT, path=None):
-    sock = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
-    sock.connect(path or ("127.0.0.1", port))
-    sock.settimeout(60)
-    return sock
-
-def hold(count, path=None):
-    held.extend(connect(path=path) for _ in range(count))
-
-def get(token=None, sock=None):
-    sock = sock or connect()
-    bearer = TOKEN if token is None else token
-    sock.sendall(f"GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\n"
-                 f"Authorization: Bearer {bearer}\\r\\n\\r\\n".encode())
-    return int(sock.recv(65536).split()[1])
-
-def fault(call):
-    try:
-        call()
-    except OSError as why:
-        return why.errno
-
-def listening():
-    rows = [line.split() for line in open("/proc/net/tcp")][1:]
-    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A"]
-"""
 
 _SYS_PIDFD_GETFD = 438
 
 
-@dataclass
-class Scene:
-    """A host with an endpoint, whose children run in all that the machine gives."""
-
-    stage: Stage
-    service: LlmService
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Its endpoint."""
-        assert self.service.endpoint is not None
-        return self.service.endpoint
-
-    async def puppet(self, **changes: Any) -> Puppet:
-        """Start a child that knows the words above."""
-        puppet = await self.stage.puppet(**changes)
-        await puppet.do(f"exec({WORDS!r}, globals())")
-        return puppet
-
-    def listeners(self) -> int:
-        """How many listeners it has beside that of all."""
-        return len(self.endpoint._listeners) - 1
+def ready_in(scene: Scene) -> set[int]:
+    """Return who waits in its last process, in a pid namespace, for an order."""
+    found = set()
+    for pid, name in names_beneath(scene.stage.launchpad).items():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+            (numbers,) = re.findall(r"NSpid:(.*)", status)
+            if name == "sandhost-stock" and len(numbers.split()) > 1:
+                found.add(pid)
+    return found
 
 
-@pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    """Return a host with an endpoint."""
-    tmp_path.chmod(0o755)  # noqa: ASYNC240 - of the test's own
-    async with serving(KEY) as provider, opened(tmp_path, log_level="WARNING") as stage:
-        stage.sandbox = PROFILES["auto"]
-        values = {
-            "base_url": provider.url,
-            "api_key_file": key_file(tmp_path),
-            "endpoint": True,
-        }
-        async with open_llm(stage.host, section(**values)) as service:
-            yield Scene(stage, service)
-            await stage.host.stop(grace_s=0.0)
-        await eventually(lambda: not provider.connections)
-
-
-def made(puppet: Puppet) -> str | None:
-    """What the child's report says of its listener."""
-    return dict(puppet.child.walls.applied).get("listener")
-
-
-def descriptors_of(puppet: Puppet) -> list[int]:
-    """What its host still holds of the way by which the listener came."""
-    found = puppet.child.descriptors()
-    return [fd for fd, word in found if word == "inner listener"]
-
-
-# Forked for its order, and from the stock: the third at the latest waited for its own.
+# Forked for its order, and then from the stock.
 async def test_each_child_reaches_the_endpoint_at_its_address(scene: Scene) -> None:
-    pids = []
-    for _ in range(4):
+    waited: set[int] = set()
+    for number in range(4):
         puppet = await scene.puppet()
-        pids.append(puppet.pid)
+        assert not waited or puppet.pid in waited
         port = await puppet.do("PORT")
         assert made(puppet) == f"127.0.0.1:{port}, the host's"
         assert await puppet.do("listening()") == [port]
@@ -139,7 +62,9 @@ async def test_each_child_reaches_the_endpoint_at_its_address(scene: Scene) -> N
         assert descriptors_of(puppet) == []
         await puppet.kill()
         await eventually(lambda: not scene.listeners())
-    assert len(set(pids)) == len(pids)
+        if number:
+            await eventually(lambda: ready_in(scene))
+            waited = ready_in(scene)
 
 
 # attack 31: it is the model's port alone that has come in.
@@ -222,6 +147,22 @@ async def test_a_flood_by_a_childs_own_listener_ends_nobody_elses_connection(
     await flood.do(f"hold({endpoint.STRANGERS + 20}, {path!r})")
     assert await flood.do("get()") == 200
     assert await patient.do("get(sock=held[0])") == 200
+
+
+# spec S5: whatever becomes of one child's listener, the host and all others go on.
+async def test_a_listener_that_fails_ends_alone(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    puppet, other = await scene.puppet(), await scene.puppet()
+    first = next(iter(scene.endpoint._accounts.values())).inner
+    assert first is not None
+    first.socket.shutdown(socket.SHUT_RDWR)
+    await eventually(lambda: scene.listeners() == 1)
+    assert "closed a child's own listener: accept failed" in capfd.readouterr().err
+    assert await puppet.do("fault(get)") == errno.ECONNREFUSED
+    assert await other.do("get()") == 200
+    await puppet.kill()
+    assert await other.do("get()") == 200
 
 
 NONE, LANDLOCKED = PROFILES["none"], named("landlock", ["landlock", "seccomp"])

@@ -10,11 +10,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from supervisor.control.client import call
 from tests.helpers.command import TIMEOUT_S
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.llmscene import key_file
@@ -163,3 +165,68 @@ def test_a_conversation_goes_on() -> None:
             replace_daemon(scene.running)
         first, second = (row["prompt_tokens"] for row in scene.rows())
         assert second > first
+
+
+# A child in the default profile: its loopback is its own. One connection that it keeps,
+# one that it makes anew each time.
+WITHIN = """
+import http.client, os
+
+port = int(os.environ["OPENAI_BASE_URL"].split(":")[2].split("/")[0])
+head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+
+def status(line):
+    line.request("GET", "/v1/models", headers=head)
+    reply = line.getresponse()
+    reply.read()
+    return reply.status
+
+kept = http.client.HTTPConnection("127.0.0.1", port)
+while True:
+    with open("going") as going:
+        going.read()
+    anew = http.client.HTTPConnection("127.0.0.1", port)
+    print(status(kept), kept.sock.getsockname()[1], status(anew), flush=True)
+    anew.close()
+"""
+
+
+def of_the_endpoint(running: Daemon) -> int:
+    """How many listeners a daemon explains by its endpoint."""
+    found: int = call(running.client.path, "leaks")["explained"]["model endpoint"]
+    return found
+
+
+# spec L13: the next program listens where the one before did, in there too.
+def test_a_child_keeps_the_port_in_its_own_net_namespace() -> None:
+    with tempfile.TemporaryDirectory(prefix="se-", dir="/tmp") as name:
+        where = Path(name)
+        where.chmod(0o755)
+        os.mkfifo(where / "going")
+        with provider_process(where / "provider") as base_url:
+            config = (
+                f'[llm]\nbase_url = "{base_url}"\nendpoint = true\n'
+                f'api_key_file = "{key_file(where)}"\n'
+                f"[child.a]\ncommand = {json.dumps([sys.executable, '-I', '-c', WITHIN])}\n"
+                f"cwd = '{where}'\n"
+            )
+            with daemon(where, config) as running:
+                for generation in range(3):
+                    (where / "going").write_text("on")
+                    lines = running.wait(partial(lines_of, running, generation + 1))
+                    assert len(set(lines)) == 1, lines
+                    assert [lines[0].split()[n] for n in (0, 2)] == ["200", "200"]
+                    assert of_the_endpoint(running) == 3
+                    replace_daemon(running)
+                    assert_clean(running)
+                running.client.stop_child("a")
+                running.wait(lambda: of_the_endpoint(running) == 1)
+                assert_clean(running)
+                assert running.end() == 0
+                assert "ERROR" not in running.said()
+
+
+def lines_of(running: Daemon, wanted: int) -> list[str]:
+    """What the child has said, once it is so many lines."""
+    lines = running.log("a").decode().splitlines()
+    return lines if len(lines) >= wanted else []

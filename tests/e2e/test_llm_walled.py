@@ -1,0 +1,146 @@
+"""The model's endpoint as unmodified programs find it, in the default profile."""
+
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from supervisor.control.client import call
+from tests.helpers.command import SANDHOST, Outcome, sandhost
+from tests.helpers.daemon import daemon
+from tests.helpers.llmscene import key_file
+from tests.helpers.older import without
+from tests.helpers.provider import provider_process
+
+pytestmark = pytest.mark.slow
+
+STATUS = (
+    "curl -s -o /dev/null -w '%{http_code}\\n' \"$OPENAI_BASE_URL/models\""
+    ' -H "Authorization: Bearer $OPENAI_API_KEY"'
+)
+LISTENING = "grep -c ' 0A ' /proc/net/tcp"
+
+ENDPOINT = "endpoint = true\n"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that others may enter; an address of a unix socket has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="sw-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def llm(place: Path) -> Iterator[str]:
+    """`[llm]` with a stand-in for a provider in a process of its own."""
+    with provider_process(place / "served") as base_url:
+        yield f'[llm]\nbase_url = "{base_url}"\napi_key_file = "{key_file(place)}"\n'
+
+
+def run(where: Path, config: str, *command: str, **changes: object) -> Outcome:
+    """Run a child, in the default profile where the configuration says nothing."""
+    (where / "run.toml").write_text(config)
+    words = ("run", "--config", where / "run.toml", "--log-level", "warning")
+    return sandhost(*words, "--", *command, **{"cwd": where, **changes})
+
+
+# spec L13
+def test_curl_reaches_it(place: Path, llm: str) -> None:
+    outcome = run(place, llm + ENDPOINT, "sh", "-c", f"{STATUS}; {LISTENING}")
+    assert (outcome.err, outcome.out) == (b"", b"200\n1\n")
+
+
+OPENAI = """
+import openai
+client = openai.OpenAI()
+ask = [{"role": "user", "content": "one two"}]
+answer = client.chat.completions.create(model="any", messages=ask, max_tokens=9)
+print(answer.choices[0].message.content)
+stream = client.chat.completions.create(
+    model="any", messages=ask, max_tokens=9, stream=True)
+print("".join(event.choices[0].delta.content or "" for event in stream))
+print(len(client.models.list().data))
+"""
+
+
+# spec L10: the real package, as it is. A child sees its working directory, so that this
+# holds wherever the package is installed.
+def test_the_package_of_openai_reaches_it(place: Path, llm: str) -> None:
+    package = importlib.util.find_spec("openai")
+    assert package is not None
+    assert package.origin is not None
+    installed = Path(package.origin).parents[1]
+    command = (sys.executable, "-c", OPENAI)
+    outcome = run(place, llm + ENDPOINT, *command, cwd=installed)
+    assert outcome.err == b""
+    assert outcome.out.decode().splitlines() == [
+        "The message has 2 words.",
+        "The message has 2 words.",
+        "1",
+    ]
+
+
+def test_without_an_endpoint_nobody_listens_in_there(place: Path, llm: str) -> None:
+    outcome = run(place, llm, "sh", "-c", f"env | grep -c OPENAI; {LISTENING}")
+    assert (outcome.err, outcome.out) == (b"", b"0\n0\n")
+
+
+NESTED = f"""
+env | grep -Ec 'OPENAI|SANDHOST_LLM'
+WHERE=$OPENAI_BASE_URL {SANDHOST} relay -- sh -c '
+env | grep -Ec "OPENAI|SANDHOST_LLM"
+curl -s -o /dev/null -w "%{{http_code}}\\n" "$WHERE/models"'
+"""
+
+
+# spec L13: the account is its parent's, and so is what names it. Whoever is told the
+# address all the same has no TCP: it makes no net namespace in its parent's.
+def test_a_nested_child_has_none_of_the_three(place: Path, llm: str) -> None:
+    outcome = run(place, llm + ENDPOINT, "sh", "-c", NESTED)
+    assert outcome.out.splitlines() == [b"3", b"0", b"000"], outcome.err
+
+
+# What the machine lacks is found out by children who have made a listener already: the
+# one that lives is another process, in another net namespace.
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number is another one")
+def test_a_machine_without_landlock_has_it_too(place: Path, llm: str) -> None:
+    older = without(444, 38)  # landlock_create_ruleset(2), ENOSYS
+    outcome = run(place, llm + ENDPOINT, "sh", "-c", STATUS, wrapper=older)
+    assert (outcome.err, outcome.out) == (b"", b"200\n")
+
+
+CHILD = """
+[child.{name}]
+command = ['sh', '-c', '''{script}; exec sleep 1000''']
+restart = 'always'
+backoff = '1ms'
+"""
+
+
+def test_children_of_a_daemon_reach_it_in_each_of_their_lives(
+    place: Path, llm: str
+) -> None:
+    script = f"{STATUS}; {LISTENING}"
+    config = llm + ENDPOINT
+    config += "".join(CHILD.format(name=name, script=script) for name in "abc")
+    with daemon(place, config) as running:
+
+        def said(lives: int) -> bool:
+            return all(running.log(name) == b"200\n1\n" * lives for name in "abc")
+
+        for lives in range(1, 5):
+            running.wait(partial(said, lives), f"what they say in {lives} lives")
+            found = call(running.client.path, "leaks")
+            assert found["clean"], {k: v for k, v in found.items() if v}
+            # The listener of all, and two of each child: by path, and in there.
+            assert found["explained"]["model endpoint"] == 7
+            for name in "abc":
+                running.client.kill(name, "KILL")
+        assert running.end() == 0
+    assert "ERROR" not in running.said()
