@@ -34,6 +34,9 @@ class Service(Protocol):
     ) -> dict[str, str]:
         """Make ready for a child that is about to be spawned.
 
+        What is to be reached on loopback by an address that is the same for all children
+        is asked for here (``Child.listen_within``).
+
         Args:
             child: its client exists, its process does not.
             stack: takes what has to be undone when it has ended.
