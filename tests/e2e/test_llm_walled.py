@@ -16,6 +16,7 @@ from tests.helpers.daemon import daemon
 from tests.helpers.llmscene import key_file
 from tests.helpers.older import without
 from tests.helpers.provider import provider_process
+from tests.helpers.toolruns import program
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +114,29 @@ def test_a_machine_without_landlock_has_it_too(place: Path, llm: str) -> None:
     older = without(444, 38)  # landlock_create_ruleset(2), ENOSYS
     outcome = run(place, llm + ENDPOINT, "sh", "-c", STATUS, wrapper=older)
     assert (outcome.err, outcome.out) == (b"", b"200\n")
+
+
+TOOLS = """
+[policy.run]
+root = '{where}/root'
+[toolexec]
+listen = ['unix']
+[sidecar.s]
+kind = 'go'
+path = ['{where}/bin']
+"""
+
+
+# spec L13: a tool has all the layers of its child, and no part in its account.
+def test_a_tool_of_such_a_child_has_a_loopback_with_nobody_there(
+    place: Path, llm: str
+) -> None:
+    program(place / "bin", "go", f"env | grep -c OPENAI; {LISTENING}")
+    root = place / "root"
+    assert sandhost("shim", root / "shims").status == 0
+    config = llm + ENDPOINT + TOOLS.format(where=place)
+    outcome = run(place, config, "sh", "-c", f"./shims/go; {STATUS}", cwd=root)
+    assert outcome.out.splitlines() == [b"0", b"0", b"200"], outcome.err
 
 
 CHILD = """
