@@ -142,9 +142,9 @@ def _await_order(order: Order, _launchpad: int) -> None:
     free = max(order.targets, default=-1) + 1
 
     def move(fd: int) -> int:
-        return (
-            fd if fd < 0 or fd >= free else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free)
-        )
+        if fd < 0 or fd >= free:
+            return fd
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free)
 
     # Above every target number, so that none is written over before it is in its place;
     # what a listener goes by is closed when descriptors are put into theirs.
