@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 OWN_PART = 8
 """For tools alone is one of so many descriptors that the process may have."""
 
-OF_EXECUTION = 5
-"""Of a tool that runs: its output, the same aside, its process, the line of its signals."""
+OF_EXECUTION = 7
+"""Of a tool that runs: its output, two pipes that it is moved by, its process, the line of
+its signals."""
 
 
 class Descriptors:

@@ -30,6 +30,9 @@ LEAST_FILE_BYTES = 8 * 1024 * 1024
 """What a file may grow to although the child's quota is used up: with less, a tool and
 its reader would wait for each other all the time."""
 
+STEP_BYTES = 1024 * 1024
+"""How much of the quota a growing file takes at a time."""
+
 
 class Quota:
     """What the logs of one child may occupy on the disk, and the files for that.
@@ -77,6 +80,9 @@ class Quota:
         while self._spare is None and not self._descriptors.has(1):
             if not self._make_room():
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if self._spare is None and self.used_bytes + STEP_BYTES > self.limit_bytes:
+            # Its first step would push that out, and have as many pages made anew.
+            self._make_room()
         spare, self._spare = self._spare, None
         if spare is None:
             spare = open_unnamed(directory), 0

@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.toolexec.logquota import LEAST_FILE_BYTES
+from supervisor.toolexec.logquota import LEAST_FILE_BYTES, STEP_BYTES
 from vfs.hostio import in_thread, mount_of, times_slept
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = 65_536
 """Kept in memory of every execution; what a pipe holds by default."""
-
-QUOTA_STEP_BYTES = 1024 * 1024
-"""How much of a child's quota a growing file takes at a time."""
 
 WINDOW_BYTES = 1024 * 1024
 """The window in memory, where no file can be had."""
@@ -163,9 +160,9 @@ class File:
         return min(self._allowed, self._limit_bytes) - self._length
 
     def _grow(self) -> None:
-        if self._quota.take(QUOTA_STEP_BYTES):
-            self._charged += QUOTA_STEP_BYTES
-            self._allowed += QUOTA_STEP_BYTES
+        if self._quota.take(STEP_BYTES):
+            self._charged += STEP_BYTES
+            self._allowed += STEP_BYTES
         elif self._length < self._least_bytes:
             self._allowed = self._least_bytes
 

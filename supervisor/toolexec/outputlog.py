@@ -165,53 +165,46 @@ class OutputLog:
         size = store.fitting(self.end, min(size, store.room(self._low(), self.end)))
         if size <= 0:
             return None
-        live = self.live
-        waits = 0 if live is None else min(size, tap.waiting())
         try:
-            if live is not None and waits:
-                is_kept = await self._keep_and_hand_on(store, tap, waits, live)
-                return waits if is_kept else None
-            kept = self._keep(store, tap, size)
+            taken = tap.take(size)
         except BlockingIOError:
             raise
         except OSError as why:
             self._cannot_splice(store, why)
             return None
-        if kept and live is not None:  # it has come since
-            self._leave_behind(live)
-        return kept
-
-    def _keep(self, store: File, tap: Tap, size: int) -> int:
-        kept = store.keep(self.end, size, tap.keep)
-        self._took(store, kept)
-        if self._grown:
-            self._grown.unpark_all()
-        return kept
+        if taken:
+            await self._keep_and_hand_on(store, tap, taken, self.live)
+        return taken
 
     async def _keep_and_hand_on(
-        self, store: File, tap: Tap, size: int, live: Reader
-    ) -> bool:
-        """Keep a piece that waits in the pipe; the live reader has it from aside.
-
-        Returns:
-            False if it cannot be put aside; it is still in the pipe then.
-
-        Raises:
-            OSError: the file refused: what is not kept yet is still in the pipe.
-        """
-        has_taken = False
-        before, after = live.frame(size)
+        self, store: File, tap: Tap, size: int, live: Reader | None
+    ) -> None:
+        """Keep a piece that was taken; the live reader has it from aside."""
+        is_aside = live is not None and tap.set_aside(size, *live.frame(size))
+        has_sent = False
+        refusal: OSError | None = None
         try:
-            if not tap.set_aside(size, before, after):
-                return False
-            while size:
-                size -= self._keep(store, tap, size)
-            has_taken = await live.take_from(tap)
+            self._keep(store, tap, size)
+            if live is not None and is_aside:
+                has_sent = await live.take_from(tap)
+        except OSError as why:  # the file's: a reader keeps its own to itself
+            refusal = why
         finally:
-            if not has_taken:
+            if live is not None and not has_sent:
                 tap.forget_aside()
                 self._leave_behind(live)
-        return True
+        if refusal is not None:
+            rest = tap.rest()
+            self._cannot_splice(store, refusal)
+            await self.append(rest)
+
+    def _keep(self, store: File, tap: Tap, size: int) -> None:
+        while size:
+            kept = store.keep(self.end, size, tap.keep)
+            self._took(store, kept)
+            size -= kept
+        if self._grown:
+            self._grown.unpark_all()
 
     def _leave_behind(self, live: Reader) -> None:
         """Let a reader that was live go on by itself."""

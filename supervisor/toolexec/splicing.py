@@ -1,18 +1,21 @@
 r"""Output moved from pipe to file and socket within the kernel, its pages not copied.
 
-    tool -> pipe -> splice(2) -> file of the log
-               \-> tee(2) -> pipe aside, framed -> splice(2) -> socket of the live reader
+    tool -> pipe -> splice(2) -> pipe of what is taken -> splice(2) -> file of the log
+                                        \-> tee(2) -> pipe aside, framed -> splice(2) -> socket
 
-What it is: the calls, and the second pipe that they take.  What it is not: who gets what
+What it is: the calls, and the pipes that they take.  What it is not: who gets what
 and how much of it; that is the log's affair (``outputlog``).
 
 Rules of this file.
 
-1. What the tool's pipe holds is taken from it by the file alone, so whatever fails is
-   still in the one or the other.
-2. A page that waits in a socket is the tool's pipe's and is never written again; the file
+1. A piece is taken from the tool's pipe before anything is done with it: that moves
+   references to its pages, while whoever moves a piece into a file has the pipe for himself
+   until the last page is copied, and the tool cannot print.
+2. What was taken goes to the file alone, so whatever fails is still in the one or the other.
+   It does not stay there: the log takes all of it before anybody else has a turn.
+3. A page that waits in a socket is the tool's pipe's and is never written again; the file
    has a copy.
-3. What goes around a piece lies around it in the pipe aside: the reader is woken up once.
+4. What goes around a piece lies around it in the pipe aside: the reader is woken up once.
 
 Sources: tee(2), splice(2).
 """
@@ -34,8 +37,11 @@ SPLICED_BYTES = 262_144
 """Most that is moved at once: what a unix socket takes in one go."""
 
 PIPE_BYTES = 524_288
-"""What both pipes are made to hold: two pieces, so that the tool prints one while the
-other is moved."""
+"""What the tool's pipe is made to hold: two pieces, so that the tool prints one while the
+other is moved; and the pipe aside, for what frames a piece takes room too."""
+
+_FRAME_PAGES = 2
+"""A piece has a line before it and one after it, in a page each."""
 
 _libc = ctypes.CDLL(None)
 _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
@@ -50,10 +56,13 @@ def waiting_in(pipe: int) -> int:
 
 
 class Tap:
-    """The pipe of a tool that prints much, with one aside of it.
+    """The pipe of a tool that prints much, with two more for what is taken from it.
 
     Args:
         pipe: the tool's, non-blocking; the caller's to close.
+
+    Attributes:
+        piece_bytes: most that is taken at once.
 
     Raises:
         OSError: no descriptors, or the pipe is none (a terminal).
@@ -61,37 +70,53 @@ class Tap:
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
-        self._out, self._in = -1, -1
-        with contextlib.suppress(OSError):  # EPERM: the user's share of pipes is used
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
-        self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        with contextlib.suppress(OSError):  # what frames a piece takes room too
-            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, 2 * size)
+        self._fds: tuple[int, ...] = ()
+        _make_hold(pipe, PIPE_BYTES)
+        self._taken, self._to_be_kept = self._open_pipe()
+        try:
+            self._out, self._in = self._open_pipe()
+        except OSError:
+            self.close()
+            raise
+        _make_hold(self._to_be_kept, SPLICED_BYTES)
+        _make_hold(self._in, PIPE_BYTES)
+        aside = fcntl.fcntl(self._in, fcntl.F_GETPIPE_SZ)
+        framed = aside - _FRAME_PAGES * os.sysconf("SC_PAGESIZE")
+        self.piece_bytes = min(SPLICED_BYTES, framed)
+
+    def _open_pipe(self) -> tuple[int, int]:
+        fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fds += fds
+        return fds
 
     def close(self) -> None:
-        """Close the pipe aside."""
-        for fd in self.descriptors():
+        """Close the pipes that are not the tool's."""
+        fds, self._fds = self._fds, ()
+        for fd in fds:
             os.close(fd)
-        self._out = self._in = -1
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
-        return () if self._out < 0 else (self._out, self._in)
+        return self._fds
 
-    def waiting(self) -> int:
-        """Return how many bytes the tool's pipe holds."""
-        return waiting_in(self._pipe)
+    def take(self, size: int) -> int:
+        """Take what the tool's pipe holds; return how much, 0 at the end.
+
+        Raises:
+            BlockingIOError: there is nothing yet.
+            OSError: pages cannot be moved out of it.
+        """
+        return os.splice(self._pipe, self._to_be_kept, min(size, self.piece_bytes))
 
     def set_aside(self, size: int, before: bytes, after: bytes) -> bool:
-        """Put a piece that waits in the tool's pipe aside too, framed.
+        """Put what was taken aside too, framed.
 
         Returns:
             False if it does not fit; ``forget_aside`` then.
         """
         try:
             os.write(self._in, before)
-            if _libc.tee(self._pipe, self._in, size, 0) != size:
+            if _libc.tee(self._taken, self._in, size, 0) != size:
                 return False
             os.write(self._in, after)
         except OSError:  # there is less room than there was asked for
@@ -99,13 +124,16 @@ class Tap:
         return True
 
     def keep(self, fd: int, size: int, offset: int) -> int:
-        """Move what the tool's pipe holds into a file; return how much, 0 at the end.
+        """Move what was taken into a file; return how much.
 
         Raises:
-            BlockingIOError: there is nothing yet.
             OSError: the file refused.
         """
-        return os.splice(self._pipe, fd, size, offset_dst=offset)
+        return os.splice(self._taken, fd, size, offset_dst=offset)
+
+    def rest(self) -> bytes:
+        """Return what was taken and could not be kept."""
+        return _emptied(self._taken)
 
     def send(self, sock: socket.socket, size: int) -> int:
         """Move what was put aside to a socket; return how many bytes.
@@ -118,6 +146,18 @@ class Tap:
 
     def forget_aside(self) -> None:
         """Empty the pipe aside."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._out, SPLICED_BYTES):
-                pass
+        _emptied(self._out)
+
+
+def _make_hold(pipe: int, size: int) -> None:
+    with contextlib.suppress(OSError):  # EPERM: the user's share of pipes is used
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+
+
+def _emptied(pipe: int) -> bytes:
+    """Return all that a pipe of this file holds."""
+    parts = []
+    with contextlib.suppress(BlockingIOError):
+        while part := os.read(pipe, SPLICED_BYTES):
+            parts.append(part)
+    return b"".join(parts)
