@@ -25,6 +25,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import termios
@@ -65,7 +66,8 @@ class Tap:
         piece_bytes: most that is taken at once.
 
     Raises:
-        OSError: no descriptors, or the pipe is none (a terminal).
+        OSError: no descriptors, no pipes that hold anything, or the tool's is none (a
+            terminal).
     """
 
     def __init__(self, pipe: int) -> None:
@@ -82,6 +84,9 @@ class Tap:
         _make_hold(self._in, PIPE_BYTES)
         aside = fcntl.fcntl(self._in, fcntl.F_GETPIPE_SZ)
         framed = aside - _FRAME_PAGES * os.sysconf("SC_PAGESIZE")
+        if framed <= 0:
+            self.close()
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
         self.piece_bytes = min(SPLICED_BYTES, framed)
 
     def _open_pipe(self) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec import splicing
 from supervisor.toolexec.splicing import PIPE_BYTES, SPLICED_BYTES, Tap, waiting_in
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -126,7 +125,7 @@ def test_in_small_pipes_a_piece_is_smaller(
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         return real(fd, command, argument)
 
-    monkeypatch.setattr(splicing.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     tap = Tap(ends[0])
     data = filled(ends[1])
     size = tap.take(SPLICED_BYTES)
@@ -137,10 +136,28 @@ def test_in_small_pipes_a_piece_is_smaller(
     tap.close()
 
 
+# Beyond the share a pipe has two pages (pipe(7)): its frame alone would fill it.
+def test_in_pipes_that_hold_nothing_it_is_none(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.fcntl
+
+    def smallest(fd: int, command: int, argument: int = 0) -> int:
+        least = 2 * PAGE if command == fcntl.F_SETPIPE_SZ else argument
+        return real(fd, command, least)
+
+    monkeypatch.setattr(fcntl, "fcntl", smallest)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No buffer space"):
+        Tap(ends[0])
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_without_descriptors_it_holds_none(
     ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, made = os.pipe2, []
+    real = os.pipe2
+    made: list[tuple[int, int]] = []
 
     def lacking(flags: int) -> tuple[int, int]:
         if made:
