@@ -221,13 +221,21 @@ async def test_each_of_many_at_once_gets_its_own_end(stage: Stage) -> None:
 async def test_a_cancelled_spawn_leaves_no_child(stage: Stage) -> None:
     ours, theirs = os.pipe()
     request = stage.request(("/bin/sleep", "1000"), ((theirs, 3),))
+    in_time: list[SpawnedProcess] = []
+
+    async def spawn() -> None:
+        in_time.append(await stage.launcher.spawn(request))
+
     for step in range(4):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(stage.launcher.spawn, request)
+                nursery.start_soon(spawn)
                 for _ in range(step):  # before it is sent, after, or later
                     await trio.lowlevel.checkpoint()
                 scope.cancel()
+    for process in in_time:  # where this task had to wait for the processor
+        await process.end_tree()
+        process.close()
     os.close(theirs)
     async with trio.lowlevel.FdStream(ours) as stream:
         with trio.fail_after(PATIENCE_S):
