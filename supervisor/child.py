@@ -210,6 +210,7 @@ class Child(ChildClients):
             spec.cwd,
             spec.own_dirs,
             theirs={**others, **spec.written_dirs},
+            hidden=self._host.apart.locations(spec.made_in),
             share=self.threads,
         )
 

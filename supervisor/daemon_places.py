@@ -72,10 +72,26 @@ def places_of(section: HostSection, control: str | None) -> Places:
         section: ``[host]``.
         control: the option ``--control``; goes before the configuration.
     """
-    runtime_dir = absolute(section.runtime_dir or _usual_runtime_dir())
-    state_dir = absolute(section.state_dir or _usual_state_dir())
+    runtime_dir, state_dir = directories_of(section)
     named = control or section.control or f"{runtime_dir}/control"
     return Places(runtime_dir, state_dir, absolute(named))
+
+
+def directories_of(section: HostSection | None) -> tuple[str, str]:
+    """Return the run-time and the state directory of a daemon, whether there is one or not.
+
+    Args:
+        section: ``[host]``; None where nothing is configured.
+
+    Raises:
+        FileNotFoundError: one is relative to a working directory that was removed.
+    """
+    runtime_dir = section.runtime_dir if section is not None else None
+    state_dir = section.state_dir if section is not None else None
+    return (
+        absolute(runtime_dir or _usual_runtime_dir()),
+        absolute(state_dir or _usual_state_dir()),
+    )
 
 
 def _usual_runtime_dir() -> str:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from supervisor.child import Child
+from supervisor.daemon_places import directories_of
 from supervisor.denials import Denials
 from supervisor.holdings import Baseline
 from supervisor.host_proc import shows_host
@@ -42,6 +43,7 @@ from supervisor.launcher import Launcher
 from supervisor.launchpad.kernel import SHORT_SLICE_NS, ask_for_slices
 from supervisor.logs import Log
 from supervisor.options import parse_duration, parse_size
+from supervisor.sandbox.apart import Apart
 from supervisor.sandbox.cgroups import Groups, Reserve
 from supervisor.sandbox.fork_watch import ForkWatch
 from supervisor.sandbox.plan import Machine
@@ -88,6 +90,7 @@ class Settings:
         max_children: children at once.
         open_files_per_client: of a child for which nothing else is said.
         written: directories in which children and tools may have made links.
+        hidden: directories that children see empty (``sandbox.apart``).
     """
 
     max_write_bytes: int = 16 * 1024 * 1024
@@ -98,18 +101,20 @@ class Settings:
     max_children: int = 1000
     open_files_per_client: int = 256
     written: frozenset[str] = frozenset()
+    hidden: tuple[str, ...] = ()
 
 
 def settings_of(config: Config | None) -> Settings:
     """Return the bounds that a checked configuration sets."""
     if config is None:
-        return Settings()
+        return Settings(hidden=directories_of(None))
     limits = config.limits
     return Settings(
         max_write_bytes=parse_size(limits.write),
         payload_budget_bytes=parse_size(limits.payload_budget),
         clients_per_child=limits.clients_per_child,
         written=config.places_written(),
+        hidden=directories_of(config.host),
         deadline_s=parse_duration(limits.deadline),
         grace_s=parse_duration(config.host.grace),
         max_children=config.host.max_children,
@@ -148,6 +153,7 @@ class Host:
         groups: where its children's groups of processes come from.
         forks: who of them runs into its limit of processes again and again.
         on_overdue: told of each child that a stop's grace period did not end.
+        apart: its own directories, which no child sees into.
         holders: each yields (descriptor, a word for it) that something beside the
             host's own parts holds: a control socket, a scratch directory.
     """
@@ -158,6 +164,8 @@ class Host:
         self.generation = 0
         self.baseline = Baseline.now()
         self.holders: set[Callable[[], Iterable[tuple[int, str]]]] = set()
+        self.apart = Apart(settings.hidden)
+        self.holders.add(self.apart.descriptors)
         self.launcher = launcher
         self.settings = settings
         self.journal = journal
@@ -170,7 +178,7 @@ class Host:
         self.forks = ForkWatch(journal)
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
-        soft, _ = raise_descriptor_limit()
+        soft = raise_descriptor_limit()
         self.fs = Filesystem(max_host_files=max(64, soft - RESERVED_DESCRIPTORS))
         events = FileEvents(journal, self.child_of, log.write)
         self.fs.shows_host = shows_host
@@ -231,17 +239,14 @@ class Host:
         failure = session.failure
         name = session.client.id
         if session.why_closed == FAULT and failure is not None:
-            where = "".join(traceback.format_tb(failure.__traceback__)[-1:])
-            text = (
-                f"Fault serving client {name}: {failure!r} at {' '.join(where.split())}"
-            )
+            where = "".join(traceback.format_tb(failure.__traceback__)[-1:]).split()
+            text = f"Fault serving client {name}: {failure!r} at {' '.join(where)}"
             self.log.write("ERROR", text)
         elif isinstance(failure, OSError):
             # The usual ends of a connection are no news.
             usual = isinstance(failure, BrokenPipeError | ConnectionResetError)
-            level = "DEBUG" if usual else "WARNING"
             text = f"Connection of client {name} failed: {failure.strerror}"
-            self.log.write(level, text)
+            self.log.write("DEBUG" if usual else "WARNING", text)
         elif session.why_closed == SLOW:
             self.log.write("WARNING", f"Client {name} missed its deadline: closed")
 
@@ -382,13 +387,14 @@ async def open_host(
                     yield host
                     await host.stop()
             finally:
+                host.apart.close()
                 ask_for_slices(0)
                 nursery.cancel_scope.cancel()
 
 
-def raise_descriptor_limit() -> tuple[int, int]:
+def raise_descriptor_limit() -> int:
     """Raise RLIMIT_NOFILE to its hard limit; return what it is then."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted, hard
+    return wanted

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from supervisor import holdings, proctree
 from supervisor.control.client import control_path
+from supervisor.sandbox.giving import KEEPER
 from supervisor.scratch import KEPT_PREFIX, PREFIX, is_abandoned
 
 LAUNCHPAD_NAME = "sandhost-pad"
@@ -141,6 +142,7 @@ class _Look:
     def __init__(self, tmp: Path) -> None:
         self._tmp = tmp
         self._uid = os.geteuid()
+        self._owners = {self._uid} | ({KEEPER} if self._uid == 0 else set())
         self.unknown: dict[str, None] = {}
 
     def take(self) -> dict[tuple[str, object], dict[str, object]]:
@@ -208,7 +210,8 @@ class _Look:
                 continue
             try:
                 status = path.lstat()
-                if not stat.S_ISDIR(status.st_mode) or status.st_uid != self._uid:
+                is_mine = status.st_uid in self._owners
+                if not stat.S_ISDIR(status.st_mode) or not is_mine:
                     continue
                 if is_abandoned(path):
                     found.append(path)

@@ -1,8 +1,8 @@
 """A child's private directories: its root, and a TMPDIR of its own.
 
 They are made when the child is spawned, 0700, and removed in the background when it has
-ended, before the host ends (spec S4).  What they lie in lets the group of a child's own
-user through, and nobody else (``sandbox.giving``).
+ended, before the host ends (spec S4).  What they lie in is kept by nobody, and lets the
+group of a child's own user through (``sandbox.giving``).
 
 Rules of this file.
 
@@ -27,6 +27,8 @@ import stat
 import tempfile
 from itertools import count
 from pathlib import Path
+
+from supervisor.sandbox import giving
 
 PREFIX = "sandhost-"
 """How the names of scratch directories begin."""
@@ -68,6 +70,7 @@ class Scratch:
         try:
             self._fd = os.open(self._base, os.O_RDONLY | _DIRECTORY)
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            giving.keep(self._fd)
             if os.fstat(self._fd).st_mode & stat.S_ISGID:  # as what it lies in
                 os.fchmod(self._fd, 0o700)
             self._base = Path(os.readlink(f"/proc/self/fd/{self._fd}"))  # noqa: PTH115
@@ -125,6 +128,21 @@ class Scratch:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def make_kept(prefix: str) -> str:
+    """Make a temporary directory that only its host looks into; return its path.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = tempfile.mkdtemp(prefix=prefix)
+    fd = os.open(path, os.O_RDONLY | _DIRECTORY)
+    try:
+        giving.keep(fd)
+    finally:
+        os.close(fd)
+    return path
 
 
 def is_abandoned(path: Path) -> bool:

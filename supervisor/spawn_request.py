@@ -140,6 +140,10 @@ class SpawnRequest:
             reason = "its working directory may not be entered"
             text = f"cannot start '{name}': {reason}; change to another one"
             return SpawnError(number, stage, text, reason)
+        if stage == "mountns" and number == errno.ESTALE:
+            reason = f"{shown}, which is to be hidden from it, was moved meanwhile"
+            text = f"cannot start '{name}': {reason}; put it back"
+            return SpawnError(number, stage, text, reason)
         if detail:
             reason = f"{shown}: {reason}"
         text = f"cannot start '{name}': {reason} (at '{stage}')"

@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +24,7 @@ from supervisor.config.document import ConfigError, load_config
 from supervisor.fds.service import make_service
 from supervisor.here import absolute
 from supervisor.run import complain, heeded_signals, what_failed
+from supervisor.scratch import make_kept
 from vfs.aio import AsyncClient
 from vfs.client import NotAChildError
 from vfs.content import UnknownCallError
@@ -231,7 +231,7 @@ def is_child() -> bool:
 def _own_process(config: Config | None, root: str | None) -> Iterator[Process]:
     fs = Filesystem()
     with ExitStack() as stack:
-        checkpoints = tempfile.mkdtemp(prefix="sandhost-fds-")
+        checkpoints = make_kept("sandhost-fds-")
         stack.callback(shutil.rmtree, checkpoints, ignore_errors=True)
         service = make_service(fs, config, checkpoints)
         stack.callback(service.close)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from protocol import fdxml
 from supervisor.config.fds import FileDescriptorSection
 from supervisor.fds import handover
 from supervisor.options import parse_duration, parse_size
+from supervisor.scratch import make_kept
 from vfs.content import (
     TOOLS,
     Allowance,
@@ -343,12 +343,14 @@ def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdServ
     temporary = None if before is None else before.temporary
     if temporary is None and state_dir is None:
         # Without a state directory checkpoints live as long as the host.
-        temporary = tempfile.mkdtemp(prefix="sandhost-fds-")
+        temporary = make_kept("sandhost-fds-")
     if temporary is None and state_dir is not None:
         # Else it is made with the directory in it, and open to everybody.
         os.makedirs(state_dir, mode=0o700, exist_ok=True)  # noqa: PTH103
     directory = temporary or os.path.join(str(state_dir), "checkpoints")  # noqa: PTH118
     try:
+        if temporary is not None:
+            host.apart.add(temporary)
         service = make_service(host.fs, config, directory)
         service.temporary = temporary
         host.fs.set_aside(service.store.spool.most_descriptors)
@@ -362,4 +364,5 @@ def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdServ
             service.close()
     finally:
         if temporary is not None:
+            host.apart.remove(temporary)
             shutil.rmtree(temporary, ignore_errors=True)

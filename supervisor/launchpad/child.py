@@ -46,6 +46,7 @@ from supervisor.launchpad.order import (
     frame,
     missing_interpreter,
 )
+from supervisor.launchpad.stage import PartError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,12 +76,8 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
     try:
         for stage, step in STEPS:  # noqa: B007 - read below when a step fails
             step(order, launchpad)
-    except mounts.OwnersError as error:
-        stage = "uid"
-        number, detail = error.args
-    except mounts.ProcError as error:
-        stage = "pidns"
-        number = error.args[0]
+    except PartError as error:
+        stage, number, detail = error.args
     except OSError as error:
         number = error.errno or errno.EIO
         if stage == "exec":

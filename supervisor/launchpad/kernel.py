@@ -102,7 +102,8 @@ def caller(number: int, kinds: str) -> Callable[..., int]:
 
     Args:
         number: of the call.
-        kinds: a letter for each argument: ``n`` a number or an address, ``t`` a text.
+        kinds: a letter for each argument: ``n`` a number or an address, ``t`` a text
+            or None.
 
     Returns:
         It raises OSError as `system_call` does.
@@ -113,7 +114,7 @@ def caller(number: int, kinds: str) -> Callable[..., int]:
     function.argtypes = (ctypes.c_long, *arguments)
     function.restype = ctypes.c_long
 
-    def call(*arguments: int | bytes) -> int:
+    def call(*arguments: int | bytes | None) -> int:
         result: int = function(number, *arguments)
         if result < 0:
             code = ctypes.get_errno()

@@ -14,6 +14,9 @@ Rules of this file.
    all in it was given then, or is its own work.
 4. What it lies in stays the host's alone, but lets the user's group through: a child
    may see that, where its working directory is around it (``/tmp``, say).
+5. The host's alone is what its keeper has, who is nobody: what is root's may be shown to
+   a child as its own (``launchpad.owners``), another host's child too. Who has it is
+   root only for a child that is root itself, and may have no capability to pass by.
 """
 
 from __future__ import annotations
@@ -24,13 +27,19 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.kernel import open_exactly
+from supervisor.launchpad.kernel import NOT_THERE, open_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SOME_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+KEEPER = 0x3FFFFFFF
+"""A user that no process is: what it has is root's to use, and never shown as a child's."""
+
+_AROUND = 2
+"""Directories of the host's around one that is given: a sidecar's lies in two."""
+
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -56,13 +65,66 @@ def why_not_to(user: int) -> str:
     return ""
 
 
-def closed_to(user: int, directory: str, top: str) -> str:
+def keep(directory: int) -> None:
+    """Have a directory that is held kept by nobody (rule 5), if this process can.
+
+    Right after it was made, before anything is in it: who has it open then has nothing.
+    """
+    if os.geteuid() == 0 and not why_not_to(KEEPER):
+        # On a file system without owners nobody else has any either.
+        with contextlib.suppress(OSError):
+            os.fchown(directory, KEEPER, -1)
+
+
+def take_back(directories: Iterable[str]) -> None:
+    """Let a child that stays root through what directories of its own lie in (rule 5).
+
+    One that is not there, or behind a link, is passed over: who needs it is told.
+
+    Raises:
+        OSError: this process may not.
+    """
+    if os.geteuid() != 0:
+        return
+    for path in directories:
+        try:
+            here = open_exactly(os.fsencode(path))
+        except OSError as why:
+            if why.errno not in NOT_THERE:
+                raise
+            continue
+        try:
+            for _ in range(_AROUND):
+                here, below = os.open("..", _SOME_DIRECTORY, dir_fd=here), here
+                os.close(below)
+                if is_kept(here):
+                    _take(here)
+        finally:
+            os.close(here)
+
+
+def _take(directory: int) -> None:
+    fd = os.open(".", _DIRECTORY, dir_fd=directory)
+    try:
+        os.fchown(fd, os.geteuid(), os.getegid())
+        os.fchmod(fd, stat.S_IRWXU)
+    finally:
+        os.close(fd)
+
+
+def is_kept(directory: int) -> bool:
+    """Tell whether a directory that is held is kept by nobody (rule 5)."""
+    return os.fstat(directory).st_uid == KEEPER
+
+
+def closed_to(user: int, directory: str, top: str, *, mapped: bool = False) -> str:
     """Return what keeps a user from a directory that is its own; "" for nothing.
 
     Args:
         user: and its group, of the same number.
         directory: has been given to it.
         top: is looked at last; "" if it does not hold the directory.
+        mapped: what is root's on the way is shown as the user's.
 
     Raises:
         OSError: one of them is gone.
@@ -78,13 +140,20 @@ def closed_to(user: int, directory: str, top: str) -> str:
             above = os.fstat(fd)
             if os.path.samestat(above, status):
                 return ""  # the root directory lies in itself
-            group = stat.S_IXGRP if above.st_gid == user else 0
-            if not (closed or above.st_mode & (stat.S_IXOTH | group)):
+            if not (closed or above.st_mode & _ways_through(above, user, mapped)):
                 closed = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - text
             if os.path.samestat(above, last):
                 return closed
     finally:
         os.close(fd)
+
+
+def _ways_through(found: os.stat_result, user: int, mapped: bool) -> int:
+    """Return the bits of a mode of which one has to be there for a user to pass."""
+    if mapped and found.st_uid == 0:
+        return stat.S_IXUSR
+    is_group = found.st_gid == user or (mapped and found.st_gid == 0)
+    return stat.S_IXOTH | (stat.S_IXGRP if is_group else 0)
 
 
 def has_others(directories: Iterable[str], user: int) -> bool:
@@ -135,8 +204,8 @@ def _let_through(top: int, user: int) -> None:
     try:
         found = os.fstat(above)
         is_private = stat.S_IMODE(found.st_mode) & ~stat.S_IXGRP == stat.S_IRWXU
-        if is_private and found.st_uid == os.geteuid():
-            os.fchown(above, -1, user)
+        if is_private and found.st_uid in (os.geteuid(), KEEPER):
+            os.fchown(above, KEEPER, user)
             os.fchmod(above, stat.S_IRWXU | stat.S_IXGRP)
     finally:
         os.close(above)

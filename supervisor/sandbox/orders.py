@@ -11,6 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, cast
 
+from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import seccomp_filter
 from supervisor.sandbox.cgroups import as_pair
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from supervisor.sandbox.plan import Wanted
+    from supervisor.sandbox.view import View
 
 _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *NAMESPACES} - {"mountns"}
 """Layers that need no more than their name."""
@@ -51,7 +53,7 @@ def layers_on_the_wire(
             wanted.programs,
             wanted.shared,
             wanted.theirs,
-        )
+        ).hiding(wanted.hidden)
         if not view.cwd:
             raise _no_directory(wanted.cwd)
         if _is_of_a_process(view.cwd):
@@ -83,7 +85,7 @@ def neutral(layers: Mapping[str, object]) -> dict[str, object]:
 
 
 def _walls(
-    view: sandbox_paths.View, layers: Collection[str], *, no_internet: bool
+    view: View, layers: Collection[str], *, no_internet: bool
 ) -> dict[str, object]:
     """Return what goes to the launchpad for the layers that are about paths."""
     found: dict[str, object] = {}
@@ -91,7 +93,10 @@ def _walls(
         trees = view.mounts(whole_etc="landlock" in layers)
         links = view.symlinks(trees)
         if "uid" not in layers:
-            trees = tuple((path, kind, False) for path, kind, _ in trees)
+            trees = tuple(
+                (path, kind, what if kind == HIDE else False)
+                for path, kind, what in trees
+            )
         found["mountns"] = links, trees, os.fsencode(view.cwd)
         view = view.in_fresh_root()
     if "landlock" in layers:

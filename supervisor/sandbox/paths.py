@@ -1,8 +1,9 @@
 """What of the file system a sandboxed child may see, beside what comes through FD 3.
 
 What it is: a list of paths with what may be done beneath each, made in the host, which
-may look everywhere.  What it is not: the following of links (``sandbox.links``), nor the
-layers that keep it (``launchpad.landlock``, ``launchpad.mounts``).
+may look everywhere.  What it is not: the following of links (``sandbox.links``), what is
+made of the list (``sandbox.view``), nor the layers that keep it (``launchpad.landlock``,
+``launchpad.mounts``).
 
 Rules of this file.
 
@@ -15,14 +16,13 @@ Rules of this file.
 3. A working directory ``/`` adds nothing: a daemon starts there, and everything is
    beneath it.
 4. TMPDIR and the directory of the child's sockets are its own.  Its private root, and
-   the grants, are not on the list: they come through FD 3.
+   the grants, are not on the list: they come through FD 3.  What these directories lie in,
+   and a daemon's own, are hidden where they lie in what the child sees.
 5. Who looks may be root, and what it looks at may be the child's: a link that the child
    may have made leads to what is the child's to read or what it sees anyhow, or it leads nowhere,
    and a program of a project brings nothing along that it names itself.  The one that
    whoever runs the host has named is followed wherever it leads (rule 2).  What the child
    sees anyhow it sees no better for its link, and what it may write is never behind one.
-6. A path of a rule has no links.  Whoever uses it opens it without following any
-   (``launchpad.kernel.open_exactly``): what is replaced meanwhile is not there.
 """
 
 # ruff: noqa: PTH100, PTH116, PTH120, PTH208 - what is asked for is text
@@ -32,12 +32,13 @@ import contextlib
 import os
 import stat
 from functools import cache
-from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from supervisor.launchpad.kernel import open_exactly
 from supervisor.sandbox.links import Links, Walk, holder
 from supervisor.sandbox.programs import find, interpreter, name_in_env
+from supervisor.sandbox.view import Rule, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -82,90 +83,7 @@ _SHIMS_PARTS = (
 """Of what keeps several versions (pyenv, rbenv, nodenv, asdf) behind shims."""
 
 
-class Rule(NamedTuple):
-    """What may be done with a path and all beneath it.
-
-    Attributes:
-        path: without symbolic links.
-        kind: ``list``, ``read``, ``execute``, ``write`` or ``device``.
-        mapped: root's files there are shown as the child's, if it is another user.
-    """
-
-    path: str
-    kind: str
-    mapped: bool = False
-
-
-class View(NamedTuple):
-    """What a child sees.
-
-    Attributes:
-        rules: what may be done where.
-        links: (path, target) of the symbolic links on the way.
-        cwd: the working directory, without links; "" if it is none that it may be in.
-    """
-
-    rules: tuple[Rule, ...]
-    links: tuple[tuple[str, str], ...]
-    cwd: str = ""
-
-    def landlock(self) -> tuple[tuple[bytes, str], ...]:
-        """Return the rules as ``launchpad.landlock`` takes them."""
-        return tuple((os.fsencode(rule.path), rule.kind) for rule in self.rules)
-
-    def in_fresh_root(self) -> View:
-        """Return it with what a fresh root has besides the trees of ``mounts``.
-
-        Every directory can be listed, for nothing else is there; ``/dev/shm`` is its own.
-        """
-        fresh = (Rule("/", "list"), Rule("/dev/shm", "write"))  # noqa: S108 - no file
-        return self._replace(rules=(*self.rules, *fresh))
-
-    def mounts(self, *, whole_etc: bool) -> tuple[tuple[bytes, str, bool], ...]:
-        """Return the trees as ``launchpad.mounts`` takes them, outer ones first.
-
-        ``/proc`` is its own affair.  One that lies in another of the same kind is there
-        already.
-
-        Args:
-            whole_etc: ``/etc`` is one tree, and Landlock says what of it is read.
-        """
-        trees: dict[str, Rule] = {}
-        around: list[Rule] = []  # the trees that the path at hand lies in
-        whole = (Rule("/etc", "read"),) if whole_etc else ()
-        for rule in sorted((*self.rules, *whole), key=_parts):
-            if rule.kind == "list" or f"{rule.path}/".startswith("/proc/"):
-                continue
-            while around and not rule.path.startswith(around[-1].path + "/"):
-                around.pop()
-            if not around or not _gives(around[-1], rule):
-                trees[rule.path] = rule
-                around.append(rule)
-        return tuple((os.fsencode(r.path), r.kind, r.mapped) for r in trees.values())
-
-    def symlinks(
-        self, trees: tuple[tuple[bytes, str, bool], ...]
-    ) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the links that are not beneath one of the trees."""
-        tops = tuple(path + b"/" for path, _, _ in trees)
-        links = ((os.fsencode(p), os.fsencode(to)) for p, to in sorted(self.links))
-        return tuple((path, to) for path, to in links if not path.startswith(tops))
-
-
 _NOTHING = View((), ())
-
-
-def _gives(tree: Rule, rule: Rule) -> bool:
-    """Tell whether what lies in a tree is there as a rule wants it."""
-    # Nothing tells a mount to be read from one to be executed from.
-    kinds = {tree.kind, rule.kind}
-    alike = len(kinds) == 1 or kinds == {"read", "execute"}
-    return alike and tree.mapped == rule.mapped
-
-
-def _parts(rule: Rule) -> list[str]:
-    """Return what sorts a path right after what it lies in."""
-    return rule.path.split("/")
 
 
 class _Finder:
@@ -344,15 +262,27 @@ def view_of(
         finder.add(path, "write", mapped=True)
     inside = cwd
     if cwd != "/" and not holder(shared, cwd):
-        # A directory that holds this child's own, /tmp say, holds other children's too:
-        # those are root's, and must not become this one's to read.
-        real = finder.links.walk(cwd).real
-        names = chain.from_iterable(map(finder.links.names, own))
-        around = any(holder([real], name) for name in names)
-        inside = finder.add(cwd, "execute", mapped=not around)
+        is_ours = not _is_everybodys(finder.links.walk(cwd).real)
+        inside = finder.add(cwd, "execute", mapped=is_ours)
     for path in own:
         finder.add(path, "write")
     return finder.view(inside)
+
+
+def _is_everybodys(path: str) -> bool:
+    """Tell whether everybody keeps files in a directory without links, as in ``/tmp``.
+
+    What is root's there is nobody's business: it is shown as it is.
+    """
+    try:
+        fd = open_exactly(os.fsencode(path))
+    except OSError:  # it is not there, which is told by whoever enters it
+        return False
+    try:
+        mode = os.fstat(fd).st_mode
+    finally:
+        os.close(fd)
+    return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
 
 
 def common_view() -> View:

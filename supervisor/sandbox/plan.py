@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     import trio
 
+    from supervisor.sandbox.apart import Location
+
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 
 LAYERS = {
@@ -55,7 +57,7 @@ LAYERS = {
 }
 """Every layer that a profile can name, and what it takes to have it."""
 
-FIRST_USER = 0x40000000
+FIRST_USER = giving.KEEPER + 1
 """Of children of root: above what subordinate users are made of (login.defs(5))."""
 
 USERS = 767
@@ -359,6 +361,8 @@ class Wanted:
         programs: more that it may read and execute.
         theirs: what it may write by FD 3 or by tools, that holds what is its own, or that
             other children may write; and whether it may read that.
+        hidden: directories that are to look empty where they lie in what it sees, but
+            for what is its own there.
         share: bounds the threads that may look at what is its own.
     """
 
@@ -375,6 +379,7 @@ class Wanted:
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     theirs: Mapping[str, bool] = field(default_factory=dict)
+    hidden: tuple[Location, ...] = ()
     share: trio.CapacityLimiter | None = None
 
     @property

@@ -11,8 +11,9 @@ import os
 import resource
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import giving
 from supervisor.sandbox.orders import layers_on_the_wire, neutral
 from supervisor.sandbox.plan import OF_PATHS, Plan, Walls, Wanted, is_of_the_machine
@@ -22,9 +23,9 @@ from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.launcher import Launcher
+    from supervisor.launchpad.stage import Tree
     from supervisor.sandbox.plan import Machine
     from supervisor.spawned import SpawnedProcess
-
 
 PROCESSES, OWN_DIRECTORIES = "limit of processes", "own directories"
 LISTENER = "listener on its loopback"
@@ -49,6 +50,7 @@ async def spawn(
     Cancellation: as ``Launcher.spawn``.
     """
     if not wanted.profile.layers:
+        giving.take_back(wanted.own)
         process = await launcher.spawn(request)
         walls = Walls(wanted.profile.name, "host", process.applied)
         walls.missing.update(_unkept(request, wanted))
@@ -161,19 +163,44 @@ def _unreceived(request: SpawnRequest) -> dict[str, str]:
     return {}
 
 
-def _out_of_reach(layers: set[str], wanted: Wanted) -> dict[str, str]:
-    """Say of a child's own directories that it has no way to them, if that is so."""
-    if wanted.user is None or "uid" not in layers:
+def _out_of_reach(asked: dict[str, object], wanted: Wanted) -> dict[str, str]:
+    """Say of a child's own directories that it has no way to them, if that is so.
+
+    Args:
+        asked: what goes to the launchpad.
+        wanted: whose directories.
+    """
+    if wanted.user is None or not {"uid", "mountns"} <= asked.keys():
         return {}
-    # In a fresh root all may pass, but where its working directory is shown as it is.
-    top = wanted.cwd if "mountns" in layers else "/"
+    _, trees, _ = cast("tuple[object, tuple[Tree, ...], object]", asked["mountns"])
     for own in wanted.own:
         with suppress(OSError):  # it is gone, which is told by whoever needs it
-            closed = giving.closed_to(wanted.user, own, top)
+            closed = _closed(wanted.user, own, trees)
             if closed:
                 text = f"{own} lies beneath {closed}, which only its owner may enter"
                 return {OWN_DIRECTORIES: text}
     return {}
+
+
+def _closed(user: int, own: str, trees: tuple[Tree, ...]) -> str:
+    """Return what keeps a user from a directory of its own in a fresh root; "" for nothing.
+
+    All may pass there, but where it lies in a copy of the host's.
+
+    Raises:
+        OSError: something is gone.
+    """
+    name, here = os.fsencode(own), own
+    for path, kind, what in reversed(trees):  # outer ones come first
+        if not name.startswith(path + b"/"):
+            continue
+        top = os.fsdecode(path)
+        if kind != HIDE:
+            closed = giving.closed_to(user, here, top, mapped=what is True)
+            if closed:
+                return closed
+        here = top
+    return ""
 
 
 async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
@@ -192,6 +219,8 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
         user = wanted.user if "uid" in layers else os.geteuid()
         if giving.has_others(wanted.own, user):
             await in_thread(giving.give, wanted.own, user, share=wanted.share)
+    if "uid" not in layers:
+        giving.take_back(wanted.own)
     if wanted.needs_groups and "cgroup" not in layers:
         raise cpus_not_kept(plan.missing.get("cgroup", ""))
     rlimits = request.rlimits
@@ -219,7 +248,7 @@ def _asked(
     """
     try:
         asked = layers_on_the_wire(layers, wanted, executable)
-        return asked, _out_of_reach(layers, wanted)
+        return asked, _out_of_reach(asked, wanted)
     except (SpawnError, OSError):
         raise
     except Exception as why:

@@ -59,10 +59,17 @@ class LocalSidecar(Backend):
         section: what the configuration says of it.
         host: starts its long-lived process, and builds its walls.
         state_dir: where that process runs if there is no workspace.
+        made_in: a descriptor of what this and those of other sidecars were made in, for
+            as long as there is one, somebody else's; -1 if there is none.
     """
 
     def __init__(
-        self, name: str, section: SidecarSection, host: Host, state_dir: str
+        self,
+        name: str,
+        section: SidecarSection,
+        host: Host,
+        state_dir: str,
+        made_in: int = -1,
     ) -> None:
         super().__init__(name, section, starts=section.start is not None)
         self.rlimits = parse_limits(limit_texts(section)).rlimits()
@@ -73,6 +80,7 @@ class LocalSidecar(Backend):
         self._env = section.env
         self._host = host
         self._state_dir = state_dir
+        self._made_in = made_in
         self._tools = Availability(self._probe)
 
     # Its life
@@ -105,6 +113,7 @@ class LocalSidecar(Backend):
             "host",
             where,
             own=(self._state_dir,),
+            hidden=self._host.apart.locations(self._made_in),
             no_groups="a sidecar has none",
             shared=() if self.workspace_fd < 0 else (where,),
             programs=self._programs,
@@ -151,13 +160,17 @@ class LocalSidecar(Backend):
         share = child.threads
         if self.workspace_fd >= 0:
             self.check_workspace()
-            return await workspace.open_cwd(self.workspace_fd, cwd, share)
-        if child.session is not None:
+        elif child.session is not None:
             try:
                 child.session.client.policy.check_available()
             except UnavailableError:
                 raise workspace.refused() from None
-        return await workspace.open_cwd(self._workspace_of(child), cwd, share)
+        top = self._workspace_of(child)
+        cwd_fd = await workspace.open_cwd(top, cwd, share)
+        if workspace.is_kept(cwd_fd, top, child.spec.own_dirs):
+            os.close(cwd_fd)
+            raise workspace.refused()
+        return cwd_fd
 
     async def command(
         self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
@@ -229,7 +242,7 @@ def state_of(spec: ChildSpec, sidecar: str) -> str:
             os.mkdir(name, _PRIVATE, dir_fd=run_fd)
             is_new = True
         # The child may put something else in its place, a link say: that is refused
-        # here, and not followed later (``sandbox.paths``, rules 5 and 6).
+        # here, and not followed later (``sandbox.paths``, rule 5; ``sandbox.view``).
         fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=run_fd)
         try:
             owner = os.fstat(run_fd)

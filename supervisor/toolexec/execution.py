@@ -208,6 +208,8 @@ class Execution:
             shared=plan.shared,
             kept=plan.kept,
             programs=plan.programs,
+            # Where they are now: a tool may have moved what they lie in.
+            hidden=host.apart.locations(child.spec.made_in),
         )
         process, _ = await walled.spawn(host.launcher, host.machine, request, wanted)
         return process

@@ -236,8 +236,10 @@ def _make(
     host: Host, name: str, section: SidecarSection, state: Scratch | None
 ) -> Sidecar:
     if section.backend == "local":
-        where = "/" if state is None else _state_dir(state, name)
-        return LocalSidecar(name, section, host, where)
+        if state is None:
+            return LocalSidecar(name, section, host, "/")
+        where = _state_dir(state, name)
+        return LocalSidecar(name, section, host, where, state.fd)
     # Most hosts have none.
     from supervisor.toolexec.backend_cli import CliSidecar  # noqa: PLC0415
 

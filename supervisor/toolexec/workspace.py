@@ -9,6 +9,8 @@ Rules of this file.
    same directory.  Shims send ``$(pwd)``.
 3. Whatever else is asked for gets the same answer, so that nobody learns what there is
    outside.
+4. What a host keeps (``sandbox.giving``) is nobody's working directory, but what is the
+   child's own there: a tool that begins in there needs no way to it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 import os
 
 from supervisor.accepting import OUT_OF_RESOURCES
+from supervisor.sandbox import giving
 from supervisor.toolexec.routes import RefusedError
 from vfs.hostio import in_thread
 from vfs.policy import open_directory
@@ -26,7 +29,7 @@ NAME = b"/workspace"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import trio
 
@@ -87,6 +90,39 @@ def refused() -> RefusedError:
 def path_of(fd: int) -> str:
     """Return the path of a held directory as the host sees it now (proc(5))."""
     return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - a str
+
+
+def is_kept(cwd_fd: int, workspace_fd: int, own: Iterable[str]) -> bool:
+    """Tell whether a directory lies in what a host keeps from everybody (rule 4).
+
+    Args:
+        cwd_fd: the directory, held.
+        workspace_fd: what it lies beneath.
+        own: directories that are the child's own wherever they lie.
+
+    Raises:
+        OSError: the host has no descriptor left.
+    """
+    if os.geteuid() != 0:
+        return False
+    ends = [os.fstat(workspace_fd)]
+    for path in own:
+        with contextlib.suppress(OSError):  # the child has put something in its place
+            ends.append(os.lstat(path))
+    here = os.dup(cwd_fd)
+    try:
+        while not any(os.path.samestat(os.fstat(here), end) for end in ends):
+            if giving.is_kept(here):
+                return True
+            above = os.open("..", os.O_PATH | os.O_CLOEXEC, dir_fd=here)
+            if os.path.samestat(os.fstat(above), os.fstat(here)):
+                os.close(above)
+                return False
+            os.close(here)
+            here = above
+        return False
+    finally:
+        os.close(here)
 
 
 def _open_host_path(workspace_fd: int, path: bytes) -> int:

@@ -133,6 +133,15 @@ def test_the_endpoint_is_within_reach_for_a_host_without_rights(place: Path) -> 
     assert passed_by_nobody(place, "-k", "not nested", *files) > 20
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_own_directories_are_hidden_by_a_host_without_rights(place: Path) -> None:
+    names = ("e2e/test_own_directories.py", "toolexec_sidecars/test_own_places.py")
+    files = (f"{ROOT}/tests/{name}" for name in names)
+    # The packages of these tests are none of a child's to see, as an installation's are.
+    assert passed_by_nobody(place, "-k", "not nested", *files) >= 11
+
+
 # attack 24: a child of the host's own user, and no walls between them.
 @pytest.mark.slow
 def test_a_key_of_the_host_is_not_to_be_seen_by_its_own_user(place: Path) -> None:

@@ -1,11 +1,12 @@
 """LLM fds from outside: `run --config` with `[tools]` and `[file_descriptor]`."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from supervisor.config import fds as config_fds
-from tests.helpers.command import SANDHOST, Outcome, sandhost
+from tests.helpers.command import SANDHOST, TIMEOUT_S, Outcome, heard, running, sandhost
 from vfs.content import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -434,9 +435,14 @@ def test_the_state_of_a_host_is_for_its_user_and_for_no_second_host(
 ) -> None:
     state = tmp_path / "state"
     text = CONFIG + f'[host]\nstate_dir = "{state}"\n'
-    script = "$0 run --config config.toml -- echo ran; echo status $?"
-    outcome = run_with(tmp_path, text, f"env -u FSPROXY_FD {script}")
-    assert outcome.out == b"status 125\n"
+    (tmp_path / "config.toml").write_text(text)
+    words = ("run", "--config", "config.toml", "--")
+    script = ("sh", "-c", "echo up; read go")
+    with running(*words, *script, cwd=tmp_path, stdin=subprocess.PIPE) as first:
+        heard(first, b"up\n")
+        outcome = sandhost(*words, "echo", "ran", cwd=tmp_path)
+        first.communicate(b"go\n", TIMEOUT_S)
+    assert (outcome.status, outcome.out) == (125, b"")
     assert outcome.said(
         f"sandhost run: cannot use '{state}/checkpoints': another host keeps its"
         " checkpoints there; stop that one, or give this one another [host] state_dir"

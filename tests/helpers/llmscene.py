@@ -30,6 +30,7 @@ from supervisor.journal import Journal, open_journal
 from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService
 from supervisor.logs import Log
+from supervisor.sandbox.apart import Apart
 from supervisor.services import Services
 from tests.helpers import canary
 from tests.helpers.canary import KEY
@@ -83,6 +84,7 @@ class _Host:
         self.services = services
         self.holders: set[Any] = set()
         self.launcher = _Launcher()
+        self.apart = Apart(())
 
     def child_of(self, client: Client) -> str:
         """Name a child by its transport."""

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from supervisor import holdings
 from supervisor.cli import doctor
 from supervisor.cli.doctor import find_leaks, leaks_text
 from supervisor.leftovers import find_leftovers
+from supervisor.sandbox import giving
 from supervisor.scratch import Scratch
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.spawning import ROOT, all_ended_within, host_command, watching
@@ -90,6 +92,18 @@ def test_another_users_directory_is_not_found(tmp: Path) -> None:
     (tmp / "sandhost-theirs").mkdir()
     os.chown(tmp / "sandhost-theirs", 65_534, 65_534)
     assert scratch_found(tmp) == [str(tmp / "sandhost-mine")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_directory_that_was_made_for_a_child_of_root_is_found(tmp: Path) -> None:
+    (tmp / "sandhost-kep1").mkdir(0o710)
+    os.chown(tmp / "sandhost-kep1", giving.KEEPER, 1_500_000_001)
+    assert scratch_found(tmp) == [str(tmp / "sandhost-kep1")]
+    scratch = Scratch(None, where=str(tmp))
+    assert Path(scratch.tmp).parent.stat().st_uid == giving.KEEPER
+    assert scratch_found(tmp) == [str(tmp / "sandhost-kep1")]
+    trio.run(scratch.remove)
+    assert list(tmp.glob("sandhost-*")) == [tmp / "sandhost-kep1"]
 
 
 def test_a_directory_that_is_locked_meanwhile_is_not_found(

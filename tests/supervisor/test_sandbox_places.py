@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.paths import View, view_of
+from supervisor.sandbox.paths import view_of
+from supervisor.sandbox.view import View
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
 from tests.helpers.spawning import ROOT
 

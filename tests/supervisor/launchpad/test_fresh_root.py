@@ -34,11 +34,16 @@ def filled(*args):
 def swap():
     pass
 mounts._fill = filled
+def known(path, kind):
+    if kind != "hide":
+        return False
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 def nothing(*_):
     raise OSError(38, "filtered")
 def build(*trees, links=()):
     namespaces.enter("mountns")
-    trees = tuple((os.fsencode(path), kind, False) for path, kind in trees)
+    trees = tuple((os.fsencode(path), kind, known(path, kind)) for path, kind in trees)
     links = tuple((os.fsencode(a), os.fsencode(b)) for a, b in links)
     mounts.build(links, trees, -1, fresh_proc=False)
 """
@@ -166,6 +171,99 @@ print(os.path.isdir(root + deep), os.listdir(root))
     )
     assert said == "True ['a']\n"
     assert remove_tree(places / "root") is None
+
+
+HIDDEN = """
+os.mkdir("own/tmp"); open("own/secret", "w").close(); open("own/tool", "w").close()
+trees = [(root, "write"), (root + "/own", "hide")]
+trees += [(root + "/own/tmp", "write"), (root + "/own/tool", "read")]
+"""
+
+
+def test_what_is_hidden_has_places_for_what_is_seen_and_nothing_else(
+    places: Path, way: str
+) -> None:
+    said = says(
+        places,
+        f"""{way}{HIDDEN}
+build(*trees, links=((root + "/own/link", "/gone"), (root + "/other", "/gone")))
+print(sorted(os.listdir(root)), sorted(os.listdir(root + "/own")))
+open(root + "/own/tmp/made", "w").close()
+for name in ("own/made", "own/tool", "made"):
+    try:
+        open(f"{{root}}/{{name}}", "w").close()
+    except OSError as why:
+        print(name, why.errno)
+try:
+    os.rename(root + "/own", root + "/away")
+except OSError as why:
+    print(why.errno)
+""",
+    )
+    assert said == (
+        "['own', 'q'] ['link', 'tmp', 'tool']\nown/made 30\nown/tool 30\n16\n"
+    )
+    assert (places / "root" / "own" / "tmp" / "made").exists()
+    assert (places / "root" / "made").exists()
+
+
+# attack 4: it is moved after the host has looked, or after it is held; or before a name
+# of it is looked up.
+@pytest.mark.parametrize("when", ["seen", "held"])
+@pytest.mark.parametrize("instead", ["nothing", "directory", "link", "link back"])
+def test_what_is_to_be_hidden_and_is_moved_ends_the_start(
+    places: Path, way: str, when: str, instead: str
+) -> None:
+    said = says(
+        places,
+        f"""{way}{HIDDEN}
+def move():
+    os.rename("own", "away")
+    if {instead!r} == "directory":
+        os.mkdir("own")
+    elif {instead!r} == "link":
+        os.symlink(outside, "own")
+    elif {instead!r} == "link back":
+        os.symlink("away", "own")
+if {when!r} == "held":
+    swap = move
+else:
+    hold = mounts._hold_hidden
+    def held(*args):
+        move()
+        return hold(*args)
+    mounts._hold_hidden = held
+try:
+    build(*trees)
+except mounts.PartError as why:
+    print(*why.args)
+""",
+    )
+    own = os.fsencode(places / "root" / "own")
+    assert said == f"mountns 116 {own!r}\n"
+    assert os.listdir(places / "outside") == ["secret"]
+
+
+# attack 4: from then on it is covered, wherever it goes, and ours is not left by a name.
+def test_what_is_hidden_stays_so_where_it_goes(places: Path, way: str) -> None:
+    said = says(
+        places,
+        f"""{way}
+os.makedirs("q/own/tmp"); open("q/own/secret", "w").close()
+hide = mounts.Stage.hide
+def hidden(stage, tree):
+    hide(stage, tree)
+    os.rename("q", "away")
+    os.symlink(outside, "q")
+mounts.Stage.hide = hidden
+build((root, "write"), (root + "/q/own", "hide"), (root + "/q/own/tmp", "write"))
+print(sorted(os.listdir(root)), os.listdir(root + "/away/own"))
+open(root + "/away/own/tmp/made", "w").close()
+""",
+    )
+    assert said == "['away', 'own', 'q'] ['tmp']\n"
+    assert (places / "root" / "away" / "own" / "tmp" / "made").exists()
+    assert os.listdir(places / "outside") == ["secret"]
 
 
 LANDLOCKED = """

@@ -63,9 +63,64 @@ def test_the_user_passes_through_what_is_the_hosts_alone(tmp_path: Path) -> None
         for name in ("one", "other"):
             (base / name).mkdir()
         giving.give([str(base / "one"), str(base / "other")], FIRST)
-        found = base.stat()
-        shared = (0o710, 0, FIRST) if mode == 0o700 else (mode, 0, 0)
-        assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == shared
+        shared = (0o710, giving.KEEPER, FIRST) if mode == 0o700 else (mode, 0, 0)
+        assert owned(base) == shared
+
+
+def owned(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_mode & 0o7777, found.st_uid, found.st_gid
+
+
+def test_what_it_lies_in_is_kept_by_nobody_and_given_to_the_next(
+    tmp_path: Path, no_leaks: None
+) -> None:
+    del no_leaks
+    base = tmp_path / "base"
+    (base / "own").mkdir(parents=True)
+    base.chmod(0o700)
+    fd = os.open(base, os.O_RDONLY)
+    giving.keep(fd)
+    assert giving.is_kept(fd)
+    assert owned(base)[:2] == (0o700, giving.KEEPER)
+    for user in (FIRST, SECOND):
+        giving.give([str(base / "own")], user)
+        assert owned(base) == (0o710, giving.KEEPER, user)
+    os.close(fd)
+
+
+def test_nothing_is_kept_where_it_could_not_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(giving, "why_not_to", lambda _user: "no such user")
+    giving.keep(fd)
+    assert not giving.is_kept(fd)
+    os.close(fd)
+
+
+# A root without capabilities passes where its user may; a sidecar's lies in two.
+def test_who_stays_root_has_it_back(tmp_path: Path, no_leaks: None) -> None:
+    del no_leaks
+    above, base, own = (tmp_path / name for name in ("a", "a/base", "a/base/own"))
+    own.mkdir(parents=True)
+    for path in (above, base):
+        os.chown(path, giving.KEEPER, FIRST)
+        path.chmod(0o710)
+    os.chown(tmp_path, giving.KEEPER, -1)
+    giving.take_back([str(own), str(tmp_path / "gone")])
+    assert {owned(path) for path in (above, base)} == {(0o700, 0, os.getegid())}
+    assert tmp_path.stat().st_uid == giving.KEEPER  # that is none of its business
+
+
+# attack 4: who may write what it lies in has put a link in the place of that.
+def test_nothing_is_had_back_through_a_link(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    (base / "own").mkdir(parents=True)
+    os.chown(base, giving.KEEPER, -1)
+    (tmp_path / "link").symlink_to("base")
+    giving.take_back([str(tmp_path / "link" / "own")])
+    assert base.stat().st_uid == giving.KEEPER
 
 
 def test_what_is_the_users_already_is_passed_over(tmp_path: Path) -> None:
@@ -125,6 +180,15 @@ def test_what_keeps_a_user_from_its_own_is_found(tmp_path: Path) -> None:
     top.chmod(0o700)
     assert giving.closed_to(user, str(own), str(top)) == str(middle)  # the nearest
     assert giving.closed_to(user, str(middle), str(top)) == str(top)
+    assert not giving.closed_to(user, str(own), str(top), mapped=True)
+    middle.chmod(0o077)
+    assert giving.closed_to(user, str(own), str(top), mapped=True) == str(middle)
+    middle.chmod(0o700)
+    os.chown(middle, FIRST, 0)
+    assert giving.closed_to(SECOND, str(own), str(top), mapped=True) == str(middle)
+    middle.chmod(0o710)
+    assert not giving.closed_to(SECOND, str(own), str(top), mapped=True)
+    assert giving.closed_to(SECOND, str(own), str(top)) == str(middle)
     (tmp_path / "other").mkdir()
     assert not giving.closed_to(user, str(own), str(tmp_path / "other"))
     with pytest.raises(FileNotFoundError):

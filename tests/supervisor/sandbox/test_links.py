@@ -13,7 +13,8 @@ from supervisor.sandbox import links as sandbox_links
 from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import programs as sandbox_programs
 from supervisor.sandbox.links import Links
-from supervisor.sandbox.paths import View, view_of
+from supervisor.sandbox.paths import view_of
+from supervisor.sandbox.view import View
 from supervisor.scratch import remove_tree
 
 pytestmark = pytest.mark.attack
@@ -355,14 +356,3 @@ def test_two_slashes_are_one(project: Path) -> None:
     out.symlink_to(project.parent / "secret")
     assert not links(Path(f"/{project}")).walk(str(out)).real
     assert view_of("/bin/true", f"/{project}", ()).cwd == str(project)
-
-
-def test_who_shares_a_directory_by_a_link_shares_it(project: Path) -> None:
-    # A directory that holds this child's own holds others' too, however it is called.
-    own = project / "own"
-    own.mkdir()
-    other = project.parent / "other"
-    other.symlink_to(project)
-    for cwd, given in ((other, own), (project, other / "own")):
-        rules = named(view_of("/bin/true", str(cwd), (str(given),)))
-        assert not rules[str(project)]

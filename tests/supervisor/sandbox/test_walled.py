@@ -14,6 +14,7 @@ import pytest
 
 from supervisor.sandbox import orders as sandbox_orders
 from supervisor.sandbox import walled
+from supervisor.sandbox.apart import locations_of
 from supervisor.sandbox.plan import PROFILES, Machine, Profile, Walls, Wanted, named
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from tests.helpers.spawning import Stage, staged
@@ -121,6 +122,44 @@ async def test_a_link_in_a_working_directorys_place_refuses_one_start(
     (root / "sub").unlink()
     (root / "sub").symlink_to("/usr/bin")
     await start(stage, machine, wanted)
+
+
+# attack 4: whoever may write around what is hidden moves it between look and start.
+@pytest.mark.slow
+@pytest.mark.parametrize("instead", ["nothing", "directory", "link"])
+async def test_what_is_to_be_hidden_is_where_the_host_saw_it(
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, instead: str
+) -> None:
+    root, machine = tmp_path / "root", Machine()
+    wanted = Wanted(AUTO, "none", str(root), shared=(str(root),))
+    wanted.no_groups = "none here"
+    if machine.lacking.get("uid") is None:
+        wanted.user = machine.take_user()
+    held = os.open(root / "sub", os.O_PATH)
+    wanted.hidden = locations_of(held)
+    await start(stage, machine, wanted)
+    if "mountns" in machine.lacking:
+        pytest.skip(f"no mount namespace: {machine.lacking}")
+    lacking = dict(machine.lacking)
+
+    def swap() -> None:
+        (root / "sub").rename(root / "before")
+        if instead == "directory":
+            (root / "sub").mkdir()
+        elif instead == "link":
+            (root / "sub").symlink_to("before")
+
+    swapped_meanwhile(monkeypatch, swap)
+    with pytest.raises(SpawnError, match="to be hidden from it, was moved") as refused:
+        await start(stage, machine, wanted)
+    assert refused.value.stage == "mountns"
+    assert refused.value.text.endswith("; put it back")
+    assert f"{root}/sub, which" in refused.value.text
+    assert machine.lacking == lacking, "and the machine lacks nothing for that"
+    monkeypatch.undo()
+    wanted.hidden = locations_of(held)
+    await start(stage, machine, wanted)
+    os.close(held)
 
 
 class _Launcher:

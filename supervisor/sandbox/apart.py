@@ -1,0 +1,92 @@
+"""Directories of a host's own, which its children see empty wherever they lie.
+
+What it is: where they are at this moment.  What it is not: the hiding, which each child
+does in its own file system (``launchpad.stage``).
+
+Rule: a directory is known by what it is, not by its name.  A tool that may write around it
+can move what it lies in; it is held, and the kernel says what it is called now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class Location(NamedTuple):
+    """A directory where it is.
+
+    Attributes:
+        path: without links.
+        identity: its device and inode.
+    """
+
+    path: str
+    identity: tuple[int, int]
+
+
+def locations_of(*directories: int) -> tuple[Location, ...]:
+    """Return where directories are that are held, by their descriptors.
+
+    What is removed lies nowhere, and is left out; so is -1, which is no descriptor.
+    """
+    found = []
+    for directory in directories:
+        if directory < 0:
+            continue
+        status = os.fstat(directory)
+        path = os.readlink(f"/proc/self/fd/{directory}")  # noqa: PTH115 - text
+        # Either alone may be said of one that is there, by a name or a file system.
+        if status.st_nlink > 0 or not path.endswith(" (deleted)"):
+            found.append(Location(path, (status.st_dev, status.st_ino)))
+    return tuple(found)
+
+
+class Apart:
+    """Some directories, held from when they are first there.
+
+    Args:
+        paths: what they are called, with links or without.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._held: dict[str, int] = dict.fromkeys(paths, -1)
+        self._look()
+
+    def add(self, path: str) -> None:
+        """Take one more."""
+        self._held.setdefault(path, -1)
+        self._look()
+
+    def remove(self, path: str) -> None:
+        """Let go of one."""
+        fd = self._held.pop(path, -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def locations(self, *others: int) -> tuple[Location, ...]:
+        """Return where those are that are there, and others that somebody else holds."""
+        self._look()
+        return locations_of(*others, *self._held.values())
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what is held, with a word for it."""
+        for fd in self._held.values():
+            if fd >= 0:
+                yield fd, "directory of the host's own"
+
+    def close(self) -> None:
+        """Let go of all."""
+        for path in tuple(self._held):
+            self.remove(path)
+
+    def _look(self) -> None:
+        for path, fd in self._held.items():
+            if fd < 0:
+                with contextlib.suppress(OSError):  # not made yet, or never
+                    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+                    self._held[path] = os.open(path, flags)

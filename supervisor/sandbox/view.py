@@ -1,0 +1,149 @@
+"""What a child sees of the file system: rules, and what becomes of them in each layer.
+
+What it is: one list, in the forms in which the launchpad takes it.  What it is not: how it
+is found out (``sandbox.paths``).
+
+Rule: a path of a rule has no links.  Whoever uses it opens it without following any
+(``launchpad.kernel.open_exactly``): what is replaced meanwhile is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from supervisor.launchpad.stage import HIDE
+from vfs.hostio import other_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from supervisor.launchpad.stage import Tree
+    from supervisor.sandbox.apart import Location
+
+
+class Rule(NamedTuple):
+    """What may be done with a path and all beneath it.
+
+    Attributes:
+        path: without symbolic links.
+        kind: ``list``, ``read``, ``execute``, ``write`` or ``device``; ``hide``: it is
+            empty but for what other rules say of places beneath.
+        mapped: root's files there are shown as the child's, if it is another user.
+        identity: device and inode of what is hidden.
+    """
+
+    path: str
+    kind: str
+    mapped: bool = False
+    identity: tuple[int, int] | None = None
+
+
+class View(NamedTuple):
+    """What a child sees.
+
+    Attributes:
+        rules: what may be done where.
+        links: (path, target) of the symbolic links on the way.
+        cwd: the working directory, without links; "" if it is none that it may be in.
+    """
+
+    rules: tuple[Rule, ...]
+    links: tuple[tuple[str, str], ...]
+    cwd: str = ""
+
+    def hiding(self, locations: Iterable[Location]) -> View:
+        """Return it with some directories empty, but for what its rules name in them.
+
+        One that is the working directory itself is there, and as it is.
+
+        Args:
+            locations: where they are; that may have more names than one.
+        """
+        names = {
+            name: location.identity
+            for location in locations
+            for name in (location.path, *other_names(location.path))
+        }
+        seen = {rule.path for rule in self.rules if rule.kind != "list"}
+        rules = [
+            rule._replace(mapped=False)
+            if rule.path == self.cwd and rule.path in names
+            else rule
+            for rule in self.rules
+        ]
+        rules += (
+            Rule(path, HIDE, identity=identity)
+            for path, identity in names.items()
+            if path not in seen
+        )
+        return self._replace(rules=tuple(rules))
+
+    def landlock(self) -> tuple[tuple[bytes, str], ...]:
+        """Return the rules as ``launchpad.landlock`` takes them; it can hide nothing."""
+        rules = (rule for rule in self.rules if rule.kind != HIDE)
+        return tuple((os.fsencode(rule.path), rule.kind) for rule in rules)
+
+    def in_fresh_root(self) -> View:
+        """Return it with what a fresh root has besides the trees of ``mounts``.
+
+        Every directory can be listed, for nothing else is there; ``/dev/shm`` is its own.
+        """
+        fresh = (Rule("/", "list"), Rule("/dev/shm", "write"))  # noqa: S108 - no file
+        return self._replace(rules=(*self.rules, *fresh))
+
+    def mounts(self, *, whole_etc: bool) -> tuple[Tree, ...]:
+        """Return the trees as ``launchpad.mounts`` takes them, outer ones first.
+
+        ``/proc`` is its own affair.  One that lies in another of the same kind is there
+        already.
+
+        Args:
+            whole_etc: ``/etc`` is one tree, and Landlock says what of it is read.
+        """
+        trees: dict[str, Rule] = {}
+        around: list[Rule] = []  # the trees that the path at hand lies in
+        whole = (Rule("/etc", "read"),) if whole_etc else ()
+        for rule in sorted((*self.rules, *whole), key=_parts):
+            if rule.kind == "list" or f"{rule.path}/".startswith("/proc/"):
+                continue
+            while around and not rule.path.startswith(around[-1].path + "/"):
+                around.pop()
+            if rule.kind == HIDE and not around:
+                continue  # it is not to be seen anyhow
+            if not around or not _gives(around[-1], rule):
+                trees[rule.path] = rule
+                around.append(rule)
+        return tuple(
+            (os.fsencode(r.path), r.kind, r.identity or r.mapped)
+            for r in trees.values()
+        )
+
+    def symlinks(self, trees: tuple[Tree, ...]) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the links that are not beneath one of the trees, or hidden there."""
+        tops = {path: kind for path, kind, _ in trees}
+        links = ((os.fsencode(p), os.fsencode(to)) for p, to in sorted(self.links))
+        return tuple(
+            (path, to) for path, to in links if _kind_around(tops, path) in ("", HIDE)
+        )
+
+
+def _kind_around(tops: Mapping[bytes, str], path: bytes) -> str:
+    """Return the kind of the nearest tree that a path lies beneath; "" for none."""
+    while path := path.rpartition(b"/")[0]:
+        if path in tops:
+            return tops[path]
+    return ""
+
+
+def _gives(tree: Rule, rule: Rule) -> bool:
+    """Tell whether what lies in a tree is there as a rule wants it."""
+    # Nothing tells a mount to be read from one to be executed from.
+    kinds = {tree.kind, rule.kind}
+    alike = len(kinds) == 1 or kinds == {"read", "execute"}
+    return alike and tree.mapped == rule.mapped
+
+
+def _parts(rule: Rule) -> list[str]:
+    """Return what sorts a path right after what it lies in."""
+    return rule.path.split("/")
