@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from supervisor.here import working_directory
+from supervisor.here import absolute, working_directory
 from supervisor.options import Limits, OptionError, parse_limits
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
@@ -106,7 +106,8 @@ def make_spec(
         open_files: its cap where the options name none (``[limits]``).
 
     Raises:
-        FileNotFoundError: it is to be started in the host's directory, which is gone.
+        FileNotFoundError: it is to be started in the host's directory, or in one named
+            relative to it, and that is gone.
     """
     env = minimal_env(scratch.tmp)
     env.update({k: os.environ[k] for k in options.pass_env if k in os.environ})
@@ -114,7 +115,7 @@ def make_spec(
     limits = options.limits
     return ChildSpec(
         command=words,
-        cwd=options.cwd or working_directory(),
+        cwd=absolute(options.cwd) if options.cwd else working_directory(),
         root=scratch.root,
         run_dir=scratch.run,
         made_in=scratch.fd,

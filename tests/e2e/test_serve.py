@@ -98,6 +98,19 @@ def test_a_child_that_is_killed_comes_back_if_it_always_should(tmp_path: Path) -
         assert running.row("a").state == "running"
 
 
+# check-config takes such a name, and so does the child.
+@pytest.mark.parametrize("name", ["my work", "./my work/"])
+def test_a_relative_working_directory_begins_at_the_hosts(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "my work").mkdir()
+    config = f"[child.a]\ncommand = ['pwd']\ncwd = '{name}'\n"
+    with daemon(tmp_path, config) as running:
+        running.wait(lambda: running.row("a").state == "ended", "the end of a")
+        assert running.row("a").status == 0, running.row("a").reason
+        assert running.log("a").decode() == f"{tmp_path}/my work\n"
+
+
 def test_a_child_that_cannot_start_is_told_and_the_others_run(tmp_path: Path) -> None:
     config = (
         "[child.a]\ncommand = ['/nonexistent']\n"
