@@ -48,6 +48,9 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix
 _AS_THEY_ARE = (*(f"{path}/" for path in _SYSTEM), "/dev/", "/sys/")
 """Beneath these, owners are nobody's to map."""
 
+_USERS = "/dev/shm/"  # noqa: S108 - no file
+"""Beneath this one of them, files are users' as in ``/tmp``."""
+
 _ETC = tuple(
     f"/etc/{name}"
     for name in (
@@ -127,7 +130,8 @@ class _Finder:
         if walk.maker and kind == "write":
             return ""
         # The system's own is everybody's to read, as it is.
-        mapped = mapped and not real.startswith(_AS_THEY_ARE)
+        is_users = real.startswith(_USERS) or not real.startswith(_AS_THEY_ARE)
+        mapped = mapped and is_users
         known = self.rules.get(real)
         if known is None or known.kind == "list" or kind == "write":
             self.rules[real] = Rule(real, kind, mapped)

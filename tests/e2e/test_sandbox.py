@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 from tests.helpers.older import without
+from tests.helpers.trees import SHM
 
 pytestmark = pytest.mark.slow
 
@@ -290,6 +292,22 @@ def test_shared_memory_is_its_own(whole: set[str]) -> None:
     program += "open('/dev/shm/own', 'x'); print(os.listdir('/dev/shm'))"
     outcome = sandhost("run", "--", sys.executable, "-I", "-c", program)
     assert (outcome.status, outcome.out) == (0, b"['own']\n")
+
+
+# spec face: a child can always read --cwd and execute COMMAND.
+@pytest.mark.parametrize("words", [("./run",), ("cat", "run")])
+def test_a_closed_directory_of_shared_memory_is_one_to_work_in(
+    words: tuple[str, ...],
+) -> None:
+    if not os.access(SHM, os.W_OK):
+        pytest.skip(f"{SHM} cannot be written")
+    with tempfile.TemporaryDirectory(dir=SHM) as closed:
+        program = Path(closed, "run")
+        program.write_text('#!/bin/sh\nread -r line < "$0" && echo "$line"\n')
+        program.chmod(0o700)
+        outcome = sandhost("run", "--cwd", closed, "--", *words)
+        assert (outcome.status, outcome.err) == (0, b"")
+        assert outcome.out.startswith(b"#!/bin/sh\n")
 
 
 # It refuses to do anything where it may not read a configuration that is there.
