@@ -204,13 +204,15 @@ class Child(ChildClients):
         """Say what it is to run in, as far as that is in its description."""
         spec = self.spec
         others = dict.fromkeys(self._host.settings.written, False)
+        hidden = self._host.apart.locations(spec.made_in) if spec.sandbox.layers else ()
         return Wanted(
             spec.sandbox,
             spec.network,
             spec.cwd,
             spec.own_dirs,
             theirs={**others, **spec.written_dirs},
-            hidden=self._host.apart.locations(spec.made_in),
+            hidden=hidden,
+            made_in=spec.made_in,
             share=self.threads,
         )
 

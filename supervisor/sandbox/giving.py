@@ -98,18 +98,32 @@ def take_back(directories: Iterable[str]) -> None:
                 here, below = os.open("..", _SOME_DIRECTORY, dir_fd=here), here
                 os.close(below)
                 if is_kept(here):
-                    _take(here)
+                    _take_by(here)
         finally:
             os.close(here)
 
 
-def _take(directory: int) -> None:
+def take_back_held(directory: int) -> None:
+    """Do the same for the one that they lie in, held open to be read.
+
+    Raises:
+        OSError: this process may not.
+    """
+    if os.geteuid() == 0 and is_kept(directory):
+        _take(directory)
+
+
+def _take_by(directory: int) -> None:
     fd = os.open(".", _DIRECTORY, dir_fd=directory)
     try:
-        os.fchown(fd, os.geteuid(), os.getegid())
-        os.fchmod(fd, stat.S_IRWXU)
+        _take(fd)
     finally:
         os.close(fd)
+
+
+def _take(directory: int) -> None:
+    os.fchown(directory, os.geteuid(), os.getegid())
+    os.fchmod(directory, stat.S_IRWXU)
 
 
 def is_kept(directory: int) -> bool:

@@ -363,6 +363,8 @@ class Wanted:
             other children may write; and whether it may read that.
         hidden: directories that are to look empty where they lie in what it sees, but
             for what is its own there.
+        made_in: a descriptor of what its own directories lie in, for reading, somebody
+            else's; -1 if nobody holds that.
         share: bounds the threads that may look at what is its own.
     """
 
@@ -380,6 +382,7 @@ class Wanted:
     programs: tuple[str, ...] = ()
     theirs: Mapping[str, bool] = field(default_factory=dict)
     hidden: tuple[Location, ...] = ()
+    made_in: int = -1
     share: trio.CapacityLimiter | None = None
 
     @property

@@ -50,7 +50,7 @@ async def spawn(
     Cancellation: as ``Launcher.spawn``.
     """
     if not wanted.profile.layers:
-        giving.take_back(wanted.own)
+        _stay_root(wanted)
         process = await launcher.spawn(request)
         walls = Walls(wanted.profile.name, "host", process.applied)
         walls.missing.update(_unkept(request, wanted))
@@ -78,6 +78,14 @@ async def spawn(
             walls.missing.update(unheard)
             walls.missing.update(_unreceived(attempt))
             return process, walls
+
+
+def _stay_root(wanted: Wanted) -> None:
+    """Let a child that has no user of its own through what its directories lie in."""
+    if wanted.made_in < 0:
+        giving.take_back(wanted.own)
+    else:
+        giving.take_back_held(wanted.made_in)
 
 
 async def _do_without(
@@ -220,7 +228,7 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
         if giving.has_others(wanted.own, user):
             await in_thread(giving.give, wanted.own, user, share=wanted.share)
     if "uid" not in layers:
-        giving.take_back(wanted.own)
+        _stay_root(wanted)
     if wanted.needs_groups and "cgroup" not in layers:
         raise cpus_not_kept(plan.missing.get("cgroup", ""))
     rlimits = request.rlimits
