@@ -6,6 +6,10 @@ Rules of this file.
    it: who has it is alone with these directories.  What its file says (pid, start time)
    is for people and for the sweep; it proves nothing by itself.
 2. Both directories are the daemon's own user's, 0700 where they are made here.
+3. Children's directories lie in the state directory, unless a socket in them had a longer
+   path there than a client can connect to (unix(7)): then in the run-time directory, or in
+   a temporary one whose name follows from the state directory's, so that the next daemon
+   finds what this one left.
 """
 
 from __future__ import annotations
@@ -13,8 +17,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +36,9 @@ if TYPE_CHECKING:
 
 _DIRECTORY_MODE = 0o700
 
+MAX_SCRATCH_BYTES = 107 - len("/sandhost-12345678/run/toolexec.sock")
+"""Longest path of what children's directories are made in: sun_path has 107 bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -38,11 +48,13 @@ class Places:
         runtime_dir: gone after a boot.
         state_dir: stays.
         control: the control socket.
+        scratch: children's private directories (rule 3).
     """
 
     runtime_dir: str
     state_dir: str
     control: str
+    scratch: str
 
     @property
     def lock(self) -> str:
@@ -59,11 +71,6 @@ class Places:
         """The journal's directory."""
         return f"{self.state_dir}/journal"
 
-    @property
-    def scratch(self) -> str:
-        """Children's private directories."""
-        return f"{self.state_dir}/scratch"
-
 
 def places_of(section: HostSection, control: str | None) -> Places:
     """Return the places that are configured, or the usual ones (face: [host]).
@@ -72,13 +79,15 @@ def places_of(section: HostSection, control: str | None) -> Places:
         section: ``[host]``.
         control: the option ``--control``; goes before the configuration.
     """
-    runtime_dir, state_dir = directories_of(section)
+    runtime_dir, state_dir, scratch = directories_of(section)
     named = control or section.control or f"{runtime_dir}/control"
-    return Places(runtime_dir, state_dir, absolute(named))
+    return Places(runtime_dir, state_dir, absolute(named), scratch)
 
 
-def directories_of(section: HostSection | None) -> tuple[str, str]:
-    """Return the run-time and the state directory of a daemon, whether there is one or not.
+def directories_of(section: HostSection | None) -> tuple[str, str, str]:
+    """Return the directories of a daemon, whether there is one or not.
+
+    That is the run-time directory, the state directory, and that of its children's own.
 
     Args:
         section: ``[host]``; None where nothing is configured.
@@ -88,10 +97,31 @@ def directories_of(section: HostSection | None) -> tuple[str, str]:
     """
     runtime_dir = section.runtime_dir if section is not None else None
     state_dir = section.state_dir if section is not None else None
-    return (
-        absolute(runtime_dir or _usual_runtime_dir()),
-        absolute(state_dir or _usual_state_dir()),
-    )
+    runtime_dir = absolute(runtime_dir or _usual_runtime_dir())
+    state_dir = absolute(state_dir or _usual_state_dir())
+    return runtime_dir, state_dir, _scratch_of(runtime_dir, state_dir)
+
+
+def _scratch_of(runtime_dir: str, state_dir: str) -> str:
+    usual = f"{state_dir}/scratch"
+    digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
+    # No name of a directory that one child has (``scratch.PREFIX``).
+    temporary = f"{tempfile.gettempdir()}/.sandhost-{os.geteuid()}-{digest}"
+    for path in (usual, f"{runtime_dir}/scratch", temporary):
+        if len(os.fsencode(path)) <= MAX_SCRATCH_BYTES:
+            return path
+    return usual  # whoever needs a socket in there is told
+
+
+def hidden_from_children(section: HostSection | None) -> tuple[str, ...]:
+    """Return what children are to see empty: these directories, none within another.
+
+    Raises:
+        FileNotFoundError: as ``directories_of``.
+    """
+    *own, scratch = directories_of(section)
+    tops = tuple(f"{path}/" for path in own)
+    return tuple(own) if scratch.startswith(tops) else (*own, scratch)
 
 
 def _usual_runtime_dir() -> str:
@@ -126,6 +156,29 @@ def make_directories(places: Places) -> None:
         if status.st_uid != os.geteuid():
             text = f"user {status.st_uid} owns it; give it to {os.geteuid()}, or name another"
             raise OSError(errno.EPERM, text, path)
+    _check_borrowed(places)
+
+
+def _check_borrowed(places: Places) -> None:
+    """Refuse a temporary directory that somebody else has prepared (rule 3)."""
+    status = os.lstat(places.scratch)
+    is_closed = (
+        stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    )
+    if not (is_closed or _is_own(places)):
+        text = "it is a link, or open to others; remove it, or name a shorter state_dir"
+        raise OSError(errno.EPERM, text, places.scratch)
+
+
+def _is_own(places: Places) -> bool:
+    return places.scratch.startswith((f"{places.state_dir}/", f"{places.runtime_dir}/"))
+
+
+def remove_borrowed(places: Places) -> None:
+    """Remove a directory of children's own that nobody would look for, if it is empty."""
+    if not _is_own(places):
+        with contextlib.suppress(OSError):
+            Path(places.scratch).rmdir()
 
 
 class Predecessor(dict[str, int]):

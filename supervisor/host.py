@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from supervisor.child import Child
-from supervisor.daemon_places import directories_of
+from supervisor.daemon_places import hidden_from_children
 from supervisor.denials import Denials
 from supervisor.holdings import Baseline
 from supervisor.host_proc import shows_host
@@ -107,14 +107,14 @@ class Settings:
 def settings_of(config: Config | None) -> Settings:
     """Return the bounds that a checked configuration sets."""
     if config is None:
-        return Settings(hidden=directories_of(None))
+        return Settings(hidden=hidden_from_children(None))
     limits = config.limits
     return Settings(
         max_write_bytes=parse_size(limits.write),
         payload_budget_bytes=parse_size(limits.payload_budget),
         clients_per_child=limits.clients_per_child,
         written=config.places_written(),
-        hidden=directories_of(config.host),
+        hidden=hidden_from_children(config.host),
         deadline_s=parse_duration(limits.deadline),
         grace_s=parse_duration(config.host.grace),
         max_children=config.host.max_children,

@@ -45,7 +45,12 @@ from supervisor.config.document import Config
 from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams
-from supervisor.daemon_places import locked, make_directories, places_of
+from supervisor.daemon_places import (
+    locked,
+    make_directories,
+    places_of,
+    remove_borrowed,
+)
 from supervisor.handover.daemon import DaemonSurroundings, left_of, take_over
 from supervisor.handover.enter import enter
 from supervisor.handover.next_program import SIGNALS, hear_signals
@@ -119,6 +124,7 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         lock_fd, before = stack.enter_context(
             locked(places, launchpad.pid, None if left is None else left.lock_fd)
         )
+        stack.callback(remove_borrowed, places)
         if left is None:
             for line in sweep(places, options.config, before, time.time()):
                 log.write("WARNING", f"Left behind: {line}")
