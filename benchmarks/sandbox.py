@@ -61,10 +61,10 @@ async def main():
         for name, profile in profiles.items():
             for number in range(rounds):
                 peers[name].append(peer())
-                scratch = Scratch(None)
+                scratch = Scratch(None, has_user="uid" in profile.layers)
                 spec = ChildSpec(
                     ("/bin/true",), cwd=scratch.tmp, root=scratch.root,
-                    run_dir=scratch.run, tmp_dir=scratch.tmp,
+                    run_dir=scratch.run, made_in=scratch.fd, tmp_dir=scratch.tmp,
                     env=minimal_env(scratch.tmp), stdio=(null,) * 3, sandbox=profile,
                 )
                 start = time.perf_counter()

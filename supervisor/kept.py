@@ -227,7 +227,9 @@ class Kept:
         """Start a process, and return its exit status when nothing of it is left."""
         await self._room.acquire()
         try:
-            scratch = Scratch(self.options.root, where=self._scratch_dir)
+            options, where = self.options, self._scratch_dir
+            has_user = "uid" in options.sandbox.layers
+            scratch = Scratch(options.root, where=where, has_user=has_user)
         except OSError as why:
             self._room.release()
             return self._not_started(f"cannot make its directories: {why.strerror}")

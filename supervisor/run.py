@@ -190,7 +190,8 @@ async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:
         most_files = options.settings.open_files_per_client
         last = len(options.commands) - 1
         for index, words in enumerate(options.commands):
-            scratch = Scratch(options.root, keep=options.keep)
+            has_user = "uid" in options.sandbox.layers
+            scratch = Scratch(options.root, keep=options.keep, has_user=has_user)
             stack.push_async_callback(_remove_scratch, host, command, scratch)
             host.holders.add(scratch.descriptors)
             if options.keep and options.root is None:

@@ -50,6 +50,7 @@ class Scratch:
         root: a root that is there already; None for a fresh one.
         keep: leave a fresh root where it is.
         where: the directory to make them in; None for the system's temporary one.
+        has_user: the child is to have a user of its own, where it can be given one.
 
     Attributes:
         root: the child's private root.
@@ -61,7 +62,12 @@ class Scratch:
     """
 
     def __init__(
-        self, root: str | None, *, keep: bool = False, where: str | None = None
+        self,
+        root: str | None,
+        *,
+        keep: bool = False,
+        where: str | None = None,
+        has_user: bool = True,
     ) -> None:
         self._keep = keep and root is None
         prefix = KEPT_PREFIX if self._keep else PREFIX
@@ -70,7 +76,8 @@ class Scratch:
         try:
             self._fd = os.open(self._base, os.O_RDONLY | _DIRECTORY)
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            giving.keep(self._fd)
+            if has_user:
+                giving.keep(self._fd)
             if os.fstat(self._fd).st_mode & stat.S_ISGID:  # as what it lies in
                 os.fchmod(self._fd, 0o700)
             self._base = Path(os.readlink(f"/proc/self/fd/{self._fd}"))  # noqa: PTH115
@@ -120,6 +127,7 @@ class Scratch:
 
     def _remove(self) -> OSError | None:
         if self._keep:
+            giving.take_back_held(self._fd)  # for whoever wants what it holds
             tmp, run = (remove_tree(Path(name), self._fd) for name in ("tmp", "run"))
             return tmp or run
         return _emptied(self._fd, self._base, None)
