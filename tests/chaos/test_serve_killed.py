@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.rounds import SEED, SERVE_KILLS
-from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.daemon import Daemon, daemon, left_in
 from tests.helpers.hostprocess import marked, wait_grown
 from tests.helpers.hosts import CHILDREN
 
@@ -107,7 +107,7 @@ def test_a_daemon_that_is_killed_leaves_nothing_and_comes_back(
         assert running.end() == 0
     wait_gone(mark)
     assert set(os.listdir(root)) <= {"a", "grown", "grown-py"}  # no staged file
-    assert not list((tmp_path / "state" / "scratch").iterdir())
+    assert not left_in(tmp_path)
     assert not (tmp_path / "run" / "control").exists()
     started = [row for row in journal(tmp_path) if row["event"] == "host.started"]
     assert ready < len(started) <= SERVE_KILLS + 1

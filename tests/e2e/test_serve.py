@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.client import ControlError
 from tests.helpers.command import sandhost
-from tests.helpers.daemon import daemon
+from tests.helpers.daemon import daemon, left_in
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def test_children_run_when_it_is_ready_and_are_gone_when_it_ended(
         assert all(row.state == "running" for row in rows.values())
         assert running.end() == 0
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-    assert not list((tmp_path / "state" / "scratch").iterdir())
+    assert not left_in(tmp_path)
     assert not (tmp_path / "run" / "control").exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.canary import KEY
 from tests.helpers.command import PROGRAMS, sandhost, small_disk
-from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.daemon import Daemon, daemon, left_in
 from tests.helpers.llmscene import key_file
 from tests.helpers.provider import provider_process
 from tests.helpers.scrape import curl, parsed
@@ -143,7 +143,7 @@ def test_children_of_a_daemon_have_all_that_is_configured(
         assert {"llm.called", "exec.started", "exec.ended"} <= names
         assert running.end() == 0
     assert KEY not in running.said()
-    assert not list((place / "state" / "scratch").iterdir())
+    assert not left_in(place)
 
 
 def _events(running: Daemon) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import TIMEOUT_S, sandhost
-from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.daemon import Daemon, daemon, left_in, scratch_of
 
 pytestmark = pytest.mark.slow
 
@@ -96,20 +96,21 @@ def test_a_daemon_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> 
             running.process.wait(TIMEOUT_S)
             assert select.select([pidfd], [], [], TIMEOUT_S)[0]
             os.close(pidfd)
-        assert list((tmp_path / "state" / "scratch").iterdir()), round_
+        assert left_in(tmp_path), round_
     with daemon(tmp_path, config) as running:
         said = running.said()
         assert "did not end in order" in said
         assert "a scratch directory" in said
         assert "a control socket that nobody listens on" in said
         assert running.row("a").state == "running"
-        assert len(list((tmp_path / "state" / "scratch").iterdir())) == 1
+        assert len(left_in(tmp_path)) == 1
         assert running.end() == 0
 
 
 def test_an_orphan_is_ended_only_with_proof(tmp_path: Path) -> None:
-    scratch = tmp_path / "state" / "scratch" / "sandhost-abc"
-    scratch.mkdir(parents=True)
+    scratch = scratch_of(tmp_path) / "sandhost-abc"
+    scratch.parent.mkdir(0o700, parents=True)
+    scratch.mkdir()
     orphan = ["sleep", "1000"]
     mine = subprocess.Popen(orphan, env={"TMPDIR": f"{scratch}/tmp"})
     other = subprocess.Popen(orphan, env={"TMPDIR": f"{tmp_path}/else"})

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.client import ChildRow, HostClient
+from supervisor.config.host import HostSection
+from supervisor.daemon_places import directories_of
 from tests.helpers import canary
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S
 
@@ -26,6 +28,18 @@ runtime_dir = "{where}/run"
 state_dir = "{where}/state"
 grace = "{grace}"
 """
+
+
+def scratch_of(where: Path) -> Path:
+    """Return what the children of a daemon with such directories have theirs in."""
+    section = HostSection(runtime_dir=f"{where}/run", state_dir=f"{where}/state")
+    return Path(directories_of(section)[2])
+
+
+def left_in(where: Path) -> list[str]:
+    """Return the names of children's directories that are there."""
+    scratch = scratch_of(where)
+    return os.listdir(scratch) if scratch.exists() else []
 
 
 class Daemon:

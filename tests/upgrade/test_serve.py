@@ -12,7 +12,7 @@ import pytest
 from supervisor.control.client import ControlError, call
 from supervisor.handover.state import versions
 from tests.helpers.command import SANDHOST, TIMEOUT_S, sandhost
-from tests.helpers.daemon import daemon
+from tests.helpers.daemon import daemon, left_in
 from tests.helpers.replacing import SEQUENCE, assert_clean, replace_daemon
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ def test_names_restarts_logs_and_waits_are_kept(tmp_path: Path) -> None:
         assert "adhoc" not in {row.name for row in running.client.ps()}
         assert_clean(running)
         assert running.end() == 0
-    assert not list((tmp_path / "state" / "scratch").iterdir())
+    assert not left_in(tmp_path)
     assert not (tmp_path / "run" / "control").exists()
 
 
