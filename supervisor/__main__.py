@@ -22,6 +22,9 @@ SPAWNING = frozenset({"run", "pipeline", "relay", "serve"})
 """Commands that start children of their own."""
 
 
+STOPPED_WITH_STATUS = frozenset({"run", "pipeline", "relay"})
+"""Commands whose status says by which signal they were stopped (face), at any time."""
+
 LIGHT = frozenset({"fs", "fd", "llm", "handover-check"})
 """Commands without the framework: inside a child, often in a loop of a shell script, and
 what a host asks its next program."""
@@ -62,6 +65,8 @@ def _main(words: list[str]) -> int:
         return 125
     if words and words[0] in LIGHT:
         return _light(words[0])(words[1:])
+    if words and words[0] in STOPPED_WITH_STATUS:
+        _be_stopped_with_status()
     launchpad = None
     spawns = bool(words) and words[0] in SPAWNING
     if words[:1] == ["doctor"]:
@@ -82,6 +87,19 @@ def _main(words: list[str]) -> int:
     from supervisor.cli.app import run_cli  # noqa: PLC0415 - after the launchpad
 
     return run_cli(words, launchpad)
+
+
+def _be_stopped_with_status() -> None:
+    """End with the status that a signal stands for, until a host heeds it: nothing is there.
+
+    A manager's stop of a service is no failure at any time: that is ``serve``.
+    """
+    # `signal` imports `enum`, which a host needs anyhow, but not before its launchpad.
+    import _signal  # type: ignore[import-not-found] # noqa: PLC0415 - for those alone
+
+    for number in (_signal.SIGTERM, _signal.SIGHUP):
+        if _signal.getsignal(number) == _signal.SIG_DFL:
+            _signal.signal(number, lambda number, _frame: os._exit(128 + number))
 
 
 def _say(title: str, text: str) -> None:

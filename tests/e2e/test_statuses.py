@@ -100,6 +100,21 @@ def test_a_signal_stops_run_and_its_child(number: int, status: int) -> None:
 
 # spec S6: a child that ends well in its grace period does not hide the signal, and
 # what it still writes is kept.
+# While it imports what it needs, nothing heeds a signal yet.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["run", "pipeline"])
+def test_a_host_that_has_just_begun_has_a_status_too(
+    command: str, number: signal.Signals
+) -> None:
+    with running(command, "--", "sleep", "1000") as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():  # its launchpad
+            assert process.poll() is None
+        process.send_signal(number)
+        outcome = finished(process)
+    assert (outcome.status, outcome.err) == (128 + number, b"")
+
+
 def test_a_stopped_child_may_leave_in_order(tmp_path: Path) -> None:
     script = (
         "trap 'printf \"OPEN last w false\\nWRITE 1000 3\\nbye\" >&3; exit 0' TERM;"
