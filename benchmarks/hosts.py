@@ -53,6 +53,7 @@ def run_command(
     *,
     top_level: bool = True,
     transport: str = "socketpair",
+    sandbox: str = "none",
 ) -> list[str]:
     """Return the command line of a host with one child.
 
@@ -62,11 +63,11 @@ def run_command(
         child: its program and arguments.
         top_level: whether it may have the whole file system.
         transport: "socketpair" or "pipes".
+        sandbox: its profile. What is measured is the door; walls are `sandbox`.
     """
     view = ["--top-level"] if top_level else []
     options = ["--root", str(root), "--transport", transport]
-    # What is measured is the door; walls are `sandbox`.
-    walls = ["--sandbox", "none"]
+    walls = ["--sandbox", sandbox]
     return [str(sandhost), "run", *walls, *view, *options, "--", *child]
 
 

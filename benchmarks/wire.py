@@ -38,6 +38,12 @@ SINGLE = {
     "read1m": ("READ 1 MiB", at_least(1.0)),
     "write1m": ("WRITE 1 MiB", at_least(0.8)),
 }
+WALLED = {
+    "walled-read1": ("read1", "READ 1 B"),
+    "walled-write1": ("write1", "WRITE 1 B"),
+}
+"""Without an aim: what the walls cost the client, whose system calls are looked at."""
+
 PIPES = ("READ 1 B, pipes / C socketpair", at_least(1.0))
 
 CROWD = 16
@@ -65,7 +71,7 @@ class Duel:
     """One measure: a peer and a host, taken in turn, until one of them fails."""
 
     title: str
-    aim: Aim
+    aim: Aim | None
     peer: Taker
     host: Taker
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list)
@@ -146,6 +152,16 @@ def client(place: Path, test: str, start_s: float | None = None) -> list[str]:
     return [yardstick("fsclient"), "3", str(place), length, f"~{test},{test}"]
 
 
+def walled(sandhost: Path, place: Path, test: str, title: str) -> Duel:
+    """Return the measure of one client in all the walls that there are, as by default."""
+    core = one_core()
+    child = client(place, test)
+    peer = [yardstick("fspeer"), "--", *child]
+    host = run_command(sandhost, place, child, sandbox="auto")
+    name = f"{title}, client in all walls"
+    return Duel(name, None, lambda: sample(peer, core), lambda: sample(host, core))
+
+
 def single(sandhost: Path, place: Path, test: str, transport: str) -> Duel:
     """Return the measure of one client, on one core with its server.
 
@@ -183,6 +199,8 @@ def duels(sandhost: Path, place: Path, transport: str) -> dict[str, Duel]:
         for test in SINGLE:
             made[test] = single(sandhost, place, test, "socketpair")
         made["crowd"] = many(place)
+        for name, (test, title) in WALLED.items():
+            made[name] = walled(sandhost, place, test, title)
     if transport != "socketpair":
         made["pipes"] = single(sandhost, place, "read1", "pipes")
     return made
@@ -229,7 +247,7 @@ def main(argv: Sequence[str] = ()) -> int:
         "--only",
         type=lambda text: text.split(","),
         metavar="TEST[,TEST]",
-        help=f"some of: {', '.join([*SINGLE, 'pipes', 'crowd'])}",
+        help=f"some of: {', '.join([*SINGLE, *WALLED, 'pipes', 'crowd'])}",
     )
     given = parse(options, argv)
     with workplace() as place:
