@@ -38,10 +38,7 @@ SINGLE = {
     "read1m": ("READ 1 MiB", at_least(1.0)),
     "write1m": ("WRITE 1 MiB", at_least(0.8)),
 }
-WALLED = {
-    "walled-read1": ("read1", "READ 1 B"),
-    "walled-write1": ("write1", "WRITE 1 B"),
-}
+WALLED = {"walled-read1": "read1", "walled-write1": "write1"}
 """Without an aim: what the walls cost the client, whose system calls are looked at."""
 
 PIPES = ("READ 1 B, pipes / C socketpair", at_least(1.0))
@@ -152,27 +149,25 @@ def client(place: Path, test: str, start_s: float | None = None) -> list[str]:
     return [yardstick("fsclient"), "3", str(place), length, f"~{test},{test}"]
 
 
-def walled(sandhost: Path, place: Path, test: str, title: str) -> Duel:
-    """Return the measure of one client in all the walls that there are, as by default."""
-    core = one_core()
-    child = client(place, test)
-    peer = [yardstick("fspeer"), "--", *child]
-    host = run_command(sandhost, place, child, sandbox="auto")
-    name = f"{title}, client in all walls"
-    return Duel(name, None, lambda: sample(peer, core), lambda: sample(host, core))
+def single(
+    sandhost: Path,
+    place: Path,
+    test: str,
+    measure: tuple[str, Aim | None],
+    *,
+    transport: str = "socketpair",
+    sandbox: str = "none",
+) -> Duel:
+    """Return a measure (title, aim) of one client, on one core with its server.
 
-
-def single(sandhost: Path, place: Path, test: str, transport: str) -> Duel:
-    """Return the measure of one client, on one core with its server.
-
-    The peer's transport is the socketpair always: what pipes give is compared with it.
+    The peer's transport is the socketpair always, and its client has no walls: what
+    pipes give and walls take is compared with that.
     """
     core = one_core()
-    title, aim = SINGLE[test] if transport == "socketpair" else PIPES
     child = client(place, test)
     peer = [yardstick("fspeer"), "--", *child]
-    host = run_command(sandhost, place, child, transport=transport)
-    return Duel(title, aim, lambda: sample(peer, core), lambda: sample(host, core))
+    host = run_command(sandhost, place, child, transport=transport, sandbox=sandbox)
+    return Duel(*measure, lambda: sample(peer, core), lambda: sample(host, core))
 
 
 def many(place: Path) -> Duel:
@@ -196,13 +191,15 @@ def duels(sandhost: Path, place: Path, transport: str) -> dict[str, Duel]:
     """Return every measure by the name that `--only` knows it by."""
     made: dict[str, Duel] = {}
     if transport != "pipes":
-        for test in SINGLE:
-            made[test] = single(sandhost, place, test, "socketpair")
+        for test, measure in SINGLE.items():
+            made[test] = single(sandhost, place, test, measure)
         made["crowd"] = many(place)
-        for name, (test, title) in WALLED.items():
-            made[name] = walled(sandhost, place, test, title)
+        for name, test in WALLED.items():
+            title, _ = SINGLE[test]
+            walled = f"{title}, client in all walls", None
+            made[name] = single(sandhost, place, test, walled, sandbox="auto")
     if transport != "socketpair":
-        made["pipes"] = single(sandhost, place, "read1", "pipes")
+        made["pipes"] = single(sandhost, place, "read1", PIPES, transport="pipes")
     return made
 
 

@@ -57,6 +57,11 @@ class Places:
     scratch: str
 
     @property
+    def is_borrowed(self) -> bool:
+        """Whether ``scratch`` is a temporary directory."""
+        return _is_borrowed(self.scratch, self.runtime_dir, self.state_dir)
+
+    @property
     def lock(self) -> str:
         """The lock file."""
         return f"{self.runtime_dir}/lock"
@@ -120,8 +125,12 @@ def hidden_from_children(section: HostSection | None) -> tuple[str, ...]:
         FileNotFoundError: as ``directories_of``.
     """
     *own, scratch = directories_of(section)
-    tops = tuple(f"{path}/" for path in own)
-    return tuple(own) if scratch.startswith(tops) else (*own, scratch)
+    return (*own, scratch) if _is_borrowed(scratch, *own) else tuple(own)
+
+
+def _is_borrowed(scratch: str, *own: str) -> bool:
+    """Tell whether children's directories are in none of the daemon's own (rule 3)."""
+    return not scratch.startswith(tuple(f"{path}/" for path in own))
 
 
 def _usual_runtime_dir() -> str:
@@ -165,18 +174,14 @@ def _check_borrowed(places: Places) -> None:
     is_closed = (
         stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
     )
-    if not (is_closed or _is_own(places)):
+    if places.is_borrowed and not is_closed:
         text = "it is a link, or open to others; remove it, or name a shorter state_dir"
         raise OSError(errno.EPERM, text, places.scratch)
 
 
-def _is_own(places: Places) -> bool:
-    return places.scratch.startswith((f"{places.state_dir}/", f"{places.runtime_dir}/"))
-
-
 def remove_borrowed(places: Places) -> None:
     """Remove a directory of children's own that nobody would look for, if it is empty."""
-    if not _is_own(places):
+    if places.is_borrowed:
         with contextlib.suppress(OSError):
             Path(places.scratch).rmdir()
 

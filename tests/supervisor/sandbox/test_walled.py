@@ -54,6 +54,18 @@ async def start(stage: Stage, machine: Machine, wanted: Wanted) -> None:
     process.close()
 
 
+async def start_with_a_root(
+    stage: Stage, machine: Machine, wanted: Wanted
+) -> dict[str, str]:
+    """Start it as its own user in a fresh root, if there is one; say what is lacking."""
+    if machine.lacking.get("uid") is None:
+        wanted.user = machine.take_user()
+    await start(stage, machine, wanted)
+    if "mountns" in machine.lacking:
+        pytest.skip(f"no mount namespace: {machine.lacking}")
+    return dict(machine.lacking)
+
+
 def swapped_meanwhile(
     monkeypatch: pytest.MonkeyPatch, swap: Callable[[], None]
 ) -> None:
@@ -78,12 +90,7 @@ async def test_a_working_directory_is_the_one_that_is_held(
 ) -> None:
     root, machine = tmp_path / "root", Machine()
     wanted = Wanted(AUTO, "none", str(root / "sub"), shared=(str(root),))
-    if machine.lacking.get("uid") is None:
-        wanted.user = machine.take_user()
-    await start(stage, machine, wanted)
-    if "mountns" in machine.lacking:
-        pytest.skip(f"no mount namespace: {machine.lacking}")
-    lacking = dict(machine.lacking)
+    lacking = await start_with_a_root(stage, machine, wanted)
 
     def swap() -> None:
         (root / "sub").rename(root / "before")
@@ -133,14 +140,9 @@ async def test_what_is_to_be_hidden_is_where_the_host_saw_it(
     root, machine = tmp_path / "root", Machine()
     wanted = Wanted(AUTO, "none", str(root), shared=(str(root),))
     wanted.no_groups = "none here"
-    if machine.lacking.get("uid") is None:
-        wanted.user = machine.take_user()
     held = os.open(root / "sub", os.O_PATH)
     wanted.hidden = locations_of(held)
-    await start(stage, machine, wanted)
-    if "mountns" in machine.lacking:
-        pytest.skip(f"no mount namespace: {machine.lacking}")
-    lacking = dict(machine.lacking)
+    lacking = await start_with_a_root(stage, machine, wanted)
 
     def swap() -> None:
         (root / "sub").rename(root / "before")
