@@ -167,9 +167,11 @@ class LocalSidecar(Backend):
                 raise workspace.refused() from None
         top = self._workspace_of(child)
         cwd_fd = await workspace.open_cwd(top, cwd, share)
-        if workspace.is_kept(cwd_fd, top, child.spec.own_dirs):
-            os.close(cwd_fd)
-            raise workspace.refused()
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, cwd_fd)
+            if workspace.is_kept(cwd_fd, top, child.spec.own_dirs):
+                raise workspace.refused()
+            stack.pop_all()
         return cwd_fd
 
     async def command(
