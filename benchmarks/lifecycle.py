@@ -3,7 +3,8 @@
 The host runs in this program, idle but for the one child. Spawns are compared with a
 bare `posix_spawn` of the same child, in turn. A killed child holds open files, half of
 a 1 MiB WRITE and, in one of the two measures, a grandchild in a session of its own that
-keeps FD 3 open; after each kill it is checked that nothing is left.
+keeps FD 3 open; after each kill it is checked that nothing is left. At last hosts of their
+own are killed, with three such children each: of their trees nothing may be left.
 """
 
 import fcntl
@@ -12,6 +13,7 @@ import select
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import trio
 
+from benchmarks.crowd import crowd_command
 from benchmarks.hosts import Host, open_host, run_trio
 from benchmarks.measure import MeasureError, percentile, workplace
 from benchmarks.options import parse, parser
@@ -31,6 +34,9 @@ ROUNDS = 300
 WARM_UP = 10  # the first spawns import, allocate and fault in what later ones reuse
 KILL_AIM = at_most(10.0)
 SPAWN_AIM = at_most(2.0)
+HOST_KILL_AIM = at_most(1000.0)
+HOST_KILLS = 30  # each starts a host; no more than rounds
+CROWD = 3
 TREE_TIMEOUT_S = 5.0  # a killed process is gone within milliseconds
 FAR_FD = 10  # above every number that a child is given
 
@@ -146,6 +152,56 @@ async def measure(rounds: int) -> list[Row]:
     ]
 
 
+def host_kill_ms() -> float:
+    """Kill a host with a tree beneath it; return how long anything of that was left.
+
+    Raises:
+        MeasureError: something of it is left for good.
+    """
+    with workplace() as place, fifo(place) as heard:
+        command = crowd_command("hold", CROWD, place, heard.probe("-g"))
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as host:
+            if host.stdin is None or host.stdout is None:
+                raise MeasureError("a host without pipes")
+            host.stdout.readline()
+            host.stdin.write(b"go\n")
+            host.stdin.flush()
+            probes = [heard.next_blocking() for _ in range(CROWD)]
+            pads = {_parent_of(probe.pid) for probe in probes}
+            tree = [
+                *pads,
+                *(pid for one in probes for pid in (one.pid, one.grandchild)),
+            ]
+            pidfds = [os.pidfd_open(pid) for pid in tree]
+            begun_ns = time.monotonic_ns()
+            host.kill()
+            left = set(pidfds)
+            while left:
+                ended, _, _ = select.select(left, [], [], TREE_TIMEOUT_S)
+                if not ended:
+                    raise MeasureError(f"{len(left)} of a killed host's tree are left")
+                left -= set(ended)
+            taken_ms = (time.monotonic_ns() - begun_ns) / 1e6
+            for pidfd in pidfds:
+                os.close(pidfd)
+    return taken_ms
+
+
+def _parent_of(pid: int) -> int:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def host_kill_row(times_ms: Sequence[float]) -> Row:
+    """Return the slowest of the kills of hosts."""
+    data = {"p50_ms": statistics.median(times_ms), "max_ms": max(times_ms)}
+    detail = f"p50 {data['p50_ms']:.2f}, of {len(times_ms)}"
+    name = "kill -9 of a host to its whole tree gone, max"
+    return Row(name, data["max_ms"], "ms", HOST_KILL_AIM, detail, data)
+
+
 def kill_row(name: str, times_ms: Sequence[float]) -> Row:
     """Return the p99 of the kills."""
     data = {
@@ -174,6 +230,8 @@ def main(argv: Sequence[str] = ()) -> int:
     given = parse(parser(NAME, METHOD, rounds=ROUNDS), argv)
     try:
         rows = run_trio(measure, given.rounds)
+        kills = [host_kill_ms() for _ in range(min(HOST_KILLS, given.rounds))]
+        rows.append(host_kill_row(kills))
     except MeasureError as error:
         rows = [Row("a child's life", None, "", detail=str(error))]
     report = Report(NAME, METHOD, given.rounds, rows)
