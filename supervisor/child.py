@@ -55,7 +55,10 @@ class Child(ChildClients):
         """
         if grace_s is not None:
             self._grace_s = grace_s
-        self._stopped.set()
+        is_first = not self._is_stopped
+        self._is_stopped = True
+        if is_first and self.state is State.RUNNING and self._nursery is not None:
+            self._nursery.start_soon(self._enforce_end)
         self._happened(Event.STOP)
 
     def session_closed(self, session: Session) -> None:
@@ -251,17 +254,17 @@ class Child(ChildClients):
 
     async def _live_on(self, timeout_s: float | None) -> None:
         """Wait for its process's end; ``timeout_s`` is left of its time limit."""
-        process = self.process
-        session = self.session
-        if process is None or session is None:
+        process, session, nursery = self.process, self.session, self._nursery
+        if process is None or session is None or nursery is None:
             raise RuntimeError("a child that was not started cannot live")
+        # No task that waits for what may never be: there are many children, and whoever
+        # has started one waits until this one does.
+        if self._is_stopped:
+            nursery.start_soon(self._enforce_end)
+        if timeout_s is not None:
+            nursery.start_soon(self._enforce_timeout, timeout_s)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._enforce_end)
-                if timeout_s is not None:
-                    nursery.start_soon(self._enforce_timeout, timeout_s)
-                self.exit = await process.wait_exit()
-                nursery.cancel_scope.cancel()
+            self.exit = await process.wait_exit()
         except LaunchpadLost:
             self._host.log.write(
                 "ERROR", "The launchpad is lost, and with it the child"
@@ -287,17 +290,19 @@ class Child(ChildClients):
 
     async def _enforce_end(self) -> None:
         """After a stop, kill what does not end within the grace period (spec S6)."""
-        await self._stopped.wait()
         self._killed_at = trio.current_time() + self._grace_s
         await trio.sleep_until(self._killed_at)
+        if self.exit is not None:
+            return
         self._host.on_overdue(self)
         self._happened(Event.GRACE_OVER)
 
     async def _enforce_timeout(self, timeout_s: float) -> None:
         self._timeout_at = trio.current_time() + timeout_s
         await trio.sleep_until(self._timeout_at)
-        self.timed_out = True
-        self.stop()
+        if self.exit is None:
+            self.timed_out = True
+            self.stop()
 
     async def _close_sessions(self) -> None:
         """Close every conversation, nested ones first (spec S3)."""

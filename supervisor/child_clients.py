@@ -75,7 +75,7 @@ class ChildClients:
         self.process: SpawnedProcess | None = None
         self.session: Session | None = None
         self._host = host
-        self._stopped = trio.Event()
+        self._is_stopped = False
         self._side: socket.socket | None = None
         self._ends: Ends | None = None
         self.places: tuple[Place, ...] = ()

@@ -251,7 +251,7 @@ class Launcher:
         elif kind == wire.EXITED:
             record = self._records[ident]
             record.status = ExitStatus(*rest)
-            record.exited.set()
+            record.tell_exit()
         elif kind == wire.FAILED:
             record = self._records.pop(ident)
             record.failure = tuple(rest)
@@ -302,7 +302,7 @@ class Launcher:
         records, self._records = self._records, {}
         for record in records.values():
             record.started.set()
-            record.exited.set()
+            record.tell_exit()
             record.swept.set()
         trio.lowlevel.notify_closing(self._control)
         self._control.close()

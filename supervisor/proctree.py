@@ -71,6 +71,32 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for found in lists if found for child in found.split()]
 
 
+class OwnChildren:
+    """The direct children of this process, which has one thread, by an open list.
+
+    For who asks again and again: to open a list costs thirty times what it costs to read.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._list = -1
+        if _KERNEL_LISTS_CHILDREN:
+            self._list = os.open(_OWN_CHILDREN, os.O_RDONLY | os.O_CLOEXEC)
+
+    def pids(self) -> list[int]:
+        """As `children_of`, complete."""
+        if self._list < 0:
+            return children_by_scan(self._pid)
+        os.lseek(self._list, 0, os.SEEK_SET)
+        return [int(child) for child in _rest_of(self._list).split()]
+
+    def close(self) -> None:
+        """Give the list back; whoever holds this to its own end need not."""
+        if self._list >= 0:
+            os.close(self._list)
+            self._list = -1
+
+
 def children_by_scan(pid: int) -> list[int]:
     """As `children_of`, for kernels without CONFIG_PROC_CHILDREN: reads every stat."""
     numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -158,15 +184,20 @@ def _read(path: str) -> bytes | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     try:
-        data = b""
-        # A read gives a page at most, however much is asked for: only b"" is the end.
-        while part := os.read(fd, _READ_BYTES):
-            data += part
+        return _rest_of(fd)
     except ProcessLookupError:
         return None
     finally:
         os.close(fd)
+
+
+def _rest_of(fd: int) -> bytes:
+    data = b""
+    # A read gives a page at most, however much is asked for: only b"" is the end.
+    while part := os.read(fd, _READ_BYTES):
+        data += part
     return data
 
 
-_KERNEL_LISTS_CHILDREN = os.access("/proc/thread-self/children", os.R_OK)
+_OWN_CHILDREN = "/proc/thread-self/children"
+_KERNEL_LISTS_CHILDREN = os.access(_OWN_CHILDREN, os.R_OK)

@@ -17,6 +17,8 @@ import trio
 from supervisor.launchpad import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor import proctree
     from supervisor.launcher import Launcher
 
@@ -64,6 +66,7 @@ class Record:
         born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
+        at_exit: called when `exited` is set; at once, and so not to wait or raise.
     """
 
     started: trio.Event = field(default_factory=trio.Event)
@@ -74,6 +77,13 @@ class Record:
     failure: tuple[int, str, bytes] | None = None
     status: ExitStatus | None = None
     stock: tuple[proctree.ProcessIdentity, ...] = ()
+    at_exit: Callable[[], None] | None = None
+
+    def tell_exit(self) -> None:
+        """Tell who waits that `status` is there, or never will be."""
+        self.exited.set()
+        if self.at_exit is not None:
+            self.at_exit()
 
 
 class SpawnedProcess:
@@ -97,6 +107,7 @@ class SpawnedProcess:
         self._launcher = launcher
         self._ident = ident
         self._record = record
+        self._is_awaited = False  # somebody waits, or has waited, for the pidfd
 
     async def wait_exit(self) -> ExitStatus:
         """Wait until the process has ended (not what it started: `wait_swept`).
@@ -109,13 +120,35 @@ class SpawnedProcess:
 
         Cancellation: nothing is lost, wait again.
         """
+        self._is_awaited = True
         await trio.lowlevel.wait_readable(self._pidfd)
         with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
             await self._record.exited.wait()
+        return self._status()
+
+    async def wait_exit_soon(self) -> ExitStatus:
+        """Wait as `wait_exit` does, for who has a reason to take the end for near.
+
+        Then the report is all there is to be waited for: one wake-up, and not two.
+        """
+        with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
+            await self._record.exited.wait()
+        return self._status() if self.has_exited else await self.wait_exit()
+
+    def _status(self) -> ExitStatus:
         if self._record.status is None:
             self._launcher.check()
             return ExitStatus()
         return self._record.status
+
+    def at_exit(self, call: Callable[[], None] | None) -> None:
+        """Have something called when its exit is told, at once if it was; see `Record`.
+
+        One call at a time; None for none any more.
+        """
+        self._record.at_exit = call
+        if call is not None and self.has_exited:
+            call()
 
     async def wait_swept(self) -> None:
         """Wait until nothing that this ended process left behind is alive.
@@ -160,5 +193,6 @@ class SpawnedProcess:
         """Give the pidfd back. Does not end the process. A second call does nothing."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
-            trio.lowlevel.notify_closing(pidfd)
+            if self._is_awaited:
+                trio.lowlevel.notify_closing(pidfd)
             os.close(pidfd)

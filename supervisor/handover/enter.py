@@ -229,7 +229,7 @@ class EnteredChild(Child):
         self.state = State(left.state)
         self._grace_s = left.grace_s
         if self.state is State.STOPPING:
-            self._stopped.set()
+            self._is_stopped = True
         for session, was in self._to_go_on:
             take_up(session, was)
             if was.carried is not None:

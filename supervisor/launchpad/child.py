@@ -12,8 +12,8 @@ Rules:
  2. Exactly the named descriptors are open after the exec.
  3. Limits come late: a small RLIMIT_NOFILE or RLIMIT_AS must bind the program, not the
     steps that prepare it; what follows them opens nothing.
- 4. Signals need no step: the launchpad blocks and ignores none, and what it catches
-    is the default again after exec (execve(2)).
+ 4. Of signals the launchpad blocks SIGCHLD alone, and ignores none; what it catches is
+    the default again after exec (execve(2)).
  5. This ends in exec or in `os._exit`; it never returns into the launchpad's loop.
  6. What waits for its order (``launchpad.stock``) holds nothing of the launchpad's.
 """
@@ -104,12 +104,15 @@ def _keep_to_itself(order: Order, _launchpad: int) -> None:
         return
     # If the launchpad dies: at once, and by its closed line in a namespace of pids.
     prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
-    _signal.set_wakeup_fd(-1)
     keep = sorted({*range(3), order.line.fileno(), order.report, order.group} - {-1})
     last = os.sysconf("SC_OPEN_MAX")
     for kept, following in zip(keep, [*keep[1:], last], strict=True):
         os.closerange(kept + 1, following)
     set_name(_STOCK_NAME)
+
+
+def _unblock_signals(_order: Order, _launchpad: int) -> None:
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def _prepare_rules(order: Order, _launchpad: int) -> None:
@@ -301,6 +304,7 @@ def _execute(order: Order, _launchpad: int) -> None:
 # Before the row "order" stands what every order of one shape says (`SHAPING`).
 STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     ("fork", _keep_to_itself),
+    ("signals", _unblock_signals),
     _layer("userns", _enter_user),
     _namespace("netns"),
     _namespace("ipcns"),

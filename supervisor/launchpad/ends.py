@@ -60,7 +60,7 @@ class Ends:
         self._hear_all = hear_all
         self._bury = bury
         self._reply = reply
-        self._pid = os.getpid()
+        self._children = proctree.OwnChildren()
         self._killed: set[int] = set()  # leftovers that are dying, until reaped
         self._unswept: list[int] = []  # idents of the dead since nothing was left
         self._buried = 0  # leftovers reaped since nothing was left
@@ -123,7 +123,7 @@ class Ends:
         Only direct children are killed, as fast as they can be listed. What stands
         beneath them comes here when they die, which is the next SIGCHLD.
         """
-        children = proctree.children_of(self._pid)
+        children = self._children.pids()
         # After the list was read: who stands on it and is no leftover was announced.
         self._hear_all()
         if self._family.is_forking:

@@ -59,8 +59,14 @@ class Child:
         "state",
     )
 
-    def __init__(self, state: int, pid: int, report: int) -> None:
+    def __init__(self, state: int, pid: int, report: int, pidfd: int = -1) -> None:
         """Take note of a process that was forked.
+
+        Args:
+            state: of ``launchpad.life``.
+            pid: its own.
+            report: where it tells how it fares.
+            pidfd: its own, if there is one already; this one's then.
 
         Raises:
             OSError: it is not there.
@@ -75,17 +81,18 @@ class Child:
         self.line: _socket.socket | None = None
         self.calls: CallList | None = None
         self.pidfd = -1
-        self.is_now(pid)
+        self.is_now(pid, pidfd)
 
-    def is_now(self, pid: int) -> None:
+    def is_now(self, pid: int, pidfd: int = -1) -> None:
         """Take note of the process that is to become the program.
 
         Raises:
             OSError: it is not there; nothing was noted.
         """
-        create_time = _create_time(pid)
         # Before any wait: the pid still names this process, be it dead already.
-        pidfd = os.pidfd_open(pid)
+        create_time = _create_time(pid)
+        if pidfd < 0:
+            pidfd = os.pidfd_open(pid)
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.pid, self.create_time, self.pidfd = pid, create_time, pidfd

@@ -153,8 +153,6 @@ def be_init() -> NoReturn:
     """
     try:
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
-        # What is blocked is not ignored: the wake-up of the launchpad is not for this.
-        _signal.set_wakeup_fd(-1)
         # All others have no handler here, and sixty calls would delay the child.
         for number in _signal.valid_signals():
             if callable(_signal.getsignal(number)):

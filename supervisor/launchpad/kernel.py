@@ -35,6 +35,10 @@ _SYS_RT_SIGACTION_GENERIC = 134
 _SIGACTION_BYTES = 32
 _SYS_SCHED_SETATTR = {"x86_64": 314}
 _SYS_SCHED_SETATTR_GENERIC = 274  # sched_getattr(2) is the next one, everywhere
+_SYS_SIGNALFD4 = {"x86_64": 289}
+_SYS_SIGNALFD4_GENERIC = 74
+# A set of signals, as the kernel takes it.
+SIGNAL_SET = struct.Struct("Q")
 # <linux/sched.h>, <linux/sched/types.h>: size, policy, flags, nice, priority, runtime,
 # deadline, period; as of the first version of the structure.
 _SCHED_ATTRIBUTES = struct.Struct("IIQiIQQQ")
@@ -203,6 +207,18 @@ def default_reserved_signals() -> None:
     action = ctypes.create_string_buffer(_SIGACTION_BYTES)  # zeros: SIG_DFL, no flags
     for signal in (32, 33):
         system_call(number, signal, ctypes.addressof(action), 0, 8)
+
+
+def signal_descriptor(signal: int) -> int:
+    """Return a descriptor that tells of a signal, which is to be blocked: signalfd(2).
+
+    Raises:
+        OSError: no descriptor or memory to be had.
+    """
+    number = _SYS_SIGNALFD4.get(os.uname().machine, _SYS_SIGNALFD4_GENERIC)
+    told = ctypes.create_string_buffer(SIGNAL_SET.pack(1 << (signal - 1)))
+    where, size = ctypes.addressof(told), SIGNAL_SET.size
+    return system_call(number, 0xFFFFFFFF, where, size, os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def close_at_exec(first: int) -> None:

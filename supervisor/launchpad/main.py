@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 _NAME = b"sandhost-pad"
 
-# A wake-up is one byte a signal; more than fit mean no more than one.
-_WAKE_BYTES = 4096
+# struct signalfd_siginfo of signalfd(2). Of a signal that came again there is one.
+_DEATH_BYTES = 128
 
 # Who was started runs this long, on this processor, before anybody is forked that is
 # not waited for: that takes as long as a small program does.
@@ -85,10 +85,10 @@ class _Launchpad:
         self._has_begun = False  # somebody, a moment ago
         self._namespaces = PidNamespaces()
         self._starter = Starter()
-        self._wake = setup.wake_at_signals()
+        self._deaths = setup.hear_of_deaths()
         self._epoll = select.epoll()
         self._epoll.register(control.fileno(), select.EPOLLIN)
-        self._epoll.register(self._wake, select.EPOLLIN)
+        self._epoll.register(self._deaths, select.EPOLLIN)
 
     def run(self) -> None:
         """Serve the host until it is gone, then end every process beneath this one."""
@@ -116,11 +116,18 @@ class _Launchpad:
             self._ends.end_everything(self._wait_for_a_death)
 
     def _wait_for_a_death(self) -> None:
-        os.read(self._wake, _WAKE_BYTES)
+        select.select([self._deaths], (), ())
+        self._hear_of_a_death()
+
+    def _hear_of_a_death(self) -> None:
+        try:
+            os.read(self._deaths, _DEATH_BYTES)
+        except BlockingIOError:  # heard of while all were ended
+            return
 
     def _serve(self, fd: int, events: int) -> None:
-        if fd == self._wake:
-            os.read(self._wake, _WAKE_BYTES)
+        if fd == self._deaths:
+            self._hear_of_a_death()
             self._ends.has_more_to_do = True
         elif fd != self._control.fileno():
             if child := self._family.by_report.get(fd):

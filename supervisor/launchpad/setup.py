@@ -64,12 +64,18 @@ def set_signals() -> None:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Be woken up by a signal; the loop finds out why."""
+    """Survive a signal."""
 
 
-def wake_at_signals() -> int:
-    """A descriptor that becomes readable when a caught signal, SIGCHLD most, came."""
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(theirs, False)
-    _signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
-    return ours
+def hear_of_deaths() -> int:
+    """Return a descriptor that is readable when somebody may have died: signalfd(2).
+
+    SIGCHLD is blocked for it; a handler would cost each death the call of it, a byte
+    in a pipe, and the call that it breaks off. What is forked unblocks it.
+
+    Raises:
+        OSError: there is no descriptor to be had.
+    """
+    fd = kernel.signal_descriptor(int(_signal.SIGCHLD))
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
+    return fd

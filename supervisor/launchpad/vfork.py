@@ -24,6 +24,7 @@ from __future__ import annotations
 # `signal` imports `enum`: 4 ms of a start that takes 9.
 import _signal  # type: ignore[import-not-found]
 import ctypes
+import errno
 import os
 import struct
 
@@ -34,6 +35,7 @@ from supervisor.launchpad.kernel import (
     CLOSE_RANGE_CLOEXEC,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
+    SIGNAL_SET,
     SYS_CLOSE_RANGE,
     system_call,
 )
@@ -78,17 +80,20 @@ PLAIN_LAYERS = frozenset({"rlimits"})
 """The layers that need nothing but system calls which are known beforehand."""
 
 # <asm/unistd.h> of x86-64.
-_MMAP, _DUP2, _EXECVE, _FCHDIR, _UMASK, _SETSID, _PRCTL = 9, 33, 59, 81, 95, 112, 157
-_PRLIMIT64 = 302
+_MMAP, _RT_SIGPROCMASK, _DUP2, _EXECVE, _FCHDIR, _UMASK = 9, 14, 33, 59, 81, 95
+_SETSID, _PRCTL, _PRLIMIT64 = 112, 157, 302
 _LAST_FD = 0xFFFFFFFF
 # <linux/sched.h>
-_CLONE_VM, _CLONE_CLEAR_SIGHAND = 0x100, 0x100000000
+_CLONE_VM, _CLONE_PIDFD, _CLONE_CLEAR_SIGHAND = 0x100, 0x1000, 0x100000000
 # <linux/mman.h>
 _PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
 _PAGE_BYTES = 4096
 
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # left for a pidfd
+
 # Without a stack the child is where its parent is, and stays there.
-_ARGUMENTS = CloneArguments(_CLONE_VM | _CLONE_CLEAR_SIGHAND, exit_signal=SIGCHLD)
+_FLAGS = _CLONE_VM | _CLONE_PIDFD | _CLONE_CLEAR_SIGHAND
+_NO_SIGNALS = ctypes.create_string_buffer(SIGNAL_SET.pack(0))
 _CALL = struct.Struct("7Qq")
 _RLIMIT = struct.Struct("2Q")
 _POINTER = struct.Struct("Q")
@@ -125,6 +130,9 @@ class Steps:
         self.applied = (("session", "own"), *order.limits_said(), order.fds_said())
 
     def _of(self, order: Order) -> Iterator[tuple[str, Call]]:
+        nobody = ctypes.addressof(_NO_SIGNALS)
+        mask = (_RT_SIGPROCMASK, _signal.SIG_SETMASK, nobody, 0, SIGNAL_SET.size)
+        yield "signals", mask
         yield "session", (_SETSID,)
         yield "subreaper", (_PRCTL, PR_SET_CHILD_SUBREAPER, 1)
         yield "cwd", (_FCHDIR, order.cwd_fd)
@@ -197,6 +205,10 @@ class Starter:
         self._unheard: list[CallList] = []
         self._known: dict[tuple[object, ...], Steps] = {}
         self._start: Callable[[int, int, int], int] | None = None
+        self._pidfd = ctypes.c_int(-1)  # of the one that was started last
+        self._arguments = CloneArguments(
+            _FLAGS, pidfd=ctypes.addressof(self._pidfd), exit_signal=SIGCHLD
+        )
         if os.uname().machine != "x86_64":
             return
         try:
@@ -238,16 +250,20 @@ class Starter:
         if self._start is None or lowest <= max(order.targets, default=-1):
             return None
         calls = CallList(order, self._steps_of(order))
-        size = ctypes.sizeof(_ARGUMENTS)
-        pid = self._start(ctypes.addressof(_ARGUMENTS), size, calls.address)
-        if -pid in NO_PROCESS:
+        size = ctypes.sizeof(self._arguments)
+        pid = self._start(ctypes.addressof(self._arguments), size, calls.address)
+        if -pid in NO_PROCESS or -pid in _NO_DESCRIPTOR:
             raise OSError(-pid, os.strerror(-pid))
         if pid < 0:  # a filter, or a kernel that does not know the flag
             self._start = None
             return None
         # Here for good if nobody can take note of it, and hear when it was read.
         self._unheard.append(calls)
-        child = Child(life.STARTING, pid, report)
+        try:
+            child = Child(life.STARTING, pid, report, self._pidfd.value)
+        except OSError:
+            os.close(self._pidfd.value)
+            raise
         child.calls = self._unheard.pop()
         return child
 

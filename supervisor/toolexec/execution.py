@@ -8,8 +8,8 @@ Rules of this file.
 2. stdout and stderr are one pipe, stdin is the null device, and nothing else of the
    host is open in a tool.
 3. What is printed is logged as fast as the log takes it: the pipe is the backpressure.
-4. Its tasks are the child's: one waits for the end, one moves what is printed, and those
-   that end it are cancelled when it has.
+4. Its tasks are the child's: one moves what is printed and waits for the end, and those
+   that end it, or what others still print, are cancelled when it has.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ class Execution:
         if process is None or pump is None:
             raise RuntimeError("an execution that was not spawned cannot run")
         self._nursery = nursery
-        nursery.start_soon(self._pump_all, pump)
         nursery.start_soon(self._live, process, pump)
+        process.at_exit(self._exited)
         if timeout_s > 0:
             self._do_aside(self._enforce_timeout, timeout_s)
         if self.owner.growth is not None and not self.passed:
@@ -252,21 +252,24 @@ class Execution:
     async def _live(self, process: SpawnedProcess, pump: OutputPump) -> None:
         status = None
         try:
-            status = await process.wait_exit()
-            if not pump.eof.is_set():
-                with trio.move_on_after(HOLDERS_S):
-                    await pump.eof.wait()
-                pump.stop_at_what_is_there()
+            await self._pump_all(pump)
+            status = await process.wait_exit_soon()
             if self.owner.growth is not None and self._nursery is not None:
                 await self.owner.growth.last_look(self._nursery)
         finally:
-            if not pump.eof.is_set():
-                # If this is cancelled, so is the pump; its call in a thread ends (I1).
-                with trio.CancelScope(shield=True):
-                    await pump.eof.wait()
+            process.at_exit(None)
             self._finish(status)
             if self._door is not None:
                 await self._close_door()
+
+    def _exited(self) -> None:
+        """Take note that its process has ended: what it has printed is in the pipe."""
+        if self._pump is not None and not self._pump.has_ended:
+            self._do_aside(self._outwait_holders, self._pump)
+
+    async def _outwait_holders(self, pump: OutputPump) -> None:
+        await trio.sleep(HOLDERS_S)
+        pump.stop_at_what_is_there()
 
     def _do_aside(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         """Do something that is over when the execution is."""

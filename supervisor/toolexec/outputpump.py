@@ -37,15 +37,14 @@ class OutputPump:
         log: takes the output.
 
     Attributes:
-        eof: set when nothing more comes from here.
+        has_ended: nothing more comes from here.
     """
 
     def __init__(self, pipe: int, log: OutputLog) -> None:
-        self.eof = trio.Event()
+        self.has_ended = False
         self._pipe = pipe
         self._log = log
         self._tap: Tap | None = None
-        self._idle: trio.CancelScope | None = None
         self._last_bytes: int | None = None
         self._waited = True
 
@@ -55,7 +54,7 @@ class OutputPump:
         try:
             yield
         finally:
-            self.eof.set()
+            self.has_ended = True
 
     async def run(self) -> None:
         """Log what is printed, to its end.
@@ -77,10 +76,9 @@ class OutputPump:
 
     def stop_at_what_is_there(self) -> None:
         """Take what the pipe holds now for the last: others hold it for ever."""
-        if not self.eof.is_set():
+        if not self.has_ended:
             self._last_bytes = waiting_in(self._pipe)
-            if self._idle is not None:
-                self._idle.cancel()
+            trio.lowlevel.notify_closing(self._pipe)  # who waits for more, goes on
 
     @property
     def pipe(self) -> int:
@@ -90,7 +88,8 @@ class OutputPump:
     def close(self) -> None:
         """Close the pipe; a second call does nothing."""
         if self._pipe >= 0:
-            trio.lowlevel.notify_closing(self._pipe)
+            if not self.has_ended:  # somebody may be waiting for it
+                trio.lowlevel.notify_closing(self._pipe)
             os.close(self._pipe)
             self._pipe = -1
 
@@ -189,6 +188,7 @@ class OutputPump:
         if self._last_bytes is not None:
             return False
         self._waited = True
-        with trio.CancelScope() as self._idle:
+        # Not a scope that is cancelled: it would be made for each wait.
+        with suppress(trio.ClosedResourceError):
             await trio.lowlevel.wait_readable(self._pipe)
         return True

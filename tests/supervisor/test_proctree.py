@@ -1,5 +1,6 @@
 """Parentage as /proc tells it, and signals that reach exactly who is meant."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -70,6 +71,24 @@ def test_the_two_ways_to_list_children_agree() -> None:
     assert sorted(found) == sorted(proctree.children_by_scan(process.pid))
     proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
     assert is_gone(process)
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["a list", "by scan"])
+@pytest.mark.usefixtures("reap_orphans")
+def test_a_list_that_is_open_tells_the_children_of_now(
+    is_listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proctree, "_KERNEL_LISTS_CHILDREN", is_listed)
+    with contextlib.closing(proctree.OwnChildren()) as own:
+        before = set(own.pids())
+        # More than fit into one page, of which a single read gives no more.
+        words = ["sleep", "1000"]
+        crowd = [os.posix_spawn("/bin/sleep", words, {}) for _ in range(1000)]
+        assert set(own.pids()) - before == set(crowd)
+        proctree.kill_children(crowd)
+        for pid in crowd[1:]:
+            os.waitpid(pid, 0)
+        assert set(own.pids()) - before == {crowd[0]}  # not waited for, so still there
 
 
 def test_children_of_nobody_are_none() -> None:

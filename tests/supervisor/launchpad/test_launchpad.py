@@ -229,8 +229,10 @@ def test_it_holds_nothing_of_its_host(pad: Pad) -> None:
     kinds = sorted(target.partition("[")[0] for target in held.values())
     assert held[0] == held[1] == os.devnull
     assert kinds.count("socket:") == 1
-    assert kinds.count("pipe:") == 2  # its own, for wake-ups
-    assert len(held) == 7, held  # and stderr, and the epoll
+    assert kinds.count("anon_inode:") == 2  # its epoll, and what tells of deaths
+    # And stderr, and the list of its children.
+    assert str(proc / "task" / str(pad.pid) / "children") in held.values()
+    assert len(held) == 7, held
     # attack 24: the environment of a process can be read by all of the same user
     assert CANARY.encode() not in (proc / "environ").read_bytes()
     assert (proc / "cwd").readlink() == Path("/")

@@ -116,7 +116,7 @@ def test_the_steps_of_a_shape_are_made_once_and_what_differs_each_time() -> None
     assert first._calls.raw != again._calls.raw  # where its program stands
     shapes = {id(one._steps) for one in (first, *others)}
     assert len(shapes) == 4
-    assert [len(one._steps.stages) for one in (first, *others)] == [10, 11, 11, 12]
+    assert [len(one._steps.stages) for one in (first, *others)] == [11, 12, 12, 13]
     assert dict(others[2].applied)["rlimits"] == "2 set"
     for number in range(vfork._KNOWN):
         calls_of(order(b"/a", umask=number), starter)
@@ -154,7 +154,7 @@ def test_who_is_starting_when_the_host_goes_keeps_its_calls() -> None:
     os.close(writer)
 
 
-@pytest.mark.parametrize("at", [0, 4, 9])
+@pytest.mark.parametrize("at", [0, 4, 10])
 def test_the_call_that_failed_is_named(at: int) -> None:
     calls = calls_of(order(b"/a"))
     assert calls.fault() is None
