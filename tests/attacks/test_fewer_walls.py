@@ -6,6 +6,7 @@ as others; or it has Landlock, and no namespaces for a host that is not root.
 
 import os
 import resource
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -109,6 +110,31 @@ print(attempt(lambda: resource.setrlimit(cpu, (50, 60))), *resource.getrlimit(cp
     said = (await attacker.says(program, *pids)).split()
     assert said == [*["EPERM"] * 4, "True", "None", "50", "60"]
     assert resource.prlimit(victim.process.pid, resource.RLIMIT_CPU) == before
+
+
+# attack 25: nor does it end anybody, of whatever user, its host included. attack 31: an
+# abstract socket has no path that could be out of its sight.
+async def test_signals_and_abstract_sockets_stay_inside(attacker: Attacker) -> None:
+    if landlock.version() < 6:
+        pytest.skip("this kernel's Landlock has no scopes")
+    attacker.stage.sandbox = KERNELS
+    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
+    os.read(out, 3)
+    os.close(out)
+    assert victim.process is not None
+    pids = map(str, (victim.process.pid, attacker.stage.launchpad, os.getpid()))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("")  # unix(7), autobind: the kernel makes up an abstract name
+        server.listen()
+        name = server.getsockname()[1:].decode()
+        program = """
+print(attempt(lambda: socket.socket(socket.AF_UNIX).connect('\\0' + sys.argv[1])))
+print(*(attempt(lambda: os.kill(int(pid), 0)) for pid in sys.argv[2:]))
+print(attempt(lambda: os.kill(os.getpid(), 0)))
+"""
+        said = (await attacker.says(program, name, *pids)).split()
+    assert said == [*["EPERM"] * 4, "None"]
+    assert victim.exit is None
 
 
 # attack 31: without a namespace of its own Landlock and the filter keep the network away.

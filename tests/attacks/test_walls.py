@@ -20,7 +20,7 @@ import trio
 from supervisor.child import Child
 from supervisor.sandbox.plan import named
 from supervisor.scratch import Scratch
-from tests.attacks.conftest import WALLS, closed_bwrap, only, put_behind
+from tests.attacks.conftest import closed_bwrap, only, put_behind
 from tests.helpers.hosts import Stage, opened
 
 # What a program prints is what it got: a value, or the name of an error.
@@ -349,30 +349,6 @@ print(found, resource.getrlimit(resource.RLIMIT_CORE)[0])
         # The test itself is not a host that made itself unreadable: the launchpad did.
         assert str(stage.launchpad) not in said
     assert canary not in (readable / "journal").read_text()
-
-
-# Of this program's own walls; what bubblewrap does nobody here tells.
-@only(*WALLS)
-async def test_a_report_names_what_was_applied(attacker: Attacker, kind: str) -> None:
-    child, out = await attacker.start(
-        "print(*[t for t in open('/proc/self/status') if t.startswith(('NoNew',"
-        " 'Seccomp:', 'CapBnd', 'CapEff', 'Uid', 'NSpid'))], flush=True)"
-    )
-    await child.wait_gone()
-    with os.fdopen(out) as file:
-        status = dict(t.strip().split(":\t", 1) for t in file if ":" in t)
-    row = child.walls.row()
-    layers = row["layers"]
-    assert isinstance(layers, list)
-    assert row["profile"] == kind
-    assert (status["NoNewPrivs"] == "1") == ("no_new_privs" in layers)
-    assert (status["Seccomp"] == "2") == ("seccomp" in layers)
-    if "capabilities" in layers:
-        assert int(status["CapEff"], 16) == 0
-    if "uid" in layers:
-        assert status["Uid"].split()[0] == row["details"]["uid"]  # type: ignore[index]
-    (spawned,) = attacker.stage.events("child.spawned")
-    assert spawned["isolation"] == row
 
 
 async def test_signals_and_statuses_are_those_of_the_program(

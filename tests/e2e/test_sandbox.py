@@ -284,6 +284,23 @@ def test_a_root_that_gives_nothing_away_starts_children(
     assert why in spawned["isolation"]["missing"]["uid"]
 
 
+# A child that stays user 0 would have again at its exec what can be inherited.
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has any")
+def test_capabilities_that_are_inherited_are_not_kept(tmp_path: Path) -> None:
+    one = "+net_admin"
+    wrapper = ("setpriv", "--inh-caps", one, "--ambient-caps", one)
+    tried = subprocess.run([*wrapper, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip("setpriv(1) cannot hand them on here")
+    config = tmp_path / "config"
+    config.write_text("[sandbox.x]\nlayers = ['capabilities']\n")
+    script = "id -u; sed -n 's/^Cap...:.//p' /proc/self/status"
+    words = ("run", "--config", config, "--sandbox", "x", "--", "sh", "-c", script)
+    user, *sets = sandhost(*words, wrapper=wrapper, cwd="/").out.split()
+    assert user == b"0"
+    assert sets == [b"0" * 16] * 5
+
+
 # Semaphores and shared memory of POSIX are files there.
 def test_shared_memory_is_its_own(whole: set[str]) -> None:
     if "mountns" not in whole:

@@ -1,6 +1,7 @@
 """Groups of one child: in a hierarchy that is delegated (played), bare, and absent."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,30 @@ def test_a_group_without_controllers_is_still_a_group(tmp_path: Path) -> None:
     assert not groups.why_not
     groups.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+# Version 2 in the real kernel, with whatever controllers it has here: cgroup.kill is in
+# each of its groups.
+def test_what_is_still_in_a_group_is_ended_with_it() -> None:
+    among = tuple(each for each in hierarchies() if each.kind == "v2")
+    groups = make(f"test-{os.getpid()}", Limits(), among=among)
+    if not groups.made:
+        pytest.skip(groups.why_not)
+    (path,) = map(Path, groups.made)
+    try:
+        if not (path / "cgroup.kill").exists():
+            pytest.skip("takes Linux 5.14")
+        with subprocess.Popen(["sleep", "1000"], start_new_session=True) as somebody:
+            try:
+                (path / "cgroup.procs").write_text(str(somebody.pid))
+                groups.remove()
+                assert somebody.wait(timeout=60) == -signal.SIGKILL
+            finally:
+                somebody.kill()
+        assert groups.remove()
+        assert not path.exists()
+    finally:
+        groups.remove()
 
 
 def test_no_hierarchy_and_a_closed_one_are_reasons(tmp_path: Path) -> None:
