@@ -129,7 +129,7 @@ class SpawnRequest:
             return SpawnError(number, stage, f"cannot start '{name}': {reason}", reason)
         if stage == "landlock" and number == errno.E2BIG:
             reason = "the kernel stacks 16 layers of Landlock, and they are used up"
-            hint = "; nest fewer children, or start this one with --sandbox none"
+            hint = "; nest fewer children, or run the outermost with --sandbox none"
             text = f"cannot start '{name}': {reason}{hint} (at '{stage}')"
             return SpawnError(number, stage, text, reason)
         if stage == "cwd" and number in _ANOTHER_DIRECTORY:
