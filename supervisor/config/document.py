@@ -36,6 +36,7 @@ from supervisor.config.policy import PolicySection, check_policies, limit_texts
 from supervisor.config.read import Fault, Reader, joined, not_a_directory
 from supervisor.config.sandbox import (
     SandboxSection,
+    check_kept,
     check_kernel,
     check_required,
     check_sandboxes,
@@ -126,6 +127,8 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
                 yield f"policy.{joined(name)}.{key}", why
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None:  # else a fault that is told elsewhere
+            for limit, why in check_kept(profile, policy.limits):
+                yield f"policy.{joined(name)}.limits.{limit}", why
             for why in check_kernel(profile):
                 yield f"policy.{joined(name)}.sandbox", why
 

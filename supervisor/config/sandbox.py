@@ -41,7 +41,7 @@ def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str
             for layer in set(getattr(profile, key) or ()) - LAYERS.keys():
                 known = ", ".join(LAYERS)
                 yield f"{where}.{key}", f"no layer {layer!r}; there are {known}"
-        layers = LAYERS if profile.layers is None else profile.layers
+        layers = named(name, profile.layers).layers  # some are in every profile
         if not profile.unix_sockets and "seccomp" not in layers:
             why = "false is kept by the layer 'seccomp', which is not among the layers"
             yield f"{where}.unix_sockets", f"{why}; add it there"
@@ -96,6 +96,23 @@ def check_required(
     if network == "host" and "netns" in section.required:
         why = f"'host' contradicts sandbox {sandbox!r}, which requires the layer netns"
         yield "network", f"{why}; take it out of one of them"
+
+
+_OF_GROUPS = ("cpus",)
+"""Limits that a group of processes keeps, and nothing else: no start without one."""
+
+
+def check_kept(profile: Profile, limits: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield (limit, reason) for each limit that nobody keeps in a profile, on whatever machine.
+
+    Args:
+        profile: what a policy names.
+        limits: names of the policy's limits.
+    """
+    for limit in _OF_GROUPS:
+        if limit in limits and "cgroup" not in profile.layers:
+            why = f"nothing keeps it in sandbox {profile.name!r}: it takes the layer 'cgroup'"
+            yield limit, f"{why}; name a profile that has it, or leave the limit out"
 
 
 def check_kernel(profile: Profile) -> Iterator[str]:

@@ -245,8 +245,21 @@ def test_a_profile_may_require_what_its_layers_carry(tmp_path: Path) -> None:
         "[sandbox.a]\nlayers = ['mountns', 'uid']\nrequired = ['uid']\n"
         "[sandbox.b]\nrequired = ['pidns']\n"
         "[sandbox.c]\nlayers = ['pidns', 'seccomp']\nrequired = ['seccomp']\n"
+        # Those are in every profile, named or not.
+        "[sandbox.d]\nlayers = []\nrequired = ['no_new_privs', 'capabilities']\n"
     )
     assert check(tmp_path, text).status == 0
+
+
+def test_a_limit_that_nobody_keeps_in_a_profile_is_told(tmp_path: Path) -> None:
+    text = "[sandbox.small]\nlayers = ['landlock', 'rlimits']\n"
+    for name, sandbox in (("a", "small"), ("b", "none"), ("c", "auto")):
+        text += f"[policy.{name}]\nsandbox = '{sandbox}'\nlimits = {{ cpus = 0.5 }}\n"
+    why = "it takes the layer 'cgroup'; name a profile that has it, or leave the limit out"
+    assert faults(check(tmp_path, text, "--json")) == [
+        ("policy.a.limits.cpus", f"nothing keeps it in sandbox 'small': {why}"),
+        ("policy.b.limits.cpus", f"nothing keeps it in sandbox 'none': {why}"),
+    ]
 
 
 @pytest.mark.parametrize(
