@@ -188,6 +188,11 @@ async def test_a_detached_tool_outlives_its_client(scene: Scene) -> None:
         os.mkfifo(scene.workspace / "go")
         await send(sock, scene.request(data, *extra))
         await receive_until(sock, b"on\n")
+        (server,) = (one for one in scene.tool.servers if one.connections)
+    # Not before the host knows that nobody is there: else it could not end the tool yet.
+    await eventually(lambda: not server.connections)
+    (execution,) = await _live(scene)
+    assert not execution.climbs
     (scene.workspace / "go").write_bytes(b"\n")
     reply = await scene.say(scene.head(0, line="GET /exec/d?from=1 HTTP/1.1"))
     assert (reply.body, reply.code) == (b"n\noff\n", 4)
