@@ -103,6 +103,26 @@ async def test_a_second_reader_follows_the_same_execution(scene: Scene) -> None:
     assert {reply.code for reply in got.values()} == {3}
 
 
+# Who only follows may go: the execution is that of whoever asked for it.
+# spec E25, E28
+async def test_a_second_reader_that_leaves_ends_nothing(scene: Scene) -> None:
+    os.mkfifo(scene.workspace / "go")
+    with await scene.connect() as sock:
+        form = b"tool=sh&arg=-c&arg=echo one; read x <go; echo two; exit 3"
+        await send(sock, scene.request(form, "X-Aifo-Exec-Id: f"))
+        seen = await receive_until(sock, b"one\n")
+        with await scene.connect() as follower:
+            await send(follower, scene.head(0, line="GET /exec/f HTTP/1.1"))
+            await receive_until(follower, b"one\n")
+        (owner,) = scene.tool.children.values()
+        log = owner.live["f"].log
+        await eventually(lambda: len(log.readers) == 1)
+        assert not owner.live["f"].climbs
+        (scene.workspace / "go").write_bytes(b"\n")
+        own = parse(seen + await receive_all(sock))
+    assert (own.body, own.code) == (b"one\ntwo\n", 3)
+
+
 async def test_a_broken_line_is_resumed(scene: Scene) -> None:
     extra = ("X-Aifo-Exec-Id: r", "X-Aifo-Detach: 1")
     with await scene.connect() as sock:
@@ -411,6 +431,20 @@ async def test_a_busy_machine_is_no_slow_disk(
     reply = await scene.say(scene.request(numbers(300_000)))
     assert reply.body == printed(300_000)
     assert mount.inline
+
+
+# An id that is used again has the output of the later execution; the one before is gone,
+# with its file.
+# spec E31
+async def test_an_id_that_is_used_again_keeps_one_output(scene: Scene) -> None:
+    held = set()
+    for last in (200_000, 300_000, 250_000):
+        extra = "X-Aifo-Exec-Id: again"
+        assert (await scene.say(scene.request(numbers(last), extra))).code == 0
+        assert (await replay(scene, "again")).body == printed(last)
+        await eventually(lambda: not any(s.connections for s in scene.tool.servers))
+        held.add(scene.tool.slots.descriptors.held)
+    assert len(held) == 1
 
 
 # spec E31
