@@ -206,6 +206,18 @@ async def test_a_refused_body_need_not_be_sent(scene: Scene) -> None:
         assert parse(await receive_all(sock)).status == 200
 
 
+# What it sends fits into no buffer: it is taken, or the client never comes to read why.
+@pytest.mark.parametrize(("size", "status"), [(1_000_000, 401), (4_000_000, 413)])
+# spec E8
+async def test_who_is_refused_early_may_send_all_it_has(
+    scene: Scene, size: int, status: int
+) -> None:
+    with await scene.connect() as sock:
+        await send(sock, scene.head(size, token="x" * 32) + b"a" * size)
+        reply = parse(await receive_all(sock))
+    assert (reply.status, reply.code) == (status, 86)
+
+
 async def _line(sock: socket.socket) -> bytes:
     return await receive_until(sock, b"\r\n\r\n")
 
