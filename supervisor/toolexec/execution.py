@@ -321,6 +321,8 @@ class Execution:
     async def _enforce_timeout(self, timeout_s: float) -> None:
         self.timeout_at = trio.current_time() + timeout_s
         await trio.sleep_until(self.timeout_at)
+        if self.process is None or self.process.has_exited:
+            return  # in time; what is waited for is another holder of its pipe
         self.timed_out = True
         self.end(TIME_IS_UP)
 

@@ -407,6 +407,21 @@ async def test_a_pipe_that_somebody_holds_is_not_waited_for(
     assert (reply.body, reply.code) == (b"on\noff", 0)
 
 
+# spec E25: of what ended by itself nobody says that its time was up.
+async def test_time_that_is_up_after_the_end_ends_nothing(scene: Scene) -> None:
+    os.mkfifo(scene.workspace / "go")
+    with await scene.connect() as sock:
+        await send(sock, scene.request(shell("echo on; read x <go; exit 3")))
+        (execution,) = await _live(scene)
+        holder = _open_stdout_of(execution.process.pid)
+        (scene.workspace / "go").write_bytes(b"\n")
+        await eventually(lambda: execution.process.has_exited)
+        await execution._enforce_timeout(0.0)
+        reply = parse(await receive_all(sock))
+        holder.close()
+    assert (reply.body, reply.code, execution.timed_out) == (b"on\n", 3, False)
+
+
 async def _live(scene: Scene) -> Any:
     (owner, *_) = scene.tool.children.values()
     await eventually(lambda: [e for e in owner.live.values() if e.log.end])
