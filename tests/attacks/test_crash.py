@@ -7,11 +7,15 @@ import pytest
 
 from tests.attacks.conftest import words_of
 from tests.helpers.command import beneath, heard, running, sandhost, still_there
+from tests.helpers.delays import Stopwatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
-PATIENCE_S = 10.0
-"""The launchpad ends all in milliseconds; a machine may be busy."""
+GONE_WITHIN_S = 1.0
+"""How soon all are gone, beside what the machine's other load took."""
+
+PATIENCE_S = 30.0
+"""However busy the machine is."""
 
 # A daemon of its own, and somebody who ignores what is asked of it.
 FAMILY = "(setsid sleep 1000 &); trap '' TERM HUP INT; echo up; sleep 1000; sleep 1000"
@@ -29,12 +33,13 @@ def test_a_killed_host_leaves_nobody_and_the_next_one_starts(
         heard(host, b"up\n")
         family = beneath(host.pid)
         assert len(family) >= 3  # the launchpad, the shell, its daemon
+        watch = Stopwatch()
         host.kill()
         host.wait()
-        until = time.monotonic() + PATIENCE_S
-        while still_there(family) and time.monotonic() < until:
+        while still_there(family) and watch.passed_s < PATIENCE_S:
             time.sleep(0.01)  # the launchpad's end of them is nobody's to wait for
         assert still_there(family) == []
+        assert watch.own_s < GONE_WITHIN_S
     assert (tmp_path / "control").is_socket()  # stale: nobody answers
     again = sandhost(*words, "sh", "-c", "echo again")
     assert (again.status, again.out, again.err) == (0, b"again\n", b"")

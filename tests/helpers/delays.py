@@ -11,6 +11,7 @@ second number, in nanoseconds), and the time that a hypervisor gave to others
 """
 
 import os
+import time
 from contextlib import suppress
 
 NS_IN_S = 1_000_000_000
@@ -27,6 +28,24 @@ def kept_waiting_s(*pids: int) -> float:
     """
     ready_ns = sum(map(_ready_ns, pids or (os.getpid(),)))
     return ready_ns / NS_IN_S + _stolen_ticks() / TICKS_IN_S
+
+
+class Stopwatch:
+    """Measures a wait, since it was made."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._kept_s = kept_waiting_s()
+
+    @property
+    def passed_s(self) -> float:
+        """Return what passed, seconds; what other load took is in it."""
+        return time.monotonic() - self._begun
+
+    @property
+    def own_s(self) -> float:
+        """Return what passed beside what kept this process from running, seconds."""
+        return self.passed_s - (kept_waiting_s() - self._kept_s)
 
 
 def _ready_ns(pid: int) -> int:
