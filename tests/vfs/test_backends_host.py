@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -211,6 +212,18 @@ def test_a_directory_with_everything(
         whole.make_directory(b"/tmp")
     with pytest.raises(OSError, match="Invalid argument"):
         whole.make_directory(b"a\0b")
+    whole.close()
+
+
+# spec O6, A2: a new file has 0666 & ~umask in this view too.
+def test_permission_bits_in_the_top_level_view(tmp_path: Path) -> None:
+    whole = HostDirectory(os.open(tmp_path, os.O_PATH), beneath=False)
+    old = os.umask(0o027)
+    try:
+        put(whole, b"new", b"")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
     whole.close()
 
 

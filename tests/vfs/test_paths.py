@@ -5,16 +5,22 @@ O6), or the errno that becomes the text of an error. Both ways must give the sam
 Links and mounts have a file of their own.
 """
 
+import ctypes
+import errno
 import os
 import resource
 import socket
 import stat
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.beneath import CREATE, DIRECTORY, Tree, tree, way
+from tests.helpers.trees import PROJECT
+from vfs import paths
 from vfs.paths import open_beneath, open_beneath_kernel, split_parent
 
 __all__ = ["tree", "way"]
@@ -205,6 +211,41 @@ def test_a_file_is_made_with_the_umask(tree: Tree, way: object) -> None:
     assert stat.S_IMODE((tree.root / "new").stat().st_mode) == 0o640
 
 
+_LEADER = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from vfs.paths import OPEN_FLAGS, open_beneath_kernel, open_beneath_walk
+terminal = os.ttyname(os.openpty()[1]).encode()
+os.setsid()
+directory, name = os.path.split(terminal)
+held = os.open(directory, os.O_PATH)
+for fd in (
+    open_beneath_kernel(held, name, os.O_RDWR),
+    open_beneath_walk(held, name, os.O_RDWR),
+    os.open(terminal, os.O_RDWR | OPEN_FLAGS),  # as the top-level view does
+):
+    os.close(fd)
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        continue
+    sys.exit("the host has got a controlling terminal")
+"""
+
+
+# spec O7: a terminal that is opened does not become that of the host, whose Ctrl-C and
+# hang-up would be the host's from then on.
+def test_no_terminal_becomes_the_hosts() -> None:
+    command = [sys.executable, "-I", "-c", _LEADER, os.fspath(PROJECT)]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    if (
+        b"No such file or directory" in done.stderr
+        or b"Function not implemented" in done.stderr
+    ):
+        pytest.skip(done.stderr.decode())
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 # spec O7, attack 9: an open never truncates; that is decided after a look.
 def test_nothing_is_truncated(tree: Tree, way: object) -> None:
     assert tree.answer(way, b"file", CREATE) == "file"
@@ -221,6 +262,30 @@ def test_openat2_is_used_where_the_kernel_has_it(tree: Tree) -> None:
     except OSError as why:
         pytest.skip(f"openat2 does not work here: {why}")
     assert open_beneath is open_beneath_kernel
+
+
+# spec A4, attack 4: EAGAIN says that something was renamed meanwhile: once more, but not
+# for ever.
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EINTR])
+def test_the_kernel_is_asked_again(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    ask = paths._syscall
+    times = 3
+
+    def disturbed(*arguments: object) -> int:
+        nonlocal times
+        times -= 1
+        if times < 0:
+            return int(ask(*arguments))
+        ctypes.set_errno(code)
+        return -1
+
+    monkeypatch.setattr(paths, "_syscall", disturbed)
+    assert tree.answer(open_beneath_kernel, b"file") == "file"
+    times = 10_000
+    assert tree.answer(open_beneath_kernel, b"file") == "EAGAIN"
+    assert times > 0
 
 
 @pytest.mark.parametrize(
