@@ -110,10 +110,13 @@ class Tables:
 
 
 def file_row(file: OpenFile) -> dict[str, object]:
-    """Return an open file as the contract's JSON object."""
+    """Return an open file as the contract's JSON object.
+
+    What of its name is not UTF-8 is escaped, as in events: two names stay two.
+    """
     return {
         "fileno": file.fileno,
-        "filename": file.name.decode(errors="replace"),
+        "filename": file.name.decode(errors="backslashreplace"),
         "mode": file.mode.text,
         "client_id": file.client.id,
         "opened_at": timestamp(file.opened_at),

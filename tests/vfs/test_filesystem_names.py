@@ -15,6 +15,16 @@ from vfs.places import close_places
 __all__ = ["world"]
 
 
+# spec S1, O8, attack 22: names are bytes, and two of them are two in the table as well.
+def test_names_in_the_table_that_are_not_utf_8(world: World) -> None:
+    client = world.client(world.policy())
+    for name in (b"\xfe", b"\xff", "\N{LATIN SMALL LETTER E WITH ACUTE}".encode()):
+        world.fs.open(client, name, b"w", False)
+    rows = json.loads(json.dumps(world.fs.tables.file_rows()))
+    assert [row["filename"] for row in rows] == [r"\xfe", r"\xff", "\xe9"]
+    world.fs.disconnect(client, "test")
+
+
 # spec X1, A3: names take the same rights as files.
 async def test_names_take_the_rights_of_files(world: World) -> None:
     read, write = world.place("in", read=True), world.place("out", write=True)

@@ -68,6 +68,22 @@ async def test_the_last_words_of_a_process(hall: Hall, line: Line) -> None:
     assert line.session.closed_files == [first + 1]
 
 
+# spec S2: the disk is asked for it, though nobody hears that it was.
+async def test_a_sync_of_the_dead(
+    hall: Hall, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fileno = await line.open(b"a", b"w")
+    synced: list[str] = []
+    monkeypatch.setattr(
+        "vfs.backends.host_file.HostHandle.sync",
+        lambda file: synced.append(os.readlink(f"/proc/self/fd/{file.fd}")),
+    )
+    await line.send(b"WRITE %d 1\nxSYNC %d\n" % (fileno, fileno))
+    line.session.close_soon(PROCESS_EXIT)
+    await ended(line)
+    assert synced == [str(hall.root / "a")]
+
+
 # spec S2: also what comes behind something that takes its time.
 @pytest.mark.parametrize(
     "slow", ["publication", "large write", "large read", "sync", "chat", "refused"]
