@@ -21,13 +21,13 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor import holdings
 from supervisor.here import absolute
+from supervisor.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +111,7 @@ def _scratch_of(runtime_dir: str, state_dir: str) -> str:
     usual = f"{state_dir}/scratch"
     digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
     # No name of a directory that one child has (``scratch.PREFIX``).
-    temporary = f"{tempfile.gettempdir()}/.sandhost-{os.geteuid()}-{digest}"
+    temporary = f"{temporary_directory()}/.sandhost-{os.geteuid()}-{digest}"
     for path in (usual, f"{runtime_dir}/scratch", temporary):
         if len(os.fsencode(path)) <= MAX_SCRATCH_BYTES:
             return path

@@ -18,7 +18,6 @@ import os
 import select
 import socket
 import stat
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from supervisor import holdings, proctree
 from supervisor.control.client import control_path
 from supervisor.sandbox.giving import KEEPER
 from supervisor.scratch import KEPT_PREFIX, PREFIX, is_abandoned
+from supervisor.temporary import temporary_directory
 
 LAUNCHPAD_NAME = "sandhost-pad"
 """What a launchpad calls itself; its command line tells too."""
@@ -113,7 +113,7 @@ def find_leftovers(tmp: str | None = None) -> dict[str, object]:
         directories and control ``sockets`` that no host holds, ``staged`` names in those
         directories; ``unknown``: what could not be judged, and why.
     """
-    look = _Look(Path(tmp or tempfile.gettempdir()))
+    look = _Look(Path(tmp or temporary_directory()))
     first = look.take()
     if first:
         select.select([], [], [], PAUSE_S)

@@ -29,6 +29,7 @@ from itertools import count
 from pathlib import Path
 
 from supervisor.sandbox import giving
+from supervisor.temporary import temporary_directory
 
 PREFIX = "sandhost-"
 """How the names of scratch directories begin."""
@@ -71,7 +72,9 @@ class Scratch:
     ) -> None:
         self._keep = keep and root is None
         prefix = KEPT_PREFIX if self._keep else PREFIX
-        self._base = Path(tempfile.mkdtemp(prefix=prefix, dir=where))
+        self._base = Path(
+            tempfile.mkdtemp(prefix=prefix, dir=where or temporary_directory())
+        )
         self._fd = -1
         try:
             self._fd = os.open(self._base, os.O_RDONLY | _DIRECTORY)
@@ -144,7 +147,7 @@ def make_kept(prefix: str) -> str:
     Raises:
         OSError: it cannot be made.
     """
-    path = tempfile.mkdtemp(prefix=prefix)
+    path = tempfile.mkdtemp(prefix=prefix, dir=temporary_directory())
     fd = os.open(path, os.O_RDONLY | _DIRECTORY)
     try:
         giving.keep(fd)

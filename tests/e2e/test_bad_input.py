@@ -283,6 +283,33 @@ def test_a_full_disk_for_temporary_directories_is_said(tmp_path: Path) -> None:
         assert outcome.said("No space left on device")
 
 
+# Where every directory for temporary files is on a disk that is full, what makes none of
+# them goes on, and a child is told what the matter is.
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("run --sandbox none -- sh -c '$0 fs ls; exit 7' $S", 7, b""),
+        ("run -- sh -c 'echo x | $0 fs put a' $S", 1, b"cannot write 'a': No space"),
+        ("pipeline -- true ::: true", 0, b""),
+        ("doctor --leaks", 0, b""),
+    ],
+)
+def test_a_disk_that_is_full_everywhere(
+    tmp_path: Path, words: str, status: int, said: bytes
+) -> None:
+    with small_disk(tmp_path, "16k") as disk:
+        (disk / "filler").write_bytes(bytes(16_384))
+        bind = f"mount --move {disk} /tmp || exit 99; for d in /var/tmp /usr/tmp; do"
+        bind += " [ ! -d $d ] || mount --bind /tmp $d || exit 99; done"
+        script = f"{bind}; cd /tmp; [ -x $S ] || exit 99; exec $S {words}"
+        outcome = shell(f"exec unshare --mount sh -c {shlex.quote(script)}")
+    if outcome.status in {99, 127}:
+        pytest.skip(f"cannot mount it there: {outcome.err!r}")
+    assert outcome.status == status, outcome.err
+    assert said in outcome.err
+    assert b"internal error" not in outcome.err
+
+
 @pytest.mark.parametrize("descriptors", [8, 12, 16])
 def test_too_few_descriptors_are_said(descriptors: int) -> None:
     outcome = shell(f"ulimit -n {descriptors}; exec $S run -- true")
