@@ -216,7 +216,7 @@ class Child(ChildClients):
             theirs={**others, **spec.written_dirs},
             hidden=hidden,
             made_in=spec.made_in,
-            share=self.threads,
+            share=self.threads if spec.sandbox.layers else None,
         )
 
     async def _spawn(

@@ -267,8 +267,9 @@ class Host:
             raise OSError(errno.EMFILE, "too few descriptors for one more child")
         child = Child(self, f"child-{next(self._child_ids)}", spec)
         await self.begin(child)
-        # After whoever asked for this child has it.
-        nursery.start_soon(self._restock)
+        if "cgroup" in spec.sandbox.layers:
+            # After whoever asked for this child has it.
+            nursery.start_soon(self._restock)
         return child
 
     async def begin(self, child: Child) -> None:

@@ -75,7 +75,7 @@ class Launcher:
         self.handed_over: dict[int, Record] = {}  # of children that are not here yet
         self._last_ident = 0
         self._sending = trio.Lock()  # one writer waits for room, the others for it
-        self._room = trio.CapacityLimiter(SPAWNS_UNDER_WAY)
+        self._room = trio.Semaphore(SPAWNS_UNDER_WAY)
         self._lost: str | None = None
 
     async def run(
@@ -113,15 +113,17 @@ class Launcher:
         self._last_ident += 1
         ident = self._last_ident
         message = request.message(ident)
-        await _acquire(self._room)
+        try:  # what is free takes no turn of the loop: there is one below
+            self._room.acquire_nowait()
+        except trio.WouldBlock:
+            await self._room.acquire()
         try:
             record = self._records[ident] = Record()
             try:
-                await _acquire(self._sending)
-                try:
-                    await self._put(message, request.sources)
-                finally:
-                    self._sending.release()
+                if self._sending.locked() or not self._has_put(
+                    message, request.sources
+                ):
+                    await self.send(message, request.sources)
             except BaseException:
                 self._records.pop(ident, None)  # it was not sent
                 raise
@@ -182,7 +184,7 @@ class Launcher:
         """Whether nothing is being sent, and nobody waits for a child to start."""
         return not (
             self._sending.locked()
-            or self._room.borrowed_tokens
+            or self._room.value < SPAWNS_UNDER_WAY
             or any(
                 not (record.started.is_set() or record.abandoned)
                 for record in self._records.values()
@@ -207,22 +209,21 @@ class Launcher:
             LaunchpadLost: Nobody is there to take it.
         """
         async with self._sending:
-            await self._put(message, fds)
-
-    async def _put(self, message: tuple[object, ...], fds: tuple[int, ...]) -> None:
-        """Send as ``send``; the caller is the one who sends."""
-        while True:
-            self.check()
-            try:
-                wire.send_message(self._control, message, fds)
-            except BlockingIOError:
+            while not self._has_put(message, fds):
                 with contextlib.suppress(trio.ClosedResourceError):  # lost: check
                     await trio.lowlevel.wait_writable(self._control)
-            except (BrokenPipeError, ConnectionResetError):
-                # `run` is about to read the same, and tells everybody.
-                raise LaunchpadLost("the launchpad is gone") from None
-            else:
-                return
+
+    def _has_put(self, message: tuple[object, ...], fds: tuple[int, ...]) -> bool:
+        """Send as ``send`` where there is room; the caller is the one who sends."""
+        self.check()
+        try:
+            wire.send_message(self._control, message, fds)
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            # `run` is about to read the same, and tells everybody.
+            raise LaunchpadLost("the launchpad is gone") from None
+        return True
 
     # ---------------------------------------------------------- what it says
 
@@ -318,14 +319,3 @@ class Launcher:
             os.close(pidfd)
         if not went_well:
             await end_descendants(self._own_children)
-
-
-async def _acquire(what: trio.CapacityLimiter | trio.Lock) -> None:
-    """Acquire a limiter or a lock, without a turn of the loop where it is free.
-
-    Precondition: the caller comes to a checkpoint of its own.
-    """
-    try:
-        what.acquire_nowait()
-    except trio.WouldBlock:
-        await what.acquire()

@@ -14,11 +14,11 @@ Rules of this file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from contextlib import AsyncExitStack, ExitStack
 
     from supervisor.child import Child
@@ -31,7 +31,7 @@ class Service(Protocol):
 
     async def child_starting(
         self, child: Child, stack: AsyncExitStack
-    ) -> dict[str, str]:
+    ) -> Mapping[str, str]:
         """Make ready for a child that is about to be spawned.
 
         What is to be reached on loopback by an address that is the same for all children
@@ -158,7 +158,6 @@ class Services:
 
     def __iter__(self) -> Iterator[Service]:
         """Yield those that are there."""
-        for field in fields(self):
-            service = getattr(self, field.name)
+        for service in (self.llm, self.toolexec, self.fds):
             if service is not None:
                 yield service

@@ -87,6 +87,7 @@ class Ledger:
     """
 
     __slots__ = (
+        "_threads",
         "before",
         "bounds_files",
         "bounds_size",
@@ -95,7 +96,6 @@ class Ledger:
         "open",
         "parent",
         "staged_files",
-        "threads",
         "turn",
         "used",
     )
@@ -121,9 +121,8 @@ class Ledger:
         self.open = OpenSet()
         self.turn: Turn | None = None
         if parent is None:
-            self.threads = trio.CapacityLimiter(THREADS_PER_CHILD)
+            self._threads: trio.CapacityLimiter | None = None
         else:
-            self.threads = parent.threads
             self.bounds_size |= parent.bounds_size
             self.bounds_files |= parent.bounds_files
             self.open = parent.open
@@ -134,6 +133,15 @@ class Ledger:
             )
         if self.turn is None and (self.bounds_size or self.bounds_files):
             self.turn = Turn()
+
+    @property
+    def threads(self) -> trio.CapacityLimiter:
+        """What bounds the worker threads of a child, with all that is nested in it."""
+        if self.parent is not None:
+            return self.parent.threads
+        if self._threads is None:  # most need none, and it is a part of each start
+            self._threads = trio.CapacityLimiter(THREADS_PER_CHILD)
+        return self._threads
 
     def charge(self, kind: int, amount: int) -> bool:
         """Charge ``amount`` here and at every ancestor, or nowhere; tell whether.

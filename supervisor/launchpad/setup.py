@@ -27,6 +27,7 @@ _CAUGHT_SIGNALS = frozenset(
         _signal.SIGTERM,
         _signal.SIGPIPE,
         _signal.SIGALRM,
+        _signal.SIGXFSZ,
         _signal.SIGUSR1,
         _signal.SIGUSR2,
     }
