@@ -97,7 +97,7 @@ def _be_stopped_with_status() -> None:
     # `signal` imports `enum`, which a host needs anyhow, but not before its launchpad.
     import _signal  # type: ignore[import-not-found] # noqa: PLC0415 - for those alone
 
-    for number in (_signal.SIGTERM, _signal.SIGHUP):
+    for number in (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT):
         if _signal.getsignal(number) == _signal.SIG_DFL:
             _signal.signal(number, lambda number, _frame: os._exit(128 + number))
 

@@ -44,7 +44,7 @@ Ts = TypeVarTuple("Ts")
 TIMED_OUT = 124
 HOST_FAILED = 125
 
-STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -310,6 +310,20 @@ def test_a_disk_that_is_full_everywhere(
     assert b"internal error" not in outcome.err
 
 
+# What the host makes in memory counts as a file; what does not fit is said.
+@pytest.mark.parametrize("profile", ["none", "auto"])
+def test_a_host_that_may_make_no_file_starts_children(profile: str) -> None:
+    start = f"ulimit -f 0; exec $S run --sandbox {profile}"
+    outcome = shell(f"{start} -- sh -c 'echo on; exit 3' | cat")
+    assert (outcome.out, outcome.err) == (b"on\n", b"")
+    # More environment than fits into one datagram to the launchpad.
+    outcome = shell(
+        f"A=$(head -c 100000 /dev/zero | tr '\\0' a); {start} --env A=$A -- true"
+    )
+    assert outcome.status == REFUSED
+    assert outcome.err == b"sandhost run: cannot start a child: File too large\n"
+
+
 @pytest.mark.parametrize("descriptors", [8, 12, 16])
 def test_too_few_descriptors_are_said(descriptors: int) -> None:
     outcome = shell(f"ulimit -n {descriptors}; exec $S run -- true")

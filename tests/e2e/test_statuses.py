@@ -85,7 +85,12 @@ def test_a_timeout_ends_a_child_that_does_not_listen(tmp_path: Path) -> None:
 # spec S6
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
+        (signal.SIGHUP, 129),
+        (signal.SIGQUIT, 131),
+    ],
 )
 def test_a_signal_stops_run_and_its_child(number: int, status: int) -> None:
     with running("run", "--", "sh", "-c", "echo $$; exec sleep 1000") as process:
@@ -101,7 +106,7 @@ def test_a_signal_stops_run_and_its_child(number: int, status: int) -> None:
 # spec S6: a child that ends well in its grace period does not hide the signal, and
 # what it still writes is kept.
 # While it imports what it needs, nothing heeds a signal yet.
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 @pytest.mark.parametrize("command", ["run", "pipeline"])
 def test_a_host_that_has_just_begun_has_a_status_too(
     command: str, number: signal.Signals
