@@ -41,6 +41,7 @@ from supervisor.config.sandbox import (
     check_required,
     check_sandboxes,
     check_use,
+    no_way_to,
     profile_named,
 )
 from supervisor.config.sidecar import SidecarSection, check_sidecars
@@ -259,6 +260,15 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
     for key, text in odd_limits(config.limits):
         yield f"limits.{key}", text
     yield from odd_fds(config)
+    for name, policy in config.policy.items():
+        profile = profile_named(policy.sandbox, config.sandbox)
+        if profile is not None:
+            has_tools = config.toolexec is not None and policy.tools != []
+            has_model = config.llm is not None
+            for text in no_way_to(
+                profile, policy.network, tools=has_tools, model=has_model
+            ):
+                yield f"policy.{joined(name)}.sandbox", text
 
 
 def load_config(path: str, *, once: bool = False) -> Config:

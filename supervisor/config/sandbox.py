@@ -115,6 +115,28 @@ def check_kept(profile: Profile, limits: Collection[str]) -> Iterator[tuple[str,
             yield limit, f"{why}; name a profile that has it, or leave the limit out"
 
 
+def no_way_to(
+    profile: Profile, network: str | None, *, tools: bool, model: bool
+) -> Iterator[str]:
+    """Yield what a profile leaves no way to, in words: both its doors are closed.
+
+    Args:
+        profile: what a policy names.
+        network: of the policy.
+        tools: its children may have tools.
+        model: they may have the model.
+    """
+    if profile.unix_sockets or network == "host":
+        return
+    why = f"sandbox {profile.name!r} has unix_sockets = false, and the network is none"
+    if tools:
+        what = "its children have no way to their tools"
+        yield f"{what}: {why}; set network = 'host', or tools = []"
+    if model and "netns" not in profile.layers:  # in one the host listens, too
+        what = "its children have no way to the model but by FD 3"
+        yield f"{what}: {why}; set network = 'host', or have a layer netns"
+
+
 def check_kernel(profile: Profile) -> Iterator[str]:
     """Yield why this kernel does not give what a profile requires.
 

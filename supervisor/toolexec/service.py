@@ -149,6 +149,10 @@ class ToolExec:
         """Give a child its token and socket; see ``Service``."""
         executions = await self.own(child, stack)
         url, spec = self.shared_url, child.spec
+        if not (spec.sandbox.unix_sockets or spec.is_within_reach(url)):
+            why = "its profile has unix_sockets = false, and its network is none"
+            self.log("WARNING", f"Child {child.id} has no way to its tools: {why}")
+            return {}  # a URL would promise what each connection is refused
         is_own = self._settings.unix and spec.sandbox.unix_sockets
         if spec.run_dir is not None and (is_own or not spec.is_within_reach(url)):
             path, listener = await stack.enter_async_context(unix_listener(spec))

@@ -161,6 +161,28 @@ def test_payloads_that_never_fit_into_memory_are_told(
     assert outcome.said(f"limits.payload_budget: {said}")
 
 
+@pytest.mark.parametrize(
+    ("sections", "policy", "said"),
+    [
+        ("[toolexec]\n", "", "have no way to their tools: sandbox 'x' has"),
+        ("[toolexec]\n", "tools = []\n", ""),
+        ("[toolexec]\n", "network = 'host'\n", ""),
+        ("[llm]\n", "", "have no way to the model but by FD 3: sandbox 'x' has"),
+    ],
+)
+def test_a_profile_that_closes_every_way_is_told(
+    tmp_path: Path, sections: str, policy: str, said: str
+) -> None:
+    profile = "[sandbox.x]\nlayers = ['seccomp']\nunix_sockets = false\n"
+    text = f"{sections}[policy.p]\nsandbox = 'x'\n{policy}{profile}"
+    outcome = check(tmp_path, text)
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    if said:
+        assert outcome.said(f"c.toml: policy.p.sandbox: warning: its children {said}")
+    else:
+        assert outcome.err == b""
+
+
 def test_a_file_that_is_not_there_is_2() -> None:
     outcome = sandhost("check-config", "/nonexistent/c.toml")
     assert outcome.status == 2

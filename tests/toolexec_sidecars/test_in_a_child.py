@@ -67,6 +67,18 @@ def test_a_child_that_makes_no_unix_sockets_is_told_the_port(place: Path) -> Non
     assert (outcome.status, outcome.out, outcome.err) == (7, b"|", b"")
 
 
+# spec E1: a URL that it is told leads somewhere.
+def test_a_child_with_no_way_to_its_tools_is_told_no_url(place: Path) -> None:
+    profile = "[sandbox.x]\nlayers = ['seccomp']\nunix_sockets = false\n"
+    options = ("--network", "none", "--sandbox", "x")
+    script = 'echo "${AIFO_TOOLEEXEC_URL-none}"'
+    outcome = run(place, "sh", "-c", script, more=profile, options=options)
+    assert (outcome.status, outcome.out) == (0, b"none\n")
+    assert (
+        b"has no way to its tools: its profile has unix_sockets = false" in outcome.err
+    )
+
+
 def test_a_tool_works_in_the_childs_directory(place: Path) -> None:
     (place / "root" / "sub").mkdir()
     outcome = run(place, "sh", "-c", "cd sub && cargo; cd / && cargo")
