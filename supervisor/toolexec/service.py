@@ -148,6 +148,7 @@ class ToolExec:
     ) -> dict[str, str]:
         """Give a child its token and socket; see ``Service``."""
         executions = await self.own(child, stack)
+        self.give_token(executions, self.tokens.issue(executions), stack)
         url, spec = self.shared_url, child.spec
         if not (spec.sandbox.unix_sockets or spec.is_within_reach(url)):
             why = "its profile has unix_sockets = false, and its network is none"
@@ -161,7 +162,6 @@ class ToolExec:
             url = f"unix://{path}"
         if url is None:
             raise OSError(2, "a child of ToolExec needs a directory for its socket")
-        self.give_token(executions, self.tokens.issue(executions), stack)
         return {URL: url, TOKEN: executions.token}
 
     async def own(self, child: Child, stack: AsyncExitStack) -> ChildExecutions:
