@@ -7,6 +7,18 @@ import errno
 import os
 import sys
 
+_TO_DO = {
+    errno.ENOENT: "; name what is there, or make it first",
+    errno.ENOTDIR: "; name what is there, or make it first",
+    errno.EACCES: "; name one that this user may use, or change its rights",
+    errno.EROFS: "; name one that can be written",
+    errno.EMFILE: "; raise the limit of open files (ulimit -n)",
+    errno.EISDIR: "; name another",
+    errno.EFBIG: "; raise the limit on the size of files (ulimit -f)",
+    errno.ENOSPC: "; make room there, or name another",
+    errno.EDQUOT: "; make room there, or name another",
+}
+
 
 class CommandError(Exception):
     """What was asked for cannot be done; the text says what and why."""
@@ -18,11 +30,7 @@ class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
 
 def remedy(why: OSError) -> str:
     """Return what to do about an error of the system, as the end of a line."""
-    if why.errno in {errno.ENOENT, errno.ENOTDIR}:
-        return "; name what is there, or make it first"
-    if why.errno == errno.EMFILE:
-        return "; raise the limit of open files (ulimit -n)"
-    return "; name another" if why.errno == errno.EISDIR else ""
+    return _TO_DO.get(why.errno or 0, "")
 
 
 def print_text(text: str) -> None:

@@ -248,18 +248,15 @@ def _as_asked(fd: int, kind: int, flags: int) -> int:
 
 
 def _has_openat2() -> bool:
-    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.close(open_beneath_kernel(fd, b".", os.O_PATH))
+        open_beneath_kernel(-1, b".", os.O_PATH)  # which takes no descriptor
     except OSError as why:
+        if why.errno == errno.EBADF:
+            return True
         # The kernel is too old, or a filter forbids what it does not know.
         if why.errno not in (errno.ENOSYS, errno.EPERM):
             raise
-        return False
-    else:
-        return True
-    finally:
-        os.close(fd)
+    return False
 
 
 open_beneath = open_beneath_kernel if _has_openat2() else open_beneath_walk

@@ -92,6 +92,7 @@ async def _chat(
 ) -> None:
     make = partial(_call, service, client, node, body)
     call, options = await in_thread(make) if len(body) > LARGE_BYTES else make()
+    refusal: RefusedRequestError | None = None
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_leave_with, http, nursery.cancel_scope)
@@ -106,9 +107,13 @@ async def _chat(
     except* QuotaError:
         text = "quota exceeded: cannot make LLM call"
         code = "insufficient_quota"
-        raise RefusedRequestError(429, text, code, code) from None
+        refusal = RefusedRequestError(429, text, code, code)
     except* FailedCallError as group:
-        raise _failed(group) from None
+        refusal = _failed(group)
+    if (
+        refusal is not None
+    ):  # raised up there it would be in a group, before Python 3.11.4
+        raise refusal
 
 
 def _failed(group: BaseExceptionGroup[FailedCallError]) -> RefusedRequestError:

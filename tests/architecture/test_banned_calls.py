@@ -90,6 +90,11 @@ BANS = (
         but=("supervisor/cli/observe.py",),  # a command of its own, without a loop
     ),
     Ban(("socket.recv_fds",), "ignores flags: recvmsg with MSG_CMSG_CLOEXEC"),
+    Ban(
+        ("raise",),
+        "comes in a group before Python 3.11.4: raise it behind the except*",
+        look=uses.raised_in_groups,
+    ),
 )
 
 
@@ -132,6 +137,7 @@ def test_the_product_keeps_the_ban(ban: Ban) -> None:
         ("vfs/a.py", "import trio\ntrio.to_thread.run_sync(print)"),
         ("supervisor/a.py", "from threading import Thread"),
         ("supervisor/launchpad/main.py", "import os\nos.kill(1, 9)"),
+        ("supervisor/a.py", "try: f()\nexcept* OSError: raise ValueError"),
     ],
 )
 def test_the_check_sees_an_offence(file: str, source: str) -> None:
@@ -148,6 +154,7 @@ def test_the_check_sees_an_offence(file: str, source: str) -> None:
         ("vfs/hostio.py", "import trio\ntrio.to_thread.run_sync(print)"),
         ("vfs/a.py", "import os\nos.open('a', 0, dir_fd=3)"),
         ("supervisor/a.py", "class A:\n    def kill(self): ...\nA().kill()"),
+        ("supervisor/a.py", "try: f()\nexcept* OSError: raise"),
     ],
 )
 def test_the_check_lets_the_allowed_pass(file: str, source: str) -> None:

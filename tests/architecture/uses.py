@@ -41,6 +41,16 @@ def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
+def raised_in_groups(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, "raise") of every error but the group's own raised in an `except*`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.TryStar):
+            for handler in node.handlers:
+                for inner in ast.walk(handler):
+                    if isinstance(inner, ast.Raise) and inner.exc is not None:
+                        yield inner.lineno, "raise"
+
+
 def keywords(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of every keyword argument of every call."""
     for node in ast.walk(tree):
