@@ -130,10 +130,7 @@ class _Launchpad:
             self._hear_of_a_death()
             self._ends.has_more_to_do = True
         elif fd != self._control.fileno():
-            child = self._family.by_report.get(fd)
-            if child is not None and child.calls is not None:
-                self._start_is_over(child)  # it can tell nothing, so this is the end
-            elif child is not None:
+            if child := self._family.by_report.get(fd):
                 self._hear(child)
         elif events & (select.EPOLLHUP | select.EPOLLERR):
             self._host_is_there = False  # whatever it still asked for
