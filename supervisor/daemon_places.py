@@ -1,10 +1,11 @@
-"""Where a daemon has its files: run-time and state directories, and the lock in the first.
+"""Where a daemon has its files: run-time and state directories, and the lock in each.
 
 Rules of this file.
 
-1. The lock (flock) is held for as long as the daemon lives, and the kernel drops it with
-   it: who has it is alone with these directories.  What its file says (pid, start time)
-   is for people and for the sweep; it proves nothing by itself.
+1. The locks (flock) are held for as long as the daemon lives, and the kernel drops them
+   with it: who has them is alone with these directories, also where two configurations
+   have one of them in common.  What the files say (pid, start time) is for people and
+   for the sweep; it proves nothing by itself.
 2. Both directories are the daemon's own user's, 0700 where they are made here.
 3. Children's directories lie in the state directory, unless a socket in them had a longer
    path there than a client can connect to (unix(7)): then in the run-time directory, or in
@@ -23,7 +24,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor import holdings
 from supervisor.here import absolute
@@ -63,8 +64,13 @@ class Places:
 
     @property
     def lock(self) -> str:
-        """The lock file."""
+        """The lock file of the run-time directory."""
         return f"{self.runtime_dir}/lock"
+
+    @property
+    def state_lock(self) -> str:
+        """The lock file of the state directory, which may be the other one too."""
+        return f"{self.state_dir}/state.lock"
 
     @property
     def logs(self) -> str:
@@ -190,41 +196,62 @@ class Predecessor(dict[str, int]):
     """What the lock file said: ``pid``, ``create_time``, ``launchpad``, ... ."""
 
 
+class Locks(NamedTuple):
+    """The locks of a daemon's directories, as descriptors.
+
+    Attributes:
+        runtime: of the run-time directory.
+        state: of the state directory; -1 where a program before had none.
+    """
+
+    runtime: int
+    state: int
+
+
 @contextlib.contextmanager
 def locked(
-    places: Places, launchpad_pid: int, held: int | None = None
-) -> Iterator[tuple[int, Predecessor | None]]:
-    """Be alone with the directories; gives the lock and what a dead predecessor wrote.
+    places: Places, launchpad_pid: int, held: Locks | None = None
+) -> Iterator[tuple[Locks, Predecessor | None]]:
+    """Be alone with the directories; gives the locks and what a dead predecessor wrote.
 
     Args:
         places: which.
         launchpad_pid: whom the next host is to look for, should this one die.
-        held: the lock, if this process has it from its program before.
+        held: the locks, if this process has them from its program before.
 
     Raises:
-        OSError: ``EADDRINUSE``: a living host has them; or the file cannot be made.
+        OSError: ``EADDRINUSE``: a living host has them; or a file cannot be made.
     """
-    if held is not None:
-        try:
-            yield held, None
-            os.ftruncate(held, 0)
-        finally:
-            os.close(held)
-        return
-    fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    before = None
+    with contextlib.ExitStack() as stack:
+        runtime, state = held or Locks(-1, -1)
+        if held is None:
+            runtime = _lock(places.lock)
+        stack.callback(os.close, runtime)
+        if state < 0:
+            state = _lock(places.state_lock)
+        stack.callback(os.close, state)
+        if held is None:
+            before = _read(runtime)
+            for fd in (runtime, state):
+                _write(fd, launchpad_pid)
+        yield Locks(runtime, state), before
+        for fd in (runtime, state):
+            os.ftruncate(fd, 0)  # an orderly end leaves nobody to look for
+
+
+def _lock(path: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = (_read(fd) or Predecessor()).get("pid", "?")
-            text = f"a living host (pid {who}) has it; stop that one or name another"
-            raise OSError(errno.EADDRINUSE, text, places.runtime_dir) from None
-        before = _read(fd)
-        _write(fd, launchpad_pid)
-        yield fd, before
-        os.ftruncate(fd, 0)  # an orderly end leaves nobody to look for
-    finally:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as why:
+        who = (_read(fd) or Predecessor()).get("pid", "?")
         os.close(fd)
+        if not isinstance(why, BlockingIOError):
+            raise
+        text = f"a living host (pid {who}) has it; stop that one or name another"
+        raise OSError(errno.EADDRINUSE, text, str(Path(path).parent)) from None
+    return fd
 
 
 def _read(fd: int) -> Predecessor | None:

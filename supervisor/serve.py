@@ -46,6 +46,7 @@ from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams
 from supervisor.daemon_places import (
+    Locks,
     locked,
     make_directories,
     places_of,
@@ -121,9 +122,8 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         hear_signals()
         left = left_of(launchpad)
         make_directories(places)
-        lock_fd, before = stack.enter_context(
-            locked(places, launchpad.pid, None if left is None else left.lock_fd)
-        )
+        held = None if left is None else Locks(left.lock_fd, left.state_lock_fd)
+        locks, before = stack.enter_context(locked(places, launchpad.pid, held))
         stack.callback(remove_borrowed, places)
         if left is None:
             for line in sweep(places, options.config, before, time.time()):
@@ -131,14 +131,14 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         segments = Segments(places.journal, MAX_BYTES, KEEP)
         journal = SegmentJournal(segments, lambda text: log.write("WARNING", text))
         stack.callback(journal.close)
-        given = Opened(notifier, activated, lock_fd, launchpad.handed_over, left)
+        given = Opened(notifier, activated, locks, launchpad.handed_over, left)
         daemon = Daemon(options, places, given)
         cgroups.settle(launchpad.pid)
         async with open_host(
             launchpad, settings_of(options.config), journal=journal, log=log
         ) as host:
             host.holders.add(notifier.descriptors)
-            host.holders.add(lambda: ((lock_fd, "lock"),))
+            host.holders.add(lambda: [(fd, "lock") for fd in locks])
             await daemon.run(host, journal, signals)
         return daemon.status
 
@@ -149,14 +149,14 @@ class Opened(NamedTuple):
     Attributes:
         notifier: the service manager's ear.
         activated: sockets that the manager opened.
-        lock_fd: the lock of its directories.
+        locks: of its directories.
         host_state: the host that the program before was; None if there was none.
         left: the daemon that it was.
     """
 
     notifier: Notifier
     activated: dict[str, list[socket.socket]]
-    lock_fd: int
+    locks: Locks
     host_state: HostState | None
     left: DaemonState | None
 
@@ -267,7 +267,7 @@ class Daemon:
         return DaemonSurroundings(
             children=children,
             orders=orders,
-            lock_fd=self._opened.lock_fd,
+            locks=self._opened.locks,
             stopping=self._stop_asked.is_set,
             variables={} if address is None else {"NOTIFY_SOCKET": address},
         )

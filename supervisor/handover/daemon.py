@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.children import Children
     from supervisor.control.server import Orders
+    from supervisor.daemon_places import Locks
     from supervisor.launchpad.start import LaunchpadProcess
 
 
@@ -84,6 +85,7 @@ class DaemonState(msgspec.Struct):
     listener_fd: int
     listener_identity: tuple[int, int] | None
     kept: list[KeptState]
+    state_lock_fd: int = -1
 
 
 def left_of(launchpad: LaunchpadProcess) -> DaemonState | None:
@@ -107,14 +109,14 @@ class DaemonSurroundings:
     Attributes:
         children: the kept ones.
         orders: of the control socket.
-        lock_fd: the lock of the directories.
+        locks: of the directories.
         stopping: tells whether the daemon is about to end.
         variables: for the next program's environment.
     """
 
     children: Children
     orders: Orders
-    lock_fd: int
+    locks: Locks
     stopping: Callable[[], bool]
     variables: dict[str, str]
 
@@ -135,12 +137,13 @@ class DaemonSurroundings:
             raise HandoverError("the control socket is not served yet")
         listener_fd, identity = self.orders.listener
         state = DaemonState(
-            lock_fd=self.lock_fd,
+            lock_fd=self.locks.runtime,
+            state_lock_fd=self.locks.state,
             listener_fd=listener_fd,
             listener_identity=identity,
             kept=[_kept_state(kept) for kept in self.children],
         )
-        fds = {self.lock_fd, listener_fd}
+        fds = {*self.locks, listener_fd}
         for kept in state.kept:
             if kept.scratch is not None:
                 fds |= {kept.scratch.fd, kept.output_fd}

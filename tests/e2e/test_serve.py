@@ -152,11 +152,23 @@ def test_a_reload_touches_what_changed_and_nothing_else(tmp_path: Path) -> None:
         assert running.client.reload().needs_restart == ["host"]
 
 
-def test_two_daemons_cannot_have_the_same_directories(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", ["", "run", "state"])
+def test_two_daemons_cannot_have_the_same_directories(
+    tmp_path: Path, alone: str
+) -> None:
     with daemon(tmp_path) as running:
-        outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path)
-        assert outcome.status == 1
-        assert outcome.said(f"a living host (pid {running.process.pid}) has it")
+        text = (tmp_path / "c.toml").read_text()
+        own = text.replace(f"{tmp_path}/{alone}", f"{tmp_path}/own") if alone else text
+        (tmp_path / "own.toml").write_text(own)
+        shared = "state" if alone == "run" else "run"
+        for _ in range(2):  # the one that was refused has changed nothing
+            outcome = sandhost("serve", "--config", "own.toml", cwd=tmp_path)
+            assert outcome.status == 1
+            pid = running.process.pid
+            assert outcome.said(
+                f"'{tmp_path}/{shared}': a living host (pid {pid}) has it"
+            )
+        assert running.client.ps() == []
 
 
 def test_faults_of_the_configuration_are_all_told(tmp_path: Path) -> None:

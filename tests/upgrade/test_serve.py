@@ -129,7 +129,18 @@ def test_a_daemon_without_a_configuration_is_replaced(tmp_path: Path) -> None:
             "reload", "--exec", "--json", env={"SANDHOST_CONTROL": running.client.path}
         )
         assert json.loads(outcome.out) == {"generation": 1}
+        # Both of its directories are still its own.
+        text = (tmp_path / "c.toml").read_text()
+        for name, other in (("run", "state"), ("state", "run")):
+            own = text.replace(f"{tmp_path}/{other}", f"{tmp_path}/own")
+            (tmp_path / "own.toml").write_text(own)
+            outcome = sandhost("serve", "--config", "own.toml", cwd=tmp_path)
+            assert outcome.status == 1
+            assert outcome.said(f"'{tmp_path}/{name}': a living host (pid ")
         assert running.end() == 0
+    # Nobody has them, and whoever comes next finds nobody to look for.
+    assert (tmp_path / "run/lock").read_bytes() == b""
+    assert (tmp_path / "state/state.lock").read_bytes() == b""
 
 
 CHATS = f"""
