@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor import holdings, proctree
-from supervisor.control.client import control_path
+from supervisor.control.client import control_path, within_reach
 from supervisor.sandbox.giving import KEEPER
 from supervisor.scratch import KEPT_PREFIX, PREFIX, is_abandoned
 from supervisor.temporary import temporary_directory
@@ -244,7 +244,8 @@ def is_deaf(path: str) -> bool:
             return False
         with socket.socket(socket.AF_UNIX) as line:
             line.setblocking(False)
-            line.connect(path)
+            with within_reach(path) as name:
+                line.connect(name)
     except ConnectionRefusedError:
         return True
     except OSError:  # gone, or alive and busy

@@ -163,7 +163,7 @@ def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
         mode = os.stat(path).st_mode  # noqa: PTH116 - one call, no import
         if not stat.S_ISSOCK(mode):
             raise ControlError(f"cannot ask {path!r}: it is not a socket")
-        with _within_reach(path) as name:
+        with within_reach(path) as name:
             line.connect(name)
     except FileNotFoundError:
         raise ControlError(
@@ -185,8 +185,12 @@ def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _within_reach(path: str) -> Iterator[str]:
-    """Give a name of the socket that fits into sun_path, which has 108 bytes."""
+def within_reach(path: str) -> Iterator[str]:
+    """Give a name of the socket that fits into sun_path, which has 108 bytes.
+
+    Raises:
+        OSError: its directory cannot be opened.
+    """
     if len(os.fsencode(path)) < _SUN_PATH_BYTES:
         yield path
         return

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.client import ControlError
+from supervisor.control.client import within_reach
 from tests.helpers.command import SANDHOST, heard, running, sandhost, small_disk
 from tests.helpers.daemon import Daemon, daemon
 
@@ -31,11 +32,17 @@ def served(tmp_path: Path) -> Iterator[Daemon]:
         assert it.end() == 0, it.said()
 
 
+def connect(sock: socket.socket, path: str) -> None:
+    """Connect to a control socket, however long its path is."""
+    with within_reach(path) as name:
+        sock.connect(name)
+
+
 def ask(path: str, *lines: bytes) -> list[bytes]:
     """Say lines on one connection, and hear all until the host closes it."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(15)
-        sock.connect(path)
+        connect(sock, path)
         for line in lines:
             sock.sendall(line)
         sock.shutdown(socket.SHUT_WR)
@@ -139,7 +146,7 @@ log = { max_size = "64K", keep = 1 }
         question = b'{"v":1,"do":"logs","args":{"name":"a","follow":true}}\n'
         with socket.socket(socket.AF_UNIX) as stalled:
             stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            stalled.connect(it.client.path)
+            connect(stalled, it.client.path)
             stalled.sendall(question)
             # It does not read; the child gets on, and others are answered.
             it.wait(lambda: b"done" in it.log("a"), "the child's end")
@@ -236,7 +243,7 @@ def test_a_flood_of_streams_leaves_room_for_questions(served: Daemon) -> None:
             sock = socket.socket(socket.AF_UNIX)
             sock.settimeout(15)
             socks.append(sock)
-            sock.connect(served.client.path)
+            connect(sock, served.client.path)
             sock.sendall(b'{"v":1,"do":"events","args":{"lines":1}}\n')
             answers.append(sock.recv(4096))
         assert all(b"item" in answer for answer in answers[:64])

@@ -218,14 +218,17 @@ def test_a_machine_without_what_is_needed_is_told_by_the_status(
 # ---------------------------------------------------------------- sockets, and asking
 
 
-# attack 39
+# attack 39; sun_path has 108 bytes, a directory may have more
+@pytest.mark.parametrize("directory", [".", "d" * 120])
 def test_a_socket_that_nobody_listens_on_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = str(tmp_path / "control")
+    (tmp_path / directory).mkdir(exist_ok=True)
+    path = str(tmp_path / directory / "control")
     monkeypatch.setenv("SANDHOST_CONTROL", path)
+    monkeypatch.chdir(tmp_path / directory)
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(path)
+        dead.bind("control")
     text, status = find_leaks(None, tmp=str(tmp_path))
     assert status == doctor.FOUND
     assert f"path {path}" in text
