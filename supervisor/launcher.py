@@ -12,7 +12,9 @@ Rules:
     the `Launcher`'s.
  3. When `spawn` returned or raised, the child alone has copies of the sources (spec T2).
     A spawn that is cancelled leaves no child.
- 4. If the launchpad is lost, so are the children: everything beneath the host is ended,
+ 4. Who shares the launchpad's memory until its exec is told of before that: its pipe ends
+    with the exec, and this process hears of it at once (ADR 74).
+ 5. If the launchpad is lost, so are the children: everything beneath the host is ended,
     everybody who waits is told, and the owner gets `LaunchpadLost`.
 Read next: ``supervisor/launchpad/main.py``, ``supervisor/launchpad/wire.py``.
 """
@@ -23,6 +25,7 @@ import contextlib
 import errno
 import os
 import signal as signals
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
@@ -49,6 +52,9 @@ STOCK_TIMEOUT_S = 0.5
 
 # The launchpad forks one at a time; more requests under way only hold descriptors.
 SPAWNS_UNDER_WAY = 16
+
+_OF_BIRTH = {wire.SPAWNED: 1, wire.BEGUN: 2}
+"""What tells of a birth, and how many descriptors come with it."""
 
 
 class Launcher:
@@ -176,8 +182,18 @@ class Launcher:
         return self._launchpad.pid
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the host's descriptors while it runs."""
-        return (self._control.fileno(), self._launchpad.pidfd)
+        """Return what this holds of the host's descriptors while it runs.
+
+        Its control socket and the launchpad's pidfd come first; then of each exec that
+        is under way the pipe that tells of it, and the pidfd.
+        """
+        under_way = (
+            (*record.report, record.born[-1])
+            for record in self._records.values()
+            if record.report and record.born is not None
+        )
+        own = (self._control.fileno(), self._launchpad.pidfd)
+        return (*own, *chain.from_iterable(under_way))
 
     @property
     def is_at_rest(self) -> bool:
@@ -257,21 +273,31 @@ class Launcher:
             record = self._records.pop(ident)
             record.failure = tuple(rest)
             record.started.set()
-        elif kind == wire.SPAWNED:
-            self._take_born(self._records[ident], rest, fds)
+            # Killed between what failed and its word of that: somebody has it.
+            record.tell_exit()
+            record.swept.set()
+        elif kind in _OF_BIRTH:
+            self._take_born(self._records[ident], rest, fds, _OF_BIRTH[kind])
 
-    def _take_born(self, record: Record, born: list[Any], fds: list[int]) -> None:
-        if not fds:  # this process may open no more: nothing names the child
+    def _take_born(
+        self, record: Record, born: list[Any], fds: list[int], due: int
+    ) -> None:
+        if len(fds) < due:  # this process may open no more: nothing names the child
             record.failure = (errno.EMFILE, "pidfd", b"")
-        elif record.abandoned:
-            os.close(fds[0])
+        if record.failure is not None or record.abandoned:
+            for fd in fds:
+                os.close(fd)
         else:
-            record.born = (*born, *fds)
+            pidfd, *report = fds
+            record.born = (*born, pidfd)
+            record.report = report
         record.started.set()
 
     async def _birth(self, request: SpawnRequest, record: Record) -> Born:
         """Wait for what the launchpad says to a request."""
         await record.started.wait()
+        if record.report:
+            await self._exec_is_over(record)
         if record.failure is not None:
             number, stage, detail = record.failure
             if stage == "exec" and not detail and "mountns" not in request.layers:
@@ -283,11 +309,29 @@ class Launcher:
             raise LaunchpadLost(self._lost)
         return record.born
 
+    async def _exec_is_over(self, record: Record) -> None:
+        """Wait until one who has begun is its program, or is said not to be."""
+        (report,) = record.report
+        is_refused = None
+        while is_refused is None:
+            try:
+                is_refused = os.read(report, 1)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(report)
+        os.close(record.report.pop())
+        if is_refused and record.failure is None:
+            record.started = trio.Event()
+            await record.started.wait()
+            if record.failure is None:
+                raise LaunchpadLost(self._lost)
+
     async def _abandon(self, ident: int, record: Record) -> None:
         """End a child that `spawn` does not give to anybody, born yet or not."""
         record.abandoned = True
-        if record.born is not None:  # between a cancellation and this line
+        if record.born is not None:  # it has begun, or there was a cancellation
             os.close(record.born[-1])
+        while record.report:
+            os.close(record.report.pop())
         if ident not in self._records:  # it failed before it was anything
             return
         message = (wire.SIGNAL, ident, int(signals.SIGKILL))

@@ -64,6 +64,8 @@ class Record:
         swept: Set when nothing it left behind is alive.
         abandoned: Nobody waits for `born` any more.
         born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
+        report: The pipe that ends with its exec, while that is under way: empty, or
+            with a byte if there will be a `failure`. Belongs to who waits for `started`.
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
         at_exit: called when `exited` is set; at once, and so not to wait or raise.
@@ -74,6 +76,7 @@ class Record:
     swept: trio.Event = field(default_factory=trio.Event)
     abandoned: bool = False
     born: Born | None = None
+    report: list[int] = field(default_factory=list)
     failure: tuple[int, str, bytes] | None = None
     status: ExitStatus | None = None
     stock: tuple[proctree.ProcessIdentity, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 
 from supervisor import proctree
 from supervisor.launchpad.life import IS_FORKING, IS_STOCK
@@ -34,9 +35,11 @@ class Child:
     Attributes:
         state: of ``launchpad.life``.
         ident: the host's number for it; `NOBODY` while it is in stock.
-        pidfd: held until SPAWNED carries it away, then -1.
-        report: where the forked child tells how it fares; -1 when that is known.
-        applied: (layer, detail) of its sandbox, as it told.
+        pidfd: held until BEGUN or SPAWNED carries it away, then -1.
+        exec_end: likewise a second end of `report`, if that tells nothing but its end.
+        report: where the forked child tells how it fares, or the pipe that ends with
+            the exec of one that makes calls; -1 when that is known.
+        applied: (layer, detail) of its sandbox, as it told; as its calls say.
         failure: (errno, stage, detail), as it told; None if it did not.
         init: the init of its pid namespace; -1 for none.
         groups: directories of its groups of processes.
@@ -48,6 +51,7 @@ class Child:
         "applied",
         "calls",
         "create_time",
+        "exec_end",
         "failure",
         "groups",
         "ident",
@@ -80,7 +84,7 @@ class Child:
         self.groups: tuple[bytes, ...] = ()
         self.line: _socket.socket | None = None
         self.calls: CallList | None = None
-        self.pidfd = -1
+        self.pidfd = self.exec_end = -1
         self.is_now(pid, pidfd)
 
     def is_now(self, pid: int, pidfd: int = -1) -> None:
@@ -102,6 +106,10 @@ class Child:
 
         ``(ENDED,)`` is the last: nobody can tell more.
         """
+        if self.calls is not None:  # what is in there is for the host
+            if _has_ended(self.report):
+                yield (ENDED,)
+            return
         try:
             told = os.read(self.report, REPORT_BYTES)
         except BlockingIOError:
@@ -113,15 +121,20 @@ class Child:
     def read_calls(self) -> None:
         """Take in what became of its calls: it is its program now, or has ended."""
         if self.calls is not None:
-            self.applied, self.failure = self.calls.applied, self.calls.fault()
+            self.failure = self.calls.fault()
             self.calls = None
 
     def let_go(self) -> None:
         """Close what is held of a child that comes to nothing."""
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+        for fd in self.taken():
+            os.close(fd)
         self.hang_up()
+
+    def taken(self) -> list[int]:
+        """Give away what goes to the host: the pidfd, then `exec_end`."""
+        fds = [fd for fd in (self.pidfd, self.exec_end) if fd >= 0]
+        self.pidfd = self.exec_end = -1
+        return fds
 
     def hang_up(self) -> None:
         """Close the line: no order comes by it any more."""
@@ -216,6 +229,13 @@ class Family:
         self.by_report.clear()
         self.inits.clear()
         return groups
+
+
+def _has_ended(pipe: int) -> bool:
+    """Tell whether nobody can write into a pipe any more."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return bool(poll.poll(0))
 
 
 def _create_time(pid: int) -> int:

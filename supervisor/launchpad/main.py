@@ -53,7 +53,6 @@ from supervisor.launchpad.vfork import Starter
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import resource
-    from collections.abc import Sequence
     from typing import Any
 
     from supervisor.launchpad.stock import Kind
@@ -69,6 +68,8 @@ _HEAD_START_S = 0.0005
 
 _SEQPACKET = _socket.SOCK_SEQPACKET
 
+_OF_BIRTH = {life.TELL_SPAWNED: wire.SPAWNED, life.TELL_BEGUN: wire.BEGUN}
+
 
 class _Launchpad:
     """The tables of one launchpad and its loop."""
@@ -79,7 +80,7 @@ class _Launchpad:
         self._family = Family()
         self._stock = Stock()
         self._ends = Ends(self._family, self._hear_all, self._bury, self._reply)
-        self._outbox: list[tuple[tuple[object, ...], int]] = []
+        self._outbox: list[tuple[tuple[object, ...], tuple[int, ...]]] = []
         self._is_blocked = False  # the host does not take replies at the moment
         self._host_is_there = True
         self._has_begun = False  # somebody, a moment ago
@@ -189,7 +190,10 @@ class _Launchpad:
         except OSError as error:
             self._fail(ident, error.errno or errno.EIO, stage)
             return
-        self._family.order(child or self._fork(order, life.STARTING), ident)
+        child = child or self._fork(order, life.STARTING)
+        self._family.order(child, ident)
+        if child.calls is not None:
+            self._happened(child, life.BEGAN)
         for unwanted in self._stock.surplus():
             unwanted.hang_up()
 
@@ -312,7 +316,6 @@ class _Launchpad:
         child.read_calls()
         well = child.failure is None
         self._has_begun = True
-        # First of all: somebody waits for it.
         self._happened(child, life.CLOSED if well else life.FAILED)
         # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
         self._epoll.unregister(child.report)
@@ -343,19 +346,18 @@ class _Launchpad:
         elif action == life.TELL_FAILED:
             child.let_go()
             self._fail(child.ident, *(child.failure or ()))
-        elif action == life.TELL_SPAWNED:
-            pidfd, child.pidfd = child.pidfd, -1
+        elif action in _OF_BIRTH:
             facts = (child.pid, child.create_time, child.applied, child.init)
-            self._reply((wire.SPAWNED, child.ident, *facts), pidfd)
+            self._reply((_OF_BIRTH[action], child.ident, *facts), *child.taken())
 
     # ------------------------------------------------------------ replies
 
     def _fail(self, ident: int, number: int, stage: str, detail: bytes = b"") -> None:
         self._reply((wire.FAILED, ident, number, stage, detail))
 
-    def _reply(self, message: tuple[object, ...], pidfd: int = -1) -> None:
-        """Queue a message with the pidfd it carries away, and send what can be sent."""
-        self._outbox.append((message, pidfd))
+    def _reply(self, message: tuple[object, ...], *fds: int) -> None:
+        """Queue a message with descriptors it carries away, and send what can be sent."""
+        self._outbox.append((message, fds))
         if not self._is_blocked:
             self._flush()
 
@@ -363,12 +365,11 @@ class _Launchpad:
         sent = 0
         was_blocked, self._is_blocked = self._is_blocked, False
         try:
-            for message, pidfd in self._outbox:
+            for message, fds in self._outbox:
                 if self._host_is_there:
-                    fds: Sequence[int] = () if pidfd < 0 else (pidfd,)
                     wire.send_message(self._control, message, fds)
-                if pidfd >= 0:
-                    os.close(pidfd)
+                for fd in fds:
+                    os.close(fd)
                 sent += 1
         except BlockingIOError:
             self._is_blocked = True

@@ -12,7 +12,8 @@ Rules:
     umask are its own, as after fork(2).
  3. The launchpad goes on meanwhile, so an exec that hangs hangs alone; a list is kept
     until its child has become its program, or has ended.
- 4. A call that fails ends the list and the child; the list says which.
+ 4. A call that fails ends the list and the child; the list says which. A byte in the
+    child's pipe says that there is one: the host hears that pipe end, and not the list.
  5. Where this cannot be done (another processor, Linux before 5.11, a filter), and
     where a descriptor would be in another's way, a child is forked.
 
@@ -57,6 +58,7 @@ LISTING = (
     ("c3", "ret"),
     # A call is 64 bytes: its number, six arguments, and room for what it returns.
     ("48 89 d3", "child: mov rbx, rdx"),
+    ("49 89 d4", "mov r12, rdx"),
     ("48 8b 03", "next: mov rax, [rbx]"),
     ("48 8b 7b 08", "mov rdi, [rbx+8]"),
     ("48 8b 73 10", "mov rsi, [rbx+16]"),
@@ -69,6 +71,12 @@ LISTING = (
     ("48 83 c3 40", "add rbx, 64"),
     ("48 3d 01 f0 ff ff", "cmp rax, -4095"),
     ("72 d3", "jb next"),  # unsigned: what is not below is an errno
+    # One byte, whichever, into the pipe whose number stands before the list.
+    ("49 8b 7c 24 f8", "mov rdi, [r12-8]"),
+    ("4c 89 e6", "mov rsi, r12"),
+    ("ba 01 00 00 00", "mov edx, 1"),
+    ("b8 01 00 00 00", "mov eax, 1"),  # write
+    ("0f 05", "syscall"),
     ("bf 7f 00 00 00", "end: mov edi, 127"),
     ("b8 e7 00 00 00", "mov eax, 231"),  # exit_group
     ("0f 05", "syscall"),
@@ -162,7 +170,7 @@ class CallList:
         steps: those of its shape.
 
     Attributes:
-        address: of the first call.
+        address: of the first call; the number of its pipe stands before that.
         applied: see `Steps`.
     """
 
@@ -178,8 +186,9 @@ class CallList:
         at = ctypes.addressof(self._texts) + _POINTER.size
         environ = at + _POINTER.size * (len(order.argv) + 1)
         execve = _packed((_EXECVE, executable, at, environ))
-        self._calls = ctypes.create_string_buffer(steps.calls + execve)
-        self.address = ctypes.addressof(self._calls)
+        report = _POINTER.pack(order.report)
+        self._calls = ctypes.create_string_buffer(report + steps.calls + execve)
+        self.address = ctypes.addressof(self._calls) + _POINTER.size
         self.applied = steps.applied
 
     def fault(self) -> tuple[int, str] | None:
@@ -187,7 +196,7 @@ class CallList:
 
         Precondition: its child has become its program, or has ended.
         """
-        results = self._steps.results.unpack_from(self._calls)
+        results = self._steps.results.unpack_from(self._calls, _POINTER.size)
         worst = min(results)  # the list ends with the first that fails
         if worst >= 0:
             return None
@@ -235,13 +244,18 @@ class Starter:
         """
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         order.report = theirs
-        child = None
+        child, exec_end = None, -1
         try:
+            exec_end = os.dup(ours)
             child = self._started(order, ours)
+            if child is not None:
+                child.exec_end = exec_end
         finally:
             os.close(theirs)
             if child is None:
                 os.close(ours)
+                if exec_end >= 0:
+                    os.close(exec_end)
         return child
 
     def _started(self, order: Order, report: int) -> Child | None:
@@ -265,6 +279,7 @@ class Starter:
             os.close(self._pidfd.value)
             raise
         child.calls = self._unheard.pop()
+        child.applied = child.calls.applied
         return child
 
     def _steps_of(self, order: Order) -> Steps:

@@ -23,11 +23,14 @@ Rules:
     ``(SPAWNED, id, pid, create_time, applied, init)`` with the pidfd: the exec
     succeeded; ``applied`` are ``(layer, detail)``, as the child itself told before it;
     ``init`` is the pid of the init of its pid namespace, -1 if it has none.
+    ``(BEGUN, id, pid, create_time, applied, init)`` with the pidfd and a pipe: as
+    SPAWNED, but the exec is under way. The pipe ends with it: empty if it succeeded; if
+    there is a byte, FAILED follows.
     ``(FAILED, id, errno, stage, detail)``: it did not, and it ends.
     ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
     ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
     ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
-    SPAWNED, EXITED, SWEPT of one id come in this order.
+    SPAWNED (or BEGUN), EXITED, SWEPT of one id come in this order.
  5. The launchpad and a child in stock (``launchpad.stock``) speak in the same way:
     ``((executable, ... layers), has_owners)`` is an order; the last descriptor is a
     user namespace if `has_owners`.
@@ -49,9 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 3
+VERSION = 4
 
-SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
+SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED, BEGUN = range(10)
 
 # A bigger message travels in a memfd, sent as the last descriptor of an empty tuple:
 # a datagram must fit into the socket's buffer (208 KiB by default).

@@ -28,6 +28,11 @@ def test_from_every_state_a_child_can_be_buried() -> None:
             # Told exactly once, or nobody's.
             assert action in {life.DISCARD, life.TELL_SPAWNED, life.TELL_FAILED}
             assert life.step(after, life.DIED)[0] == life.GONE
+    assert life.step(life.STARTING, life.BEGAN) == (life.BEGUN, life.TELL_BEGUN)
+    for event, told in ((life.CLOSED, life.NOTHING), (life.FAILED, life.TELL_FAILED)):
+        after, action = life.step(life.BEGUN, event)
+        assert action == told
+        assert life.step(after, life.DIED)[0] == life.GONE
     assert not any(life.TABLE[life.GONE])
 
 
@@ -40,7 +45,10 @@ def test_only_who_was_told_of_as_born_is_told_of_as_ended() -> None:
     ]
     assert told == [(life.RUNNING, life.DIED)]
     entered = {
-        found[1] for row in life.TABLE for found in row
+        (state if state == life.BEGUN else None, found[1])
+        for state, row in enumerate(life.TABLE)
+        for found in row
         if found is not None and found[0] == life.RUNNING
-    }  # fmt: skip
-    assert entered == {life.TELL_SPAWNED}
+    }
+    # Who has begun was told of at that.
+    assert entered == {(None, life.TELL_SPAWNED), (life.BEGUN, life.NOTHING)}

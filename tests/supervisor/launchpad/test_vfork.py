@@ -96,6 +96,7 @@ def order(program: bytes, *, umask: int | None = None, limits: int = 0) -> Order
         made.layers,
     )
     made.fill(body, [7, 8, 9, 10, 11])
+    made.report = 12
     return made
 
 
@@ -131,7 +132,7 @@ def test_a_child_that_is_starting_keeps_the_limits_that_it_will_set() -> None:
         for index, stage in enumerate(calls._steps.stages)
         if stage == "rlimit" and calls._steps.stages[index - 1] != "rlimit"
     ]
-    (address,) = struct.unpack_from("Q", calls._calls, at * 64 + 24)
+    (address,) = struct.unpack_from("Q", calls._calls, 8 + at * 64 + 24)
     starter._known.clear()
     others = [ctypes.create_string_buffer(b"x" * 31) for _ in range(1000)]
     assert ctypes.string_at(address, 32) == struct.pack("4Q", 5, 5, 5, 5)
@@ -158,7 +159,7 @@ def test_who_is_starting_when_the_host_goes_keeps_its_calls() -> None:
 def test_the_call_that_failed_is_named(at: int) -> None:
     calls = calls_of(order(b"/a"))
     assert calls.fault() is None
-    struct.pack_into("q", calls._calls, at * 64 + 56, -13)
+    struct.pack_into("q", calls._calls, 8 + at * 64 + 56, -13)
     assert calls.fault() == (13, calls._steps.stages[at])
 
 
@@ -199,14 +200,38 @@ async def test_who_hangs_before_its_exec_holds_up_nobody_and_can_be_killed(
                 assert (await earlier.wait_exit()).code == 0
             (hanging,) = set(proctree.children_of(stage.launchpad)) - {earlier.pid}
             watched = Watched(hanging)
+            await eventually(lambda: len(stage.launcher.descriptors()) == 4)
             nursery.cancel_scope.cancel()
     with trio.fail_after(30):
         await watched.ended()
+    assert len(stage.launcher.descriptors()) == 2
     os.close(watched.pidfd)
     earlier.close()
     after = await stage.launcher.spawn(stage.request(("/bin/true",)))
     assert (await after.wait_exit()).code == 0
     after.close()
+
+
+@only_x86_64
+@only_with_strace
+async def test_who_is_killed_before_its_exec_was_born_and_has_ended(
+    stage: Stage, tmp_path: Path
+) -> None:
+    delay = ("-e", "trace=execve", "-e", "inject=execve:delay_enter=60000000")
+    ends: list[tuple[int, int | None]] = []
+
+    async def live() -> None:
+        process = await stage.launcher.spawn(stage.request(("/bin/true",)))
+        ends.append((process.pid, (await process.wait_exit()).signal))
+        process.close()
+
+    async with trio.open_nursery() as nursery:
+        async with traced(stage.launchpad, tmp_path / "log", *delay):
+            nursery.start_soon(live)
+            await eventually(lambda: len(stage.launcher.descriptors()) == 4)
+            (hanging,) = proctree.children_of(stage.launchpad)
+            os.kill(hanging, signal.SIGKILL)
+    assert ends == [(hanging, signal.SIGKILL)]
 
 
 async def test_many_at_once_are_given_what_is_theirs(stage: Stage) -> None:
