@@ -62,11 +62,25 @@ def timed(call: Callable[[], int], at_least: int) -> float:
     return taken_s
 
 
+PIPE = f"head -c {SIZE} /dev/zero | cat"
+
+
 def pipe() -> int:
-    """Move the bytes through a pipe."""
-    script = f"head -c {SIZE} /dev/zero | cat >/dev/null"
-    subprocess.run(["/bin/sh", "-c", script], check=True)
+    """Move the bytes through a pipe, to where nobody reads them."""
+    subprocess.run(["/bin/sh", "-c", f"{PIPE} >/dev/null"], check=True)
     return SIZE
+
+
+def pipe_here() -> int:
+    """Move them through a pipe and to here, where a stream's bytes come to."""
+    got = 0
+    with subprocess.Popen(
+        ["/bin/sh", "-c", PIPE], stdout=subprocess.PIPE, bufsize=0
+    ) as shell:
+        stdout: io.FileIO = shell.stdout  # type: ignore[assignment]
+        while size := stdout.readinto(BUFFER):
+            got += size
+    return got
 
 
 def hosted_stream() -> int:
@@ -199,6 +213,7 @@ def main(rounds: int, host_pid: int) -> None:
     """Measure, and print."""
     pairs: dict[str, tuple[Callable[[], int], Callable[[], int], int]] = {
         "stream": (pipe, hosted_stream, SIZE),
+        "stream_here": (pipe_here, hosted_stream, SIZE),
         "byte": (direct_byte, hosted_byte, 1),
         "trues": (direct_trues, hosted_trues, TRUES),
         "at_once": (direct_at_once, hosted_at_once, AT_ONCE),

@@ -117,11 +117,11 @@ async def measure(rounds: int) -> list[Row]:
 
 def rows(told: dict[str, object]) -> list[Row]:
     """Return the figures of what the client told."""
-    streams, bytes_, trues, at_once = (
-        _pairs(told[name]) for name in ("stream", "byte", "trues", "at_once")
+    streams, here, bytes_, trues, at_once = (
+        _pairs(told[name])
+        for name in ("stream", "stream_here", "byte", "trues", "at_once")
     )
-    pipe_mb_s = statistics.median(SIZE_MB / direct for direct, _ in streams)
-    host_mb_s = statistics.median(SIZE_MB / hosted for _, hosted in streams)
+    pipe_mb_s, host_mb_s = _mb_s(streams, 0), _mb_s(streams, 1)
     added_ms = statistics.median((hosted - direct) * 1e3 for direct, hosted in bytes_)
     is_fast = pipe_mb_s >= FAST_PIPE_MB_S
     stalled = told["stalled"]
@@ -136,11 +136,18 @@ def rows(told: dict[str, object]) -> list[Row]:
     at_once_per_s = statistics.median(64 / hosted for _, hosted in at_once)
     return [
         Row(
-            "stream of 256 MiB, of head | cat",
+            "stream of 256 MiB, of head | cat >/dev/null",
             _ratio(streams),
             "x",
             at_least(0.6),
             f"{host_mb_s:.0f} / {pipe_mb_s:.0f} MB/s",
+        ),
+        Row(
+            "stream of 256 MiB, of head | cat into the same reader",
+            _ratio(here),
+            "x",
+            at_least(0.6),
+            f"{_mb_s(here, 1):.0f} / {_mb_s(here, 0):.0f} MB/s",
         ),
         Row(
             "stream of 256 MiB",
@@ -183,6 +190,10 @@ def _pairs(told: object) -> list[tuple[float, float]]:
     if not isinstance(told, list):
         raise MeasureError("the client told something else")
     return [(float(direct), float(hosted)) for direct, hosted in told]
+
+
+def _mb_s(pairs: Sequence[tuple[float, float]], which: int) -> float:
+    return statistics.median(SIZE_MB / pair[which] for pair in pairs)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
