@@ -331,6 +331,8 @@ class Launcher:
         if record.born is not None:  # it has begun, or there was a cancellation
             os.close(record.born[-1])
         while record.report:
+            # The launchpad has the same end: what epoll knows of it would outlive this one.
+            trio.lowlevel.notify_closing(record.report[-1])
             os.close(record.report.pop())
         if ident not in self._records:  # it failed before it was anything
             return

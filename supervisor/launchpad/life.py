@@ -10,7 +10,6 @@ Rules:
     two an unknown child of the launchpad is no leftover.
  3. A pipe of reports that is closed ends the start, well or badly; a process is
     buried after that.
-
  4. Who makes a list of calls (``launchpad.vfork``) has begun when it was started, and is
     told of then. How its start has ended is told only if that is badly.
 

@@ -6,6 +6,7 @@ is in `test_vfork.py` and `test_launcher.py`.
 
 import _socket
 import errno
+import fcntl
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,14 +34,14 @@ class Played:
         launcher: it runs.
         pad: the launchpad's end.
         report: the end of the pipe that the child has; -1 when it was closed.
+        reader: the other end, which a launchpad keeps as well; likewise.
     """
 
     def __init__(self, launcher: Launcher, pad: _socket.socket) -> None:
         self.launcher = launcher
         self.pad = pad
         self.report = -1
-        self.pidfd = -1
-        self.theirs = -1
+        self.reader = -1
         self._born: list[SpawnedProcess | BaseException] = []
 
     async def ask(self) -> None:
@@ -76,7 +77,7 @@ class Played:
         facts = (PID, CREATE_TIME, APPLIED, -1)
         wire.send_message(self.pad, (wire.BEGUN, ident, *facts), (pidfd, ours)[:fds])
         os.close(pidfd)
-        os.close(ours)
+        self.reader = ours
 
     def tell_failed(self, ident: int) -> None:
         """Say that it is nothing."""
@@ -117,8 +118,9 @@ async def playing() -> AsyncIterator[Played]:
         yield scene
         nursery.cancel_scope.cancel()
     pad.close()
-    if scene.report >= 0:
-        os.close(scene.report)
+    for fd in (scene.report, scene.reader):
+        if fd >= 0:
+            os.close(fd)
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
@@ -205,6 +207,29 @@ async def test_who_is_cancelled_meanwhile_closes_both(
     # What was on its way comes to nobody.
     await eventually(lambda: len(played.launcher.descriptors()) == 2)
     assert not played._born
+
+
+# What epoll knows of a descriptor lives as long as anybody has the same open file.
+async def test_what_ends_later_is_not_taken_for_who_has_the_number_then(
+    played: Played,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await begun(played, nursery)
+        await eventually(lambda: len(played.launcher.descriptors()) == 4)
+        await trio.testing.wait_all_tasks_blocked()
+        number = played.launcher.descriptors()[2]
+        nursery.cancel_scope.cancel()
+    kept, silent = os.pipe()
+    reused = fcntl.fcntl(kept, fcntl.F_DUPFD_CLOEXEC, number)
+    assert reused == number
+    with trio.move_on_after(0.2) as patience:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.lowlevel.wait_readable, reused)
+            await trio.testing.wait_all_tasks_blocked()
+            played.close_report()
+    assert patience.cancelled_caught
+    for fd in (kept, silent, reused):
+        os.close(fd)
 
 
 async def test_a_launchpad_that_is_lost_meanwhile_is_told_of() -> None:
