@@ -104,6 +104,10 @@ class Door(Client):
             # Who started this may have said that they mean nothing (`&` of a shell).
             if _signal.getsignal(number) != _signal.SIG_IGN:
                 _signal.signal(number, self._signalled)
+        # Python looks for signals before it waits: one that comes between the two is
+        # heard when the wait is broken off.
+        _signal.signal(_signal.SIGALRM, _break_off)
+        _signal.setitimer(_signal.ITIMER_REAL, QUIET_S, QUIET_S)
 
     def _ask(self, *args: Any, **more: Any) -> tuple[m.Reply, bytes]:
         """Do as ``BlockingEndpoint`` does; then what a signal has asked for."""
@@ -147,6 +151,10 @@ class Door(Client):
         self._end(self._ending)
 
 
+def _break_off(_: int, __: object) -> None:
+    """Do nothing: whatever handler is due runs as well."""
+
+
 def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
     """Do the work of a command; return the exit status.
 
@@ -163,6 +171,7 @@ def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
         _signal.alarm(0)
         return INTERRUPTED
     finally:
+        _signal.alarm(0)
         # Behind this nobody takes the exception.
         for number in TERMINATING:
             if callable(_signal.getsignal(number)):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import shlex
 import signal
 import socket
@@ -410,6 +411,57 @@ def test_a_signal_inside_a_shared_request_waits_for_the_reply(
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     assert out == b""
     assert fs(line, "stat", "a").returncode == 0
+
+
+# Sent to another thread: as one that comes when this one is about to wait, and knows of none.
+UNHEARD = """
+import signal, sys, threading
+from vfs.fscmd import main
+def send():
+    sys.stdin.readline()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=send, daemon=True).start()
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_that_breaks_off_no_wait_is_heard_all_the_same(
+    host: FakeHost, line: socket.socket
+) -> None:
+    host.files[b"a"] = bytearray(b"x")
+    gate = host.gates[m.Stat] = Gate()
+    with subprocess.Popen(
+        [PYTHON, "-I", "-c", UNHEARD, "stat", "a"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[line.fileno()],
+        env=environment(line),
+    ) as process:
+        gate.reached.wait()
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        heard, _, _ = select.select([process.stderr], [], [], 60)
+        gate.opened.set()
+        assert heard
+        assert b"waits for the reply" in process.stderr.read()
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_no_alarm_is_left_to_what_comes_after_a_command(
+    host: FakeHost, line: socket.socket
+) -> None:
+    host.files[b"a"] = bytearray(b"x")
+    code = "import signal, vfs.fscmd; vfs.fscmd.main(['stat', 'a']); print(signal.getitimer(0))"
+    done = subprocess.run(
+        [PYTHON, "-I", "-c", code],
+        capture_output=True,
+        pass_fds=[line.fileno()],
+        env=environment(line),
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == b"(0.0, 0.0)"
 
 
 def test_a_second_signal_does_not_wait(host: FakeHost, line: socket.socket) -> None:
