@@ -201,7 +201,7 @@ class Locks(NamedTuple):
 
     Attributes:
         runtime: of the run-time directory.
-        state: of the state directory; -1 where a program before had none.
+        state: of the state directory.
     """
 
     runtime: int
@@ -224,31 +224,27 @@ def locked(
     """
     before = None
     with contextlib.ExitStack() as stack:
-        runtime, state = held or Locks(-1, -1)
         if held is None:
-            runtime = _lock(places.lock)
-        stack.callback(os.close, runtime)
-        if state < 0:
-            state = _lock(places.state_lock)
-        stack.callback(os.close, state)
-        if held is None:
-            before = _read(runtime)
-            for fd in (runtime, state):
+            locks = Locks(_lock(places.lock, stack), _lock(places.state_lock, stack))
+            before = _read(locks.runtime)
+            for fd in locks:
                 _write(fd, launchpad_pid)
-        yield Locks(runtime, state), before
-        for fd in (runtime, state):
+        else:
+            locks = held
+            for fd in locks:
+                stack.callback(os.close, fd)
+        yield locks, before
+        for fd in locks:
             os.ftruncate(fd, 0)  # an orderly end leaves nobody to look for
 
 
-def _lock(path: str) -> int:
+def _lock(path: str, stack: contextlib.ExitStack) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    stack.callback(os.close, fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException as why:
+    except BlockingIOError:
         who = (_read(fd) or Predecessor()).get("pid", "?")
-        os.close(fd)
-        if not isinstance(why, BlockingIOError):
-            raise
         text = f"a living host (pid {who}) has it; stop that one or name another"
         raise OSError(errno.EADDRINUSE, text, str(Path(path).parent)) from None
     return fd

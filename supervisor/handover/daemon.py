@@ -82,10 +82,10 @@ class DaemonState(msgspec.Struct):
     """
 
     lock_fd: int
+    state_lock_fd: int
     listener_fd: int
     listener_identity: tuple[int, int] | None
     kept: list[KeptState]
-    state_lock_fd: int = -1
 
 
 def left_of(launchpad: LaunchpadProcess) -> DaemonState | None:
