@@ -168,7 +168,6 @@ def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
     except Terminated as why:
         return _die(why.number)
     except KeyboardInterrupt:
-        _signal.alarm(0)
         return INTERRUPTED
     finally:
         _signal.alarm(0)
