@@ -45,10 +45,15 @@ def ask(form: str, proto: int = 2) -> socket.socket:
 
 def drain(sock: socket.socket) -> int:
     """Read to the end; return how much came."""
-    got = 0
     with sock:
-        while size := sock.recv_into(BUFFER):
-            got += size
+        return count(sock.recv_into)
+
+
+def count(take_into: Callable[[bytearray], int]) -> int:
+    """Take to the end; return how much came."""
+    got = 0
+    while size := take_into(BUFFER):
+        got += size
     return got
 
 
@@ -73,14 +78,11 @@ def pipe() -> int:
 
 def pipe_here() -> int:
     """Move them through a pipe and to here, where a stream's bytes come to."""
-    got = 0
     with subprocess.Popen(
         ["/bin/sh", "-c", PIPE], stdout=subprocess.PIPE, bufsize=0
     ) as shell:
         stdout: io.FileIO = shell.stdout  # type: ignore[assignment]
-        while size := stdout.readinto(BUFFER):
-            got += size
-    return got
+        return count(stdout.readinto)
 
 
 def hosted_stream() -> int:
