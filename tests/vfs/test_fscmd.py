@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -387,21 +388,40 @@ def test_killed_inside_a_request_it_leaves_the_line_in_order(number: int) -> Non
         assert shell(line, "fs cat a").stdout == b"x"
 
 
+STAT = (PYTHON, "-I", "-c", PROGRAM, "stat", "a")
+
+
+@contextmanager
+def asking(
+    host: FakeHost,
+    line: socket.socket,
+    *argv: str,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> Iterator[tuple[subprocess.Popen[bytes], Gate]]:
+    """Run a command whose STAT the host has, and does not answer until the gate opens."""
+    host.files[b"a"] = bytearray(b"x")
+    gate = host.gates[m.Stat] = Gate()
+    with subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=[line.fileno()],
+        env=environment(line),
+    ) as process:
+        gate.reached.wait()
+        yield process, gate
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_inside_a_shared_request_waits_for_the_reply(
     host: FakeHost, line: socket.socket, number: int
 ) -> None:
     # spec T5: FD 3 is the whole child's
-    host.files[b"a"] = bytearray(b"x")
-    gate = host.gates[m.Stat] = Gate()
-    with subprocess.Popen(
-        [PYTHON, "-I", "-c", PROGRAM, "stat", "a"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=[line.fileno()],
-        env=environment(line),
-    ) as process:
-        gate.reached.wait()
+    pipe = subprocess.PIPE
+    with asking(host, line, *STAT, stdout=pipe, stderr=pipe) as (process, gate):
         process.send_signal(number)
         # It says so when it has waited for a while: the signal has been taken then.
         assert process.stderr is not None
@@ -428,16 +448,9 @@ sys.exit(main(sys.argv[1:]))
 def test_a_signal_that_breaks_off_no_wait_is_heard_all_the_same(
     host: FakeHost, line: socket.socket
 ) -> None:
-    host.files[b"a"] = bytearray(b"x")
-    gate = host.gates[m.Stat] = Gate()
-    with subprocess.Popen(
-        [PYTHON, "-I", "-c", UNHEARD, "stat", "a"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=[line.fileno()],
-        env=environment(line),
-    ) as process:
-        gate.reached.wait()
+    argv = (PYTHON, "-I", "-c", UNHEARD, "stat", "a")
+    pipe = subprocess.PIPE
+    with asking(host, line, *argv, stdin=pipe, stderr=pipe) as (process, gate):
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write(b"\n")
@@ -465,15 +478,7 @@ def test_no_alarm_is_left_to_what_comes_after_a_command(
 
 
 def test_a_second_signal_does_not_wait(host: FakeHost, line: socket.socket) -> None:
-    host.files[b"a"] = bytearray(b"x")
-    gate = host.gates[m.Stat] = Gate()
-    with subprocess.Popen(
-        [PYTHON, "-I", "-c", PROGRAM, "stat", "a"],
-        stderr=subprocess.PIPE,
-        pass_fds=[line.fileno()],
-        env=environment(line),
-    ) as process:
-        gate.reached.wait()
+    with asking(host, line, *STAT, stderr=subprocess.PIPE) as (process, _):
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         process.stderr.readline()
@@ -485,15 +490,9 @@ def test_a_second_signal_does_not_wait(host: FakeHost, line: socket.socket) -> N
 def test_a_signal_that_was_switched_off_stays_off(
     host: FakeHost, line: socket.socket
 ) -> None:
-    host.files[b"a"] = bytearray(b"x")
-    gate = host.gates[m.Stat] = Gate()
-    with subprocess.Popen(
-        ["/bin/sh", "-c", f"trap '' INT; exec {FS} stat a"],
-        stdout=subprocess.DEVNULL,
-        pass_fds=[line.fileno()],
-        env=environment(line),
-    ) as process:
-        gate.reached.wait()
+    argv = ("/bin/sh", "-c", f"trap '' INT; exec {FS} stat a")
+    null = subprocess.DEVNULL
+    with asking(host, line, *argv, stdout=null) as (process, gate):
         process.send_signal(signal.SIGINT)
         gate.opened.set()
     assert process.returncode == 0
