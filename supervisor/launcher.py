@@ -14,7 +14,8 @@ Rules:
     A spawn that is cancelled leaves no child.
  4. Who shares the launchpad's memory until its exec is told of before that: its pipe ends
     with the exec, and this process hears of it at once (ADR 74).
- 5. If the launchpad is lost, so are the children: everything beneath the host is ended,
+ 5. Who stands by gets its order from here, and not from the launchpad (ADR 75).
+ 6. If the launchpad is lost, so are the children: everything beneath the host is ended,
     everybody who waits is told, and the owner gets `LaunchpadLost`.
 Read next: ``supervisor/launchpad/main.py``, ``supervisor/launchpad/wire.py``.
 """
@@ -22,7 +23,6 @@ Read next: ``supervisor/launchpad/main.py``, ``supervisor/launchpad/wire.py``.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal as signals
 from itertools import chain
@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import trio
 
 from supervisor.descendants import collect, end_descendants
-from supervisor.launchpad import wire
+from supervisor.launchpad import calls, wire
 from supervisor.launchpad.order import missing_interpreter
-from supervisor.spawned import Born, ExitStatus, LaunchpadLost, Record, SpawnedProcess
+from supervisor.spawned import Born, LaunchpadLost, Record, SpawnedProcess
+from supervisor.standby import Standby
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -52,9 +53,6 @@ STOCK_TIMEOUT_S = 0.5
 
 # The launchpad forks one at a time; more requests under way only hold descriptors.
 SPAWNS_UNDER_WAY = 16
-
-_OF_BIRTH = {wire.SPAWNED: 1, wire.BEGUN: 2}
-"""What tells of a birth, and how many descriptors come with it."""
 
 
 class Launcher:
@@ -82,6 +80,7 @@ class Launcher:
         self._last_ident = 0
         self._sending = trio.Lock()  # one writer waits for room, the others for it
         self._room = trio.Semaphore(SPAWNS_UNDER_WAY)
+        self._standby = Standby()
         self._lost: str | None = None
 
     async def run(
@@ -116,30 +115,72 @@ class Launcher:
 
         Cancellation: a child that was started all the same is killed.
         """
-        self._last_ident += 1
-        ident = self._last_ident
-        message = request.message(ident)
+        body = request.body()
         try:  # what is free takes no turn of the loop: there is one below
             self._room.acquire_nowait()
         except trio.WouldBlock:
             await self._room.acquire()
         try:
-            record = self._records[ident] = Record()
-            try:
-                if self._sending.locked() or not self._has_put(
-                    message, request.sources
-                ):
-                    await self.send(message, request.sources)
-            except BaseException:
-                self._records.pop(ident, None)  # it was not sent
-                raise
-            try:
-                born = await self._birth(request, record)
-            except BaseException:
-                await self._abandon(ident, record)
-                raise
+            if given := self._standby.take(body, request.sources):
+                with contextlib.suppress(
+                    ConnectionResetError
+                ):  # dead before it took it
+                    return await self._begun(request, *given)
+            return await self._begun(request, *await self._ask(request, body))
         finally:
             self._room.release()
+
+    async def _ask(
+        self, request: SpawnRequest, body: tuple[object, ...]
+    ) -> tuple[int, Record]:
+        """Have the launchpad start a child; return its number and what is said of it."""
+        self._last_ident += 1
+        ident = self._last_ident
+        message = (wire.SPAWN, ident, *body)
+        record = self._records[ident] = Record()
+        try:
+            if self._sending.locked() or not self._has_put(message, request.sources):
+                await self.send(message, request.sources)
+        except BaseException:
+            self._records.pop(ident, None)  # it was not sent
+            raise
+        if calls.PLAIN_LAYERS.issuperset(request.layers):
+            self._ask_for_standby()
+        return ident, record
+
+    def _ask_for_standby(self) -> None:
+        """Have somebody stand by, if children without walls are asked for often."""
+        offers = self._standby.asked()
+        if offers is not None:
+            with contextlib.closing(offers):
+                if not self._mention((wire.OFFERS, 0), (offers.fileno(),)):
+                    self._standby.close()
+
+    def replace_standby(self, ident: int) -> None:
+        """Have somebody else stand by: who did so is a program by now, and will stay.
+
+        Of one that ends soon, as tools do, the launchpad hears by that.
+        """
+        if ident < 0:
+            self._mention((wire.TAKEN, ident))
+
+    def _mention(self, message: tuple[object, ...], fds: tuple[int, ...] = ()) -> bool:
+        """Say something that spares time and that nobody waits for, if there is room."""
+        try:
+            return not self._sending.locked() and self._has_put(message, fds)
+        except LaunchpadLost:  # its owner hears of it
+            return False
+
+    async def _begun(
+        self, request: SpawnRequest, ident: int, record: Record
+    ) -> SpawnedProcess:
+        """Wait until a child is its program."""
+        self._records[ident] = record
+        try:
+            born = await self._birth(request, record)
+        except BaseException:
+            await self._abandon(ident, record)
+            raise
         return SpawnedProcess(self, ident, record, born)
 
     async def spare(self, groups: tuple[tuple[bytes, bytes], ...]) -> None:
@@ -184,16 +225,20 @@ class Launcher:
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors while it runs.
 
-        Its control socket and the launchpad's pidfd come first; then of each exec that
-        is under way the pipe that tells of it, and the pidfd.
+        Its own come first; then of each exec that is under way the pipe that tells of
+        it, and the pidfd; then of who stands by the pidfd, and the line.
         """
         under_way = (
             (*record.report, record.born[-1])
             for record in self._records.values()
             if record.report and record.born is not None
         )
-        own = (self._control.fileno(), self._launchpad.pidfd)
-        return (*own, *chain.from_iterable(under_way))
+        waiting = self._standby.descriptors()
+        return (*self.own_descriptors(), *chain.from_iterable(under_way), *waiting)
+
+    def own_descriptors(self) -> tuple[int, int]:
+        """Return its control socket and the launchpad's pidfd."""
+        return self._control.fileno(), self._launchpad.pidfd
 
     @property
     def is_at_rest(self) -> bool:
@@ -259,45 +304,19 @@ class Launcher:
         kind, ident, *rest = message
         if kind == wire.SWEPT:
             for ended in ident:
-                self._records.pop(ended).swept.set()
-        elif kind == wire.LISTED:
-            asked = self._records.get(ident)
-            if asked is not None:  # who asked may have been cancelled
-                (asked.stock,) = rest
-                asked.exited.set()
-        elif kind == wire.EXITED:
-            record = self._records[ident]
-            record.status = ExitStatus(*rest)
-            record.tell_exit()
-        elif kind == wire.FAILED:
-            record = self._records.pop(ident)
-            record.failure = tuple(rest)
-            record.started.set()
-            # Killed between what failed and its word of that: somebody has it.
-            record.tell_exit()
-            record.swept.set()
-        elif kind in _OF_BIRTH:
-            self._take_born(self._records[ident], rest, fds, _OF_BIRTH[kind])
-
-    def _take_born(
-        self, record: Record, born: list[Any], fds: list[int], due: int
-    ) -> None:
-        if len(fds) < due:  # this process may open no more: nothing names the child
-            record.failure = (errno.EMFILE, "pidfd", b"")
-        if record.failure is not None or record.abandoned:
-            for fd in fds:
-                os.close(fd)
-        else:
-            pidfd, *report = fds
-            record.born = (*born, pidfd)
-            record.report = report
-        record.started.set()
+                if record := self._records.pop(ended, None):
+                    record.swept.set()
+        elif record := self._records.get(ident):
+            if kind == wire.FAILED:
+                del self._records[ident]
+            record.take(kind, rest, fds)
+        # Else who asked was cancelled; or it stood by, and never had an order.
 
     async def _birth(self, request: SpawnRequest, record: Record) -> Born:
         """Wait for what the launchpad says to a request."""
         await record.started.wait()
-        if record.report:
-            await self._exec_is_over(record)
+        if record.report and not await record.exec_is_over():
+            raise LaunchpadLost(self._lost)
         if record.failure is not None:
             number, stage, detail = record.failure
             if stage == "exec" and not detail and "mountns" not in request.layers:
@@ -309,31 +328,9 @@ class Launcher:
             raise LaunchpadLost(self._lost)
         return record.born
 
-    async def _exec_is_over(self, record: Record) -> None:
-        """Wait until one who has begun is its program, or is said not to be."""
-        (report,) = record.report
-        is_refused = None
-        while is_refused is None:
-            try:
-                is_refused = os.read(report, 1)
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(report)
-        os.close(record.report.pop())
-        if is_refused and record.failure is None:
-            record.started = trio.Event()
-            await record.started.wait()
-            if record.failure is None:
-                raise LaunchpadLost(self._lost)
-
     async def _abandon(self, ident: int, record: Record) -> None:
         """End a child that `spawn` does not give to anybody, born yet or not."""
-        record.abandoned = True
-        if record.born is not None:  # it has begun, or there was a cancellation
-            os.close(record.born[-1])
-        while record.report:
-            # The launchpad has the same end: what epoll knows of it would outlive this one.
-            trio.lowlevel.notify_closing(record.report[-1])
-            os.close(record.report.pop())
+        record.let_go()
         if ident not in self._records:  # it failed before it was anything
             return
         message = (wire.SIGNAL, ident, int(signals.SIGKILL))
@@ -351,6 +348,7 @@ class Launcher:
             record.started.set()
             record.tell_exit()
             record.swept.set()
+        self._standby.close()
         trio.lowlevel.notify_closing(self._control)
         self._control.close()
 

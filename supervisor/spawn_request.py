@@ -86,8 +86,8 @@ class SpawnRequest:
     layers: Mapping[str, object] = field(default_factory=dict)
     listener: InnerListener | None = None
 
-    def message(self, ident: int) -> tuple[object, ...]:
-        """The request as the SPAWN message `ident`; `sources` go with it.
+    def body(self) -> tuple[object, ...]:
+        """The request as a SPAWN message, without its kind and id; `sources` go with it.
 
         Raises:
             SpawnError: Stage "request": no process could be what is asked for.
@@ -106,8 +106,6 @@ class SpawnRequest:
             fault = f"{size_bytes} bytes of arguments and environment are too many"
             raise self._refusal(errno.E2BIG, fault)
         return (
-            wire.SPAWN,
-            ident,
             executable,
             argv,
             env,

@@ -7,10 +7,11 @@ error of a host that has lost its launchpad. What it is not: speaking with the l
 
 from __future__ import annotations
 
+import errno
 import os
 import signal as signals
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -51,6 +52,9 @@ class ExitStatus:
     maxrss_kib: int = 0
 
 
+_OF_BIRTH = {wire.SPAWNED: 1, wire.BEGUN: 2}
+"""What tells of a birth, and how many descriptors come with it."""
+
 Born = tuple[int, int, tuple[tuple[str, str], ...], int, int]
 
 
@@ -81,6 +85,73 @@ class Record:
     status: ExitStatus | None = None
     stock: tuple[proctree.ProcessIdentity, ...] = ()
     at_exit: Callable[[], None] | None = None
+
+    def take(self, kind: int, said: list[Any], fds: list[int]) -> None:
+        """Take in what the launchpad says of it.
+
+        Args:
+            kind: of ``launchpad.wire``.
+            said: the rest of that message, without the id.
+            fds: what came with it; this one's now.
+        """
+        if kind == wire.LISTED:
+            (self.stock,) = said
+            self.exited.set()
+        elif kind == wire.EXITED:
+            self.status = ExitStatus(*said)
+            self.tell_exit()
+        elif kind == wire.FAILED:
+            self.failure = tuple(said)
+            self.started.set()
+            # Killed between what failed and its word of that: somebody has it.
+            self.tell_exit()
+            self.swept.set()
+        elif kind in _OF_BIRTH:
+            self._take_born(said, fds, _OF_BIRTH[kind])
+
+    def _take_born(self, born: list[Any], fds: list[int], due: int) -> None:
+        if len(fds) < due:  # this process may open no more: nothing names the child
+            self.failure = (errno.EMFILE, "pidfd", b"")
+        if self.failure is not None or self.abandoned:
+            for fd in fds:
+                os.close(fd)
+        else:
+            pidfd, *self.report = fds
+            self.born = (*born, pidfd)
+        self.started.set()
+
+    async def exec_is_over(self) -> bool:
+        """Wait until one who has begun is its program, or there is a `failure`.
+
+        Returns:
+            False if nobody will say what has failed.
+
+        Raises:
+            ConnectionResetError: it stood by, and has died before it took its order.
+        """
+        (report,) = self.report
+        is_refused = None
+        while is_refused is None:
+            try:
+                is_refused = os.read(report, 1)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(report)
+        os.close(self.report.pop())
+        if is_refused and self.failure is None:
+            self.started = trio.Event()
+            await self.started.wait()
+            return self.failure is not None
+        return True
+
+    def let_go(self) -> None:
+        """Give back what is held of one that nobody gets."""
+        self.abandoned = True
+        if self.born is not None:  # it has begun, or there was a cancellation
+            os.close(self.born[-1])
+        while self.report:
+            # The launchpad has the same end: what epoll knows of it would outlive this one.
+            trio.lowlevel.notify_closing(self.report[-1])
+            os.close(self.report.pop())
 
     def tell_exit(self) -> None:
         """Tell who waits that `status` is there, or never will be."""
@@ -161,6 +232,10 @@ class SpawnedProcess:
         """
         await self._record.swept.wait()
         self._launcher.check()
+
+    def will_stay(self) -> None:
+        """Say that it is not about to end: if it stood by, somebody else is to now."""
+        self._launcher.replace_standby(self._ident)
 
     def send_signal(self, signal: int) -> None:
         """Signal this process alone; nothing if it has ended already."""

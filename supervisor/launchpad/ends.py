@@ -85,8 +85,8 @@ class Ends:
         """Wait for what has died; whether there may be more of it."""
         for _ in range(_REAPED_AT_ONCE):
             try:
-                # Where nobody is starting there is nothing to be heard.
-                whom = self._dead() if self._family.by_report else -1
+                # Where nobody talks there is nothing to be heard.
+                whom = self._dead() if self._family.talking() else -1
                 if not whom:
                     return False
                 pid, status, usage = os.wait4(whom, os.WNOHANG | _WALL)

@@ -45,6 +45,7 @@ class Child:
         groups: directories of its groups of processes.
         line: by which an order reaches it; None if it has one.
         calls: what it makes until it is its program; None if it was forked.
+        orders_at: the address of its order, if it stands by.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class Child:
         "ident",
         "init",
         "line",
+        "orders_at",
         "pid",
         "pidfd",
         "report",
@@ -85,6 +87,7 @@ class Child:
         self.line: _socket.socket | None = None
         self.calls: CallList | None = None
         self.pidfd = self.exec_end = -1
+        self.orders_at = 0
         self.is_now(pid, pidfd)
 
     def is_now(self, pid: int, pidfd: int = -1) -> None:
@@ -118,11 +121,16 @@ class Child:
         if not told:
             yield (ENDED,)
 
-    def read_calls(self) -> None:
-        """Take in what became of its calls: it is its program now, or has ended."""
-        if self.calls is not None:
-            self.failure = self.calls.fault()
-            self.calls = None
+    def read_calls(self) -> CallList | None:
+        """Take in what became of its calls: it is its program now, or has ended.
+
+        Returns:
+            The calls, which nobody needs any more.
+        """
+        done, self.calls = self.calls, None
+        if done is not None:
+            self.failure = done.fault()
+        return done
 
     def let_go(self) -> None:
         """Close what is held of a child that comes to nothing."""
@@ -196,6 +204,11 @@ class Family:
     def known(self) -> set[int]:
         """Return the pids of direct children that are no leftovers."""
         return self.children.keys() | self.inits
+
+    def talking(self) -> tuple[Child, ...]:
+        """Return those who may tell something before their start has ended."""
+        # Who makes calls tells nothing, and whose end is to be known is dead by then.
+        return tuple(one for one in self.by_report.values() if one.calls is None)
 
     @property
     def is_forking(self) -> bool:

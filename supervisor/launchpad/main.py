@@ -18,9 +18,10 @@ Rules:
     the host, a subreaper too, ends the rest.
  6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
     hangs alone. Without events the launchpad sleeps.
- 7. Who puts on no walls shares this memory until its exec (``launchpad.vfork``). What
-    else is asked for again and again waits forked (``launchpad.stock``); whoever waits
-    is made while nobody waits for the launchpad.
+ 7. Who puts on no walls shares this memory until its exec (``launchpad.vfork``), and
+    may get its order from the host itself (``launchpad.standby``). What else is asked
+    for again and again waits forked (``launchpad.stock``); whoever waits is made while
+    nobody waits for the launchpad.
  8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
     no ``json``: it starts in the time of a bare interpreter plus 4 ms.
 
@@ -47,6 +48,8 @@ from supervisor.launchpad.ends import Ends
 from supervisor.launchpad.family import Child, Family
 from supervisor.launchpad.fork import PidNamespaces, fork_into
 from supervisor.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
+from supervisor.launchpad.outbox import Outbox
+from supervisor.launchpad.standby import Standby
 from supervisor.launchpad.stock import Stock, hand_over
 from supervisor.launchpad.vfork import Starter
 
@@ -59,14 +62,9 @@ if TYPE_CHECKING:
 
 _NAME = b"sandhost-pad"
 
-# struct signalfd_siginfo of signalfd(2). Of a signal that came again there is one.
-_DEATH_BYTES = 128
-
 # Who was started runs this long, on this processor, before anybody is forked that is
 # not waited for: that takes as long as a small program does.
 _HEAD_START_S = 0.0005
-
-_SEQPACKET = _socket.SOCK_SEQPACKET
 
 _OF_BIRTH = {life.TELL_SPAWNED: wire.SPAWNED, life.TELL_BEGUN: wire.BEGUN}
 
@@ -79,26 +77,25 @@ class _Launchpad:
         self._pid = os.getpid()
         self._family = Family()
         self._stock = Stock()
-        self._ends = Ends(self._family, self._hear_all, self._bury, self._reply)
-        self._outbox: list[tuple[tuple[object, ...], tuple[int, ...]]] = []
-        self._is_blocked = False  # the host does not take replies at the moment
-        self._host_is_there = True
+        self._epoll = select.epoll()
+        self._outbox = Outbox(control, self._epoll)
+        self._ends = Ends(self._family, self._hear_all, self._bury, self._outbox.put)
         self._has_begun = False  # somebody, a moment ago
         self._namespaces = PidNamespaces()
         self._starter = Starter()
-        self._deaths = setup.hear_of_deaths()
-        self._epoll = select.epoll()
+        self._standby = Standby(self._starter)
+        self._deaths = setup.Deaths()
         self._epoll.register(control.fileno(), select.EPOLLIN)
-        self._epoll.register(self._deaths, select.EPOLLIN)
+        self._epoll.register(self._deaths.fd, select.EPOLLIN)
 
     def run(self) -> None:
         """Serve the host until it is gone, then end every process beneath this one."""
         try:
-            while self._host_is_there:
-                kind = None
-                if not self._family.is_starting:
-                    kind = self._stock.wanted()
-                is_busy = kind is not None or self._ends.has_more_to_do
+            while self._outbox.host_is_there:
+                is_low = not self._family.is_starting and (
+                    self._standby.is_wanted or self._stock.wanted() is not None
+                )
+                is_busy = is_low or self._ends.has_more_to_do
                 if is_busy and self._has_begun:
                     self._has_begun = False
                     select.select([self._epoll], (), (), _HEAD_START_S)
@@ -107,37 +104,27 @@ class _Launchpad:
                     self._serve(fd, what)
                 if self._ends.has_more_to_do:
                     self._ends.tidy()
-                elif kind is not None and not events:
-                    self._put_in_stock(kind)
+                elif is_low and not events:
+                    self._fill_up()
         finally:
-            self._host_is_there = False
+            self._outbox.host_is_there = False
             self._ends.left_groups += self._stock.groups()
             self._ends.left_groups += self._family.clear()
-            self._flush()  # gives the queued descriptors back
-            self._ends.end_everything(self._wait_for_a_death)
-
-    def _wait_for_a_death(self) -> None:
-        select.select([self._deaths], (), ())
-        self._hear_of_a_death()
-
-    def _hear_of_a_death(self) -> None:
-        try:
-            os.read(self._deaths, _DEATH_BYTES)
-        except BlockingIOError:  # heard of while all were ended
-            return
+            self._outbox.flush()  # gives the queued descriptors back
+            self._ends.end_everything(self._deaths.wait)
 
     def _serve(self, fd: int, events: int) -> None:
-        if fd == self._deaths:
-            self._hear_of_a_death()
+        if fd == self._deaths.fd:
+            self._deaths.take()
             self._ends.has_more_to_do = True
         elif fd != self._control.fileno():
             if child := self._family.by_report.get(fd):
                 self._hear(child)
         elif events & (select.EPOLLHUP | select.EPOLLERR):
-            self._host_is_there = False  # whatever it still asked for
+            self._outbox.host_is_there = False  # whatever it still asked for
         else:
             if events & select.EPOLLOUT:
-                self._flush()
+                self._outbox.flush()
             if events & select.EPOLLIN:
                 self._serve_request()
 
@@ -149,15 +136,15 @@ class _Launchpad:
         except BlockingIOError:
             return
         if received is None:
-            self._host_is_there = False
+            self._outbox.host_is_there = False
             return
         (kind, ident, *body), fds = received
         try:
             self._do(kind, ident, tuple(body), fds)
         except (TypeError, ValueError):
-            self._fail(ident, errno.EINVAL, "request")
+            self._outbox.fail(ident, errno.EINVAL, "request")
         except OSError as error:  # no process, no pipe, no memory to be had
-            self._fail(ident, error.errno or errno.EIO, "fork")
+            self._outbox.fail(ident, error.errno or errno.EIO, "fork")
         finally:
             for fd in fds:
                 os.close(fd)
@@ -171,9 +158,14 @@ class _Launchpad:
             self._stock.spare(*body)
         elif kind == wire.LIST:
             stock = tuple(self._family.stock())
-            self._reply((wire.LISTED, ident, stock))
+            self._outbox.put((wire.LISTED, ident, stock))
+        elif kind == wire.OFFERS:
+            if fds:  # else this process may open no more
+                self._standby.begin(fds.pop())
+        elif kind == wire.TAKEN:
+            self._taken(ident)
         else:
-            self._fail(ident, errno.EINVAL, "request")
+            self._outbox.fail(ident, errno.EINVAL, "request")
 
     def _spawn(self, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
         order = Order({})
@@ -188,12 +180,13 @@ class _Launchpad:
                 stage = "pidns"
                 self._make_namespace(order)
         except OSError as error:
-            self._fail(ident, error.errno or errno.EIO, stage)
+            self._outbox.fail(ident, error.errno or errno.EIO, stage)
             return
         child = child or self._fork(order, life.STARTING)
         self._family.order(child, ident)
         if child.calls is not None:
             self._happened(child, life.BEGAN)
+            self._look_for_standby()
         for unwanted in self._stock.surplus():
             unwanted.hang_up()
 
@@ -227,12 +220,41 @@ class _Launchpad:
         if "pidns" in order.layers and "userns" not in order.layers:
             self._namespaces.make()
 
+    def _fill_up(self) -> None:
+        """Start somebody who waits for an order."""
+        if not self._standby.is_wanted:
+            if kind := self._stock.wanted():
+                self._put_in_stock(kind)
+            return
+        try:
+            child = self._standby.make()
+        except OSError:  # whoever asks for a child is told why not
+            self._ends.sweep()
+            return
+        if child is not None:
+            self._family.enter(child, -1)
+            self._family.order(child, child.ident)
+            self._standby.tell(child)
+
+    def _look_for_standby(self) -> None:
+        """Look whether who stood by is its program: nobody wakes up for that."""
+        if child := self._standby.child:
+            self._hear(child)
+
+    def _taken(self, ident: int) -> None:
+        """Take note that who stood by is its program, as the host has heard."""
+        child = self._standby.child
+        if child is not None and child.ident == ident:
+            self._start_is_over(child)  # its pipe may end a moment after its line
+
     def _put_in_stock(self, kind: Kind) -> None:
         """Fork a child that waits for an order of some kind."""
         order = self._stock.order_for(kind)
         try:
             self._make_namespace(order)
-            line, order.line = _socket.socketpair(_socket.AF_UNIX, _SEQPACKET)
+            line, order.line = _socket.socketpair(
+                _socket.AF_UNIX, _socket.SOCK_SEQPACKET
+            )
             try:
                 kind.child = self._fork(order, life.IN_STOCK)
             finally:
@@ -290,8 +312,8 @@ class _Launchpad:
     # ------------------------------------------------------------ what is heard
 
     def _hear_all(self) -> None:
-        for child in tuple(self._family.by_report.values()):
-            self._hear(child)
+        for talking in self._family.talking():
+            self._hear(talking)
 
     def _hear(self, child: Child) -> None:
         """Take in what a starting child tells."""
@@ -313,12 +335,16 @@ class _Launchpad:
                 self._start_is_over(child)
 
     def _start_is_over(self, child: Child) -> None:
-        child.read_calls()
+        done = child.read_calls()
         well = child.failure is None
-        self._has_begun = True
+        if done is not None:
+            self._standby.is_over(child)
+            self._starter.is_over(done)
         self._happened(child, life.CLOSED if well else life.FAILED)
-        # By hand: the copy in a forked child that has not exec'd keeps it in the epoll.
-        self._epoll.unregister(child.report)
+        if not child.orders_at:
+            self._has_begun = True
+            # By hand: the copy in a forked child that has not exec'd keeps it there.
+            self._epoll.unregister(child.report)
         self._family.start_is_over(child)
 
     def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
@@ -334,7 +360,7 @@ class _Launchpad:
             code = os.waitstatus_to_exitcode(status)
             number = (code, None) if code >= 0 else (None, -code)
             times = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
-            self._reply((wire.EXITED, child.ident, *number, *times))
+            self._outbox.put((wire.EXITED, child.ident, *number, *times))
             self._ends.ended(child)
 
     def _happened(self, child: Child, event: int) -> None:
@@ -345,40 +371,10 @@ class _Launchpad:
             child.let_go()
         elif action == life.TELL_FAILED:
             child.let_go()
-            self._fail(child.ident, *(child.failure or ()))
+            self._outbox.fail(child.ident, *(child.failure or ()))
         elif action in _OF_BIRTH:
             facts = (child.pid, child.create_time, child.applied, child.init)
-            self._reply((_OF_BIRTH[action], child.ident, *facts), *child.taken())
-
-    # ------------------------------------------------------------ replies
-
-    def _fail(self, ident: int, number: int, stage: str, detail: bytes = b"") -> None:
-        self._reply((wire.FAILED, ident, number, stage, detail))
-
-    def _reply(self, message: tuple[object, ...], *fds: int) -> None:
-        """Queue a message with descriptors it carries away, and send what can be sent."""
-        self._outbox.append((message, fds))
-        if not self._is_blocked:
-            self._flush()
-
-    def _flush(self) -> None:
-        sent = 0
-        was_blocked, self._is_blocked = self._is_blocked, False
-        try:
-            for message, fds in self._outbox:
-                if self._host_is_there:
-                    wire.send_message(self._control, message, fds)
-                for fd in fds:
-                    os.close(fd)
-                sent += 1
-        except BlockingIOError:
-            self._is_blocked = True
-        except (BrokenPipeError, ConnectionResetError):
-            self._host_is_there = False
-        del self._outbox[:sent]
-        if self._is_blocked != was_blocked:
-            out = select.EPOLLOUT if self._is_blocked else 0
-            self._epoll.modify(self._control.fileno(), select.EPOLLIN | out)
+            self._outbox.put((_OF_BIRTH[action], child.ident, *facts), *child.taken())
 
 
 def main() -> None:

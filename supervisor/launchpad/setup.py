@@ -11,6 +11,7 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import fcntl
 import os
+import select
 
 from supervisor.launchpad import kernel
 
@@ -68,15 +69,35 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """Survive a signal."""
 
 
-def hear_of_deaths() -> int:
-    """Return a descriptor that is readable when somebody may have died: signalfd(2).
+# struct signalfd_siginfo of signalfd(2). Of a signal that came again there is one.
+_DEATH_BYTES = 128
 
-    SIGCHLD is blocked for it; a handler would cost each death the call of it, a byte
-    in a pipe, and the call that it breaks off. What is forked unblocks it.
+
+class Deaths:
+    """Hears that somebody may have died: signalfd(2) for SIGCHLD, which is blocked.
+
+    A handler would cost each death the call of it, a byte in a pipe, and the call that it
+    breaks off. What is forked unblocks the signal.
 
     Raises:
         OSError: there is no descriptor to be had.
+
+    Attributes:
+        fd: readable when somebody may have died.
     """
-    fd = kernel.signal_descriptor(int(_signal.SIGCHLD))
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
-    return fd
+
+    def __init__(self) -> None:
+        self.fd = kernel.signal_descriptor(int(_signal.SIGCHLD))
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
+
+    def take(self) -> None:
+        """Take note of those that were heard of."""
+        try:
+            os.read(self.fd, _DEATH_BYTES)
+        except BlockingIOError:  # heard of while all were ended
+            return
+
+    def wait(self) -> None:
+        """Wait for one, and take note of it."""
+        select.select([self.fd], (), ())
+        self.take()

@@ -22,32 +22,25 @@ Why so: ADR 61.
 
 from __future__ import annotations
 
-# `signal` imports `enum`: 4 ms of a start that takes 9.
-import _signal  # type: ignore[import-not-found]
 import ctypes
 import errno
 import os
 import struct
 
-from supervisor.launchpad import life
+from supervisor.launchpad import calls, life
 from supervisor.launchpad.family import Child
 from supervisor.launchpad.fork import NO_PROCESS, SIGCHLD, CloneArguments
 from supervisor.launchpad.kernel import (
     CLOSE_RANGE_CLOEXEC,
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_PDEATHSIG,
-    SIGNAL_SET,
     SYS_CLOSE_RANGE,
     system_call,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from supervisor.launchpad.order import Order
-
-    Call = tuple[int, ...]
 
 LISTING = (
     # start(clone_args, size, list) -> pid, or below 0 an errno: as clone3(2) itself.
@@ -84,13 +77,8 @@ LISTING = (
 )
 """The whole program, x86-64: its bytes, and what they say in the syntax of Intel."""
 
-PLAIN_LAYERS = frozenset({"rlimits"})
-"""The layers that need nothing but system calls which are known beforehand."""
-
 # <asm/unistd.h> of x86-64.
-_MMAP, _RT_SIGPROCMASK, _DUP2, _EXECVE, _FCHDIR, _UMASK = 9, 14, 33, 59, 81, 95
-_SETSID, _PRCTL, _PRLIMIT64 = 112, 157, 302
-_LAST_FD = 0xFFFFFFFF
+_MMAP = 9
 # <linux/sched.h>
 _CLONE_VM, _CLONE_PIDFD, _CLONE_CLEAR_SIGHAND = 0x100, 0x1000, 0x100000000
 # <linux/mman.h>
@@ -101,110 +89,40 @@ _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # left for a pidfd
 
 # Without a stack the child is where its parent is, and stays there.
 _FLAGS = _CLONE_VM | _CLONE_PIDFD | _CLONE_CLEAR_SIGHAND
-_NO_SIGNALS = ctypes.create_string_buffer(SIGNAL_SET.pack(0))
-_CALL = struct.Struct("7Qq")
-_RLIMIT = struct.Struct("2Q")
 _POINTER = struct.Struct("Q")
-_CALL_WORDS = 8
-_UNSIGNED = 0xFFFFFFFFFFFFFFFF
 
-
-class Steps:
-    """All calls but the exec: they are the same for every order of one shape.
-
-    Args:
-        order: complete, and of `PLAIN_LAYERS` at most.
-
-    Attributes:
-        applied: (layer, detail) of what the program runs in, if every call goes well.
-        calls: as bytes, each `_CALL`.
-        results: unpacks what those and the exec have returned.
-        stages: of those and of the exec, each a row of ``launchpad.child.STEPS``.
-    """
-
-    __slots__ = ("_limits", "applied", "calls", "results", "stages")
-
-    def __init__(self, order: Order) -> None:
-        self._limits = ctypes.create_string_buffer(
-            b"".join(
-                _RLIMIT.pack(soft & _UNSIGNED, hard & _UNSIGNED)
-                for _, soft, hard in order.rlimits
-            )
-        )
-        calls = tuple(self._of(order))
-        self.stages = (*(stage for stage, _ in calls), "exec")
-        self.calls = b"".join(_packed(call) for _, call in calls)
-        self.results = struct.Struct(f"{_CALL.size - 8}xq" * len(self.stages))
-        self.applied = (("session", "own"), *order.limits_said(), order.fds_said())
-
-    def _of(self, order: Order) -> Iterator[tuple[str, Call]]:
-        nobody = ctypes.addressof(_NO_SIGNALS)
-        mask = (_RT_SIGPROCMASK, _signal.SIG_SETMASK, nobody, 0, SIGNAL_SET.size)
-        yield "signals", mask
-        yield "session", (_SETSID,)
-        yield "subreaper", (_PRCTL, PR_SET_CHILD_SUBREAPER, 1)
-        yield "cwd", (_FCHDIR, order.cwd_fd)
-        if order.umask is not None:
-            yield "umask", (_UMASK, order.umask)
-        yield "descriptors", (SYS_CLOSE_RANGE, 0, _LAST_FD, CLOSE_RANGE_CLOEXEC)
-        for source, target in zip(order.sources, order.targets, strict=True):
-            yield "descriptors", (_DUP2, source, target)
-        at = ctypes.addressof(self._limits)
-        for which, _, _ in order.rlimits:
-            yield "rlimit", (_PRLIMIT64, 0, which, at)
-            at += _RLIMIT.size
-        # If the launchpad died before this, the host ends what is left beneath it.
-        yield "pdeathsig", (_PRCTL, PR_SET_PDEATHSIG, int(_signal.SIGKILL))
-
-
-_KNOWN = 64
-"""Shapes that are remembered. Received descriptors have the same numbers each time, but
-for those who start beside others."""
+ROOM_BYTES = 32_768
+"""Of a list without more ado; as many are kept for the next ones as may be of use."""
+_LIST_BYTES = _POINTER.size + ROOM_BYTES
+_KEPT = 4
 
 
 class CallList:
     """What one child does until it is its program, in memory that it shares.
 
-    Args:
-        order: complete.
-        steps: those of its shape.
-
     Attributes:
-        address: of the first call; the number of its pipe stands before that.
-        applied: see `Steps`.
+        address: of the first call; the number of the descriptor that is told if a call
+            fails stands before that.
+        memory: free again when the child is its program, or has ended.
     """
 
-    __slots__ = ("_calls", "_steps", "_texts", "address", "applied")
+    __slots__ = ("address", "memory")
 
-    def __init__(self, order: Order, steps: Steps) -> None:
-        self._steps = steps
-        env = [name + b"=" + value for name, value in order.env.items()]
-        texts = (order.executable, *order.argv, None, *env, None)
-        # Pointers to these texts, which it keeps: execve(2) takes them as they are.
-        self._texts = (ctypes.c_char_p * len(texts))(*texts)
-        (executable,) = _POINTER.unpack_from(self._texts)
-        at = ctypes.addressof(self._texts) + _POINTER.size
-        environ = at + _POINTER.size * (len(order.argv) + 1)
-        execve = _packed((_EXECVE, executable, at, environ))
-        report = _POINTER.pack(order.report)
-        self._calls = ctypes.create_string_buffer(report + steps.calls + execve)
-        self.address = ctypes.addressof(self._calls) + _POINTER.size
-        self.applied = steps.applied
+    def __init__(self, memory: ctypes.Array[ctypes.c_char], report: int) -> None:
+        self.memory = memory
+        self.address = ctypes.addressof(memory) + _POINTER.size
+        _POINTER.pack_into(memory, 0, report)
+
+    def write(self, offset: int, made: bytes) -> None:
+        """Put calls, or what they point at, so many bytes behind the first call."""
+        ctypes.memmove(self.address + offset, made, len(made))
 
     def fault(self) -> tuple[int, str] | None:
         """Return the errno and the stage of the call that failed; None if none did.
 
         Precondition: its child has become its program, or has ended.
         """
-        results = self._steps.results.unpack_from(self._calls, _POINTER.size)
-        worst = min(results)  # the list ends with the first that fails
-        if worst >= 0:
-            return None
-        return -worst, self._steps.stages[results.index(worst)]
-
-
-def _packed(call: Call) -> bytes:
-    return _CALL.pack(*call, *(0,) * (_CALL_WORDS - len(call)))
+        return calls.fault(self.memory, _POINTER.size)
 
 
 class Starter:
@@ -212,7 +130,8 @@ class Starter:
 
     def __init__(self) -> None:
         self._unheard: list[CallList] = []
-        self._known: dict[tuple[object, ...], Steps] = {}
+        self._free: list[ctypes.Array[ctypes.c_char]] = []
+        self._shapes = calls.Shapes()
         self._start: Callable[[int, int, int], int] | None = None
         self._pidfd = ctypes.c_int(-1)  # of the one that was started last
         self._arguments = CloneArguments(
@@ -222,14 +141,16 @@ class Starter:
             return
         try:
             # Whether it is known; no descriptor has that number.
-            system_call(SYS_CLOSE_RANGE, _LAST_FD, _LAST_FD, CLOSE_RANGE_CLOEXEC)
+            system_call(
+                SYS_CLOSE_RANGE, calls.LAST_FD, calls.LAST_FD, CLOSE_RANGE_CLOEXEC
+            )
             self._start = _loaded(bytes.fromhex("".join(code for code, _ in LISTING)))
         except OSError:
             return
 
     def can(self, order: Order) -> bool:
         """Whether what an order says can be done so, by this machine."""
-        return self._start is not None and order.layers.keys() <= PLAIN_LAYERS
+        return self._start is not None and order.layers.keys() <= calls.PLAIN_LAYERS
 
     def start(self, order: Order) -> Child | None:
         """Start a child that makes its calls until it is its program.
@@ -243,13 +164,16 @@ class Starter:
             OSError: there is no process or descriptor to be had.
         """
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        order.report = theirs
         child, exec_end = None, -1
         try:
             exec_end = os.dup(ours)
-            child = self._started(order, ours)
+            # What is put in its place must not take the place of what is to follow.
+            lowest = min(order.cwd_fd, theirs, *order.sources)
+            if lowest > max(order.targets, default=-1):
+                child = self.begin(life.STARTING, self._list_of(order, theirs), ours)
             if child is not None:
                 child.exec_end = exec_end
+                child.applied = calls.applied(order)
         finally:
             os.close(theirs)
             if child is None:
@@ -258,46 +182,61 @@ class Starter:
                     os.close(exec_end)
         return child
 
-    def _started(self, order: Order, report: int) -> Child | None:
-        # What is put in its place must not take the place of what is to follow.
-        lowest = min(order.cwd_fd, order.report, *order.sources)
-        if self._start is None or lowest <= max(order.targets, default=-1):
+    def _list_of(self, order: Order, report: int) -> CallList:
+        found = self.new_list(report)
+        shape, first = self._shapes.of(order), len(calls.FIRST)
+        made = shape.calls(order, found.address + first)
+        size = first + len(made)
+        if size > ROOM_BYTES:
+            self.is_over(found)
+            memory = ctypes.create_string_buffer(_POINTER.size + size)
+            found = CallList(memory, report)
+            made = shape.calls(order, found.address + first)
+        found.write(0, calls.FIRST + made)
+        return found
+
+    def begin(self, state: int, made: CallList, report: int) -> Child | None:
+        """Start a child that makes calls.
+
+        Args:
+            state: of ``launchpad.life``.
+            made: its calls.
+            report: a pipe that ends with its exec, or with it.
+
+        Returns:
+            None if it has to be forked; `report` is nobody's then.
+
+        Raises:
+            OSError: as `start`; likewise.
+        """
+        if self._start is None:
             return None
-        calls = CallList(order, self._steps_of(order))
         size = ctypes.sizeof(self._arguments)
-        pid = self._start(ctypes.addressof(self._arguments), size, calls.address)
+        pid = self._start(ctypes.addressof(self._arguments), size, made.address)
         if -pid in NO_PROCESS or -pid in _NO_DESCRIPTOR:
             raise OSError(-pid, os.strerror(-pid))
         if pid < 0:  # a filter, or a kernel that does not know the flag
             self._start = None
             return None
         # Here for good if nobody can take note of it, and hear when it was read.
-        self._unheard.append(calls)
+        self._unheard.append(made)
         try:
-            child = Child(life.STARTING, pid, report, self._pidfd.value)
+            child = Child(state, pid, report, self._pidfd.value)
         except OSError:
             os.close(self._pidfd.value)
             raise
         child.calls = self._unheard.pop()
-        child.applied = child.calls.applied
         return child
 
-    def _steps_of(self, order: Order) -> Steps:
-        """Return the steps of an order, which most often another one has had."""
-        shape = (
-            order.cwd_fd,
-            order.umask,
-            order.targets,
-            order.rlimits,
-            "rlimits" in order.layers,
-            *order.sources,
-        )
-        steps = self._known.get(shape)
-        if steps is None:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            steps = self._known[shape] = Steps(order)
-        return steps
+    def new_list(self, report: int) -> CallList:
+        """Return a list that has no calls yet, and room for `ROOM_BYTES`."""
+        memory = self._free.pop() if self._free else None
+        return CallList(memory or ctypes.create_string_buffer(_LIST_BYTES), report)
+
+    def is_over(self, done: CallList) -> None:
+        """Take a list back whose child is its program, or has ended."""
+        if len(self._free) < _KEPT and len(done.memory) == _LIST_BYTES:
+            self._free.append(done.memory)
 
 
 def _loaded(code: bytes) -> Callable[[int, int, int], int]:

@@ -17,6 +17,8 @@ Rules:
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
     ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
     ``(LIST, id)``: which children are in stock.
+    ``(OFFERS, 0)`` with a socket: where the host looks for whoever stands by.
+    ``(TAKEN, id)``: who stood by is its program, which will run for a while.
 
  4. Launchpad to host:
 
@@ -34,7 +36,12 @@ Rules:
  5. The launchpad and a child in stock (``launchpad.stock``) speak in the same way:
     ``((executable, ... layers), has_owners)`` is an order; the last descriptor is a
     user namespace if `has_owners`.
- 6. A launchpad outlives its host's program (``handover``): one that is changed so that
+ 6. By the socket of OFFERS the launchpad says ``(id, pid, create_time, address)`` of who
+    stands by (``launchpad.standby``), with its pidfd and the line by which the host gives
+    it its order: calls that are made for that address. The line ends with the exec, as
+    the pipe of BEGUN. The launchpad gives such ids, below 0; EXITED and SWEPT, or
+    FAILED, follow whether there was an order or not.
+ 7. A launchpad outlives its host's program (``handover``): one that is changed so that
     the program before cannot speak with it has a new ``VERSION``.
 """
 
@@ -52,9 +59,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 4
+VERSION = 5
 
-SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED, BEGUN = range(10)
+SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
+BEGUN, OFFERS, TAKEN = 9, 10, 11
 
 # A bigger message travels in a memfd, sent as the last descriptor of an empty tuple:
 # a datagram must fit into the socket's buffer (208 KiB by default).

@@ -158,7 +158,9 @@ class Stage:
     def _held(self) -> Holdings:
         """What the host holds: without the pipes by which the test talks to children."""
         held = holdings()
-        mine = {n: t for n, t in held.descriptors.items() if n not in self._pipes}
+        # Whoever stands by, does so for the next child.
+        others = {*self._pipes, *self.host.launcher.descriptors()}
+        mine = {n: t for n, t in held.descriptors.items() if n not in others}
         return Holdings(mine, held.children)
 
     def close(self) -> None:

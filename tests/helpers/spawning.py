@@ -14,22 +14,29 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import trio
 
 from supervisor import proctree
 from supervisor.launcher import Launcher
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.launchpad.standby import ORDER_BYTES
 from supervisor.launchpad.start import start_launchpad
 from supervisor.spawn_request import SpawnRequest
-from supervisor.spawned import ExitStatus, SpawnedProcess
+from supervisor.spawned import ExitStatus, Record, SpawnedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
-# Who puts no walls on itself shares the launchpad's memory until its exec (ADR 61).
-WAYS: dict[str, dict[str, object]] = {"shared": {}, "forked": {"no_new_privs": None}}
+# Who puts no walls on itself shares the launchpad's memory until its exec (ADR 61), and
+# may have stood by for its order (ADR 75).
+WAYS: dict[str, dict[str, object]] = {
+    "shared": {},
+    "standing by": {},
+    "forked": {"no_new_privs": None},
+}
 
 # A whole family that does not want to die: the child, a stopped grandchild, and a
 # daemon (double fork, own session, empty environment) that holds descriptor 3.
@@ -83,6 +90,69 @@ async def main():
         nursery.cancel_scope.cancel()
 trio.run(main)
 """
+
+
+@asynccontextmanager
+async def started(way: str, cwd: Path) -> AsyncIterator["Stage"]:
+    """Open a stage whose children start in one of the `WAYS`."""
+    async with staged(cwd) as stage:
+        stage.layers = WAYS[way]
+        if way == "standing by":
+            with standing_by(await accustomed(stage)):
+                yield stage
+        else:
+            yield stage
+
+
+async def accustomed(stage: "Stage") -> Launcher:
+    """Ask for children until somebody is to stand by for the next one."""
+    while not stage.launcher._standby.is_on:
+        _, status = await stage.output(("/bin/true",))
+        assert status.code == 0
+    return stage.launcher
+
+
+async def offered(launcher: Launcher) -> None:
+    """Wait until somebody stands by, whatever has become of who did so."""
+    with trio.fail_after(30):
+        while not is_offered(launcher):
+            for ident, record in launcher._records.items():
+                if not record.report:  # its exec is over
+                    launcher.replace_standby(ident)
+            await trio.sleep(0.002)
+
+
+def is_offered(launcher: Launcher) -> bool:
+    """Whether somebody stands by; nobody is taken by that."""
+    standby = launcher._standby
+    if standby._offers is None or standby._waiting is not None:
+        return standby._waiting is not None
+    return bool(select.select([standby._offers], [], [], 0)[0])
+
+
+@contextmanager
+def standing_by(launcher: Launcher) -> Iterator[None]:
+    """Have somebody stand by for each child, and see to it that children are such ones."""
+    spawn, take, taken = launcher.spawn, launcher._standby.take, [0, 0]
+
+    async def wait_and_spawn(request: SpawnRequest) -> SpawnedProcess:
+        await offered(launcher)
+        return await spawn(request)
+
+    def take_and_count(
+        body: tuple[Any, ...], sources: tuple[int, ...]
+    ) -> tuple[int, Record] | None:
+        found = take(body, sources)
+        if len(repr(body)) < ORDER_BYTES // 4:  # else it is another's
+            taken[found is not None] += 1
+        return found
+
+    with (
+        patch.object(launcher, "spawn", wait_and_spawn),
+        patch.object(launcher._standby, "take", take_and_count),
+    ):
+        yield
+    assert taken[1] > 0 or taken[0] == 0, "nobody has stood by"
 
 
 def host_command(where: str | Path, count: int, argv: tuple[str, ...]) -> list[str]:

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from supervisor.spawn_request import SpawnError
-from tests.helpers.spawning import PYTHON, ROOT, WAYS, Stage, host_command, staged
+from tests.helpers.spawning import PYTHON, ROOT, WAYS, Stage, host_command, started
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +44,8 @@ KIB = 1024
 
 @pytest.fixture(params=WAYS)
 async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    """A launcher whose children start in one of the two ways."""
-    async with staged(tmp_path) as stage:
-        stage.layers = WAYS[request.param]
+    """A launcher whose children start in one of the three ways."""
+    async with started(request.param, tmp_path) as stage:
         yield stage
 
 

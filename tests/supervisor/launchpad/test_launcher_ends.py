@@ -30,6 +30,7 @@ from tests.helpers.spawning import (
     all_ended_within,
     host_command,
     staged,
+    started,
     watching,
 )
 from tests.helpers.stock import only_stock_beneath, stock_of
@@ -69,9 +70,8 @@ while True:
 
 @pytest.fixture(params=WAYS)
 async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    """A launcher whose children start in one of the two ways."""
-    async with staged(tmp_path) as stage:
-        stage.layers = WAYS[request.param]
+    """A launcher whose children start in one of the three ways."""
+    async with started(request.param, tmp_path) as stage:
         yield stage
 
 
@@ -186,7 +186,10 @@ def tally(stage: Stage) -> tuple[object, ...]:
 
 # I5
 async def test_200_children_leave_nothing(stage: Stage) -> None:
-    await stage.output(("/bin/true",))
+    for _ in range(3):
+        await stage.output(("/bin/true",))
+    while not await stage.launcher.stock():  # somebody waits for the next order
+        pass
     before = tally(stage)
     for number in range(200):
         if number % 10 == 0:

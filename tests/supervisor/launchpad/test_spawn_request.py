@@ -19,7 +19,7 @@ def fault(**changes: object) -> str:
         "fds": (),
     }
     with pytest.raises(SpawnError) as caught:
-        SpawnRequest(**(fields | changes)).message(1)  # type: ignore[arg-type]
+        SpawnRequest(**(fields | changes)).body()  # type: ignore[arg-type]
     assert caught.value.stage == "request"
     assert caught.value.exit_status == 125
     return caught.value.text

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from supervisor import proctree
-from supervisor.launchpad import life, vfork
+from supervisor.launchpad import calls, life, vfork
 from supervisor.launchpad.family import Child, Family
 from supervisor.launchpad.order import Order
 from supervisor.launchpad.vfork import LISTING, CallList, Starter
@@ -37,6 +37,7 @@ only_with_strace = pytest.mark.skipif(
 )
 
 CLONE3, CLOSE_RANGE, MEMFD_CREATE = 435, 436, 319
+DUP2, EXECVE, FCHDIR, UMASK, PRLIMIT64 = 33, 59, 81, 95, 302
 ENOSYS, EPERM = 38, 1
 
 # Says what it was given, without a limit of its own.
@@ -96,71 +97,134 @@ def order(program: bytes, *, umask: int | None = None, limits: int = 0) -> Order
         made.layers,
     )
     made.fill(body, [7, 8, 9, 10, 11])
-    made.report = 12
     return made
 
 
-def calls_of(order: Order, starter: Starter | None = None) -> CallList:
+def list_of(order: Order, starter: Starter | None = None) -> CallList:
     """Return what the child of an order will do."""
-    return CallList(order, (starter or Starter())._steps_of(order))
+    return (starter or Starter())._list_of(order, 12)
 
 
-def test_the_steps_of_a_shape_are_made_once_and_what_differs_each_time() -> None:
+def made_of(found: CallList) -> list[tuple[int, ...]]:
+    """Return the calls of a list, as far as its exec: number, arguments, result."""
+    calls = struct.iter_unpack("7Qq", found.memory.raw[8:][: 64 * 64])
+    made = []
+    for call in calls:
+        made.append(call)
+        if call[0] == EXECVE:
+            break
+    return made
+
+
+def strings_at(address: int) -> list[bytes]:
+    """Return the texts that a list of pointers, ended by a 0, points at."""
+    found = []
+    while pointer := ctypes.c_uint64.from_address(address).value:
+        found.append(ctypes.string_at(pointer))
+        address += 8
+    return found
+
+
+def test_a_list_says_what_its_order_says() -> None:
+    asked = order(b"/program", umask=0o77, limits=2)
+    asked.argv, asked.env = (b"name", b"", b"x y"), {b"A": b"1", b"B": b""}
+    found = list_of(asked)
+    made = made_of(found)
+    assert struct.unpack_from("Q", found.memory) == (12,)
+    assert [call[0] for call in made].count(DUP2) == 4
+    assert (FCHDIR, 7) in {call[:2] for call in made}
+    assert (UMASK, 0o77) in {call[:2] for call in made}
+    assert [call[1:3] for call in made if call[0] == DUP2] == [
+        (8, 0), (9, 1), (10, 2), (11, 3)
+    ]  # fmt: skip
+    limits = [call[1:4] for call in made if call[0] == PRLIMIT64]
+    assert [(who, which) for who, which, _ in limits] == [(0, 0), (0, 1)]
+    for _, _, address in limits:
+        assert ctypes.string_at(address, 16) == struct.pack("2Q", 5, 5)
+    number, path, argv, environ, *_ = made[-1]
+    assert (number, ctypes.string_at(path)) == (EXECVE, b"/program")
+    assert strings_at(argv) == [b"name", b"", b"x y"]
+    assert strings_at(environ) == [b"A=1", b"B="]
+    assert dict(calls.applied(asked))["rlimits"] == "2 set"
+
+
+def test_no_limit_is_said_as_the_kernel_has_it() -> None:
+    asked = order(b"/a", limits=1)
+    asked.rlimits = ((0, -1, -1),)
+    (limit,) = [call for call in made_of(list_of(asked)) if call[0] == PRLIMIT64]
+    assert ctypes.string_at(limit[3], 16) == b"\xff" * 16
+
+
+def test_an_order_of_the_same_shape_has_its_own_program_and_limits() -> None:
     starter = Starter()
-    first, again = (calls_of(order(path), starter) for path in (b"/a", b"/b"))
-    others = [
-        calls_of(order(b"/a", umask=0o77), starter),
-        calls_of(order(b"/a", limits=1), starter),
-        calls_of(order(b"/a", limits=2), starter),
-    ]
-    assert again._steps is first._steps
-    assert first._calls.raw != again._calls.raw  # where its program stands
-    shapes = {id(one._steps) for one in (first, *others)}
-    assert len(shapes) == 4
-    assert [len(one._steps.stages) for one in (first, *others)] == [11, 12, 12, 13]
-    assert dict(others[2].applied)["rlimits"] == "2 set"
-    for number in range(vfork._KNOWN):
-        calls_of(order(b"/a", umask=number), starter)
-    assert len(starter._known) <= vfork._KNOWN
+    first, again = (list_of(order(path), starter) for path in (b"/a", b"/b"))
+    assert len(starter._shapes._known) == 1
+    programs = [ctypes.string_at(made_of(found)[-1][1]) for found in (first, again)]
+    assert programs == [b"/a", b"/b"]
+    limited = made_of(list_of(order(b"/a", limits=2), starter))
+    assert [call[0] for call in limited].count(PRLIMIT64) == 2
+    masked = made_of(list_of(order(b"/a", umask=0), starter))
+    assert UMASK in {call[0] for call in masked}
+    for number in range(calls._KNOWN):
+        list_of(order(b"/a", umask=number), starter)
+    assert len(starter._shapes._known) <= calls._KNOWN
 
 
-def test_a_child_that_is_starting_keeps_the_limits_that_it_will_set() -> None:
+def test_memory_is_had_again_when_its_child_is_its_program() -> None:
     starter = Starter()
-    calls = calls_of(order(b"/a", limits=2), starter)
-    (at,) = [
-        index
-        for index, stage in enumerate(calls._steps.stages)
-        if stage == "rlimit" and calls._steps.stages[index - 1] != "rlimit"
-    ]
-    (address,) = struct.unpack_from("Q", calls._calls, 8 + at * 64 + 24)
-    starter._known.clear()
-    others = [ctypes.create_string_buffer(b"x" * 31) for _ in range(1000)]
-    assert ctypes.string_at(address, 32) == struct.pack("4Q", 5, 5, 5, 5)
-    del others
+    first = list_of(order(b"/a"), starter)
+    second = list_of(order(b"/a"), starter)
+    assert first.address != second.address
+    starter.is_over(first)
+    again = list_of(order(b"/b"), starter)
+    assert again.memory is first.memory
+    assert ctypes.string_at(made_of(again)[-1][1]) == b"/b"
+    for found in [list_of(order(b"/a"), starter) for _ in range(2 * vfork._KEPT)]:
+        starter.is_over(found)
+    assert len(starter._free) == vfork._KEPT
+
+
+def test_an_order_that_is_longer_than_the_room_has_its_own() -> None:
+    starter = Starter()
+    asked = order(b"/a")
+    asked.env = {b"LONG": b"x" * vfork.ROOM_BYTES}
+    found = list_of(asked, starter)
+    (said,) = strings_at(made_of(found)[-1][3])
+    assert said == b"LONG=" + b"x" * vfork.ROOM_BYTES
+    assert len(starter._free) == 1  # what was too small is the next one's
+    starter.is_over(found)
+    assert len(starter._free) == 1
 
 
 # ADR 61: a list is kept until its child has become its program, or has ended.
 def test_who_is_starting_when_the_host_goes_keeps_its_calls() -> None:
-    calls = calls_of(order(b"/a"))
+    found = list_of(order(b"/a"))
     family = Family()
     reader, writer = os.pipe()
     child = Child(life.STARTING, os.getpid(), reader)
-    child.calls = calls
+    child.calls = found
     family.enter(child, -1)
     del child
-    holders = len(gc.get_referrers(calls))
+    holders = len(gc.get_referrers(found))
     family.clear()
-    assert len(gc.get_referrers(calls)) == holders
+    assert len(gc.get_referrers(found)) == holders
     os.close(reader)
     os.close(writer)
 
 
-@pytest.mark.parametrize("at", [0, 4, 10])
+STAGES = ("signals", "session", "subreaper", "pdeathsig", "cwd", "descriptors")
+
+
+@pytest.mark.parametrize("at", [*range(6), -1])
 def test_the_call_that_failed_is_named(at: int) -> None:
-    calls = calls_of(order(b"/a"))
-    assert calls.fault() is None
-    struct.pack_into("q", calls._calls, 8 + at * 64 + 56, -13)
-    assert calls.fault() == (13, calls._steps.stages[at])
+    found = list_of(order(b"/a"))
+    assert found.fault() is None
+    at %= len(made_of(found))
+    struct.pack_into("q", found.memory, 8 + at * 64 + 56, -13)
+    stage = STAGES[at] if at < len(STAGES) else "exec"
+    assert found.fault() == (13, stage)
+    struct.pack_into("q", found.memory, 8 + 56, -1)  # the list ends with the first
+    assert found.fault() == (1, "signals")
 
 
 @only_x86_64
@@ -200,11 +264,12 @@ async def test_who_hangs_before_its_exec_holds_up_nobody_and_can_be_killed(
                 assert (await earlier.wait_exit()).code == 0
             (hanging,) = set(proctree.children_of(stage.launchpad)) - {earlier.pid}
             watched = Watched(hanging)
-            await eventually(lambda: len(stage.launcher.descriptors()) == 4)
+            # Its pipe and its pidfd; and where one is offered who stands by.
+            await eventually(lambda: len(stage.launcher.descriptors()) == 5)
             nursery.cancel_scope.cancel()
     with trio.fail_after(30):
         await watched.ended()
-    assert len(stage.launcher.descriptors()) == 2
+    assert len(stage.launcher.descriptors()) == 3
     os.close(watched.pidfd)
     earlier.close()
     after = await stage.launcher.spawn(stage.request(("/bin/true",)))
