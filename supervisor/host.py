@@ -1,7 +1,7 @@
 """The host: the nursery tree with everything that lives in it, on one screen.
 
     host nursery
-    |- launcher.run          the launchpad's messages
+    |- launcher              the launchpad's messages, and who stands by
     |- pump.run              every client's fast requests
     |- pump.watch_deadlines  messages that began and do not end
     |- child nursery
@@ -362,8 +362,7 @@ async def open_host(
     """
     log = log or Log()
     journal = journal or Journal(-1, lambda text: log.write("WARNING", text))
-    # Removed when everybody is dead who was in them.
-    with contextlib.closing(Reserve()) as groups:
+    with contextlib.closing(Reserve()) as groups:  # removed when all in them are dead
         async with trio.open_nursery() as nursery:
             launcher = Launcher(launchpad)
             if launchpad.handed_over is not None:
@@ -373,13 +372,13 @@ async def open_host(
             await nursery.start(launcher.run)
             host = Host(launcher, settings or Settings(), journal, log)
             host.groups = groups
+            nursery.start_soon(launcher.replace_standby)
             nursery.start_soon(host.forks.run)
             nursery.start_soon(host.pump.run)
             nursery.start_soon(host.pump.watch_deadlines)
             if launchpad.handed_over is None:
                 journal.write("host.started", pid=os.getpid())
-            # Many wait for it, each for a little.
-            ask_for_slices(SHORT_SLICE_NS)
+            ask_for_slices(SHORT_SLICE_NS)  # many wait for it, each for a little
             gc.enable()
             gc.freeze()  # what is there now stays: collections need not look at it again
             try:

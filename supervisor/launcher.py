@@ -156,13 +156,19 @@ class Launcher:
                 if not self._mention((wire.OFFERS, 0), (offers.fileno(),)):
                     self._standby.close()
 
-    def replace_standby(self, ident: int) -> None:
-        """Have somebody else stand by: who did so is a program by now, and will stay.
+    def will_stay(self, ident: int) -> None:
+        """Take note of a child that is not about to end; `replace_standby` does the rest.
 
         Of one that ends soon, as tools do, the launchpad hears by that.
         """
-        if ident < 0:
-            self._mention((wire.TAKEN, ident))
+        self._standby.will_stay(ident)
+
+    async def replace_standby(self) -> NoReturn:
+        """Have somebody else stand by, whenever who did so is a program and stays."""
+        while True:
+            ident = await self._standby.has_stayed()
+            if ident in self._records:
+                self._mention((wire.TAKEN, ident))
 
     def _mention(self, message: tuple[object, ...], fds: tuple[int, ...] = ()) -> bool:
         """Say something that spares time and that nobody waits for, if there is room."""

@@ -235,7 +235,7 @@ class SpawnedProcess:
 
     def will_stay(self) -> None:
         """Say that it is not about to end: if it stood by, somebody else is to now."""
-        self._launcher.replace_standby(self._ident)
+        self._launcher.will_stay(self._ident)
 
     def send_signal(self, signal: int) -> None:
         """Signal this process alone; nothing if it has ended already."""

@@ -20,6 +20,8 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from supervisor.launchpad import calls, wire
 from supervisor.launchpad.order import Order
 from supervisor.launchpad.standby import FIRST_RECEIVED, MOST_RECEIVED, ORDER_BYTES
@@ -34,6 +36,7 @@ _FLAGS = _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL
 _SEQPACKET = _socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0
 _DESCRIPTORS = 2
 
+_STAYS_S = 0.005
 
 _ENOUGH = 2
 """Children without walls before one is to stand by for the next: `run` has one."""
@@ -93,11 +96,8 @@ class Standby:
         self._offers: _socket.socket | None = None
         self._waiting: Waiting | None = None  # was looked at, and not used
         self._shapes = calls.Shapes()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there may be somebody."""
-        return self._offers is not None
+        self._staying = 0
+        self._stays = trio.Event()
 
     def asked(self) -> _socket.socket | None:
         """Take note of a child without walls for which nobody stood by.
@@ -112,6 +112,20 @@ class Standby:
             _socket.AF_UNIX, _socket.SOCK_SEQPACKET
         )
         return theirs
+
+    def will_stay(self, ident: int) -> None:
+        """Take note of a child that is its program, and not about to end."""
+        if ident < 0:
+            self._staying = ident
+            self._stays.set()
+
+    async def has_stayed(self) -> int:
+        """Wait until a child that stood by has run for a while; return its number."""
+        await self._stays.wait()
+        # Not at once: it has something to do, and the host for it.
+        await trio.sleep(_STAYS_S)
+        self._stays = trio.Event()
+        return self._staying
 
     def close(self) -> None:
         """Let nobody stand by any more."""

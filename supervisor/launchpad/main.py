@@ -349,7 +349,7 @@ class _Launchpad:
 
     def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
         """Take note that a child was reaped, and tell its end."""
-        if child.report >= 0:
+        if child.report >= 0 and child.calls is None:
             self._hear(child)
         if child.report >= 0:  # it is dead: all is told that will ever be
             self._start_is_over(child)

@@ -20,6 +20,7 @@ import trio
 
 from supervisor import proctree
 from supervisor.launcher import Launcher
+from supervisor.launchpad import wire
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.launchpad.standby import ORDER_BYTES
 from supervisor.launchpad.start import start_launchpad
@@ -106,7 +107,7 @@ async def started(way: str, cwd: Path) -> AsyncIterator["Stage"]:
 
 async def accustomed(stage: "Stage") -> Launcher:
     """Ask for children until somebody is to stand by for the next one."""
-    while not stage.launcher._standby.is_on:
+    while stage.launcher._standby._offers is None:
         _, status = await stage.output(("/bin/true",))
         assert status.code == 0
     return stage.launcher
@@ -118,7 +119,7 @@ async def offered(launcher: Launcher) -> None:
         while not is_offered(launcher):
             for ident, record in launcher._records.items():
                 if not record.report:  # its exec is over
-                    launcher.replace_standby(ident)
+                    launcher._mention((wire.TAKEN, ident))
             await trio.sleep(0.002)
 
 
@@ -213,6 +214,7 @@ async def staged(cwd: Path) -> AsyncIterator["Stage"]:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(launcher.run)
+            nursery.start_soon(launcher.replace_standby)
             stage = Stage(launcher, launchpad.pid, nursery.cancel_scope, cwd)
             try:
                 yield stage

@@ -219,7 +219,9 @@ async def test_children_of_a_host_are_replaced_as_they_stay(
     children, launcher = [], host_stage.host.launcher
     for _ in range(5):
         children.append(await host_stage.puppet())
-        await eventually(lambda: not launcher._standby.is_on or is_offered(launcher))
+        await eventually(
+            lambda: launcher._standby._offers is None or is_offered(launcher)
+        )
     idents = [puppet.child.process._ident for puppet in children]  # type: ignore[union-attr]
     assert [ident < 0 for ident in idents] == [False, False, True, True, True]
 
