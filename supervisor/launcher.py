@@ -121,11 +121,12 @@ class Launcher:
         except trio.WouldBlock:
             await self._room.acquire()
         try:
-            if given := self._standby.take(body, request.sources):
-                with contextlib.suppress(
-                    ConnectionResetError
-                ):  # dead before it took it
+            given = self._standby.take(body, request.sources)
+            if given is not None:
+                try:
                     return await self._begun(request, *given)
+                except ConnectionResetError:
+                    pass  # it had died: nobody has taken the order
             return await self._begun(request, *await self._ask(request, body))
         finally:
             self._room.release()

@@ -68,8 +68,9 @@ class Record:
         swept: Set when nothing it left behind is alive.
         abandoned: Nobody waits for `born` any more.
         born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
-        report: The pipe that ends with its exec, while that is under way: empty, or
-            with a byte if there will be a `failure`. Belongs to who waits for `started`.
+        report: The pipe, or the line of one that stood by, which ends with its exec
+            while that is under way: empty, or with a byte if there will be a `failure`.
+            Belongs to who waits for `started`.
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
         at_exit: called when `exited` is set; at once, and so not to wait or raise.

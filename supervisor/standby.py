@@ -37,6 +37,7 @@ _SEQPACKET = _socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0
 _DESCRIPTORS = 2
 
 _STAYS_S = 0.005
+"""How long a child has run that is no short one: another is to stand by in its place."""
 
 _ENOUGH = 2
 """Children without walls before one is to stand by for the next: `run` has one."""

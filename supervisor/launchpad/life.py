@@ -12,7 +12,6 @@ Rules:
     buried after that.
  4. Who makes a list of calls (``launchpad.vfork``) has begun when it was started, and is
     told of then. How its start has ended is told only if that is badly.
-
  5. Who stands by (``launchpad.standby``) is the host's from the beginning: its end is
     told, whether it had an order or not.
 
@@ -24,18 +23,16 @@ from __future__ import annotations
 STATES = (
     "in stock",
     "in stock, forking",
+    "standing by",
     "starting",
     "starting, forking",
     "begun",
     "running",
     "dropped",
     "gone",
-    "standing by",
 )
-IN_STOCK, STOCK_FORKING, STARTING, START_FORKING, BEGUN, RUNNING, DROPPED, GONE = range(
-    8
-)
-STANDING_BY = 8
+IN_STOCK, STOCK_FORKING, STANDING_BY, STARTING, START_FORKING = range(5)
+BEGUN, RUNNING, DROPPED, GONE = range(5, 9)
 
 EVENTS = ("ordered", "forking", "became", "began", "closed", "failed", "died")
 ORDERED, FORKING, BECAME, BEGAN, CLOSED, FAILED, DIED = range(7)
@@ -65,6 +62,7 @@ _BORN = (RUNNING, TELL_SPAWNED)
 TABLE: tuple[tuple[Step | None, ...], ...] = (
     (_ORDERED, _FORKED, None, None, _DISCARDED, _DISCARDED, None),
     (_FORKING_ON, None, _IS_IN_STOCK, None, _DISCARDED, _DISCARDED, None),
+    (None, None, None, None, (RUNNING, NOTHING), _REFUSED, None),
     (None, _FORKING_ON, None, (BEGUN, TELL_BEGUN), _BORN, _REFUSED, None),
     # Closed without a word: killed between its two reports; its exit follows.
     (None, None, (STARTING, RENAME), None, _BORN, _REFUSED, None),
@@ -72,7 +70,6 @@ TABLE: tuple[tuple[Step | None, ...], ...] = (
     (None, None, None, None, None, None, (GONE, TELL_EXITED)),
     (None, None, None, None, None, None, (GONE, NOTHING)),
     (None, None, None, None, None, None, None),
-    (None, None, None, None, (RUNNING, NOTHING), _REFUSED, None),
 )
 
 IS_FORKING = frozenset({STOCK_FORKING, START_FORKING})

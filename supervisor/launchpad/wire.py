@@ -18,7 +18,7 @@ Rules:
     ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
     ``(LIST, id)``: which children are in stock.
     ``(OFFERS, 0)`` with a socket: where the host looks for whoever stands by.
-    ``(TAKEN, id)``: who stood by is its program, which will run for a while.
+    ``(TAKEN, id)``: who stood by is its program, and has been for a while.
 
  4. Launchpad to host:
 
