@@ -78,8 +78,8 @@ def _main(words: list[str]) -> int:
             return 125
         from supervisor.launchpad.start import start_launchpad  # noqa: PLC0415
 
-        _close_up()
         try:
+            _close_up()
             launchpad = _inherited(words[0]) or start_launchpad()
         except OSError as why:
             _say(f"sandhost {words[0]}", f"cannot start the launchpad: {why.strerror}")
@@ -130,9 +130,13 @@ def _close_up() -> None:
 
     from supervisor.launchpad.kernel import PR_SET_DUMPABLE, prctl  # noqa: PLC0415
 
-    prctl(PR_SET_DUMPABLE, 0)
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        prctl(PR_SET_DUMPABLE, 0)
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    except OSError as why:
+        reason = f"the host may not rule out core files of itself: {why.strerror}"
+        raise OSError(why.errno, reason) from why
 
 
 def _inherited(word: str) -> LaunchpadProcess | None:

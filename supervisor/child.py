@@ -239,6 +239,7 @@ class Child(ChildClients):
         process, self.walls = await walled.spawn(
             host.launcher, host.machine, request, wanted
         )
+        self.walls.missing.update(self._unheard())
         for what in walled.NO_LAYERS:
             if why := self.walls.missing.get(what):
                 host.log.write(

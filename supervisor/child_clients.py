@@ -20,6 +20,7 @@ from supervisor.inner_listener import InnerListener
 from supervisor.lifecycle import State
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Walls
+from supervisor.sandbox.walled import LISTENER
 from supervisor.session.traffic import Traffic
 from vfs.filesystem import timestamp
 from vfs.policy import Ledger
@@ -84,6 +85,7 @@ class ChildClients:
         self._groups = Groups()
         self._held: dict[int, str] = {}
         self._inner: InnerListener | None = None
+        self._listens = False
         self._past = Traffic()  # of nested clients that are gone
         self._nursery: trio.Nursery | None = None
         self._grace_s = host.settings.grace_s
@@ -211,9 +213,17 @@ class ChildClients:
         Raises:
             OSError: there is no descriptor for its way to the host.
         """
+        self._listens = True
         if self.spec.network == "none" and "netns" in self.spec.sandbox.layers:
             self._inner = InnerListener(port, serve)
             stack.callback(self._inner.close)
+
+    def _unheard(self) -> dict[str, str]:
+        """Say of a service's port on loopback that it is out of reach, if it is."""
+        layers = dict(self.walls.applied)
+        if not self._listens or self.walls.network == "host" or "netns" in layers:
+            return {}
+        return {LISTENER: "it has no net namespace; use the service's socket by path"}
 
     # Looking at it
 

@@ -104,7 +104,7 @@ class Capture:
 
     Args:
         log: where it goes.
-        fd: the pipe's reading end; owned.
+        fd: the pipe's reading end; owned. -1: nobody can say any more.
     """
 
     def __init__(self, log: ChildLog, fd: int) -> None:
@@ -112,7 +112,8 @@ class Capture:
         self._fd = fd
         self._waiting = trio.CancelScope()
         self._finishing = False
-        os.set_blocking(fd, False)
+        if fd >= 0:
+            os.set_blocking(fd, False)
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
@@ -125,6 +126,8 @@ class Capture:
 
     async def run(self) -> None:
         """Take what comes until all who could say something are gone."""
+        if self._fd < 0:
+            return
         try:
             while True:
                 try:

@@ -34,7 +34,7 @@ from supervisor.descendants import collect, end_descendants
 from supervisor.launchpad import calls, wire
 from supervisor.launchpad.order import missing_interpreter
 from supervisor.spawned import Born, LaunchpadLost, Record, SpawnedProcess
-from supervisor.standby import Standby
+from supervisor.standby import Offers
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Launcher:
         self._last_ident = 0
         self._sending = trio.Lock()  # one writer waits for room, the others for it
         self._room = trio.Semaphore(SPAWNS_UNDER_WAY)
-        self._standby = Standby()
+        self._standby = Offers()
         self._lost: str | None = None
 
     async def run(
@@ -151,7 +151,10 @@ class Launcher:
 
     def _ask_for_standby(self) -> None:
         """Have somebody stand by, if children without walls are asked for often."""
-        offers = self._standby.asked()
+        try:
+            offers = self._standby.asked()
+        except OSError:  # this process may open no more; the next start asks again
+            return
         if offers is not None:
             with contextlib.closing(offers):
                 if not self._mention((wire.OFFERS, 0), (offers.fileno(),)):
@@ -175,7 +178,7 @@ class Launcher:
         """Say something that spares time and that nobody waits for, if there is room."""
         try:
             return not self._sending.locked() and self._has_put(message, fds)
-        except LaunchpadLost:  # its owner hears of it
+        except (LaunchpadLost, OSError):  # its owner hears of it; no memory
             return False
 
     async def _begun(
@@ -233,7 +236,7 @@ class Launcher:
         """Return what this holds of the host's descriptors while it runs.
 
         Its own come first; then of each exec that is under way the pipe that tells of
-        it, and the pidfd; then of who stands by the pidfd, and the line.
+        it, and the pidfd; then what whoever stands by is offered by, and its own.
         """
         under_way = (
             (*record.report, record.born[-1])

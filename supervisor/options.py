@@ -75,6 +75,7 @@ class Limits(NamedTuple):
         file_size: the largest that any file may grow to, bytes, behind the door and
             (RLIMIT_FSIZE) beside it.
         cpus: how many processors' time all its processes may take together (cgroup).
+        time: how long it may run, seconds; it is stopped then, as by ``--timeout``.
     """
 
     memory: int | None = None
@@ -85,6 +86,7 @@ class Limits(NamedTuple):
     files: int | None = None
     file_size: int | None = None
     cpus: float | None = None
+    time: float | None = None
 
     def rlimits(self) -> tuple[tuple[int, int, int], ...]:
         """Return what the kernel keeps, as (resource, soft, hard)."""
@@ -169,6 +171,8 @@ def _limit(name: str, value: str) -> int | float:
             why = f"write a number from {FEWEST_CPUS} on, 0.5 say"
             raise OptionError(f"not a limit of cpus: {value!r}; {why}")
         return float(value)
+    if name == "time":
+        return _time_limit(value)
     if name in _SIZES:
         number = parse_size(value)
     elif value.isascii() and value.isdigit() and len(value) < 16:
@@ -188,6 +192,13 @@ def _limit(name: str, value: str) -> int | float:
         )
     _check_hard_limit(name, number, value)
     return number
+
+
+def _time_limit(value: str) -> float:
+    try:
+        return parse_period(value)
+    except OptionError as why:
+        raise OptionError(f"not a limit of time: {value!r}; {why}") from None
 
 
 def _check_hard_limit(name: str, number: int, value: str) -> None:

@@ -127,7 +127,7 @@ def make_spec(
         transport=options.transport,
         publish=options.publish,
         durability=options.durability,
-        timeout_s=options.timeout_s,
+        timeout_s=_least(options.timeout_s, limits.time),
         max_open_files=open_files if limits.open_files is None else limits.open_files,
         max_bytes=limits.bytes,
         max_files=limits.files,
@@ -143,3 +143,8 @@ def make_spec(
         model=options.model,
         quota=options.quota,
     )
+
+
+def _least(*times_s: float | None) -> float | None:
+    """Return the shortest of some times, of which None is none."""
+    return min((time_s for time_s in times_s if time_s is not None), default=None)

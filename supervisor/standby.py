@@ -24,7 +24,7 @@ import trio
 
 from supervisor.launchpad import calls, wire
 from supervisor.launchpad.order import Order
-from supervisor.launchpad.standby import FIRST_RECEIVED, MOST_RECEIVED, ORDER_BYTES
+from supervisor.launchpad.standby import FIRST_RECEIVED, ORDER_BYTES
 from supervisor.spawned import Record
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Waiting:
     def give(
         self, made: bytes, sources: tuple[int, ...], applied: Applied
     ) -> Record | None:
-        """Send it an order; None if it is not there to take it.
+        """Send it an order; None if it cannot be sent, and another is to be asked.
 
         Returns:
             What is known of it now: all but how its exec ends. Its descriptors are there.
@@ -89,11 +89,12 @@ class Waiting:
         return record
 
 
-class Standby:
+class Offers:
     """Whoever stands by for orders of this host."""
 
     def __init__(self) -> None:
         self._asked = 0
+        self._enough = _ENOUGH
         self._offers: _socket.socket | None = None
         self._waiting: Waiting | None = None  # was looked at, and not used
         self._shapes = calls.Shapes()
@@ -107,7 +108,7 @@ class Standby:
             If somebody is to stand by from now on, what tells the launchpad so.
         """
         self._asked += 1
-        if self._offers is not None or self._asked < _ENOUGH:
+        if self._offers is not None or self._asked < self._enough:
             return None
         self._offers, theirs = _socket.socketpair(
             _socket.AF_UNIX, _socket.SOCK_SEQPACKET
@@ -159,7 +160,7 @@ class Standby:
             Its number, and its record as that of one whose exec is under way; None if
             nobody stands by for such an order.
         """
-        if self._offers is None or not _is_for_standby(body, len(sources)):
+        if self._offers is None or not _is_for_standby(body):
             return None
         order = Order(body[-1])
         received = range(FIRST_RECEIVED, FIRST_RECEIVED + len(sources))
@@ -185,6 +186,7 @@ class Standby:
         except BlockingIOError:
             return None
         if received is None:  # the launchpad has nobody to offer any more
+            self._enough *= 2  # it may never have: do not ask it all the time
             self.close()
             return None
         told, fds = received
@@ -198,10 +200,8 @@ class Standby:
         return Waiting(ident, pid, create_time, address, pidfd, sock)
 
 
-def _is_for_standby(body: tuple[Any, ...], sources: int) -> bool:
+def _is_for_standby(body: tuple[Any, ...]) -> bool:
     *_, targets, _, _, layers = body
     return (
-        layers.keys() <= calls.PLAIN_LAYERS
-        and sources <= MOST_RECEIVED
-        and max(targets, default=0) < FIRST_RECEIVED
+        layers.keys() <= calls.PLAIN_LAYERS and max(targets, default=0) < FIRST_RECEIVED
     )

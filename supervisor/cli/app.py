@@ -113,7 +113,7 @@ _Limit = Annotated[
     typer.Option(
         "--limit",
         metavar="NAME=N,...",
-        help="memory, cpu, processes, open_files, bytes, files, file_size, cpus.",
+        help="memory, cpu, processes, open_files, bytes, files, file_size, cpus, time.",
     ),
 ]
 _LogLevel = Annotated[

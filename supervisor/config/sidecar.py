@@ -127,5 +127,5 @@ def _faults_of_limits(section: SidecarSection) -> Iterator[tuple[str, str]]:
     for name in Limits._fields:
         if name in section.limits and name not in _KERNEL_LIMITS:
             known = ", ".join(_KERNEL_LIMITS)
-            reason = f"a tool has {known}; files are the child's limit"
+            reason = f"a tool has {known}; its time is `timeout`, files are its child's"
             yield f"limits.{name}", reason

@@ -146,7 +146,7 @@ class DaemonSurroundings:
         fds = {*self.locks, listener_fd}
         for kept in state.kept:
             if kept.scratch is not None:
-                fds |= {kept.scratch.fd, kept.output_fd}
+                fds |= {kept.scratch.fd, kept.output_fd} - {-1}
         return msgspec.to_builtins(state, builtin_types=(bytes,)), fds
 
     def environment(self) -> dict[str, str]:
@@ -192,7 +192,8 @@ def _kept_state(kept: Kept) -> KeptState:
         if isinstance(held, Scratch):
             state.scratch = scratch_state(held)
         else:
-            (state.output_fd,) = held.descriptors()
+            # None is left of one that has closed its output.
+            state.output_fd = next(iter(held.descriptors()), -1)
     return state
 
 

@@ -105,10 +105,12 @@ LEAVE = packed(_EXIT_GROUP, 0)
 def keep(fds: tuple[int, ...], free: int) -> bytes:
     """Return the calls that close all but the standard descriptors and `fds`.
 
+    And those that take the numbers below `free`, so that what is received has others.
+
     Args:
         fds: in ascending order, from `free` on.
-        free: the number that who is received next gets first; there is room from here
-            to the first of `fds`.
+        free: the number that what is received first has; there is room from here to the
+            first of `fds`.
     """
     calls, begin = [], 3
     for fd in (*fds, LAST_FD + 1):
@@ -216,7 +218,7 @@ def fault(memory: ctypes.Array[ctypes.c_char], start: int) -> tuple[int, str] | 
     while True:
         number, first, result = _DONE.unpack_from(memory, start)
         if result < 0:
-            return -result, _STAGES.get(number) or _PRCTL_STAGES[first]
+            return -result, _STAGES.get(number) or _PRCTL_STAGES.get(first, "fork")
         if number in _LAST:
             return None
         start += CALL_BYTES

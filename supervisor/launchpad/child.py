@@ -277,15 +277,16 @@ def _restrict_files(order: Order, rules: tuple[Any, bool]) -> str:
 
 def _drop_bounding_set(order: Order, _launchpad: int) -> None:
     if "capabilities" in order.layers:
-        privileges.drop_bounding_set()
+        order.is_bounded = privileges.drop_bounding_set()
 
 
 def _become_user(_order: Order, uid: int) -> str:
     return privileges.become_user(uid)
 
 
-def _drop_capabilities(_order: Order, _nothing: None) -> str:
-    return privileges.drop_capabilities()
+def _drop_capabilities(order: Order, _nothing: None) -> str:
+    privileges.drop_capabilities()
+    return "none left" if order.is_bounded else "none left but in the bounding set"
 
 
 def _filter_calls(_order: Order, code: bytes) -> str:

@@ -219,7 +219,10 @@ class Family:
         """Return those that wait for an order, and their inits."""
         found = []
         for child in self.by_report.values():
-            if child.state in IS_STOCK:
+            if child.state in IS_STOCK and not (
+                # It is its program, and nobody has looked yet.
+                child.orders_at and _has_ended(child.report)
+            ):
                 found.append((child.pid, child.create_time))
                 if child.init >= 0:
                     found.append((child.init, _create_time(child.init)))

@@ -49,6 +49,7 @@ class Order:
             and whether it restricts TCP; None if nothing is known.
         group: the directory of its group of processes, version 2; -1 for none.
         init: of the pid namespace that it was forked into; -1 for none.
+        is_bounded: nothing is left in its bounding set of capabilities.
         is_in_group: it was forked into that group.
         line: where the order comes from; None if it is here.
         listener_fd: by which a listener that it makes goes to the host; -1 for none.
@@ -67,6 +68,7 @@ class Order:
         "executable",
         "group",
         "init",
+        "is_bounded",
         "is_in_group",
         "layers",
         "line",
@@ -99,6 +101,7 @@ class Order:
         self.owners = -1
         self.group = -1
         self.is_in_group = False
+        self.is_bounded = False
         self.init = -1
         self.report = -1
         self.line: _socket.socket | None = None

@@ -60,21 +60,26 @@ def _hand_over(number: int, uid: int) -> None:
         return  # closed, or no /proc: it is used as it is open
 
 
-def drop_bounding_set() -> None:
-    """Take every capability from what may ever be had again, where that is allowed."""
+def drop_bounding_set() -> bool:
+    """Take every capability from what may ever be had again, where that is allowed.
+
+    Returns:
+        Whether it was; else nothing comes of what is left, for no exec gives privileges.
+    """
     for number in range(64):
         try:
             prctl(_PR_CAPBSET_DROP, number)
         except OSError as error:
             if error.errno == errno.EINVAL:  # one more than the kernel knows
-                return
+                break
             # EPERM: it has no capability, and with no_new_privs it gets none either.
             if error.errno != errno.EPERM:
                 raise
-            return
+            return False
+    return True
 
 
-def drop_capabilities() -> str:
+def drop_capabilities() -> None:
     """Empty the effective, permitted, inheritable and ambient sets.
 
     Raises:
@@ -86,4 +91,3 @@ def drop_capabilities() -> str:
     except OSError as error:
         if error.errno != errno.EINVAL:  # Linux before 4.3 has no such set
             raise
-    return "none left"

@@ -7,12 +7,13 @@ walls, which waits forked (``launchpad.stock``); giving it its order, which is t
 Rules:
  1. Its order does not come from the launchpad: the host sends the rest of its calls, and
     what they point at, to straight behind those it has made. The launchpad does not hear
-    of that, and so does not wake up where the program is about to run. It looks when it
-    is awake: when the next child is ordered, or somebody has died, or it is told to.
+    of that, and so does not wake up where the program is about to run. It hears of it with
+    the next child without walls that it starts, or when it is told, or by the death.
     It tells the end of each, whether it ever had an order or not.
  2. Whoever stands by holds two descriptors beside the standard ones: the line by which
     its order comes, and the pipe that ends with its exec. What it receives has the
-    numbers from `FIRST_RECEIVED` on; smaller ones are an order's targets.
+    numbers from `FIRST_RECEIVED` on; smaller ones are an order's targets, and until then
+    nothing but copies of the null device.
  3. A line that is closed without an order lets it end.
  4. One at a time: it is made when nobody waits for the launchpad.
 
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 FIRST_RECEIVED = 16
 """The number that the first descriptor of an order has; the next ones follow."""
 
-_FIRST_KEPT = 64
-MOST_RECEIVED = _FIRST_KEPT - FIRST_RECEIVED
-"""Descriptors that an order may have."""
+MOST_RECEIVED = 1 + FIRST_RECEIVED
+"""Descriptors that an order may have: the working directory, and one a target."""
+
+_FIRST_KEPT = FIRST_RECEIVED + MOST_RECEIVED
 
 ORDER_BYTES = 24_576
 """Calls and texts that an order may have."""
@@ -114,7 +116,7 @@ class Standby:
         try:
             if self._offers is not None:
                 wire.send_message(self._offers, facts, fds)
-        except OSError:  # nobody looks there any more; the child ends by that
+        except OSError:  # nobody looks there (any more); the child ends by that
             self.end()
         finally:
             for fd in fds:
@@ -148,10 +150,11 @@ def stand_by(starter: Starter) -> Child | None:
         host.setblocking(False)
         line = host.detach()
         used.append(waiting.detach())
-        # Out of the way of what is received; the numbers are the same over there.
-        for fd in (pipe, used[1]):
+        # Out of the way of what is received; the numbers are the same over there. What
+        # was closed last ends first: who hears the line end finds that the pipe has.
+        for fd in (used[1], pipe):
             used += [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_KEPT)]
-        *_, kept_pipe, kept_line = used
+        *_, kept_line, kept_pipe = used
         made, orders_at = _calls(starter, kept_line, kept_pipe)
         child = starter.begin(life.STANDING_BY, made, ours)
         if child is not None:

@@ -92,7 +92,7 @@ _FLAGS = _CLONE_VM | _CLONE_PIDFD | _CLONE_CLEAR_SIGHAND
 _POINTER = struct.Struct("Q")
 
 ROOM_BYTES = 32_768
-"""Of a list without more ado; as many are kept for the next ones as may be of use."""
+"""Of a list, where its order is no longer; some are kept for the next ones."""
 _LIST_BYTES = _POINTER.size + ROOM_BYTES
 _KEPT = 4
 

@@ -42,7 +42,8 @@ Rules:
     the pipe of BEGUN. The launchpad gives such ids, below 0; EXITED and SWEPT, or
     FAILED, follow whether there was an order or not.
  7. A launchpad outlives its host's program (``handover``): one that is changed so that
-    the program before cannot speak with it has a new ``VERSION``.
+    the program before cannot speak with it has a new ``VERSION``. That goes for the form
+    of an order as well: ``launchpad.calls``, and the numbers in ``launchpad.standby``.
 """
 
 from __future__ import annotations

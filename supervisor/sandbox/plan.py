@@ -134,7 +134,8 @@ class Walls:
     Attributes:
         profile: what was asked for.
         network: ``none`` or ``host``: what it has.
-        applied: (layer, detail), as the child said before its exec.
+        applied: (layer, detail), as the child said before its exec; without walls, as
+            the list of calls says that it made.
         missing: reason by layer that it goes without.
     """
 

@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -283,22 +283,44 @@ def provider() -> Iterator[str]:
 
 
 def levels_of(chance: random.Random) -> list[list[str]]:
-    """What three relays, one in another, are told to leave."""
+    """What three relays, one in another, are told to leave: each of what is left.
+
+    Names that are given are the only ones from then on; where none is, all stay.
+    """
     found = []
+    left = {"read": READS, "write": WRITES}
+    quota = 500
     for _ in range(3):
-        words = []
-        for option, names in (("read", READS), ("write", WRITES)):
-            for name in chance.sample(names, chance.choice((0, 1, 2))):
-                words += [f"--{option}", name]
+        given = {
+            option: chance.sample(names, min(len(names), chance.choice((0, 1, 2))))
+            for option, names in left.items()
+        }
+        words = [
+            word
+            for option, chosen in given.items()
+            for name in chosen
+            for word in (f"--{option}", name)
+        ]
+        if words:
+            left = {
+                option: tuple(n for n in names if any(map(within(n), given[option])))
+                for option, names in left.items()
+            }
         if chance.random() < 0.3:
             words += ["--model", "small"]
         if chance.random() < 0.6:
-            words += ["--quota", chance.choice(("400", "200", "100", "50"))]
+            quota = max(50, quota // chance.choice((1, 2, 4)))
+            words += ["--quota", str(quota)]
         found.append(words)
     return found
 
 
 READS, WRITES = (".", "a", "a/b", "file", "a/file"), (".", "a", "a/b", "a/b/file")
+
+
+def within(name: str) -> Callable[[str], bool]:
+    """Return what tells whether a name lies in a directory, or is it."""
+    return lambda top: top in {".", name} or name.startswith(f"{top}/")
 
 
 # I8, spec A5, N1, attack 38
@@ -343,7 +365,8 @@ def test_no_relay_gives_a_right(provider: str, seed: int) -> None:
             cwd=where,
         )
         told = [json.loads(line) for line in outcome.out.splitlines()]
-        assert told, outcome
+        assert outcome.status == 0, outcome
+        assert len(told) == 1 + len(levels), outcome
         assert told[0][1] is not None, outcome
         for above, below in pairwise(told):
             (wide, model, limit), (less, model_after, limit_after) = above, below

@@ -2,11 +2,13 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.command import Outcome, sandhost
+from tests.helpers.daemon import daemon
 
 pytestmark = pytest.mark.slow
 
@@ -205,6 +207,8 @@ def test_a_number_of_processors_is_one(value: str) -> None:
         ("cpu=999999999999999", "at most 9223372035"),
         ("processes=0", "limit processes is 0: nothing starts with less than 1"),
         ("processes=4194305", "limit processes is 4194305: at most 4194304"),
+        ("time=0", "not a limit of time: '0'; more than 0s"),
+        ("time=soon", "not a limit of time: 'soon'; not a time"),
         ("cpu=0,memory=0,wishes=1", "1M; leave it out for no limit; not a limit"),
     ],
 )
@@ -218,3 +222,38 @@ def test_a_limit_that_nobody_can_keep_is_refused(limit: str, said: str) -> None:
 @pytest.mark.parametrize("limit", ["open_files=0", "bytes=0", "files=0", "file_size=0"])
 def test_none_at_all_is_a_limit(limit: str) -> None:
     assert sandhost("run", "--limit", limit, "--", "true").status == 0
+
+
+# 3.4: wall time, by an option and by a policy; the shorter of two.
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--limit", "time=300ms"),
+        ("--limit", "time=1h", "--timeout", "300ms"),
+        ("--limit", "time=0.3", "--timeout", "1h"),
+    ],
+)
+def test_a_child_whose_time_is_up_is_ended(options: tuple[str, ...]) -> None:
+    begin = time.monotonic()
+    assert sandhost("run", *options, "--", "sleep", "1000").status == 124
+    assert time.monotonic() - begin >= 0.3
+    assert sandhost("run", *options, "--", "true").status == 0
+
+
+def test_a_policy_says_how_long_its_children_may_run(tmp_path: Path) -> None:
+    config = (
+        '[policy.p]\nsandbox = "none"\nlimits = { time = "300ms", files = 3 }\n'
+        '[child.long]\ncommand = ["sleep", "1000"]\npolicy = "p"\n'
+    )
+    with daemon(tmp_path, config) as running:
+        running.wait(lambda: running.row("long").state == "ended")
+        assert running.end() == 0
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(
+        '[policy.p]\nlimits = { time = "soon" }\n'
+        '[sidecar.s]\nkind = "node"\nlimits = { time = "1h" }\n'
+    )
+    outcome = sandhost("check-config", wrong)
+    assert outcome.status == 2
+    assert b"policy.p.limits.time: not a limit of time: 'soon'" in outcome.err
+    assert b"sidecar.s.limits.time: a tool has memory, cpu, processes" in outcome.err

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -168,3 +169,44 @@ def test_children_of_a_daemon_reach_it_in_each_of_their_lives(
                 running.client.kill(name, "KILL")
         assert running.end() == 0
     assert "ERROR" not in running.said()
+
+
+# 3.1: what cannot be reached is told, where a profile has no net namespace.
+def test_where_no_loopback_is_to_be_had_it_is_said(place: Path, llm: str) -> None:
+    profile = (
+        '[sandbox.kernels]\nlayers = ["landlock", "seccomp"]\n'
+        '[policy.run]\nsandbox = "kernels"\n'
+    )
+    outcome = run(place, llm + ENDPOINT + profile, "sh", "-c", STATUS)
+    assert outcome.out == b"000\n"
+    said = b"goes without its listener on its loopback: it has no net namespace"
+    assert outcome.err.count(said) == 1
+    assert run(place, llm + profile, "true").err == b""
+
+
+# What a key is read from may be a descriptor of the host: a file or memory, which can be
+# read again, and no pipe.
+def test_a_key_may_be_a_descriptor(place: Path, llm: str) -> None:
+    key = os.memfd_create("key", 0)
+    os.fchmod(key, 0o600)
+    os.write(key, (place / "key").read_bytes())
+    named = re.sub(r'api_key_file = ".*"', f'api_key_file = "/dev/fd/{key}"', llm)
+    try:
+        outcome = run(
+            place,
+            named + ENDPOINT,
+            "sh",
+            "-c",
+            f"{STATUS}; ls /proc/self/fd",
+            pass_fds=(key,),
+        )
+        assert outcome.out.split() == [b"200", b"0", b"1", b"2", b"3", b"4"]
+        reader, writer = os.pipe()
+        piped = re.sub(r"/dev/fd/\d+", f"/dev/fd/{reader}", named)
+        outcome = run(place, piped, "true", pass_fds=(reader,))
+        assert outcome.status == 125
+        assert outcome.said("not a regular file")
+        os.close(reader)
+        os.close(writer)
+    finally:
+        os.close(key)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.sandbox.plan import PROFILES
 from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 from tests.helpers.older import without
 from tests.helpers.trees import SHM
@@ -52,6 +53,9 @@ CLONE3 = 435
     [
         (444, 38, None, {"landlock"}),
         (444, 95, None, {"landlock"}),
+        (445, 38, None, {"landlock"}),
+        (446, 1, None, {"landlock"}),
+        (157 if IS_X86_64 else 167, 22, 38, {"no_new_privs", "seccomp"}),
         (317 if IS_X86_64 else 277, 38, None, {"seccomp"}),
         (317 if IS_X86_64 else 277, 22, None, {"seccomp"}),
         (442, 38, None, {"mountns", "pidns", "uid"}),
@@ -77,6 +81,27 @@ def test_the_table_is_true_with_each_layer_switched_off(
     for layer in lost & whole:
         assert table[layer]["state"] == "missing"
         assert table[layer]["detail"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a mount namespace")
+def test_the_table_is_true_without_groups(whole: set[str]) -> None:
+    script = 'umount -R /sys/fs/cgroup && exec "$@"'
+    table = layers(("unshare", "--mount", "sh", "-c", script, "sh"))
+    assert present(table) == whole - {"cgroup"}
+    assert table["cgroup"]["detail"] == "no hierarchy of groups is mounted"
+
+
+# Without prlimit64 a host cannot rule out core files of itself.
+def test_a_host_that_cannot_close_itself_says_so() -> None:
+    number = 302 if IS_X86_64 else 261
+    outcome = sandhost("doctor", wrapper=without(number, 1))
+    assert outcome.status == 125
+    assert outcome.said("the host may not rule out core files of itself: ")
+
+
+def test_required_is_what_the_documents_say() -> None:
+    required = {"landlock", "seccomp", "no_new_privs", "capabilities"}
+    assert PROFILES["required"].required == required
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has no use for a layer")
@@ -358,3 +383,25 @@ def test_a_shim_finds_the_version_that_it_stands_for(tmp_path: Path) -> None:
     outcome = sandhost("run", "--", "sh", "-c", shell, cwd=place)
     assert outcome.status == 1  # what is not COMMAND is not to be seen
     assert b"hello me" not in outcome.out
+
+
+# 3.5: a host leaves no core file, whatever its shell allows.
+def test_a_host_leaves_no_core_file() -> None:
+    shell = 'ulimit -Sc unlimited && exec "$@"'
+    words = (SANDHOST, "run", "--sandbox", "none", "--", "sh", "-c", "echo; read _")
+    with subprocess.Popen(
+        ["sh", "-c", shell, "sh", *words],
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd="/",
+    ) as host:
+        assert host.stdin is not None
+        assert host.stdout is not None
+        host.stdout.readline()
+        limits = Path(f"/proc/{host.pid}/limits").read_text(encoding="ascii")
+        (core,) = [line for line in limits.splitlines() if line.startswith("Max core")]
+        assert core.split()[4] == "0"
+        host.stdin.write(b"\n")
+        host.stdin.flush()
+        assert host.wait() == 0

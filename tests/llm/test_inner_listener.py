@@ -183,7 +183,8 @@ async def test_where_a_child_has_no_loopback_of_its_own_nothing_changes(
     puppet = await scene.puppet(**changes)
     assert made(puppet) is None
     assert not scene.listeners()
-    assert walled.LISTENER not in puppet.child.walls.missing
+    # What is told of is what cannot be reached.
+    assert (walled.LISTENER in puppet.child.walls.missing) == (reached is None)
     if reached is None:
         assert await puppet.do("fault(get)") is not None
     else:
@@ -199,8 +200,9 @@ async def test_a_machine_without_net_namespaces_has_none(
     assert not scene.listeners()
     assert descriptors_of(puppet) == []
     assert puppet.child.walls.missing["netns"] == "not here"
-    assert walled.LISTENER not in puppet.child.walls.missing
-    assert "listener" not in capfd.readouterr().err
+    said = "it has no net namespace; use the service's socket by path"
+    assert puppet.child.walls.missing[walled.LISTENER] == said
+    assert f"goes without its {walled.LISTENER}: {said}" in capfd.readouterr().err
 
 
 async def test_a_child_for_whom_nobody_listens_has_a_loopback_with_nobody_there(

@@ -94,6 +94,30 @@ def test_names_restarts_logs_and_waits_are_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "control").exists()
 
 
+def test_a_child_that_has_closed_its_output_is_handed_over(tmp_path: Path) -> None:
+    quiet = '["/bin/sh", "-c", "exec sleep 1000 >&- 2>&-"]'
+    config = f'[policy.p]\nsandbox = "none"\n[child.quiet]\ncommand = {quiet}\npolicy = "p"\n'
+    with daemon(tmp_path, config) as running:
+        running.wait(lambda: running.row("quiet").state == "running")
+        pid = running.row("quiet").pid
+        assert pid is not None
+        running.wait(lambda: "pipe:" not in links_of(pid))
+        for _ in range(2):
+            replace_daemon(running)
+            assert running.row("quiet").pid == pid
+        assert_clean(running)
+        os.kill(pid, signal.SIGKILL)
+        running.wait(lambda: running.row("quiet").state != "running")
+        assert running.end() == 0
+    assert "ERROR" not in running.said()
+
+
+def links_of(pid: int) -> str:
+    """Return what the standard output and error of a process are."""
+    fds = (Path(f"/proc/{pid}/fd/{number}") for number in (1, 2))
+    return " ".join(str(fd.readlink()) for fd in fds if fd.is_symlink())
+
+
 def test_what_the_configuration_says_by_then_is_made_so(tmp_path: Path) -> None:
     config = "".join(
         f'[child.{name}]\ncommand = ["sleep", "1000"]\n' for name in ("same", "changed")

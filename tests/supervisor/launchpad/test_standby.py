@@ -19,12 +19,15 @@ import trio
 import trio.testing
 
 from supervisor import proctree
-from supervisor.launchpad import calls, life, standby
+from supervisor.launcher import Launcher
+from supervisor.launchpad import calls, life, standby, vfork
 from supervisor.launchpad.family import Child
+from supervisor.launchpad.order import Order
 from supervisor.launchpad.standby import FIRST_RECEIVED, MOST_RECEIVED, ORDER_BYTES
 from supervisor.launchpad.vfork import Starter
+from supervisor.spawn_request import SpawnRequest
 from supervisor.spawned import LaunchpadLost, SpawnedProcess
-from supervisor.standby import Standby
+from supervisor.standby import Offers
 from tests.helpers.hosts import Stage as HostStage
 from tests.helpers.hosts import eventually, opened
 from tests.helpers.spawning import (
@@ -104,6 +107,9 @@ async def test_a_host_with_one_child_has_nobody_stand_by(tmp_path: Path) -> None
 
 async def test_it_holds_nothing_but_its_line_and_its_pipe(stage: Stage) -> None:
     pid = await waiting(stage)
+    # It is offered before it has made its first calls.
+    last = str(FIRST_RECEIVED - 1)
+    await eventually(lambda: last in os.listdir(f"/proc/{pid}/fd"))
     held = held_by(pid)
     standard = {number: held.pop(number) for number in range(3)}
     assert {standard[0], standard[1]} == {"/dev/null"}
@@ -226,6 +232,36 @@ async def test_children_of_a_host_are_replaced_as_they_stay(
     assert [ident < 0 for ident in idents] == [False, False, True, True, True]
 
 
+# 3.1: what a profile asks for is put on, whoever waits for another order.
+async def test_an_order_for_walls_is_none_for_who_stands_by(stage: Stage) -> None:
+    stage.layers = {"no_new_privs": None}
+    program = ("/bin/grep", "NoNewPrivs", "/proc/self/status")
+    written, _ = await stage.output(program)
+    assert written == b"NoNewPrivs:\t1\n"
+    assert is_offered(stage.launcher)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_an_order_may_be_as_long_as_its_room(stage: Stage, beyond: int) -> None:
+    pid = await waiting(stage)
+
+    def request(length: int) -> SpawnRequest:
+        return stage.request(("/bin/sh", "-c", 'exit "${#1}"', "sh", "x" * length))
+
+    made = standby_order(stage.launcher, request(0))
+    process = await stage.launcher.spawn(request(ORDER_BYTES - made + beyond))
+    assert (process.pid == pid) == (not beyond)
+    assert await buried(process) == (ORDER_BYTES - made + beyond) % 256
+
+
+def standby_order(launcher: Launcher, request: SpawnRequest) -> int:
+    """Return how many bytes an order takes."""
+    body = request.body()
+    order = Order({})
+    order.fill(body, list(range(len(request.sources))))
+    return len(launcher._standby._shapes.of(order).calls(order, 1 << 40))
+
+
 async def test_an_order_that_is_too_long_leaves_it_to_the_next(stage: Stage) -> None:
     pid = await waiting(stage)
     long = ("/bin/sh", "-c", "exit 3", "x" * ORDER_BYTES)
@@ -331,7 +367,7 @@ def test_a_host_that_may_open_no_more_has_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours, theirs = os.pipe()
-    kept = Standby()
+    kept = Offers()
     kept.asked()
     line = kept.asked()
     assert line is not None
@@ -353,3 +389,103 @@ def test_what_is_kept_open_is_no_more_than_was_said() -> None:
     made = calls.keep((70, 75), 3)
     ranges = [call[1:3] for call in struct.iter_unpack("7Qq", made) if call[0] == 436]
     assert ranges == [(3, 69), (71, 74), (76, calls.LAST_FD)]
+
+
+async def test_an_end_of_descriptors_as_one_is_to_stand_by_leaves_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(24, "no descriptor")
+
+    async with staged(tmp_path) as stage:
+        assert await buried(await born(stage, "/bin/true")) == 0
+        with monkeypatch.context() as patch:
+            patch.setattr("supervisor.standby._socket.socketpair", refuse)
+            for _ in range(2):
+                assert await buried(await born(stage, "/bin/true")) == 0
+        assert stage.launcher.statistics() == {"children": 0}
+        await accustomed(stage)
+
+
+async def test_a_program_is_not_said_to_wait(stage: Stage) -> None:
+    pid = await waiting(stage)
+    process = await born(stage, "/bin/sleep", "1000")
+    assert process.pid == pid
+    assert pid not in {waits for waits, _ in await stage.launcher.stock()}
+    process.send_signal(signal.SIGKILL)
+    await buried(process)
+
+
+def test_where_children_are_forked_nobody_is_wanted() -> None:
+    starter = Starter()
+    starter._start = None
+    kept = standby.Standby(starter)
+    pair = _socket.socketpair()
+    kept.begin(pair[0].detach())
+    held = len(os.listdir("/proc/self/fd"))
+    assert kept.make() is None
+    assert not kept.is_wanted
+    assert len(os.listdir("/proc/self/fd")) == held - 1  # where it was offered
+    pair[1].close()
+
+
+def test_all_that_one_needs_is_in_its_memory() -> None:
+    room = standby._calls(Starter(), 70, 71)
+    made, orders_at = room
+    end = orders_at + ORDER_BYTES + standby._HEADER.size + standby._IOVEC.size
+    assert end + standby._RIGHTS_BYTES <= made.address + vfork.ROOM_BYTES
+
+
+def test_who_is_told_of_where_nobody_looks_is_the_last() -> None:
+    kept = standby.Standby(Starter())
+    pair = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    kept.begin(pair[0].detach())
+    pair[1].close()
+    ours, theirs = os.pipe()
+    child = Child(life.STANDING_BY, os.getpid(), ours)
+    kept.tell(child)
+    assert child.pidfd == -1
+    assert not kept.is_wanted
+    os.close(ours)
+    os.close(theirs)
+
+
+async def test_where_nobody_is_offered_it_is_asked_again_and_less_often(
+    stage: Stage,
+) -> None:
+    offers = stage.launcher._standby
+    theirs = offers._offers
+    assert theirs is not None
+    theirs.shutdown(_socket.SHUT_RD)  # as if the launchpad had closed its end
+    while stage.launcher._standby._offers is theirs:
+        assert await buried(await born(stage, "/bin/true")) == 0
+    asked = 0
+    while offers._offers is None:
+        asked += 1
+        assert await buried(await born(stage, "/bin/true")) == 0
+    assert asked == 3  # and the one that found it gone
+    await waiting(stage)
+
+
+async def test_of_one_child_the_launchpad_is_told_once() -> None:
+    offers = Offers()
+    offers.will_stay(3)  # has not stood by
+    offers.will_stay(-7)
+    with trio.fail_after(30):
+        assert await offers.has_stayed() == -7
+    with trio.move_on_after(0.1) as patience:
+        await offers.has_stayed()
+    assert patience.cancelled_caught
+
+
+async def test_where_the_control_socket_is_full_it_is_asked_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(tmp_path) as stage:
+        with monkeypatch.context() as patch:
+            patch.setattr(stage.launcher, "_mention", lambda *_: False)
+            for _ in range(3):
+                assert await buried(await born(stage, "/bin/true")) == 0
+            assert stage.launcher._standby._offers is None
+        await accustomed(stage)
+        await waiting(stage)
