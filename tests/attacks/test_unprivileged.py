@@ -89,7 +89,7 @@ def passed_by_nobody(where: Path, *options: str) -> int:
 
 BY_NOBODY = (
     "crash", "door", "ends", "fewer_walls", "host_proc", "lengths", "mounts", "names",
-    "nesting", "reports", "roots", "stalls", "tools", "walls",
+    "nesting", "reports", "roots", "shut_files", "stalls", "tools", "walls",
 )  # fmt: skip
 NOT_BY_NOBODY = {
     "canary": "the canary below is that user's",
