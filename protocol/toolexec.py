@@ -2,8 +2,9 @@
 
 What it is: paths, methods, versions, tokens, fields and ids, checked in the order that
 the protocol fixes, and the table of refusals.  What it is not: it runs nothing and
-knows no tool.  ``toolexec_body`` cuts requests out of a stream, ``toolexec_form`` takes
-their fields apart, ``toolexec_log`` says for a log what they asked for.
+knows no tool.  ``toolexec_body`` cuts requests out of a stream, ``toolexec_head`` knows
+their heads, ``toolexec_form`` takes their fields apart, ``toolexec_log`` says for a log
+what they asked for.
 
 Rules of this file.
 
@@ -23,6 +24,8 @@ from protocol import toolexec_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from protocol.toolexec_head import Head
 
 REFUSED = 86
 """``X-Exit-Code`` of whatever was not run."""
@@ -62,7 +65,6 @@ MAX_AUTHORIZATIONS = 8
 asks."""
 
 _EXEC_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_ABSOLUTE = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 _MAX_OFFSET_DIGITS = 18
 
 
@@ -131,24 +133,6 @@ def dropped(offset: int) -> Refusal:
 
 
 # What was asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The head of a request, as a parser of HTTP gives it; header names in lower case."""
-
-    method: bytes
-    target: bytes
-    headers: Sequence[tuple[bytes, bytes]]
-    version: bytes = b"1.1"
-
-    def values(self, name: bytes) -> list[bytes]:
-        """Return all values of a header."""
-        return [value for key, value in self.headers if key == name]
-
-    def says(self, name: bytes) -> bool:
-        """Whether a header switches something on with ``1``."""
-        return b"1" in self.values(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +228,12 @@ def check(
     Args:
         head: parsed.
         body: all of it.
-        is_authorized: told the pieces that may be a token (``token_pieces``).
+        is_authorized: told what may be a token (``Head.tokens``).
     """
     found = decided(head, is_authorized)
     if found is not None:
         return found
-    path, query, exec_id = _target_of(head)
+    path, query, exec_id = head.place
     try:
         form = toolexec_form.pairs(query, body)
         return _PATHS[path].read(head, _Asked(exec_id, form))
@@ -261,10 +245,9 @@ def decided(
     head: Head, is_authorized: Callable[[Sequence[bytes]], bool]
 ) -> Health | Refusal | None:
     """Return what a head decides, whatever its body will be; None if it may go on."""
-    tokens = head.values(b"authorization")
-    if len(tokens) > MAX_AUTHORIZATIONS:
+    if len(head.authorizations) > MAX_AUTHORIZATIONS:
         return bad_request(f"more than {MAX_AUTHORIZATIONS} Authorization headers")
-    name, _, _ = _target_of(head)
+    name, _, _ = head.place
     path = _PATHS.get(name)
     if path is None and name != _HEALTH:
         return NOT_FOUND
@@ -273,41 +256,9 @@ def decided(
         return replace(METHOD_NOT_ALLOWED, headers=((b"Allow", method),))
     if path is None:
         return Health()
-    if not is_authorized(token_pieces(tokens)):
+    if not is_authorized(head.tokens):
         return UNAUTHORIZED
     return None if path.has_version(head) else path.bad_version
-
-
-def _target_of(head: Head) -> tuple[bytes, bytes, bytes]:
-    """Return (path in lower case, query, id) of a target; ``/exec/`` has an id."""
-    target = head.target
-    absolute = _ABSOLUTE.match(target)
-    path, _, query = (target[absolute.end() :] if absolute else target).partition(b"?")
-    name = path.lower()
-    if name.startswith(b"/exec/"):
-        return b"/exec/", query, path[len(b"/exec/") :]
-    return name, query, b""
-
-
-def version_of(head: Head) -> int:
-    """Return the version that a head asks for; 0 for none that is spoken."""
-    found = head.values(b"x-aifo-proto")
-    if len(found) != 1 or found[0].strip() not in (b"1", b"2"):
-        return 0
-    return int(found[0])
-
-
-def token_pieces(values: Sequence[bytes]) -> list[bytes]:
-    """Return what may be the token in the values of ``Authorization``.
-
-    Each value as it is, and its last piece between blanks and ``=``, whatever the
-    scheme, without the punctuation around it.
-    """
-    found = []
-    for value in values:
-        last = value.replace(b"=", b" ").rsplit(maxsplit=1)[-1:]
-        found += [value, *(piece.strip(b",;\"'") for piece in last)]
-    return found
 
 
 def is_exec_id(text: bytes) -> bool:
@@ -317,11 +268,11 @@ def is_exec_id(text: bytes) -> bool:
 
 def _is_executable(head: Head) -> bool:
     # HTTP/1.0 has no chunks, so there is nothing to stream in (spec: 426).
-    return version_of(head) == 1 or _is_streamable(head)
+    return head.speaks == 1 or _is_streamable(head)
 
 
 def _is_streamable(head: Head) -> bool:
-    return version_of(head) == 2 and head.version != b"1.0"
+    return head.speaks == 2 and head.version != b"1.0"
 
 
 def _read_exec(head: Head, asked: _Asked) -> Request | Refusal:
@@ -330,7 +281,7 @@ def _read_exec(head: Head, asked: _Asked) -> Request | Refusal:
     if len(ids) > 1 or not all(map(is_exec_id, ids)):
         return bad_request("bad exec id")
     return Exec(
-        version_of(head),
+        head.speaks,
         _text(call.tool),
         call.cwd,
         call.args,
@@ -376,9 +327,9 @@ _HEALTH = b"/healthz"
 _PATHS = {
     b"/exec": _Path(b"POST", _is_executable, _read_exec),
     b"/exec/": _Path(b"GET", _is_streamable, _read_replay),
-    b"/signal": _Path(b"POST", lambda head: version_of(head) != 0, _read_signal),
+    b"/signal": _Path(b"POST", lambda head: head.speaks != 0, _read_signal),
     b"/notify": _Path(
-        b"POST", lambda head: version_of(head) == 2, _read_notify, BAD_NOTIFY_VERSION
+        b"POST", lambda head: head.speaks == 2, _read_notify, BAD_NOTIFY_VERSION
     ),
 }
 

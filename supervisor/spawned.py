@@ -216,6 +216,11 @@ class SpawnedProcess:
             return ExitStatus()
         return self._record.status
 
+    @property
+    def status(self) -> ExitStatus | None:
+        """How it has ended; None if it has not, or nobody will ever know."""
+        return self._record.status
+
     def at_exit(self, call: Callable[[], None] | None) -> None:
         """Have something called when its exit is told, at once if it was; see `Record`.
 

@@ -1,7 +1,7 @@
 """How what a launchpad's children leave is ended: reaped, killed, reported.
 
-What it is: the waiting for direct children, the hunt for leftovers, the end of all.
-What it is not: what is told of a child that ended; that is the launchpad's.
+What it is: signalling and waiting for direct children, the hunt for leftovers, the end of
+all. What it is not: what is told of a child that ended; that is the launchpad's.
 
 Rules:
  1. While somebody is starting, who is reaped is looked at while it has its number still.
@@ -13,6 +13,8 @@ Rules:
 
 from __future__ import annotations
 
+# `signal` imports `enum`: 4 ms of a start that takes 9.
+import _signal  # type: ignore[import-not-found]
 import os
 
 from supervisor import proctree
@@ -75,6 +77,15 @@ class Ends:
     def ended(self, child: Child) -> None:
         """Take note of a child whose end was told: what it left is looked for."""
         self._unswept.append(child.ident)
+
+    def signal(self, child: Child | None, signal: int) -> None:
+        """Signal a child and all beneath it; nothing if it has ended meanwhile."""
+        if child is None:
+            return
+        if signal == _signal.SIGKILL:
+            proctree.kill_children((child.pid,))  # what it leaves is killed after it
+        else:
+            proctree.signal_trees(os.getpid(), (child.pid,), signal)
 
     def remember(self, groups: tuple[bytes, ...]) -> None:
         """Take note of groups whose child is dead."""

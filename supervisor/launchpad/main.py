@@ -33,15 +33,13 @@ happens between fork and exec, ``launchpad.ends`` for what happens after.
 
 from __future__ import annotations
 
-# `signal` and `socket` import `enum` and `selectors`: 7 ms together.
-import _signal  # type: ignore[import-not-found]
+# `socket` imports `enum` and `selectors`: 7 ms of a start that takes 9.
 import _socket
 import errno
 import gc
 import os
 import select
 
-from supervisor import proctree
 from supervisor.launchpad import kernel, life, owners, setup, wire
 from supervisor.launchpad.child import become
 from supervisor.launchpad.ends import Ends
@@ -59,6 +57,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from supervisor.launchpad.stock import Kind
+    from supervisor.launchpad.vfork import CallList
 
 _NAME = b"sandhost-pad"
 
@@ -153,7 +152,7 @@ class _Launchpad:
         if kind == wire.SPAWN:
             self._spawn(ident, body, fds)
         elif kind == wire.SIGNAL:
-            self._signal(ident, *body)
+            self._ends.signal(self._family.by_ident.get(ident), *body)
         elif kind == wire.SPARE:
             self._stock.spare(*body)
         elif kind == wire.LIST:
@@ -299,16 +298,6 @@ class _Launchpad:
         # it. What it tells before is read with that, or before somebody is reaped.
         self._epoll.register(child.report, 0)
 
-    def _signal(self, ident: int, signal: int) -> None:
-        """Signal a child and all beneath it; nothing if it has ended meanwhile."""
-        child = self._family.by_ident.get(ident)
-        if child is None:
-            return
-        if signal == _signal.SIGKILL:
-            proctree.kill_children((child.pid,))  # what it leaves is killed after it
-        else:
-            proctree.signal_trees(self._pid, (child.pid,), signal)
-
     # ------------------------------------------------------------ what is heard
 
     def _hear_all(self) -> None:
@@ -335,12 +324,20 @@ class _Launchpad:
                 self._start_is_over(child)
 
     def _start_is_over(self, child: Child) -> None:
+        self._forget_start(child, self._take_start(child))
+
+    def _take_start(self, child: Child) -> CallList | None:
+        """Take in how a start has ended, and tell that; return the calls it was made of."""
         done = child.read_calls()
         well = child.failure is None
+        self._happened(child, life.CLOSED if well else life.FAILED)
+        return done
+
+    def _forget_start(self, child: Child, done: CallList | None) -> None:
+        """Give back what a start took, now that it is over."""
         if done is not None:
             self._standby.is_over(child)
             self._starter.is_over(done)
-        self._happened(child, life.CLOSED if well else life.FAILED)
         if not child.orders_at:
             self._has_begun = True
             # By hand: the copy in a forked child that has not exec'd keeps it there.
@@ -351,10 +348,9 @@ class _Launchpad:
         """Take note that a child was reaped, and tell its end."""
         if child.report >= 0 and child.calls is None:
             self._hear(child)
-        if child.report >= 0:  # it is dead: all is told that will ever be
-            self._start_is_over(child)
-        self._ends.remember(child.groups)
-        self._family.bury(child)
+        done, is_starting = None, child.report >= 0
+        if is_starting:  # it is dead: all is told that will ever be
+            done = self._take_start(child)
         child.state, action = life.step(child.state, life.DIED)
         if action == life.TELL_EXITED:
             code = os.waitstatus_to_exitcode(status)
@@ -362,6 +358,11 @@ class _Launchpad:
             times = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
             self._outbox.put((wire.EXITED, child.ident, *number, *times))
             self._ends.ended(child)
+        # Somebody waits for what was told, and for none of the rest.
+        if is_starting:
+            self._forget_start(child, done)
+        self._ends.remember(child.groups)
+        self._family.bury(child)
 
     def _happened(self, child: Child, event: int) -> None:
         """Take an event in, and do what the table says."""

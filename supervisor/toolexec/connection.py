@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Sequence
 
-    from protocol.toolexec import Head, Request
+    from protocol.toolexec import Request
+    from protocol.toolexec_head import Head
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.service import ToolExec

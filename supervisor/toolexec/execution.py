@@ -18,6 +18,7 @@ import math
 import os
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 HOLDERS_S = 1.0
 """How long other holders of the pipe are waited for after the tool's own end."""
 
-
 PASSED_NOTE = b"sandhost: ended, for a limit of its child is passed: %b\n"
 """Behind the output of a tool that made more than its child may have."""
 
@@ -80,6 +80,7 @@ class Execution:
         door_client: the nested client that its tool is; empty for none.
         climbs: (ladder, when it was begun) of each way in which it is being ended.
         timeout_at: when its time is up.
+        at_finish: called when it is finished; at once, and so not to wait.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Execution:
         self.door_client = ""
         self.climbs: list[tuple[Ladder, float]] = []
         self.timeout_at = math.inf
+        self.at_finish: Callable[[], None] | None = None
         self._pump: OutputPump | None = None
         self._nursery: trio.Nursery | None = None
         self._start: trio.CancelScope | None = None
@@ -226,7 +228,7 @@ class Execution:
             raise RuntimeError("an execution that was not spawned cannot run")
         self._nursery = nursery
         nursery.start_soon(self._live, process, pump)
-        process.at_exit(self._exited)
+        process.at_exit(partial(self._exited, process, pump))
         if timeout_s > 0:
             self._do_aside(self._enforce_timeout, timeout_s)
         if self.owner.growth is not None and not self.passed:
@@ -262,10 +264,12 @@ class Execution:
             if self._door is not None:
                 await self._close_door()
 
-    def _exited(self) -> None:
+    def _exited(self, process: SpawnedProcess, pump: OutputPump) -> None:
         """Take note that its process has ended: what it has printed is in the pipe."""
-        if self._pump is not None and not self._pump.has_ended:
-            self._do_aside(self._outwait_holders, self._pump)
+        if not pump.has_ended:
+            self._do_aside(self._outwait_holders, pump)
+        elif self.owner.growth is None and process.status is not None:
+            self._finish(process.status)  # and not a turn of the loop later
 
     async def _outwait_holders(self, pump: OutputPump) -> None:
         await trio.sleep(HOLDERS_S)
@@ -333,19 +337,25 @@ class Execution:
     # Its end
 
     def _finish(self, status: ExitStatus | None, *, keep: bool = True) -> None:
+        """Say how it has ended, and let go of what it had; a second call does nothing."""
+        if self.finished.is_set():
+            return
+        if self.code is None:
+            self.code = TIMED_OUT if self.timed_out else _code(status)
+        self.owner.finished(self, keep=keep)
+        self.log.finish(self._note())
+        self.finished.set()
+        if self.at_finish is not None:
+            with suppress(Exception):  # who is called meets it again in its own task
+                self.at_finish()
         if self._pump is not None:
             self._pump.close()
         if self.process is not None:
             self.process.close()
         if self.line is not None:
             self.line.close()
-        if self.code is None:
-            self.code = TIMED_OUT if self.timed_out else _code(status)
         for scope in self._aside:
             scope.cancel()
-        self.owner.finished(self, keep=keep)
-        self.log.finish(self._note())
-        self.finished.set()
 
     def _note(self) -> bytes:
         """Return the host's own last word on it."""

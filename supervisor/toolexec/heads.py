@@ -20,6 +20,7 @@ import h11
 
 from protocol import toolexec
 from protocol.toolexec_body import MAX_HEAD_BYTES
+from protocol.toolexec_head import Head
 
 KNOWN_HEADS = 64
 """Small heads that are remembered, of all clients: 0.1 MiB, and 6 where each is nothing
@@ -51,7 +52,7 @@ class RefusedAtOnceError(Exception):
         self.refusal = refusal
 
 
-def read(text: bytes) -> tuple[toolexec.Head, bool]:
+def read(text: bytes) -> tuple[Head, bool]:
     """Read the head of a request.
 
     Args:
@@ -77,7 +78,7 @@ def read(text: bytes) -> tuple[toolexec.Head, bool]:
         refusal = toolexec.bad_request("a folded header or another HTTP")
         raise RefusedAtOnceError(refusal)
     headers = tuple(event.headers)
-    head = toolexec.Head(event.method, event.target, headers, event.http_version)
+    head = Head(event.method, event.target, headers, event.http_version)
     return head, http.they_are_waiting_for_100_continue
 
 

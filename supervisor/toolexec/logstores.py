@@ -83,6 +83,10 @@ class Head:
         self._data += data
         return len(data)
 
+    def whole(self) -> bytes:
+        """Return all that it keeps."""
+        return bytes(self._data)
+
     async def read(self, offset: int, size: int) -> bytes:
         """See ``Store``."""
         return bytes(memoryview(self._data)[offset : offset + size])
@@ -259,6 +263,10 @@ class Note:
     async def write(self, offset: int, data: memoryview) -> int:
         """See ``Store``."""
         raise NotImplementedError("nothing follows the last word")
+
+    def whole(self) -> bytes:
+        """Return all of it."""
+        return self._text
 
     async def read(self, offset: int, size: int) -> bytes:
         """See ``Store``."""

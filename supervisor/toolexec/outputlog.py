@@ -363,6 +363,14 @@ class OutputLog:
             until = store.start
         raise OSError(errno.EIO, "output that is no longer kept was asked for")
 
+    def in_memory(self) -> list[bytes] | None:
+        """Return all of an output that never left memory, the host's last word apart.
+
+        None if some of it has.
+        """
+        kept = [one.whole() for one in self._stores if isinstance(one, Head | Note)]
+        return kept if len(kept) == len(self._stores) else None
+
     def discard(self) -> None:
         """Give everything back, once no reader is attached."""
         self._is_discarded = True

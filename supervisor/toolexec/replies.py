@@ -23,7 +23,6 @@ from protocol import toolexec
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.heads import chunked_head, trailer
 from supervisor.toolexec.logreaders import Holder
-from supervisor.toolexec.logstores import HEAD_BYTES
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import PIECE_BYTES
 from supervisor.toolexec.wire import Wire
@@ -202,23 +201,34 @@ class Replies:
         reader = self._reader(task)
         with log.attached(reader):
             # Nothing is sent yet: it begins anew where the host is replaced now.
-            with trio.move_on_after(HEAD_WAITS_S):
-                await log.wait_beyond(0)
-            if execution.finished.is_set() and log.end <= HEAD_BYTES:
-                await self._reply_quickly(task)
+            execution.at_finish = partial(self._reply_at_once, task)
+            try:
+                with trio.move_on_after(HEAD_WAITS_S):
+                    await log.wait_beyond(0)
+            finally:
+                execution.at_finish = None
+            if execution.finished.is_set() and not self.wire.has_last:
+                self._reply_at_once(task)
+            if self.wire.has_last:
+                await self.wire.send(self.wire.unsent)
                 return None
             return await self._watched(partial(self._stream, task, reader))
 
-    async def _reply_quickly(self, task: Task) -> None:
-        """Send all of a tool that has ended already: its client wakes up once."""
+    def _reply_at_once(self, task: Task) -> None:
+        """Send all of a tool that has ended already: its client wakes up once.
+
+        Where its end is heard of, before this connection has its turn. What cannot be
+        sent now is left to that.
+        """
         execution = task.execution
-        task.moment = Moment.BUSY
-        log, parts = execution.log, [chunked_head(execution.id)]
-        for start, until in ((0, log.note_at), (max(0, log.note_at), log.end)):
-            if start < until:
-                parts += _chunk(await log.read(start, until - start))
-        task.moment = Moment.LAST
-        await self.wire.send_last(*parts, trailer(execution.code or 0))
+        said = execution.log.in_memory()
+        if said is None or execution.fault is not None:
+            return
+        parts = [chunked_head(execution.id)]
+        for text in filter(None, said):
+            parts += _chunk(text)
+        self.wire.put_last(*parts, trailer(execution.code or 0))
+        task.moment = Moment.LAST if self.wire.unsent else Moment.BUSY
 
     async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
         execution = task.execution

@@ -150,6 +150,7 @@ class Server:
         self._lasting: dict[ChildExecutions, int] = {}
         self._refused: dict[int, Connection] = {}
         self._room = trio.Event()
+        self._rested = trio.lowlevel.ParkingLot()  # one task at most
         self._nursery: trio.Nursery | None = None
 
     async def run(
@@ -165,7 +166,7 @@ class Server:
         try:
             async with self._listener, trio.open_nursery() as self._nursery:
                 task_status.started(self)
-                await self._serve_next(plain, self._nursery)
+                await self._serve_in_turn(plain, self._nursery)
         finally:
             plain.detach()
             places.listeners -= 1
@@ -178,17 +179,29 @@ class Server:
         number = self._take_place(connection)
         self._nursery.start_soon(self._own, connection, number, task, unsent)
 
-    async def _serve_next(self, plain: socket.socket, nursery: trio.Nursery) -> None:
+    async def _serve_in_turn(self, plain: socket.socket, nursery: trio.Nursery) -> None:
         """Accept a connection and serve it, while another task accepts the next.
 
-        So it is served at once, and not a turn of the loop later.
+        So it is served at once, and not a turn of the loop later. Who has served is the
+        next to accept, and no task is made for that, if nobody else waits for it.
         """
+        while True:
+            sock = await self._next_socket(plain)
+            if not self._rested.unpark():
+                nursery.start_soon(self._serve_in_turn, plain, nursery)
+            await self._serve(sock)
+            if self._rested:
+                return
+            await self._rested.park()
+
+    async def _next_socket(self, plain: socket.socket) -> socket.socket:
         await self._service.gate.passed()
         while len(self._refused) >= MAX_REFUSED and not self._can_make_room():
             self._room = trio.Event()
             await self._room.wait()
-        sock = await accepted_socket(plain, self._tell_of_shortage)
-        nursery.start_soon(self._serve_next, plain, nursery)
+        return await accepted_socket(plain, self._tell_of_shortage)
+
+    async def _serve(self, sock: socket.socket) -> None:
         # A piece of output should fit, or the host waits in the middle of each; the
         # kernel takes as much of this as wmem_max allows.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)

@@ -39,7 +39,8 @@ from supervisor.toolexec.heads import RefusedAtOnceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.toolexec import Head, Refusal
+    from protocol.toolexec import Refusal
+    from protocol.toolexec_head import Head
     from supervisor.toolexec.heads import Headers
     from supervisor.toolexec.throttle import Throttle
 
@@ -84,6 +85,7 @@ class Wire:
         received: what brings another wire to where this one is in its request, while
             that is being received: its head, then what the body's reader holds.
         unsent: what the client has not taken of what is being sent.
+        has_last: that is the last of the reply.
     """
 
     def __init__(self, sock: socket.socket, turn: Throttle) -> None:
@@ -94,6 +96,7 @@ class Wire:
         self._wants_100 = False
         self.received: list[bytes | bytearray] = []
         self.unsent = memoryview(b"")
+        self.has_last = False
 
     # The request
 
@@ -264,7 +267,7 @@ class Wire:
 
     # The reply
 
-    async def send(self, *parts: bytes) -> None:
+    async def send(self, *parts: bytes | memoryview) -> None:
         """Send bytes, whole.
 
         Raises:
@@ -278,24 +281,17 @@ class Wire:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self.sock)
 
-    async def send_last(self, *parts: bytes) -> None:
-        """Send the last of a reply, and close on its heels.
+    def put_last(self, *parts: bytes) -> None:
+        """Send the last of a reply as far as it can be sent at once; the rest is unsent.
 
-        A client that reads to the end finds that as well, and is not woken up for it.
-
-        Raises:
-            OSError: the client is gone.
+        Its end goes on its heels: a client that reads to that is not woken up for it.
         """
-        data = b"".join(parts)
-        trio.lowlevel.notify_closing(self.sock)
-        try:
-            sent = self.sock.send(data, socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            sent = 0
-        if sent == len(data):
-            self.sock.close()
-        else:
-            await self.send(data[sent:])
+        view = self.unsent = memoryview(b"".join(parts))
+        self.has_last = True
+        with suppress(OSError):  # who sends the rest meets it again
+            self.unsent = view[self.sock.send(view, socket.MSG_NOSIGNAL) :]
+            if not self.unsent:
+                self.sock.shutdown(socket.SHUT_WR)
 
     async def reply(
         self, status: int, body: bytes, exit_code: int, headers: Headers | None = None

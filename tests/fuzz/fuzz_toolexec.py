@@ -86,6 +86,7 @@ def check_body(data: bytes, sizes: bytes) -> None:
 def check_request(data: bytes) -> None:
     """Have a request of these bytes checked."""
     from protocol import toolexec  # noqa: PLC0415 - see main()
+    from protocol.toolexec_head import Head  # noqa: PLC0415
 
     target, _, rest = data.partition(b"\n")
     header, _, body = rest.partition(b"\n")
@@ -102,7 +103,7 @@ def check_request(data: bytes) -> None:
         b"/notify",
     ):
         for method in (b"GET", b"POST"):
-            head = toolexec.Head(method, where, headers)
+            head = Head(method, where, headers)
             found = toolexec.check(head, body, lambda given: TOKEN in given)
             if isinstance(found, toolexec.Refusal):
                 assert found.body.count(b"\n") == 1

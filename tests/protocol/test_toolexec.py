@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from protocol import toolexec, toolexec_log
 from protocol.toolexec import (
     Exec,
-    Head,
     Health,
     Notify,
     Refusal,
@@ -17,6 +16,7 @@ from protocol.toolexec import (
     Request,
     Signal,
 )
+from protocol.toolexec_head import Head
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
@@ -117,11 +117,9 @@ def test_refusals_are_those_of_the_table() -> None:
 )
 # spec E15
 def test_a_token_is_the_last_piece(value: bytes, is_known: bool) -> None:
-    pieces = toolexec.token_pieces([value])
-    assert (b"T" in pieces) is is_known
-    found = toolexec.check(
-        Head(b"POST", b"/exec", [(b"authorization", value)]), b"", lambda p: b"T" in p
-    )
+    head = Head(b"POST", b"/exec", [(b"authorization", value)])
+    assert (b"T" in head.tokens) is is_known
+    found = toolexec.check(head, b"", lambda pieces: b"T" in pieces)
     assert (status(found) == 426) is is_known  # the token is good, the version missing
 
 
@@ -314,7 +312,8 @@ def test_a_log_line_has_no_secrets(args: tuple[bytes, ...], line: str) -> None:
 
 @given(st.lists(st.binary(max_size=40), max_size=4))
 def test_a_token_is_found_only_where_it_is(values: list[bytes]) -> None:
-    for piece in toolexec.token_pieces(values):
+    head = Head(b"POST", b"/", [(b"authorization", value) for value in values])
+    for piece in head.tokens:
         assert any(piece in value for value in values)
 
 

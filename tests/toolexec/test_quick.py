@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from typing import Any
 
 import pytest
 import trio
@@ -11,6 +12,9 @@ import trio.testing
 from protocol import toolexec
 from supervisor.accepting import ACCEPT_PAUSE_S, accepted_socket
 from supervisor.toolexec import heads
+from supervisor.toolexec.execution import Execution
+from supervisor.toolexec.handover import busy
+from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import Wire
 from tests.helpers.hosts import eventually
@@ -96,11 +100,11 @@ async def test_the_end_comes_on_the_heels_of_the_last_bytes() -> None:
     ours, theirs = pair()
     wire = Wire(ours, Throttle())
     with theirs:
-        await wire.send_last(b"a", b"b")
+        wire.put_last(b"a", b"b")
         assert theirs.recv(16) == b"ab"
         assert theirs.recv(16) == b""
-        wire.close()  # once more
-    assert ours.fileno() == -1
+        assert not wire.unsent
+        wire.close()
 
 
 async def test_last_bytes_for_which_there_is_no_room_yet_are_waited_for() -> None:
@@ -109,9 +113,9 @@ async def test_last_bytes_for_which_there_is_no_room_yet_are_waited_for() -> Non
     wire = Wire(ours, Throttle())
     with theirs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wire.send_last, last)
-            await trio.testing.wait_all_tasks_blocked()
+            wire.put_last(last)
             assert 0 < len(wire.unsent) < len(last)
+            nursery.start_soon(wire.send, wire.unsent)
             got = bytearray()
             while len(got) < len(last):
                 got += theirs.recv(1 << 20)
@@ -125,10 +129,11 @@ async def test_last_bytes_for_somebody_who_is_gone() -> None:
     ours, theirs = pair()
     theirs.close()
     wire = Wire(ours, Throttle())
+    wire.put_last(b"x")
+    assert bytes(wire.unsent) == b"x"
     with pytest.raises(BrokenPipeError):
-        await wire.send_last(b"x")
+        await wire.send(wire.unsent)
     wire.close()
-    assert ours.fileno() == -1
 
 
 # Accepting
@@ -217,3 +222,75 @@ async def test_others_are_accepted_while_one_is_served(scene: Scene) -> None:
         assert (await scene.run("tool=true")).status == 200
         await send(second, scene.request(b"tool=true"))
         assert parse(await receive_all(second)).status == 200
+
+
+@pytest.mark.slow
+# ADR 76: no task is made for a connection where one has served another before.
+async def test_who_has_served_is_the_next_to_accept(scene: Scene) -> None:
+    (server,) = (one for one in scene.tool.servers if not one._is_shared)
+    nursery = server._nursery
+    assert nursery is not None
+    for _ in range(4):
+        assert (await scene.run("tool=true")).status == 200
+    await trio.testing.wait_all_tasks_blocked()
+    tasks = set(nursery.child_tasks)
+    for _ in range(4):
+        assert (await scene.run("tool=true")).status == 200
+    await eventually(lambda: len(server._rested) == 1)
+    assert set(nursery.child_tasks) == tasks
+    socks = [await scene.connect() for _ in range(9)]
+    for sock in socks:
+        await send(sock, scene.request(b"tool=sleep&arg=1000"))
+    await eventually(lambda: scene.tool._slots.used == len(socks))
+    assert len(nursery.child_tasks) > len(tasks)
+    for sock in socks:
+        sock.close()
+    await eventually(lambda: not server.connections)
+    await eventually(lambda: len(nursery.child_tasks) <= 2)
+    assert (await scene.run("tool=true")).status == 200
+
+
+# The end of a short tool
+
+
+@pytest.mark.slow
+# ADR 76: with the news of its end, and not a turn later; until its connection has had
+# that, it is nothing that another program can go on with.
+async def test_a_short_tool_is_answered_when_its_end_is_heard_of(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[bool, str | None]] = []
+    finish = Execution._finish
+
+    def finish_and_look(self: Execution, *args: Any, **more: Any) -> None:
+        is_news = not self.finished.is_set()
+        finish(self, *args, **more)
+        if is_news:
+            (server,) = (one for one in scene.tool.servers if one.connections)
+            (connection,) = server.connections.values()
+            found.append((connection.wire.has_last, busy(scene.tool)))
+
+    monkeypatch.setattr(Execution, "_finish", finish_and_look)
+    for _ in range(4):
+        reply = await scene.run("tool=true")
+        assert (reply.status, reply.code, reply.body) == (200, 0, b"")
+        await eventually(lambda: busy(scene.tool) is None)
+    assert (True, "a tool's client is being answered") in found
+
+
+@pytest.mark.slow
+# A fault of ours, where the host hears of all ends.
+async def test_a_fault_in_an_answer_ends_its_connection_and_no_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+    request = scene.request(b"tool=true")
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputLog, "in_memory", lambda _: 1 // 0)
+        with await scene.connect() as sock:
+            await send(sock, request)
+            assert await receive_all(sock) == b""
+    assert (await scene.say(request)).status == 200
+    ((level, text),) = said
+    assert (level, "ZeroDivisionError" in text) == ("ERROR", True)
