@@ -54,6 +54,10 @@ STOCK_TIMEOUT_S = 0.5
 # The launchpad forks one at a time; more requests under way only hold descriptors.
 SPAWNS_UNDER_WAY = 16
 
+# The launchpad has forked by then, a crowd's turn included: what takes longer is an exec
+# that hangs, which is to hang alone.
+SPAWN_TURN_S = 1.0
+
 
 class Launcher:
     """The host's hand on its launchpad.
@@ -116,20 +120,29 @@ class Launcher:
         Cancellation: a child that was started all the same is killed.
         """
         body = request.body()
+        given = self._standby.take(body, request.sources)
+        if given is not None:
+            ident, record = given
+            self._records[ident] = record
+            try:
+                return await self._begun(request, ident, record)
+            except ConnectionResetError:
+                pass  # it had died: nobody has taken the order
         try:  # what is free takes no turn of the loop: there is one below
             self._room.acquire_nowait()
         except trio.WouldBlock:
             await self._room.acquire()
         try:
-            given = self._standby.take(body, request.sources)
-            if given is not None:
-                try:
-                    return await self._begun(request, *given)
-                except ConnectionResetError:
-                    pass  # it had died: nobody has taken the order
-            return await self._begun(request, *await self._ask(request, body))
+            ident, record = await self._ask(request, body)
+            try:
+                with trio.move_on_after(SPAWN_TURN_S):
+                    await record.started.wait()
+            except BaseException:
+                await self._abandon(ident, record)
+                raise
         finally:
             self._room.release()
+        return await self._begun(request, ident, record)
 
     async def _ask(
         self, request: SpawnRequest, body: tuple[object, ...]
@@ -185,7 +198,6 @@ class Launcher:
         self, request: SpawnRequest, ident: int, record: Record
     ) -> SpawnedProcess:
         """Wait until a child is its program."""
-        self._records[ident] = record
         try:
             born = await self._birth(request, record)
         except BaseException:
@@ -256,10 +268,7 @@ class Launcher:
         return not (
             self._sending.locked()
             or self._room.value < SPAWNS_UNDER_WAY
-            or any(
-                not (record.started.is_set() or record.abandoned)
-                for record in self._records.values()
-            )
+            or any(record.is_under_way for record in self._records.values())
         )
 
     def inits(self) -> dict[int, int]:
@@ -324,7 +333,8 @@ class Launcher:
 
     async def _birth(self, request: SpawnRequest, record: Record) -> Born:
         """Wait for what the launchpad says to a request."""
-        await record.started.wait()
+        if not record.started.is_set():
+            await record.started.wait()
         if record.report and not await record.exec_is_over():
             raise LaunchpadLost(self._lost)
         if record.failure is not None:

@@ -87,6 +87,11 @@ class Record:
     stock: tuple[proctree.ProcessIdentity, ...] = ()
     at_exit: Callable[[], None] | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether somebody waits for its start, its exec included."""
+        return not (self.started.is_set() or self.abandoned) or bool(self.report)
+
     def take(self, kind: int, said: list[Any], fds: list[int]) -> None:
         """Take in what the launchpad says of it.
 

@@ -8,8 +8,8 @@ Rules of this file.
    route, working directory, id, slot, spawn.
 2. From the request on, the end of the client's input means that it is gone: its
    execution is ended unless it was to be detached.  That is looked for before a tool is
-   started, and watched for once it runs (``replies``); who goes while it is being started
-   is found gone when it has been, and the tool ends as any other does (spec E25).
+   started, now and then while it is (``starts``), and watched for once it runs
+   (``replies``): spec E25.
 3. Whatever goes wrong here ends this connection and no other.
 4. Until its request is whole, and once that was refused unread, it idles: it may be
    cancelled to make room for another one (``accepting``).  In between it may not.
@@ -35,6 +35,7 @@ from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.replies import Replies
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
+from supervisor.toolexec.starts import Start, StartEndedError
 from supervisor.toolexec.wire import GoneError
 
 if TYPE_CHECKING:
@@ -264,8 +265,11 @@ class Connection(Replies):
             keep_all = request.version == 1 or self._wants_handle(request)
             scope = self._rights.scope
             execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
+            timeout_s = self._service.timeout_of(target)
+            starts, detach = self._service.starts, request.detach
+            execution.start = Start(starts, self.wire, timeout_s, detach=detach)
             try:
-                with execution.starting():
+                with execution.start:
                     plan = await target.command(child, tool, request.args, cwd_fd)
                     await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
             except SpawnError as why:
@@ -273,11 +277,12 @@ class Connection(Replies):
                     await execution.abandon()
                     raise
                 await _end_unstarted(execution, why)
+            except StartEndedError as why:
+                await execution.given_up(why.code)
             except BaseException:
                 await execution.abandon()
                 raise
             else:
-                timeout_s = self._service.timeout_of(target)
                 await owner.begin(execution, timeout_s, target.name)
         finally:
             os.close(cwd_fd)
@@ -305,9 +310,14 @@ class Connection(Replies):
 
     async def _signal(self, owner: ChildExecutions, request: Signal) -> Refusal | None:
         execution = owner.find_live(request.exec_id, self._rights.scope)
-        if execution is None or execution.process is None:
+        if execution is None:
             return toolexec.NOT_FOUND
         number = self._service.signals[request.signal]
+        if execution.process is None:  # it is being started
+            if execution.start is not None:
+                execution.start.give_up(128 + number)
+            await self.wire.reply_nothing()
+            return None
         try:
             is_told = await signal_group(execution.process, execution.line, number)
         except OSError as why:  # it has become another user
@@ -320,7 +330,8 @@ class Connection(Replies):
     async def _notify(self, owner: ChildExecutions, request: Notify) -> Refusal | None:
         from supervisor.toolexec import notify  # noqa: PLC0415 - rarely used
 
-        execution = await _started(notify.start(self._service.notify, owner, request))
+        starting = notify.start(self._service, self.wire, owner, request)
+        execution = await _started(starting)
         if isinstance(execution, Refusal):
             return execution
         return await self._carry_out(Task(execution, Kind.NOTIFY))

@@ -37,7 +37,6 @@ from supervisor.toolexec.ending import (
 )
 from supervisor.toolexec.outputlog import LogFullError
 from supervisor.toolexec.outputpump import OutputPump
-from supervisor.toolexec.slots import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from supervisor.toolexec.growth import Growth
     from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.routes import SpawnPlan
+    from supervisor.toolexec.starts import Start
 
 HOLDERS_S = 1.0
 """How long other holders of the pipe are waited for after the tool's own end."""
@@ -81,6 +81,7 @@ class Execution:
         climbs: (ladder, when it was begun) of each way in which it is being ended.
         timeout_at: when its time is up.
         at_finish: called when it is finished; at once, and so not to wait.
+        start: what can give its start up; None for one that the program before began.
     """
 
     def __init__(
@@ -101,9 +102,9 @@ class Execution:
         self.climbs: list[tuple[Ladder, float]] = []
         self.timeout_at = math.inf
         self.at_finish: Callable[[], None] | None = None
+        self.start: Start | None = None
         self._pump: OutputPump | None = None
         self._nursery: trio.Nursery | None = None
-        self._start: trio.CancelScope | None = None
         self._aside: list[trio.CancelScope] = []
         self._door: AsyncExitStack | None = None
 
@@ -116,18 +117,6 @@ class Execution:
     def has_begun(self) -> bool:
         """Whether its tool was started, and anybody told of that."""
         return self._nursery is not None
-
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Start it within this block, which the child's end breaks off.
-
-        Raises:
-            BusyError: the child is ending.
-        """
-        with trio.CancelScope() as self._start:
-            yield
-        if self._start.cancelled_caught:
-            raise BusyError
 
     async def spawn(
         self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False, fd3: bool = False
@@ -235,8 +224,8 @@ class Execution:
             self._do_aside(self._enforce_growth, self.owner.growth)
         for ladder, begun_s in self.climbs:  # of the program before
             self._do_aside(climb, process, self.line, ladder, begun_s)
-        if self.passed:  # so that program has killed it, or was about to
-            self.end(AT_ONCE)
+        if self.passed or (self.start is not None and self.start.is_given_up):
+            self.end(AT_ONCE)  # that program was about to, or it came a moment too late
 
     async def _pump_all(self, pump: OutputPump) -> None:
         """Log what the tool prints; a tool whose output cannot be kept is ended."""
@@ -295,6 +284,12 @@ class Execution:
             self.climbs.append((ladder, begun_s))
             self._do_aside(climb, self.process, self.line, ladder, begun_s)
 
+    async def given_up(self, code: int) -> None:
+        """Finish one whose start was given up: as one that was ended so."""
+        self.timed_out = code == TIMED_OUT
+        self.code = code
+        await self.abandon(keep=True)
+
     async def abandon(self, *, keep: bool = False) -> None:
         """Finish what has not begun; ``keep`` what is in its log."""
         process = self.process
@@ -308,8 +303,8 @@ class Execution:
 
     async def end_now(self) -> None:
         """Kill it, with all beneath it, and wait until nothing is left."""
-        if self._start is not None:
-            self._start.cancel()  # nothing, if it is over
+        if self.start is not None:
+            self.start.give_up()  # nothing, if it is over
         if self.process is not None:
             with suppress(LaunchpadLost):
                 await self.process.end_tree()

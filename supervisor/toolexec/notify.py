@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from protocol.toolexec import shown
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
+from supervisor.toolexec.starts import Start, StartEndedError
 
 if TYPE_CHECKING:
     from protocol.toolexec import Notify
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
+    from supervisor.toolexec.service import ToolExec
+    from supervisor.toolexec.wire import Wire
 
 ARGS = "{args}"
 """Where a request's arguments go."""
@@ -64,9 +67,15 @@ def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...
 
 
 async def start(
-    configured: NotifyCommand | None, owner: ChildExecutions, request: Notify
+    service: ToolExec, wire: Wire, owner: ChildExecutions, request: Notify
 ) -> Execution:
     """Start the notification; it runs when this returns.
+
+    Args:
+        service: what it is configured for.
+        wire: of the client that asked for it.
+        owner: whose client that is.
+        request: what it asked for.
 
     Raises:
         RefusedError: it is not permitted.
@@ -74,14 +83,19 @@ async def start(
         SpawnError: it cannot be started.
         OSError: something else cannot be had for it.
     """
+    configured = service.notify
     argv = argv_of(configured, request)
     timeout_s = configured.timeout_s if configured is not None else 0.0
     env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     plan = SpawnPlan(argv[0], argv, env, is_elsewhere=True)
     execution = owner.admit(request.command, keep_all=True)
+    execution.start = Start(service.starts, wire, timeout_s)
     try:
-        with execution.starting():
+        with execution.start:
             await execution.spawn(plan, -1)
+    except StartEndedError as why:
+        await execution.given_up(why.code)
+        return execution
     except BaseException:
         await execution.abandon()
         raise

@@ -135,3 +135,25 @@ class Routes(Protocol):
     def hand_over(self) -> tuple[object, set[int]]:
         """Return their state as plain values, and its descriptors; change nothing."""
         ...
+
+
+class NoSidecars:
+    """The routes of a host without a sidecar: no tool is permitted."""
+
+    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
+        """No."""
+        return False
+
+    async def route(
+        self, child: Child, tool: str, cwd: bytes, rights: Rights
+    ) -> Target:
+        """Never asked, for nothing is permitted."""
+        raise NotImplementedError(tool)
+
+    def busy(self) -> str | None:
+        """Nothing is."""
+        return None
+
+    def hand_over(self) -> tuple[object, set[int]]:
+        """Return nothing."""
+        return None, set()

@@ -34,8 +34,10 @@ from supervisor.toolexec.listeners import (
     tcp_listener,
     unix_listener,
 )
+from supervisor.toolexec.routes import NoSidecars
 from supervisor.toolexec.server import Places, Server
 from supervisor.toolexec.slots import Slots
+from supervisor.toolexec.starts import Starts
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.tokens import Tokens
 
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     )
     from contextlib import ExitStack
 
-    from protocol.toolexec_token import Rights
     from supervisor.child import Child
     from supervisor.host import Host
     from supervisor.toolexec.execution import Execution
@@ -105,6 +106,7 @@ class ToolExec:
         left: what the program before has left, until all of it is entered.
         entered: the executions among that, by child, in the order of the state.
         places: for connections, over all that listens.
+        starts: of tools, that are under way.
         heads: the turn in which large heads are parsed, for parts of it (``Server``).
         large_output: makes a handle of a finished execution's output, or answers None
             to have it sent as it is; None where nobody can.
@@ -131,6 +133,7 @@ class ToolExec:
         self.left: ToolExecState | None = None
         self.entered: dict[str, list[Execution]] = {}
         self.places = Places(self._slots.descriptors)
+        self.starts = Starts()
         self.heads = Throttle()
         self._servers: set[Server] = set()
         self._children: dict[str, ChildExecutions] = {}
@@ -340,28 +343,6 @@ class ToolExec:
             yield from executions.descriptors()
 
 
-class NoSidecars:
-    """The routes of a host without a sidecar: no tool is permitted."""
-
-    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
-        """No."""
-        return False
-
-    async def route(
-        self, child: Child, tool: str, cwd: bytes, rights: Rights
-    ) -> Target:
-        """Never asked, for nothing is permitted."""
-        raise NotImplementedError(tool)
-
-    def busy(self) -> str | None:
-        """Nothing is."""
-        return None
-
-    def hand_over(self) -> tuple[object, set[int]]:
-        """Return nothing."""
-        return None, set()
-
-
 @asynccontextmanager
 async def open_toolexec(
     host: Host,
@@ -389,6 +370,7 @@ async def open_toolexec(
         service.rest()  # until all of it is entered
     try:
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(service.starts.run)
             await service.open_shared(nursery, activated)
             host.holders.add(service.descriptors)
             host.services.toolexec = service

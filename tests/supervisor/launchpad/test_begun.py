@@ -15,7 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.launcher import Launcher
+from supervisor import launcher
+from supervisor.launcher import SPAWNS_UNDER_WAY, Launcher
 from supervisor.launchpad import wire
 from supervisor.launchpad.start import LaunchpadProcess
 from supervisor.spawn_request import SpawnError, SpawnRequest
@@ -149,6 +150,45 @@ async def test_it_is_there_when_its_pipe_ends_and_not_before(
     assert process.applied == APPLIED
     assert len(played.launcher.descriptors()) == 2
     process.close()
+
+
+# An exec on a file system that does not answer: nobody else waits for that.
+async def test_execs_that_hang_hang_alone(
+    played: Played, nursery: trio.Nursery
+) -> None:
+    held: list[int] = []
+    with trio.fail_after(10):
+        for _ in range(SPAWNS_UNDER_WAY + 1):
+            await begun(played, nursery)
+            held += [played.report, played.reader]
+    assert not played._born
+    assert not played.launcher.is_at_rest
+    played.report = played.reader = -1
+    for fd in held:
+        os.close(fd)
+    await eventually(lambda: len(played._born) == SPAWNS_UNDER_WAY + 1)
+    for process in played._born:
+        assert isinstance(process, SpawnedProcess)
+        process.close()
+    assert played.launcher.is_at_rest
+
+
+# Likewise of one in walls, which is told of when it is its program.
+async def test_starts_of_which_nothing_is_heard_keep_others_for_a_moment(
+    played: Played, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "SPAWN_TURN_S", 0.5)
+    for _ in range(SPAWNS_UNDER_WAY + 1):
+        nursery.start_soon(played.ask)
+    with trio.fail_after(10):
+        asked = [await played.heard() for _ in range(SPAWNS_UNDER_WAY)]
+        begun_s = trio.current_time()
+        asked.append(await played.heard())
+    assert trio.current_time() - begun_s > 0.3
+    for ident in asked:
+        played.tell_failed(ident)
+    await eventually(lambda: len(played._born) == SPAWNS_UNDER_WAY + 1)
+    assert played.launcher.is_at_rest
 
 
 @pytest.mark.parametrize("order", ["byte first", "word first"])

@@ -1,0 +1,140 @@
+"""Starts of tools, as what may be given up: an exec can hang for as long as a disk does.
+
+    with Start(...): order, exec -> the tool runs
+    Starts.run: looks at those that take long
+
+Rules of this file.
+
+1. A start is over within a millisecond, so nothing is made for one: it is put down and
+   crossed out.  One task for all looks at them every ``LOOK_S`` while there are some, and
+   sleeps while there are none.
+2. Whose client has gone is given up, unless it was to be detached (spec E25), and so is
+   what takes longer than its tool may run (spec E26).
+3. A signal ends who is not its program yet, as the kernel would end it: nothing in it
+   handles one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol.toolexec import TIMED_OUT
+from supervisor.toolexec.slots import BusyError
+from supervisor.toolexec.wire import GoneError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import NoReturn
+
+    from supervisor.toolexec.wire import Wire
+
+LOOK_S = 0.25
+"""Between two looks at what takes long: a tenth of what a client's end may take."""
+
+
+class StartEndedError(Exception):
+    """A start was given up, and what asked for it is answered as a tool that has ended.
+
+    Attributes:
+        code: its exit code.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Start:
+    """One start, within whose block it is made; left by an error if it was given up.
+
+    Args:
+        among: the others of this host.
+        wire: of the client that asked for it.
+        limit_s: what its tool may take, seconds; 0 for no limit.
+        detach: it goes on when the client is gone.
+
+    Raises:
+        StartEndedError: it was given up with an exit code.
+        BusyError: it was given up without one: nobody waits for it.
+    """
+
+    __slots__ = ("_among", "_code", "_detach", "_scope", "_until", "_wire")
+
+    def __init__(
+        self, among: Starts, wire: Wire, limit_s: float = 0.0, *, detach: bool = False
+    ) -> None:
+        self._among = among
+        self._wire = wire
+        self._detach = detach
+        self._until = trio.current_time() + limit_s if limit_s else math.inf
+        self._scope = trio.CancelScope()
+        self._code: int | None = None
+
+    def __enter__(self) -> None:
+        self._among.put_down(self)
+        self._scope.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._among.cross_out(self)
+        is_swallowed = self._scope.__exit__(kind, error, trace)
+        if not self._scope.cancelled_caught:
+            return is_swallowed
+        if self._code is None:
+            raise BusyError
+        raise StartEndedError(self._code)
+
+    def give_up(self, code: int | None = None) -> None:
+        """End it if it is not over: as a tool with an exit code, or for nobody."""
+        self._code = code
+        self._scope.cancel()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether that was asked for, be it too late."""
+        return self._scope.cancel_called
+
+    def look(self) -> None:
+        """Give it up if nobody waits for it any more, or it takes too long."""
+        if trio.current_time() >= self._until:
+            self.give_up(TIMED_OUT)
+        elif not self._detach:
+            try:
+                self._wire.check_there()
+            except (GoneError, OSError):
+                self.give_up()
+
+
+class Starts:
+    """The starts that are under way in one host."""
+
+    def __init__(self) -> None:
+        self._under_way: set[Start] = set()
+        self._some = trio.Event()
+
+    def put_down(self, start: Start) -> None:
+        """Have an eye on a start."""
+        self._under_way.add(start)
+        self._some.set()
+
+    def cross_out(self, start: Start) -> None:
+        """Forget one that is over."""
+        self._under_way.discard(start)
+
+    async def run(self) -> NoReturn:
+        """Look at those that take long, until cancelled."""
+        while True:
+            await self._some.wait()
+            while self._under_way:
+                before = tuple(self._under_way)
+                await trio.sleep(LOOK_S)
+                for start in self._under_way.intersection(before):
+                    start.look()
+            self._some = trio.Event()

@@ -1,0 +1,160 @@
+"""Starts that take long: whoever stands by is stopped, so that its exec does not come."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor.toolexec.execution import Execution
+from supervisor.toolexec.executions import ChildExecutions
+from supervisor.toolexec.starts import LOOK_S, Start, Starts
+from supervisor.toolexec.wire import Wire
+from tests.helpers.hosts import eventually
+from tests.helpers.spawning import offered
+from tests.helpers.toolscene import Scene, opened_scene, parse, receive_all, send
+
+pytestmark = pytest.mark.slow
+
+EXEC_ID = "hangs"
+
+
+@pytest.fixture
+async def timed(tmp_path: Path) -> AsyncIterator[Scene]:
+    """A scene whose tools may take a moment only."""
+    async with opened_scene(tmp_path, timeout_s=3 * LOOK_S) as scene:
+        yield scene
+
+
+@asynccontextmanager
+async def stopped(scene: Scene) -> AsyncIterator[int]:
+    """Stop whoever stands by, and yield a pidfd of it; it must have ended in the end."""
+    launcher = scene.stage.host.launcher
+    for _ in range(4):
+        assert (await scene.run("tool=true")).status == 200
+    await offered(launcher)
+    waiting = launcher._standby._waiting = launcher._standby._next()
+    assert waiting is not None
+    pidfd = os.pidfd_open(waiting.pid)
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        yield pidfd
+        with trio.fail_after(10):
+            await trio.lowlevel.wait_readable(pidfd)
+        trio.lowlevel.notify_closing(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def executions(scene: Scene) -> ChildExecutions:
+    """Return those of the first child."""
+    return scene.tool.children[scene.child.puppet.child.id]
+
+
+# spec E25: within 3 s nothing of it lives; it was not looked for while an exec took long.
+async def test_a_start_whose_client_has_gone_is_given_up(scene: Scene) -> None:
+    async with stopped(scene):
+        with await scene.connect() as sock:
+            request = scene.request(b"tool=true", f"X-Aifo-Exec-Id: {EXEC_ID}")
+            await send(sock, request)
+            await eventually(lambda: EXEC_ID in executions(scene).live)
+            assert (await scene.run("tool=true")).status == 200  # others are not kept
+        await eventually(lambda: not executions(scene).live, 3.0)
+    assert not scene.tool.slots.used
+    assert not scene.tool.starts._under_way
+
+
+# spec E25: unless it said that it would.
+async def test_a_start_that_is_detached_goes_on(scene: Scene) -> None:
+    async with stopped(scene) as pidfd:
+        with await scene.connect() as sock:
+            extra = f"X-Aifo-Exec-Id: {EXEC_ID}", "X-Aifo-Detach: 1"
+            await send(sock, scene.request(b"tool=true", *extra))
+            await eventually(lambda: EXEC_ID in executions(scene).live)
+        await trio.sleep(3 * LOOK_S)
+        assert EXEC_ID in executions(scene).live
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+    await eventually(lambda: EXEC_ID in executions(scene).kept)
+    assert executions(scene).kept[EXEC_ID].code == 0
+
+
+@pytest.mark.parametrize("proto", ["1", "2"])
+# spec E26: its time runs from when it was asked for.
+async def test_a_start_that_takes_longer_than_its_tool_may(
+    timed: Scene, proto: str
+) -> None:
+    async with stopped(timed):
+        with trio.fail_after(10):
+            reply = await timed.run("tool=true", proto=proto)
+    assert (reply.status, reply.code) == ((504, 124) if proto == "1" else (200, 124))
+    assert reply.body == (b"" if proto == "1" else b"aifo-coder proxy ") + b"timeout\n"
+    assert not timed.tool.slots.used
+
+
+@pytest.mark.parametrize("name", ["KILL", "INT"])
+# ToolExec 2: who is not its program yet handles no signal.
+async def test_a_signal_ends_who_is_being_started(scene: Scene, name: str) -> None:
+    async with stopped(scene):
+        with await scene.connect() as sock:
+            request = scene.request(b"tool=true", f"X-Aifo-Exec-Id: {EXEC_ID}")
+            await send(sock, request)
+            await eventually(lambda: EXEC_ID in executions(scene).live)
+            form = f"exec_id={EXEC_ID}&signal={name}".encode()
+            line = "POST /signal HTTP/1.1"
+            assert (await scene.say(scene.request(form, line=line))).status == 204
+            with trio.fail_after(10):
+                reply = parse(await receive_all(sock))
+    number = signal.Signals[f"SIG{name}"]
+    assert (reply.status, reply.code, reply.body) == (200, 128 + number, b"")
+
+
+# A cancellation that comes when the start is over already ends what was started.
+async def test_who_is_given_up_a_moment_too_late_is_ended(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = scene.request(b"tool=sleep&arg=1000", f"X-Aifo-Exec-Id: {EXEC_ID}")
+    owner = executions(scene)
+    begin = owner.begin
+
+    async def begin_late(execution: Execution, limit_s: float, name: str) -> None:
+        assert execution.start is not None
+        execution.start.give_up()
+        await begin(execution, limit_s, name)
+
+    monkeypatch.setattr(owner, "begin", begin_late)
+    reply = await scene.say(request)
+    assert (reply.status, reply.code) == (200, 137)
+
+
+async def test_who_looks_at_starts_sleeps_while_there_are_none(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    starts = Starts()
+    looks: list[float] = []
+
+    class Looking(Start):
+        def look(self) -> None:
+            looks.append(trio.current_time())
+
+    def make() -> Start:
+        return Looking(starts, Wire.__new__(Wire))
+
+    begun_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(starts.run)
+        await trio.sleep(100)
+        assert looks == []
+        with make():
+            await trio.sleep(2.5 * LOOK_S)
+        assert len(looks) == 2
+        await trio.sleep(100)
+        assert looks[-1] - begun_s < 101
+        for _ in range(4):  # none of them is there for two looks
+            with make():
+                await trio.sleep(0.9 * LOOK_S)
+        assert len(looks) == 2
+        nursery.cancel_scope.cancel()
