@@ -199,24 +199,30 @@ class ChildClients:
         port: int,
         serve: Callable[[socket.socket], None],
         stack: AsyncExitStack,
-    ) -> None:
+    ) -> int:
         """Have it listen on loopback of its own net namespace, if it will have one.
 
-        To be said before it is spawned, by one service at most.
+        To be said before it is spawned.
 
         Args:
-            port: the host has it on its own loopback.
+            port: there, if no other service has it.
             serve: is given the listener, non-blocking, once the child runs; it is never
                 called where nobody else's loopback is kept from the child.
             stack: closes what nobody took over.
+
+        Returns:
+            The port that it will be.
 
         Raises:
             OSError: there is no descriptor for its way to the host.
         """
         self._listens = True
         if self.spec.network == "none" and "netns" in self.spec.sandbox.layers:
-            self._inner = InnerListener(port, serve)
-            stack.callback(self._inner.close)
+            if self._inner is None:
+                self._inner = InnerListener()
+                stack.callback(self._inner.close)
+            return self._inner.want(port, serve)
+        return port
 
     def _unheard(self) -> dict[str, str]:
         """Say of a service's port on loopback that it is out of reach, if it is."""

@@ -1,8 +1,8 @@
-"""A listener on loopback of a child's own net namespace, on its way to the host.
+"""Listeners on loopback of a child's own net namespace, on their way to the host.
 
-What it is: the pair of sockets by which a child that is being started hands it over, and
-what has come by that. What it is not: making it (``launchpad.namespaces``), asking for it
-(``sandbox.walled``), or serving it, which is a service's.
+What it is: the pair of sockets by which a child that is being started hands them over, and
+what has come by that. What it is not: making them (``launchpad.namespaces``), asking for them
+(``sandbox.walled``), or serving one, which is a service's.
 
 Rules of this file.
 
@@ -27,24 +27,37 @@ if TYPE_CHECKING:
 
 
 class InnerListener:
-    """What a service wants a child to listen on.
-
-    Args:
-        port: on which: the child's environment names it before the child is there.
-        serve: is given the listener, non-blocking, and owns it.
+    """What services want a child to listen on.
 
     Raises:
         OSError: there is no descriptor for the pair.
     """
 
-    def __init__(self, port: int, serve: Callable[[socket.socket], None]) -> None:
-        self.port = port
-        self._serve = serve
+    def __init__(self) -> None:
+        self._wanted: dict[int, Callable[[socket.socket], None]] = {}
         # A message is whole or absent, and says where it ends.
         self._ours, self._theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
+
+    def want(self, port: int, serve: Callable[[socket.socket], None]) -> int:
+        """Have one more, and return its port.
+
+        Args:
+            port: which that is, if no other service has it: the child's environment names
+                it before the child is there.
+            serve: is given the listener, non-blocking, and owns it.
+        """
+        while port in self._wanted:
+            port += 1
+        self._wanted[port] = serve
+        return port
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where it is to listen."""
+        return tuple(self._wanted)
 
     @property
     def way(self) -> int:
@@ -69,29 +82,34 @@ class InnerListener:
             OSError: it has, and this process may open no more.
         """
         fds = self._next()
-        if fds is not None:
-            if not fds:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self._listener = socket.socket(fileno=fds[0])
-            self._listener.setblocking(False)
+        if fds is None:
+            return
+        self._listeners = [socket.socket(fileno=fd) for fd in fds]
+        for listener in self._listeners:
+            listener.setblocking(False)
+        if len(fds) < len(self._wanted):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def hand_on(self) -> None:
-        """Give it to whoever serves it, if there is one; close the pair."""
-        listener, self._listener = self._listener, None
+        """Give what has come to whoever serves it; close the pair."""
+        listeners, self._listeners = self._listeners, []
         self.close()
-        if listener is not None:
-            self._serve(listener)
+        if len(listeners) < len(self._wanted):  # nobody knows which has come
+            for listener in listeners:
+                listener.close()
+            return
+        for listener, serve in zip(listeners, self._wanted.values(), strict=True):
+            serve(listener)
 
     def close(self) -> None:
         """Close what nobody took over."""
-        for sock in (self._ours, self._theirs, self._listener):
-            if sock is not None:
-                sock.close()
+        for sock in (self._ours, self._theirs, *self._listeners):
+            sock.close()
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
-        held = (self._ours, self._theirs, self._listener)
-        numbers = (sock.fileno() for sock in held if sock is not None)
+        held = (self._ours, self._theirs, *self._listeners)
+        numbers = (sock.fileno() for sock in held)
         return tuple(number for number in numbers if number >= 0)
 
     def _next(self) -> list[int] | None:

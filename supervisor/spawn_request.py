@@ -73,7 +73,7 @@ class SpawnRequest:
         rlimits: (resource, soft, hard) as for setrlimit(2), -1 is no limit.
         umask: None for the host's.
         layers: What each sandbox layer takes, by its name (``launchpad.child.STEPS``).
-        listener: What it makes for the host in its net namespace; takes the layer netns.
+        listener: What it listens on for the host in its net namespace; takes netns.
     """
 
     executable: str
@@ -116,7 +116,7 @@ class SpawnRequest:
         )
 
     def _layers(self) -> dict[str, object]:
-        more = {} if self.listener is None else {"listener": self.listener.port}
+        more = {} if self.listener is None else {"listener": self.listener.ports}
         return {**self.layers, **more}
 
     @property

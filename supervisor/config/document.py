@@ -41,7 +41,7 @@ from supervisor.config.sandbox import (
     check_required,
     check_sandboxes,
     check_use,
-    no_way_to,
+    no_way,
     profile_named,
 )
 from supervisor.config.sidecar import SidecarSection, check_sidecars
@@ -132,6 +132,17 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
                 yield f"policy.{joined(name)}.limits.{limit}", why
             for why in check_kernel(profile):
                 yield f"policy.{joined(name)}.sandbox", why
+
+
+def _check_ways(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    del named
+    for name, policy in config.policy.items():
+        profile = profile_named(policy.sandbox, config.sandbox)
+        if profile is None or config.toolexec is None or policy.tools == []:
+            continue
+        instead = "have a layer netns, or tools = []"
+        if why := no_way(profile, policy.network, "their tools", instead):
+            yield f"policy.{joined(name)}.sandbox", why
 
 
 def _not_to_be_granted(path: str, *, is_written: bool) -> str:
@@ -229,6 +240,7 @@ _CROSS_CHECKS: tuple[
 ] = (
     _check_policy_names,
     _check_walls,
+    _check_ways,
     check_tools,
     check_preset_tools,
     _check_grants,
@@ -263,12 +275,10 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
     for name, policy in config.policy.items():
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None:
-            has_tools = config.toolexec is not None and policy.tools != []
-            has_model = config.llm is not None
-            for text in no_way_to(
-                profile, policy.network, tools=has_tools, model=has_model
-            ):
-                yield f"policy.{joined(name)}.sandbox", text
+            what, instead = "the model but by FD 3", "or have a layer netns"
+            why = no_way(profile, policy.network, what, instead)
+            if why and config.llm is not None:
+                yield f"policy.{joined(name)}.sandbox", why
 
 
 def load_config(path: str, *, once: bool = False) -> Config:

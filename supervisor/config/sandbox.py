@@ -115,26 +115,22 @@ def check_kept(profile: Profile, limits: Collection[str]) -> Iterator[tuple[str,
             yield limit, f"{why}; name a profile that has it, or leave the limit out"
 
 
-def no_way_to(
-    profile: Profile, network: str | None, *, tools: bool, model: bool
-) -> Iterator[str]:
-    """Yield what a profile leaves no way to, in words: both its doors are closed.
+def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
+    """Return why a profile leaves no way to a service; "" if it leaves one.
 
     Args:
         profile: what a policy names.
         network: of the policy.
-        tools: its children may have tools.
-        model: they may have the model.
+        to: what, in words.
+        instead: what else can be done.
     """
-    if profile.unix_sockets or network == "host":
-        return
-    why = f"sandbox {profile.name!r} has unix_sockets = false, and the network is none"
-    if tools:
-        what = "its children have no way to their tools"
-        yield f"{what}: {why}; set network = 'host', or tools = []"
-    if model and "netns" not in profile.layers:  # in one the host listens, too
-        what = "its children have no way to the model but by FD 3"
-        yield f"{what}: {why}; set network = 'host', or have a layer netns"
+    # In a net namespace of its own the child listens, for the host.
+    if profile.unix_sockets or network == "host" or "netns" in profile.layers:
+        return ""
+    return (
+        f"its children have no way to {to}: sandbox {profile.name!r} has unix_sockets ="
+        f" false, and the network is none; set network = 'host', {instead}"
+    )
 
 
 def check_kernel(profile: Profile) -> Iterator[str]:

@@ -188,8 +188,8 @@ def _enter_pids(order: Order, _nothing: None) -> str:
     return said
 
 
-def _listen(order: Order, port: int) -> str:
-    return namespaces.listen(port, order.listener_fd)
+def _listen(order: Order, ports: tuple[int, ...]) -> str:
+    return namespaces.listen(ports, order.listener_fd)
 
 
 def _lead_a_session(order: Order, _launchpad: int) -> None:

@@ -101,29 +101,29 @@ def _raise_loopback() -> None:
         sock.close()
 
 
-def listen(port: int, way: int) -> str:
+def listen(ports: tuple[int, ...], way: int) -> str:
     """Listen on loopback of the net namespace that was entered, for the host.
 
     Args:
-        port: nobody has one in a fresh namespace.
+        ports: nobody has one in a fresh namespace.
         way: the descriptor of a socket that the host receives from; it is closed.
 
     Raises:
-        OSError: it cannot be made, or be handed over.
+        OSError: one cannot be made, or they cannot be handed over.
     """
     line = _socket.socket(fileno=way)
     kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC
+    listeners = []
     try:
-        listener = _socket.socket(_socket.AF_INET, kind)
-        try:
-            listener.bind((LOOPBACK, port))
-            listener.listen(BACKLOG)
-            wire.send_message(line, (port,), (listener.fileno(),))
-        finally:
-            listener.close()
+        for port in ports:
+            listeners.append(_socket.socket(_socket.AF_INET, kind))
+            listeners[-1].bind((LOOPBACK, port))
+            listeners[-1].listen(BACKLOG)
+        wire.send_message(line, ports, [one.fileno() for one in listeners])
     finally:
-        line.close()
-    return f"{LOOPBACK}:{port}, the host's"
+        for sock in (line, *listeners):
+            sock.close()
+    return f"{LOOPBACK}:{' and '.join(map(str, ports))}, the host's"
 
 
 def fork_into(group: int) -> tuple[int, int, bool]:

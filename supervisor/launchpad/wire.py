@@ -11,7 +11,7 @@ Rules:
 
     ``(SPAWN, id, executable, argv, env, targets, rlimits, umask, layers)`` with
     descriptors: the working directory, then for each target number its source, then,
-    if ``layers`` has "listener", the socket by which that listener goes to the host.
+    if ``layers`` has "listener", the socket by which those listeners go to the host.
     ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
     ``layers`` maps the name of a sandbox layer to what its apply takes.
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 5
+VERSION = 6
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 BEGUN, OFFERS, TAKEN = 9, 10, 11

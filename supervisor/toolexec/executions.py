@@ -61,7 +61,8 @@ class ChildExecutions:
     Attributes:
         nursery: in which they run; the child's.
         token: stands for the child.
-        listener: (descriptor, path) of its own socket; None if it has none.
+        listener: (descriptor, path) of its own socket; no path if that is a port in its
+            net namespace; None if it has none.
         live: those that run, by scope and id.
         kept: those that have finished and whose output is still there, oldest first.
         growth: charges the child for what they make; None if nothing bounds that.

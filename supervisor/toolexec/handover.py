@@ -49,7 +49,7 @@ from supervisor.toolexec.handover_state import (
 )
 from supervisor.toolexec.handover_stores import store_from, store_state
 from supervisor.toolexec.heads import chunked_head
-from supervisor.toolexec.listeners import unix_listener_on
+from supervisor.toolexec.listeners import listener_on, unix_listener_on
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.outputpump import OutputPump
@@ -245,9 +245,12 @@ async def enter(service: ToolExec, child: Child, stack: AsyncExitStack) -> None:
     service.entered[child.id] = entered
     if state.listener_fd >= 0:
         path = os.fsdecode(state.path)
-        listener = await stack.enter_async_context(
-            unix_listener_on(state.listener_fd, path, child.spec)
-        )
+        if path:
+            listener = await stack.enter_async_context(
+                unix_listener_on(state.listener_fd, path, child.spec)
+            )
+        else:
+            listener = listener_on(state.listener_fd)
         executions.listener = state.listener_fd, path
         await service.listen_for_child(listener, stack)
     service.tokens.adopt(state.token, executions)

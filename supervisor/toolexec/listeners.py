@@ -16,14 +16,17 @@ import os
 import socket
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import trio
 
 from supervisor.control.socket import identity_in, listening, listening_on
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AsyncExitStack
 
+    from supervisor.child import Child
     from supervisor.spec import ChildSpec
 
 BACKLOG = 128
@@ -36,6 +39,16 @@ LISTEN = "toolexec.listen"
 
 LONGEST_PATH_BYTES = 107
 """Room in sockaddr_un, unix(7); the host could do with more, a client could not."""
+
+INNER_PORT = 8087
+"""Where a child listens in its own net namespace if the host itself has no port."""
+
+NO_WAY = (
+    "no way to its tools: its profile has unix_sockets = false, and no TCP address of this"
+    " host is in its reach; give it network = 'host' with such a [toolexec] listen, the"
+    " layer netns, or tools = []"
+)
+"""Why a child is not started."""
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client connects to
 
@@ -110,6 +123,46 @@ def _tcp_url(address: tuple[str, int]) -> str:
     shown = _ANY.get(bound, bound)
     shown = f"[{shown}]" if ":" in shown else shown
     return f"http://{shown}:{number}/exec"
+
+
+async def listening_within(
+    child: Child,
+    url: str | None,
+    serve: Callable[[trio.SocketListener], Awaitable[None]],
+    stack: AsyncExitStack,
+) -> str | None:
+    """Have a child listen in its own net namespace, for it makes no unix sockets (ADR 77).
+
+    Args:
+        child: not spawned yet.
+        url: of what all share; None for nothing.
+        serve: serves what it listens on, until the stack is unwound.
+        stack: of the child.
+
+    Returns:
+        What it is told; None for one that may have no tools.
+
+    Raises:
+        OSError: it has no loopback of its own, and so no way to its tools.
+    """
+    spec = child.spec
+    if spec.network == "host" or "netns" not in spec.sandbox.layers:
+        if spec.tools == frozenset():
+            return None
+        raise OSError(errno.EINVAL, NO_WAY)
+    nursery = await stack.enter_async_context(trio.open_nursery())
+    stack.callback(nursery.cancel_scope.cancel)
+
+    def begin(sock: socket.socket) -> None:
+        nursery.start_soon(serve, listener_on(sock.detach()))
+
+    wanted = INNER_PORT if url is None else urlsplit(url).port or INNER_PORT
+    return _tcp_url((_ANY["0.0.0.0"], child.listen_within(wanted, begin, stack)))  # noqa: S104
+
+
+def listener_on(fd: int) -> trio.SocketListener:
+    """Listen on what listens already; owned."""
+    return trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
 
 
 def activated_listener(sock: socket.socket) -> tuple[str, trio.SocketListener]:

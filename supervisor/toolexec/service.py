@@ -4,6 +4,7 @@ Rules of this file.
 
 1. A child has a token of its own and, where unix sockets are configured or its walls keep
    it from what all share, a socket in its directory; both end with it, as its executions.
+   If it makes no unix sockets it has a port in its net namespace, or is not started.
 2. With both kinds of listener a child is told the unix one, if its profile has such.
 3. A socket that the service manager opened is shared by all children, in the place of
    the TCP port; their tokens tell them apart.
@@ -31,6 +32,7 @@ from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.listeners import (
     LISTEN,
     activated_listener,
+    listening_within,
     tcp_listener,
     unix_listener,
 )
@@ -154,9 +156,7 @@ class ToolExec:
         self.give_token(executions, self.tokens.issue(executions), stack)
         url, spec = self.shared_url, child.spec
         if not (spec.sandbox.unix_sockets or spec.is_within_reach(url)):
-            why = "its profile has unix_sockets = false, and its network is none"
-            self.log("WARNING", f"Child {child.id} has no way to its tools: {why}")
-            return {}  # a URL would promise what each connection is refused
+            return await self._within(executions, stack)
         is_own = self._settings.unix and spec.sandbox.unix_sockets
         if spec.run_dir is not None and (is_own or not spec.is_within_reach(url)):
             path, listener = await stack.enter_async_context(unix_listener(spec))
@@ -166,6 +166,18 @@ class ToolExec:
         if url is None:
             raise OSError(2, "a child of ToolExec needs a directory for its socket")
         return {URL: url, TOKEN: executions.token}
+
+    async def _within(
+        self, executions: ChildExecutions, stack: AsyncExitStack
+    ) -> dict[str, str]:
+        """Have a child that makes no unix sockets listen for itself."""
+
+        async def serve(listener: trio.SocketListener) -> None:
+            executions.listener = listener.socket.fileno(), ""
+            await self._serve(listener)
+
+        url = await listening_within(executions.child, self.shared_url, serve, stack)
+        return {} if url is None else {URL: url, TOKEN: executions.token}
 
     async def own(self, child: Child, stack: AsyncExitStack) -> ChildExecutions:
         """Make what a child's executions are in; it ends with the child."""

@@ -67,16 +67,41 @@ def test_a_child_that_makes_no_unix_sockets_is_told_the_port(place: Path) -> Non
     assert (outcome.status, outcome.out, outcome.err) == (7, b"|", b"")
 
 
-# spec E1: a URL that it is told leads somewhere.
-def test_a_child_with_no_way_to_its_tools_is_told_no_url(place: Path) -> None:
-    profile = "[sandbox.x]\nlayers = ['seccomp']\nunix_sockets = false\n"
+@pytest.mark.parametrize("listen", [*LISTENERS, ", ".join(LISTENERS)])
+# spec E1, 3.1: whatever a profile does, its tools are in its reach; where all share a
+# port it is that one, in its own net namespace.
+def test_a_child_that_makes_no_unix_sockets_has_a_port_of_its_own(
+    place: Path, listen: str
+) -> None:
+    layers = "['no_new_privs', 'landlock', 'seccomp', 'userns', 'netns']"
+    profile = f"[sandbox.x]\nlayers = {layers}\nunix_sockets = false\n"
+    script = 'echo "$AIFO_TOOLEEXEC_URL"; go a b'
     options = ("--network", "none", "--sandbox", "x")
+    command = ("sh", "-c", script)
+    outcome = run(place, *command, more=profile, listen=listen, options=options)
+    url, said = outcome.out.decode().splitlines()
+    assert (outcome.status, said, outcome.err) == (7, "a|b|", b"")
+    assert url.startswith("http://127.0.0.1:")
+    assert (url == "http://127.0.0.1:8087/exec") is ("tcp" not in listen)
+
+
+@pytest.mark.parametrize(
+    ("network", "listen"), [("none", LISTENERS[1]), ("host", LISTENERS[0])]
+)
+# spec E1: a child is told a way that leads somewhere, or it is not started.
+def test_a_child_with_no_way_to_its_tools_is_refused(
+    place: Path, network: str, listen: str
+) -> None:
+    profile = "[sandbox.x]\nlayers = ['seccomp']\nunix_sockets = false\n"
+    options = ("--network", network, "--sandbox", "x")
+    outcome = run(place, "true", more=profile, listen=listen, options=options)
+    assert outcome.status == 125
+    assert outcome.said("no way to its tools: its profile has unix_sockets = false")
+    profile += "[policy.run]\ntools = []\n"
     script = 'echo "${AIFO_TOOLEEXEC_URL-none}"'
-    outcome = run(place, "sh", "-c", script, more=profile, options=options)
+    command = ("sh", "-c", script)
+    outcome = run(place, *command, more=profile, listen=listen, options=options)
     assert (outcome.status, outcome.out) == (0, b"none\n")
-    assert (
-        b"has no way to its tools: its profile has unix_sockets = false" in outcome.err
-    )
 
 
 def test_a_tool_works_in_the_childs_directory(place: Path) -> None:

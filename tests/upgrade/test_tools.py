@@ -1,6 +1,7 @@
 """Tools that run while the host is replaced: they and their clients notice nothing."""
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -56,6 +57,42 @@ def test_tools_and_their_clients_notice_nothing(listen: str) -> None:
         tools.replace()
         assert rest(tools.replay("followed", 6)).body == b"on\n"
         assert tools.run("echo new").body == b"new\n"
+
+
+ASKS = """
+until [ -p asked ]; do sleep 0.05; done
+while :; do
+  read -r line <asked && curl -sS -H "X-Aifo-Proto: 1" -d "$line" \\
+    -H "Authorization: Bearer $AIFO_TOOLEEXEC_TOKEN" "$AIFO_TOOLEEXEC_URL"
+done
+"""
+
+
+# ADR 77: a port in a child's net namespace changes hands as its socket does.
+@pytest.mark.parametrize("listen", ['["unix"]', '["tcp://127.0.0.1:0"]'])
+def test_a_child_that_listens_itself_goes_on(listen: str) -> None:
+    layers = ["no_new_privs", "seccomp", "userns", "netns"]
+    command = json.dumps(["/bin/sh", "-c", ASKS])
+    more = (
+        f"[sandbox.x]\nlayers = {layers}\nunix_sockets = false\n"
+        f"[policy.x]\nsandbox = 'x'\n[child.two]\ncommand = {command}\npolicy = 'x'\n"
+    )
+    with opened_tools(listen, more=more) as tools:
+        os.mkfifo(tools.where / "asked")
+        os.mkfifo(tools.where / "first.going")
+
+        def ask(script: str) -> None:
+            coded = "".join(f"%{byte:02x}" for byte in script.encode())
+            (tools.where / "asked").write_text(f"tool=sh&arg=-c&arg={coded}\n")
+
+        ask(WAITS.format("first"))
+        tools.hear("first")  # its client waits for it over the exchange
+        tools.replace()
+        (tools.where / "first.going").write_text("on\n")
+        tools.running.wait(lambda: b"begun\non\n" in tools.running.log("two"))
+        tools.replace()
+        ask("echo new")
+        tools.running.wait(lambda: b"begun\non\nnew\n" in tools.running.log("two"))
 
 
 # spec S7: what a tool made before is growth afterwards, whoever looks.
