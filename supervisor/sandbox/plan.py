@@ -100,7 +100,7 @@ class Profile:
         layers: what is asked for.
         required: of these, what the child is not started without.
         unix_sockets: it may make sockets of the family unix, which reach whatever of
-            their paths it sees; FD 3 and pairs are none that it makes so.
+            their paths it sees. FD 3 and pairs do not, but for pairs of datagrams.
     """
 
     name: str

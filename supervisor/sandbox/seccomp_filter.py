@@ -118,6 +118,9 @@ _NAMESPACES = 0x7E020000
 # <asm-generic/ioctls.h>: putting words into a terminal's mouth.
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+# <linux/net.h>: the bit that SOCK_DGRAM (2) has and SOCK_RAW (3), of which unix makes
+# the same; SOCK_STREAM (1) and SOCK_SEQPACKET (5) do not. Flags are higher bits.
+_DATAGRAMS = 2
 _X32 = 0x40000000
 
 # <linux/filter.h>, <linux/seccomp.h>
@@ -155,7 +158,8 @@ def build(
         machine: as ``os.uname().machine`` has it.
         network: sockets of the internet are left alone: there is a namespace of its
             own, or the child may use the host's network.
-        unix: sockets of the family unix can be made; pairs always can.
+        unix: sockets of the family unix can be made; without it pairs alone, and none
+            of datagrams.
         alone: it sees no processes but its own: it has a pid namespace.
 
     Raises:
@@ -231,8 +235,12 @@ def _program(
         # The kernel makes both, and loads the family for that, before it says that there
         # are no pairs of it.
         Instruction(_LOAD, _argument(0), label="pair"),
-        Instruction(_JUMP_EQUAL, _AF_UNIX, yes="allow"),
+        Instruction(_JUMP_EQUAL, _AF_UNIX, yes="allow" if unix else "kind"),
         Instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
+        # One of datagrams sends to any path, and connects anew; the others are connected
+        # to each other for good (EISCONN, EINVAL).
+        Instruction(_LOAD, _argument(1), label="kind"),
+        Instruction(_JUMP_BITS, _DATAGRAMS, yes="perm", no="allow"),
         Instruction(_RETURN, _ERRNO | errno.EPERM, label="perm"),
         Instruction(_RETURN, _ERRNO | errno.ENOSYS, label="nosys"),
         Instruction(_RETURN, _ALLOW, label="allow"),

@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,16 @@ from supervisor.launchpad import landlock
 from supervisor.sandbox.plan import named
 from supervisor.scratch import Scratch
 from tests.attacks.conftest import NAMESPACES
-from tests.attacks.test_walls import Attacker
+from tests.attacks.test_walls import Attacker, listening
 from tests.helpers.hosts import opened
+
+__all__ = ["listening"]
 
 KERNELS = named("kernels", ["landlock", "seccomp"])
 """What a host that is not root has where it can make no namespaces."""
+
+OPEN = named("open", ["landlock"])
+NO_PATHS = replace(KERNELS, unix_sockets=False)
 
 
 @pytest.fixture
@@ -156,3 +162,70 @@ if sys.argv[1] == 'landlock':
     attacker.stage.sandbox = named("landlock alone", ["landlock"])
     said = (await attacker.says(program, "landlock")).split()
     assert said[-2:] == ["EACCES"] * 2
+
+
+# attack 31: without namespaces, and without a user of its own, the filter is what can
+# keep a child from sockets by path. Its door and pairs of sockets it has all the same.
+async def test_a_profile_can_refuse_every_socket_by_path(
+    listening: tuple[str, socket.socket], attacker: Attacker
+) -> None:
+    path, _ = listening
+    program = """
+print(attempt(lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[1])))
+one, other = socket.socketpair()
+one.send(b'pair')
+print(other.recv(9).decode())
+os.write(3, b'PING\\n')
+print(os.read(3, 9).decode())
+"""
+    attacker.stage.sandbox = OPEN
+    said = (await attacker.says(program, path)).split()
+    assert said == ["None", "pair", "OK"]  # so that it is the filter's doing
+    attacker.stage.sandbox = NO_PATHS
+    said = (await attacker.says(program, path)).split()
+    assert said == ["EAFNOSUPPORT", "pair", "OK"]
+
+
+# attack 31: one of a pair of datagrams sends to a path (/dev/log, say), and connects to
+# another than it was made with; one of a pair of streams does neither.
+async def test_no_pair_of_sockets_leads_to_a_path(
+    listening: tuple[str, socket.socket], attacker: Attacker
+) -> None:
+    path, _ = listening
+    program = """
+stream, log = sys.argv[1:]
+def pair(kind):
+    fds = (ctypes.c_int * 2)()
+    if libc.socketpair(socket.AF_UNIX, kind, 0, fds) < 0:
+        raise OSError(ctypes.get_errno(), 'pair')
+    return [socket.socket(socket.AF_UNIX, kind & 15, fileno=fd) for fd in fds]
+def send(kind):
+    one, other = pair(kind)
+    sent = one.sendto(b'sent', log)
+    one.connect(log)
+    return sent
+def talk(kind):
+    one, other = pair(kind)
+    one.send(b'pair')
+    one.shutdown(socket.SHUT_WR)
+    return other.recv(9).decode() + attempt(lambda: one.connect(stream))
+for flags in (0, socket.SOCK_CLOEXEC):
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):
+        print(attempt(lambda: send(kind | flags)))
+    print(talk(socket.SOCK_STREAM | flags), talk(socket.SOCK_SEQPACKET | flags))
+"""
+    talk = ["pairEISCONN", "pairEPROTOTYPE"]  # what is there is no SOCK_SEQPACKET
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        name = os.path.join(os.path.dirname(path), "log")
+        log.bind(name)
+        os.chmod(name, 0o777)
+        log.setblocking(False)
+        attacker.stage.sandbox = OPEN
+        said = (await attacker.says(program, path, name)).split()
+        assert said == ["4", "4", *talk] * 2
+        assert [log.recv(9) for _ in range(4)] == [b"sent"] * 4
+        attacker.stage.sandbox = NO_PATHS
+        said = (await attacker.says(program, path, name)).split()
+        assert said == ["EPERM", "EPERM", *talk] * 2
+        with pytest.raises(BlockingIOError):
+            log.recv(9)

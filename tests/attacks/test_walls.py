@@ -11,14 +11,12 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
 from supervisor.child import Child
-from supervisor.sandbox.plan import named
 from supervisor.scratch import Scratch
 from tests.attacks.conftest import closed_bwrap, only, put_behind
 from tests.helpers.hosts import Stage, opened
@@ -227,33 +225,6 @@ print(attempt(tcp))
     udp.setblocking(False)
     with pytest.raises(BlockingIOError):  # nothing came to this machine's loopback
         udp.recv(1)
-
-
-# attack 31: without namespaces, and without a user of its own, the filter is what can
-# keep a child from sockets by path. Its door and pairs of sockets it has all the same.
-async def test_a_profile_can_refuse_every_socket_by_path(
-    listening: tuple[str, socket.socket], readable: Path
-) -> None:
-    path, _ = listening
-    (readable / "cwd").mkdir()
-    scratch = Scratch(None)
-    profile = replace(named("paths", ["landlock", "seccomp"]), unix_sockets=False)
-    program = """
-print(attempt(lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[1])))
-one, other = socket.socketpair()
-one.send(b'pair')
-print(other.recv(9).decode())
-os.write(3, b'PING\\n')
-print(os.read(3, 9).decode())
-"""
-    async with opened(readable) as stage:
-        said = {}
-        for name, sandbox in (("open", named("x", ["landlock"])), ("none", profile)):
-            stage.sandbox = sandbox
-            said[name] = (await Attacker(stage, scratch).says(program, path)).split()
-    await scratch.remove()
-    assert said["open"] == ["None", "pair", "OK"]  # so that it is the filter's doing
-    assert said["none"] == ["EAFNOSUPPORT", "pair", "OK"]
 
 
 # Whatever keeps a child from the sockets of others: its own stay within reach.

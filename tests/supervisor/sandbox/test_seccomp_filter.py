@@ -186,9 +186,16 @@ def test_pairs_of_sockets_are_of_the_family_unix(machine: str, network: bool) ->
 def test_a_profile_without_unix_sockets_has_none(machine: str) -> None:
     socket, socketpair = {"x86_64": (41, 53), "aarch64": (198, 199)}[machine]
     code, arch = build(machine, network=True, unix=False), MACHINES[machine]
-    assert verdict(code, socket, arch, 1) == errno.EAFNOSUPPORT
-    assert verdict(code, socketpair, arch, 1) is None
     assert verdict(code, socket, arch, 2) is None
+    others = build(machine, network=True)
+    for flags in (0, 0o2000000, 0o4000, 0o2004000, 1 << 32):  # CLOEXEC, NONBLOCK
+        for kind in (1, 2, 3, 5):
+            assert verdict(code, socket, arch, 1, kind | flags) == errno.EAFNOSUPPORT
+            assert verdict(others, socketpair, arch, 1, kind | flags) is None
+        for kind in (1, 5):  # SOCK_STREAM, SOCK_SEQPACKET
+            assert verdict(code, socketpair, arch, 1, kind | flags) is None
+        for kind in (2, 3):  # SOCK_DGRAM, and SOCK_RAW, which becomes one
+            assert verdict(code, socketpair, arch, 1, kind | flags) == errno.EPERM
 
 
 def test_a_machine_without_a_list_is_said() -> None:
