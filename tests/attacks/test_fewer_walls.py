@@ -56,6 +56,28 @@ print(open('/proc/self/comm').read())
         assert said[3].startswith("python")
 
 
+# attack 6: the old root lies above the fresh one until it is unmounted, and what leads to
+# the parent of a root leads into what is mounted there.
+async def test_the_hosts_root_is_nowhere_above_the_fresh_one(
+    attacker: Attacker,
+) -> None:
+    secret = attacker.stage.where / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o644)
+    program = """
+for top in ('', '/..', '/../..', '/proc/self/root/..', '/proc/self/cwd' + '/..' * 40):
+    seen = os.lstat(top + '/').st_dev, sorted(os.listdir(top + '/'))
+    name = attempt(lambda: os.open(top + sys.argv[1], os.O_RDONLY))
+    print(seen == (os.lstat('/').st_dev, sorted(os.listdir('/'))), name)
+tops = [line.split()[4] for line in open('/proc/self/mountinfo')]
+print(tops.count('/'))
+"""
+    for profile in (NAMESPACES, named("bare", ["mountns", "userns"])):
+        attacker.stage.sandbox = profile
+        said = (await attacker.says(program, str(secret))).split()
+        assert said == [*["True", "ENOENT"] * 5, "1"], profile.name
+
+
 # attack 24: what a program needs to start of /etc is there, and nothing else.
 async def test_secrets_of_the_machine_are_not_mounted(attacker: Attacker) -> None:
     program = """
