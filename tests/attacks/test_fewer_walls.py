@@ -7,16 +7,17 @@ as others; or it has Landlock, and no namespaces for a host that is not root.
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from supervisor.launchpad import landlock
-from supervisor.sandbox.plan import named
+from supervisor.sandbox.plan import PROFILES, named
 from supervisor.scratch import Scratch
 from tests.attacks.conftest import NAMESPACES
+from tests.attacks.test_reports import layers_of, said_by_it
 from tests.attacks.test_walls import Attacker, listening
 from tests.helpers.hosts import opened
 
@@ -103,6 +104,57 @@ print(attempt(lambda: len(os.listdir('/etc/ssl/certs')) > 0))
         said = (await attacker.says(program)).split()
         assert set(said[:2]) <= {"EACCES", "ENOENT"}, profile.name
         assert said[2] == str(os.access("/etc/ssl/certs", os.R_OK))
+
+
+@pytest.fixture
+def groups() -> Iterator[list[str]]:
+    """Supplementary groups of the host; made before it, and what it starts, begins."""
+    if os.geteuid() != 0:
+        pytest.skip("only root chooses its groups")
+    before = os.getgroups()
+    try:
+        os.setgroups([4, 42])
+    except PermissionError:
+        pytest.skip("this root does not: a user namespace's, or without CAP_SETGID")
+    yield ["4", "42"]
+    os.setgroups(before)
+
+
+# attack 24: what a group of the host's may read (/etc/shadow, logs) is not its children's,
+# with all layers or with the fewest that give them users.
+async def test_a_user_of_its_own_is_in_no_group_of_the_hosts(
+    groups: list[str], attacker: Attacker
+) -> None:
+    program = """
+status = dict(line.split(':', 1) for line in open('/proc/self/status'))
+print(*status['Groups'].split())
+"""
+    attacker.stage.sandbox = PROFILES["none"]
+    assert (await attacker.says(program)).split() == groups  # so that it is the layer
+    for profile in (PROFILES["auto"], named("users", ["uid", "mountns"])):
+        attacker.stage.sandbox = profile
+        child, lines = await said_by_it(attacker, program)
+        if "uid" not in layers_of(child):
+            pytest.skip("no user of its own can be had here")
+        assert lines == [""], profile.name
+
+
+# Who has no right to empty the bounding set keeps it: a host that is not root, where there
+# is no user namespace either.
+async def test_a_bounding_set_that_is_left_is_told(attacker: Attacker) -> None:
+    program = """
+status = dict(line.split(':', 1) for line in open('/proc/self/status'))
+print(*(int(status[name], 16) for name in ('CapBnd', 'CapEff', 'CapPrm', 'CapInh')))
+"""
+    attacker.stage.sandbox = named("alone", ["landlock"])
+    child, (line,) = await said_by_it(attacker, program)
+    bounding, *others = map(int, line.split())
+    assert others == [0, 0, 0]
+    told = dict(child.walls.applied)["capabilities"]
+    if bounding:
+        assert told == "none left but in the bounding set"
+    else:
+        assert told.startswith("none left")
 
 
 # attack 29: what no process has mapped is memory, too.
