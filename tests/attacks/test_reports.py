@@ -5,6 +5,10 @@ it is not: attacks on these walls (``test_walls``).
 """
 
 import os
+import resource
+from collections.abc import Iterator
+
+import pytest
 
 from supervisor.child import Child
 from tests.attacks.conftest import WALLS, only
@@ -77,3 +81,45 @@ async def test_a_namespace_that_is_told_of_is_its_own(attacker: Attacker) -> Non
     pairs = zip(OF_NAMESPACES, line.split(), here, strict=True)
     own = {layer for layer, its, ours in pairs if its != ours}
     assert own == OF_NAMESPACES.keys() & layers_of(child)
+
+
+# mount(8): whatever lies in what a child sees, a program of root's or a device among it.
+async def test_no_mount_of_a_fresh_root_has_set_user_id_files_or_devices(
+    attacker: Attacker,
+) -> None:
+    child, lines = await said_by_it(
+        attacker, "print(open('/proc/self/mountinfo').read())"
+    )
+    if "mountns" not in layers_of(child):
+        return
+    rows = [line.split() for line in lines if line]
+    flags = {row[4]: set(row[5].split(",")) for row in rows}
+    assert {"/", "/usr", "/dev/null", str(attacker.scratch.tmp)} <= flags.keys()
+    assert [path for path, its in flags.items() if "nosuid" not in its] == []
+    devices = {path for path, its in flags.items() if "nodev" not in its}
+    assert [path for path in devices if not path.startswith("/dev/")] == []
+    assert "/dev/shm" not in devices
+
+
+@pytest.fixture
+def cores() -> Iterator[str]:
+    """What the kernel says of this process's core files, which may be of any size."""
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    most = resource.RLIM_INFINITY if os.geteuid() == 0 else before[1]
+    if most == 0:
+        pytest.skip("no core file is written here anyhow")
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    yield " ".join(["unlimited" if most == resource.RLIM_INFINITY else str(most)] * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+# attack 24: a core file holds what its process knew.
+async def test_with_the_layer_of_limits_there_are_no_core_files(
+    cores: str, attacker: Attacker
+) -> None:
+    program = (
+        "print(*open('/proc/self/limits').read().split('file size')[2].split()[:2])"
+    )
+    child, (line,) = await said_by_it(attacker, program)
+    # Without that layer it has what the host has, as all that its user may do.
+    assert line == ("0 0" if "rlimits" in layers_of(child) else cores)

@@ -125,6 +125,38 @@ for name in ("own", "other"):
     assert os.listdir(places / "root" / "own") == []
 
 
+# A stick with devices and set-user-ID files may be mounted in what a child sees.
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("execute", "nodev nosuid ro"),
+        ("read", "nodev nosuid ro"),
+        ("write", "nodev nosuid rw"),
+        ("device", "nosuid ro"),
+    ],
+)
+def test_what_is_mounted_beneath_a_copy_is_no_freer_than_the_copy(
+    places: Path, kind: str, expected: str
+) -> None:
+    said = says(
+        places,
+        f"""
+namespaces.enter("mountns")
+mounts._mount(b"none", b"/", b"", mounts._MS_REC_PRIVATE, b"")
+for place in (root, root + "/own"):
+    mounts._mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"")
+    os.makedirs(root + "/own", exist_ok=True)
+build((root, {kind!r}))
+for line in open("/proc/self/mountinfo"):
+    _, _, _, _, path, flags, *_ = line.split()
+    if path.startswith(root):
+        print(path[len(root):] or "/", *sorted(flags.split(",")))
+""",
+    )
+    lines = [line.replace(" relatime", "") for line in said.splitlines()]
+    assert lines == [f"/ {expected}", f"/own {expected}"]
+
+
 # attack 3: a rule's path was looked at before; a link there now is somebody's doing
 @pytest.mark.parametrize("name", ["link", "link/secret", "way/secret"])
 def test_a_rule_whose_path_is_a_link_brings_nothing(
