@@ -58,6 +58,22 @@ def test_curl_reaches_it(place: Path, llm: str) -> None:
     assert (outcome.err, outcome.out) == (b"", b"200\n1\n")
 
 
+# ADR 77: a child that makes no unix sockets has both by ports of its own.
+def test_curl_reaches_the_model_and_tools_at_once(place: Path, llm: str) -> None:
+    more = (
+        "[toolexec]\n[sidecar.x]\nkind = 'python'\nallow = ['true']\n"
+        "[sandbox.x]\nlayers = ['no_new_privs', 'seccomp', 'userns', 'netns']\n"
+        "unix_sockets = false\n[policy.run]\nsandbox = 'x'\n"
+    )
+    tool = (
+        "curl -s -o /dev/null -w '%{http_code}\\n' -d tool=true -H 'X-Aifo-Proto: 1'"
+        ' -H "Authorization: Bearer $AIFO_TOOLEEXEC_TOKEN" "$AIFO_TOOLEEXEC_URL"'
+    )
+    script = f"{STATUS}; {tool}; {LISTENING}"
+    outcome = run(place, llm + ENDPOINT + more, "sh", "-c", script)
+    assert (outcome.err, outcome.out) == (b"", b"200\n200\n2\n")
+
+
 OPENAI = """
 import openai
 client = openai.OpenAI()

@@ -45,6 +45,15 @@ def ready_in(scene: Scene) -> set[int]:
     return found
 
 
+def test_each_service_has_a_port_of_its_own() -> None:
+    inner = InnerListener()
+    try:
+        assert [inner.want(8087, print) for _ in range(3)] == [8087, 8088, 8089]
+        assert inner.ports == (8087, 8088, 8089)
+    finally:
+        inner.close()
+
+
 # Forked for its order, and then from the stock.
 async def test_each_child_reaches_the_endpoint_at_its_address(scene: Scene) -> None:
     waited: set[int] = set()
