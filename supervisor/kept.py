@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 NOT_STARTED = 125
 """Stands for the exit status of a child that could not be started."""
 
+START_PATIENCE_S = 1.0
+"""How long a start that is to be stopped may still take: an exec can hang."""
+
 FINAL = frozenset({Phase.ENDED, Phase.STOPPED, Phase.GIVEN_UP})
 
 
@@ -127,6 +130,8 @@ class Kept:
         self._scratch_dir = shared.scratch_dir
         self._room = shared.room
         self._waiting = trio.CancelScope()
+        self._starting = trio.CancelScope()
+        self._start_until = math.inf
         self._due_at = -math.inf
         self._held: set[Capture | Scratch] = set()
 
@@ -142,6 +147,7 @@ class Kept:
         self.begun = trio.Event()
         self.phase = Phase.WAITING
         self.reason = None
+        self._start_until = math.inf
         self.restarts.begin_anew()
         return True
 
@@ -153,6 +159,9 @@ class Kept:
         self.reason = "stopped on request"
         if deed is Deed.STOP and self.child is not None:
             self.child.stop(grace_s)
+        elif deed is Deed.STOP:  # it is being started
+            self._start_until = trio.current_time() + START_PATIENCE_S
+            self._starting.deadline = self._start_until
         elif deed is Deed.LEAVE:
             self._waiting.cancel()
 
@@ -225,7 +234,10 @@ class Kept:
 
     async def _run_once(self) -> int:
         """Start a process, and return its exit status when nothing of it is left."""
-        await self._room.acquire()
+        with self._until_stopped() as waiting:
+            await self._room.acquire()
+        if waiting.cancelled_caught:
+            return NOT_STARTED
         try:
             options, where = self.options, self._scratch_dir
             has_user = "uid" in options.sandbox.layers
@@ -258,7 +270,7 @@ class Kept:
                 child = await self._spawn(scratch, (null, writer, writer))
             except OSError as why:
                 return self._not_started(why.strerror or str(why))
-            return await self._live(child)
+            return NOT_STARTED if child is None else await self._live(child)
 
     @asynccontextmanager
     async def _capturing(self, reader: int) -> AsyncIterator[None]:
@@ -275,15 +287,27 @@ class Kept:
         finally:
             self._held.discard(capture)
 
-    async def _spawn(self, scratch: Scratch, stdio: tuple[int, int, int]) -> Child:
-        """Start its process; closes the descriptors that it was given."""
+    def _until_stopped(self) -> trio.CancelScope:
+        """Return a scope for what a start waits for; who stops it sets its deadline."""
+        self._starting = trio.CancelScope(deadline=self._start_until)
+        return self._starting
+
+    async def _spawn(
+        self, scratch: Scratch, stdio: tuple[int, int, int]
+    ) -> Child | None:
+        """Start its process; None if it was stopped before it was its program.
+
+        Closes the descriptors that it was given.
+        """
         most_files = self._host.settings.open_files_per_client
         words = tuple(self.section.command)
         try:
             spec = make_spec(self.options, words, scratch, stdio, most_files)
             account = self.name if self.configured else None
             spec = replace(spec, name=self.name, account=account)
-            return await self._host.spawn(spec)
+            with self._until_stopped():
+                return await self._host.spawn(spec)
+            return None
         finally:
             os.close(stdio[0])
             os.close(stdio[1])  # then the pipe's end tells when all are gone

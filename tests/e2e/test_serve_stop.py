@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from tests.helpers.command import TIMEOUT_S, sandhost
 from tests.helpers.daemon import Daemon, daemon, left_in, scratch_of
+from tests.helpers.hanging import hanging
 
 pytestmark = pytest.mark.slow
 
@@ -145,3 +147,18 @@ def test_staged_files_are_removed_after_a_crash_unless_they_may_be_in_use(
         assert "(left alone)" in running.said()
         assert running.end() == 0
     assert sorted(p.name for p in root.iterdir()) == [".sandhost-young", "mine"]
+
+
+# spec S6: an exec that hangs is nothing that a child has to be waited for.
+def test_a_child_whose_exec_hangs_is_stopped(tmp_path: Path) -> None:
+    program = tmp_path / "hangs"
+    shutil.copy("/bin/true", program)
+    config = f"[child.a]\ncommand = ['{program}']\n[child.b]\ncommand = ['true']\n"
+    with hanging(program), daemon(tmp_path, config, ready=False) as running:
+        running.wait(lambda: Path(running.client.path).exists(), "its socket")
+        running.wait(lambda: running.row("b").state == "ended", "its end")
+        begun_s = time.monotonic()
+        assert sandhost("stop", "a", "--control", running.client.path).status == 0
+        running.wait(lambda: running.row("a").state == "stopped", "its end")
+        assert time.monotonic() - begun_s < 10
+        assert running.end() == 0

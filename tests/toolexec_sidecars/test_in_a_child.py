@@ -1,5 +1,6 @@
 """Tools as a child has them: `sandhost run --config`, shims, curl and the client."""
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.command import Outcome, sandhost
+from tests.helpers.hanging import hanging
 from tests.helpers.toolruns import program
 
 pytestmark = pytest.mark.slow
@@ -234,3 +236,29 @@ def test_a_child_that_gives_its_root_up_has_no_tools_in_it(place: Path) -> None:
     assert lines[2] == "7"
     assert lines[3].startswith("403 ")
     assert "narrowed rights" in lines[3]
+
+
+HANGS = """
+ask() {
+  curl -s -H "X-Aifo-Proto: 1" -H "Authorization: Bearer $AIFO_TOOLEEXEC_TOKEN" \\
+    --unix-socket "${AIFO_TOOLEEXEC_URL#unix://}" http://localhost/exec "$@"
+}
+for number in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; do
+  ask --max-time 3 -d tool=cargo &
+done
+sleep 2
+ask --max-time 60 -d tool=go -d arg=on
+wait
+ask -d tool=go -d arg=and
+"""
+
+
+@pytest.mark.parametrize("walls", ["none", "auto"])
+# spec S5: an exec that hangs hangs alone, however many there are; who asked for it and has
+# gone is not waited for (E25).
+def test_tools_whose_exec_hangs_keep_nobody(place: Path, walls: str) -> None:
+    program = place / "bin/cargo"
+    shutil.copy("/bin/true", program)
+    with hanging(program):
+        outcome = run(place, "sh", "-c", HANGS, options=("--sandbox", walls))
+    assert (outcome.status, outcome.out, outcome.err) == (0, b"on|and|", b"")
