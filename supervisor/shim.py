@@ -8,8 +8,8 @@ Rules of this file.
 1. A shim is POSIX sh and curl.  What the tool prints goes to stdout as it comes; the
    exit code is that of the trailer, 1 if there is none.
 2. curl runs in the background: a signal reaches the tool through ``/signal`` at once,
-   and what the tool prints then is still seen.  It ignores SIGINT, so that Ctrl-C on a
-   terminal does not take it from the shim.
+   and what the tool prints then is still seen.  It ignores SIGINT and SIGQUIT, so that
+   Ctrl-C and Ctrl-\\ on a terminal do not take it from the shim.
 3. The token goes to curl in a file that nobody else may read, not on its command line.
 4. Only what is a shim is replaced by a shim.
 5. What a shim calls is never a shim, whatever their names and wherever they lie in PATH:
@@ -86,13 +86,14 @@ forward() {
 # before the tool is asked for ends the shim then; what comes before curl is there is
 # forwarded when it is. mktemp, of the same group, says what it made.
 pid= early= again= tmp=
-trap 'trap "" INT TERM HUP; [ -z "$tmp" ] || rm -rf "$tmp"' EXIT
+trap 'trap "" INT QUIT TERM HUP; [ -z "$tmp" ] || rm -rf "$tmp"' EXIT
 trap 'again=1; forward INT' INT
+trap 'again=1; forward QUIT' QUIT
 trap 'again=1; forward TERM' TERM
 trap 'again=1; forward HUP' HUP
-tmp=$(trap '' INT TERM HUP; mktemp -d "${TMPDIR:-/tmp}/sandhost-shim.XXXXXX") ||
+tmp=$(trap '' INT QUIT TERM HUP; mktemp -d "${TMPDIR:-/tmp}/sandhost-shim.XXXXXX") ||
   fail 'no temporary directory'
-( trap '' INT TERM HUP
+( trap '' INT QUIT TERM HUP
   umask 077
   printf 'Authorization: Bearer %s\n' "$AIFO_TOOLEEXEC_TOKEN" >"$tmp/a" ) ||
   fail 'cannot write to the temporary directory'
@@ -113,11 +114,12 @@ if [ "$endpoint" = exec ]; then
 fi
 case $early in
 INT) exit 130 ;;
+QUIT) exit 131 ;;
 TERM) exit 143 ;;
 HUP) exit 129 ;;
 esac
-# bash does not have it ignore INT by itself where INT has a trap.
-( trap '' INT
+# bash does not have it ignore INT and QUIT by itself where they have a trap.
+( trap '' INT QUIT
   ask --no-buffer -D "$tmp/h" -H 'TE: trailers' \
     --data-urlencode "$field=$name" "$@" "$base/$endpoint" 2>"$tmp/e" ) &
 pid=$!

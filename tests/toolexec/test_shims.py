@@ -104,25 +104,30 @@ def any_shell(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     return [str(tmp_path / "sh")]
 
 
-# spec toolexec 7: what a terminal's Ctrl-C sends goes to the shim's whole group.
-async def test_ctrl_c_leaves_a_tool_its_last_words_and_its_exit_code(
-    scene: Scene, tmp_path: Path, any_shell: list[str]
+# spec toolexec 7: what a terminal's Ctrl-C and Ctrl-\ send goes to the shim's whole group.
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+async def test_a_terminals_key_leaves_a_tool_its_last_words_and_its_exit_code(
+    scene: Scene, tmp_path: Path, any_shell: list[str], number: signal.Signals
 ) -> None:
     shims = make_shims(scene, tmp_path / "shims", foreign=False)
-    script = "trap 'echo got; exit 5' INT; echo up; while :; do sleep 0.1; done"
+    place = tmp_path / "tmp"
+    place.mkdir()
+    name = number.name.removeprefix("SIG")
+    script = f"trap 'echo got; exit 5' {name}; echo up; while :; do sleep 0.1; done"
     with subprocess.Popen(  # noqa: ASYNC220
         [*any_shell, str(shims / "sh"), "-c", script],
-        env=environment(scene, scene.child.url, tmp_path),
+        env=environment(scene, scene.child.url, place),
         cwd=scene.workspace,
         stdout=subprocess.PIPE,
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
         assert await trio.to_thread.run_sync(process.stdout.readline) == b"up\n"
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         out, _ = await trio.to_thread.run_sync(process.communicate)
     assert out.endswith(b"got\n")
     assert process.returncode == 5
+    assert not os.listdir(place)  # the token lay there
 
 
 def test_shims_call_no_shims(tmp_path: Path, shell: list[str]) -> None:
@@ -177,7 +182,9 @@ def test_a_shim_that_finds_nothing_but_shims_says_so(
     assert done.stderr == why
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT]
+)
 def test_a_shim_that_is_ended_early_leaves_nothing(
     tmp_path: Path, any_shell: list[str], number: signal.Signals
 ) -> None:

@@ -156,8 +156,8 @@ def test_output_is_live(shims: Shims, tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-# ToolExec 7: INT and TERM are forwarded through /signal.
-@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+# ToolExec 7: INT and TERM are forwarded through /signal, and what else ends a shim.
+@pytest.mark.parametrize("name", ["INT", "QUIT", "TERM", "HUP"])
 def test_a_signal_is_forwarded(shims: Shims, server: ToolServer, name: str) -> None:
     script = f"trap 'echo got; exit 5' {name}; echo ready; while :; do sleep 1; done"
     with shims.start("sh", "-c", script) as process:
