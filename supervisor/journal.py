@@ -46,6 +46,7 @@ EVENTS = (
     "security.left_out",
     "exec.started",
     "exec.ended",
+    "exec.failed",
     "sidecar.started",
     "sidecar.ended",
     "sidecar.restarting",

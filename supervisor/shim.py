@@ -9,7 +9,7 @@ Rules of this file.
    exit code is that of the trailer, 1 if there is none.
 2. curl runs in the background: a signal reaches the tool through ``/signal`` at once,
    and what the tool prints then is still seen.  It ignores SIGINT and SIGQUIT, so that
-   Ctrl-C and Ctrl-\\ on a terminal do not take it from the shim.
+   what the keys of a terminal send does not take it from the shim.
 3. The token goes to curl in a file that nobody else may read, not on its command line.
 4. Only what is a shim is replaced by a shim.
 5. What a shim calls is never a shim, whatever their names and wherever they lie in PATH:

@@ -205,6 +205,12 @@ def _exec_ended(event: Event) -> str:
     return f"{event.get('exec_id')}: status {event.get('code')}{late}, {output}"
 
 
+def _exec_failed(event: Event) -> str:
+    where = f" in {event['sidecar']}" if event.get("sidecar") else ""
+    why = f"status {event.get('code')}; {event.get('reason')}"
+    return f"{event.get('exec_id')}: {event.get('tool')}{where}, {why}"
+
+
 _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "client.connected": _connected,
     "client.gone": _client_gone,
@@ -223,4 +229,5 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "quota.denied": lambda e: f"a call of {e.get('model')}",
     "exec.started": _exec_started,
     "exec.ended": _exec_ended,
+    "exec.failed": _exec_failed,
 }

@@ -276,9 +276,9 @@ class Connection(Replies):
                 if why.stage != "exec" or why.errno not in _EXEC_ANSWERS:
                     await execution.abandon()
                     raise
-                await _end_unstarted(execution, why)
+                await _end_unstarted(execution, why, target.name)
             except StartEndedError as why:
-                await execution.given_up(why.code)
+                await execution.given_up(why.code, target.name)
             except BaseException:
                 await execution.abandon()
                 raise
@@ -353,8 +353,9 @@ async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:
         return toolexec.host_fault(why.strerror or str(why))
 
 
-async def _end_unstarted(execution: Execution, why: SpawnError) -> None:
+async def _end_unstarted(execution: Execution, why: SpawnError, sidecar: str) -> None:
     """Finish an execution whose tool execve(2) refused: as a shell would."""
     execution.code = why.exit_status
+    execution.owner.failed(execution, sidecar, why.reason)
     await execution.log.append(f"{why.text}\n".encode("utf-8", "surrogateescape"))
     await execution.abandon(keep=True)

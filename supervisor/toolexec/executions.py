@@ -147,13 +147,29 @@ class ChildExecutions:
             "exec.started",
             child_id=self.child.id,
             exec_id=execution.id,
-            tool=execution.tool.encode("utf-8", "surrogateescape").decode(
-                errors="backslashreplace"
-            ),
+            tool=_as_text(execution.tool),
             sidecar=sidecar,
             pid=process.pid,
         )
         execution.begin(self.nursery, timeout_s)
+
+    def failed(self, execution: Execution, sidecar: str, reason: str) -> None:
+        """Tell of one that has a code and a log and never began: execve(2) refused it.
+
+        Args:
+            execution: whose code is there already.
+            sidecar: which was to run it.
+            reason: of the refusal, one line.
+        """
+        self.host.journal.write(
+            "exec.failed",
+            child_id=self.child.id,
+            exec_id=execution.id,
+            tool=_as_text(execution.tool),
+            sidecar=sidecar,
+            code=execution.code,
+            reason=reason,
+        )
 
     def finished(self, execution: Execution, *, keep: bool) -> None:
         """Free the id and the slot; keep the output if there is to be any."""
@@ -215,3 +231,8 @@ class ChildExecutions:
             yield from execution.descriptors()
         for fd in self._quota.descriptors():
             yield fd, "spare output log"
+
+
+def _as_text(name: str) -> str:
+    """Return a name as the journal has it: bytes that are no UTF-8 are escaped."""
+    return name.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")

@@ -111,6 +111,9 @@ def test_what_events_say() -> None:
                        completion_tokens=2, latency_ms=12.3)): "m ok: 1 + 2 tokens, 12 ms",
         sentence(event("exec.ended", exec_id="e", code=0, output_bytes=5)):
             "e: status 0, 5 bytes of output",
+        sentence(event("exec.failed", exec_id="e", tool="make", sidecar="c", code=127,
+                       reason="Not a directory")):
+            "e: make in c, status 127; Not a directory",
         sentence(event("client.gone", reason="process exit", closed_files=[1, 2])):
             "process exit; closed 1, 2",
         sentence(event("child.gone", failure="not found")): "not found",
