@@ -1,8 +1,6 @@
 """Programs that execve(2) refuses: 126 and 127 are the tool's, all else is the host's."""
 
 import shutil
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,24 +13,32 @@ pytestmark = pytest.mark.slow
 KIB = 1024
 
 
-async def run_program(
-    scene: Scene, path: Path, env: Mapping[str, str] | None = None, proto: str = "2"
-) -> Reply:
-    """Ask for a tool that is a program of this path."""
+class Program:
+    """The program that every tool is."""
 
-    async def command(*_: Any) -> SpawnPlan:
-        return SpawnPlan(str(path), ("sh", "s3cret"), {"PATH": PATH, **(env or {})})
+    def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = scene.workspace / "program"
+        self.env = {"PATH": PATH}
+        self._scene = scene
+        monkeypatch.setattr(scene.routes, "command", self._command)
 
-    scene.routes.command = command  # type: ignore[method-assign]
-    return await scene.run("tool=sh&arg=s3cret", proto=proto)
+    async def _command(self, *_: Any) -> SpawnPlan:
+        return SpawnPlan(str(self.path), ("sh", "s3cret"), self.env)
+
+    def begin_with(self, line: str) -> None:
+        """Be an executable file that begins so."""
+        self.path.write_text(f"{line}\n")
+        self.path.chmod(0o755)
+
+    async def run(self, proto: str) -> Reply:
+        """Ask for the tool."""
+        return await self._scene.run("tool=sh&arg=s3cret", proto=proto)
 
 
-def script(where: Path, first_line: str) -> Path:
-    """Make an executable file that begins so."""
-    path = where / "program"
-    path.write_text(f"{first_line}\n")
-    path.chmod(0o755)
-    return path
+@pytest.fixture
+def program(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """A program in the place of every tool."""
+    return Program(scene, monkeypatch)
 
 
 @pytest.mark.parametrize("proto", ["1", "2"])
@@ -48,10 +54,10 @@ def script(where: Path, first_line: str) -> Path:
 )
 # spec E23
 async def test_the_journal_tells_of_a_tool_that_could_not_be_executed(
-    scene: Scene, first_line: str, code: int, reason: str, proto: str
+    scene: Scene, program: Program, first_line: str, code: int, reason: str, proto: str
 ) -> None:
-    path = script(scene.workspace, first_line)
-    reply = await run_program(scene, path, proto=proto)
+    program.begin_with(first_line)
+    reply = await program.run(proto)
     assert (reply.status, reply.code) == (200, code)
     (failed,) = scene.stage.events("exec.failed")
     assert failed.pop("reason").startswith(reason)
@@ -82,16 +88,16 @@ async def test_the_journal_tells_of_a_tool_that_could_not_be_executed(
 )
 # spec E23
 async def test_another_refusal_is_500(
-    scene: Scene, kind: str, why: bytes, proto: str
+    scene: Scene, program: Program, kind: str, why: bytes, proto: str
 ) -> None:
-    path = scene.workspace / "program"
     if kind == "itself":
-        script(scene.workspace, f"#!{path}")
+        program.begin_with(f"#!{program.path}")
     else:
-        shutil.copy("/bin/true", path)
-    env = {"LONG": "x" * 200 * KIB} if kind == "long" else None
-    with path.open("r" if kind != "written" else "r+"):
-        reply = await run_program(scene, path, env, proto)
+        shutil.copy("/bin/true", program.path)
+    if kind == "long":
+        program.env["LONG"] = "x" * 200 * KIB
+    with program.path.open("r" if kind != "written" else "r+"):
+        reply = await program.run(proto)
     assert (reply.status, reply.code) == (500, 86)
     assert reply.body.endswith(why + b"\n")
     assert not scene.tool._slots.used
