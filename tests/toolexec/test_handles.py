@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from protocol.toolexec_token import narrowed
 from supervisor.fds.service import FdService
 from supervisor.toolexec.handles import Handles
 from tests.helpers.command import SANDHOST, sandhost
@@ -83,6 +84,35 @@ async def test_a_short_output_goes_as_it_is(tmp_path: Path, proto: str) -> None:
         assert not fds.processes[scene.child.puppet.client_id].table.fds
         reply = await ask(scene, "tool=printf&arg=01234567890", proto=proto)
         assert reply.body.startswith(b'<fd_result fd="fd:1"')
+
+
+# An output of just so many bytes may go: what stands for it would be longer.
+@pytest.mark.parametrize("proto", ["1", "2"])
+# spec E27
+async def test_bytes_that_are_no_text_go_as_they_are_up_to_the_limit(
+    tmp_path: Path, proto: str
+) -> None:
+    async with with_fds(tmp_path, most_shown=10) as (scene, fds):
+        table = fds.processes[scene.child.puppet.client_id].table
+        form = "tool=head&arg=-c&arg=%d&arg=/dev/zero"
+        reply = await ask(scene, form % 10, proto=proto)
+        assert (reply.body, reply.code) == (bytes(10), 0)
+        assert not table.fds
+        reply = await ask(scene, form % 11, proto=proto)
+        assert reply.body.startswith(b'<fd_result fd="fd:1"')
+
+
+# spec E37: handles are the child's own connection's.
+@pytest.mark.parametrize("proto", ["1", "2"])
+async def test_a_narrowed_token_gets_the_output_and_no_handle(
+    tmp_path: Path, proto: str
+) -> None:
+    async with with_fds(tmp_path) as (scene, fds):
+        less = narrowed(scene.child.token, "less")
+        data = scene.request(PRINT.encode(), HEADER, proto=proto, token=less)
+        reply = await scene.say(data)
+        assert (reply.status, reply.body, reply.code) == (200, LINES, 0)
+        assert not fds.processes[scene.child.puppet.client_id].table.fds
 
 
 async def test_bytes_that_are_no_text_are_a_handle_too(tmp_path: Path) -> None:
