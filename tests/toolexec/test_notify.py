@@ -2,13 +2,16 @@
 
 import errno
 import os
+import signal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from supervisor.toolexec.notify import NotifyCommand
-from tests.helpers.toolscene import Reply, Scene, opened_scene
+from tests.helpers.hosts import eventually
+from tests.helpers.toolscene import Reply, Scene, opened_scene, send
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +89,23 @@ async def test_what_runs_too_long_is_408(tmp_path: Path) -> None:
     form = "cmd=sleep&arg=1000"
     reply = await notified(tmp_path, *command, form=form, timeout_s=0.1)
     assert (reply.status, reply.code) == (408, 124)
+
+
+# Who asked for it and goes ends it, as it would a tool: nobody can ask for it again.
+async def test_a_command_whose_client_is_gone_is_ended(tmp_path: Path) -> None:
+    script = f"echo $$ >{tmp_path}/pid; exec sleep 1000"
+    notify = NotifyCommand(("/bin/sh", "-c", script), 0.0, 8)
+    pid = tmp_path / "pid"
+    async with opened_scene(tmp_path, notify=notify) as scene:
+        words = ("cmd=sh", "arg=-c", f"arg={quote(script)}")
+        with await scene.connect() as sock:
+            await send(sock, scene.request("&".join(words).encode(), line=LINE))
+            await eventually(lambda: pid.exists() and pid.read_text().endswith("\n"))
+            await eventually(lambda: scene.stage.events("exec.started"))
+        await eventually(lambda: scene.stage.events("exec.ended"), 10.0)
+        (ended,) = scene.stage.events("exec.ended")
+        assert ended["code"] == 128 + signal.SIGINT
+        assert not scene.tool._slots.used
 
 
 async def test_a_command_that_is_not_there_is_500(tmp_path: Path) -> None:
