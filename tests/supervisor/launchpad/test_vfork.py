@@ -170,6 +170,17 @@ def test_an_order_of_the_same_shape_has_its_own_program_and_limits() -> None:
     assert len(starter._shapes._known) <= calls._KNOWN
 
 
+# What a host that sends its descriptors in another order would have: the same sources.
+def test_an_order_with_another_directory_has_another_shape() -> None:
+    starter = Starter()
+    for cwd_fd in (7, 12, 7):
+        asked = order(b"/a")
+        asked.cwd_fd = cwd_fd
+        made = made_of(list_of(asked, starter))
+        assert [call[1] for call in made if call[0] == FCHDIR] == [cwd_fd]
+        assert [call[1] for call in made if call[0] == DUP2] == [8, 9, 10, 11]
+
+
 def test_memory_is_had_again_when_its_child_is_its_program() -> None:
     starter = Starter()
     first = list_of(order(b"/a"), starter)
