@@ -54,6 +54,7 @@ class Faults:
         cut_after: the line is cut after so many bytes of output, for each entry once.
         cut_head: so many times the line is cut before the head.
         no_trailer: the exit code is left out.
+        trailer: how the name of the exit code is written, in whatever case.
         refuse: answered instead: (status, body, exit code).
         busy: so many times who asks for a tool again is told that the host is busy.
     """
@@ -61,6 +62,7 @@ class Faults:
     cut_after: list[int] = field(default_factory=list)
     cut_head: int = 0
     no_trailer: bool = False
+    trailer: str = "X-Exit-Code"
     refuse: tuple[int, bytes, int] | None = None
     busy: int = 0
 
@@ -235,7 +237,9 @@ class ToolServer:
                 return
             sock.sendall(conn.send(h11.Data(data)) or b"")
             offset += len(data)
-        trailers = [] if self.faults.no_trailer else [("X-Exit-Code", str(tool.code))]
+        trailers = (
+            [] if self.faults.no_trailer else [(self.faults.trailer, str(tool.code))]
+        )
         sock.sendall(conn.send(h11.EndOfMessage(headers=trailers)) or b"")
 
 

@@ -114,6 +114,23 @@ def test_the_exit_code_is_that_of_the_trailer(shims: Shims, server: ToolServer) 
     assert shims.run("sh", "-c", "exit 0")[0] == 1
 
 
+# RFC 9110, 5.1: names of fields have no case; of a server of somebody else's too.
+@pytest.mark.parametrize("name", ["x-exit-code", "X-EXIT-CODE", "X-Exit-code"])
+def test_the_trailer_may_be_written_in_any_case(
+    shims: Shims, server: ToolServer, name: str
+) -> None:
+    server.faults = Faults(trailer=name)
+    assert shims.run("sh", "-c", "echo out; exit 7") == (7, b"out\n", b"")
+
+
+# What a user has set for curl is not meant for a shim: it could take its output away.
+def test_a_curlrc_changes_nothing(shims: Shims, tmp_path: Path) -> None:
+    (tmp_path / ".curlrc").write_text("output = x\n")
+    shims.env |= {"HOME": str(tmp_path), "CURL_HOME": str(tmp_path)}
+    assert shims.run("sh", "-c", "echo out; exit 7") == (7, b"out\n", b"")
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_broken_line_is_1_and_says_so(shims: Shims, server: ToolServer) -> None:
     server.faults = Faults(cut_after=[3])
     code, out, err = shims.run("printf", "abcdef")
