@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -182,40 +183,125 @@ def test_a_shim_that_finds_nothing_but_shims_says_so(
     assert done.stderr == why
 
 
-@pytest.mark.parametrize(
+class Unanswered:
+    """A shim that nobody answers, with commands of its own that can be held."""
+
+    def __init__(self, where: Path) -> None:
+        install(str(where / "shims"), ["make"])
+        for name in ("tmp", "bin"):
+            (where / name).mkdir()
+        self.where = where
+        self.tmp = where / "tmp"
+
+    def put(self, name: str, script: str) -> None:
+        """Put something in the place of a command."""
+        path = self.where / "bin" / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def start(self, shell: list[str]) -> subprocess.Popen[bytes]:
+        """Start the shim as a terminal would: with a group of its own."""
+        env = {
+            "PATH": f"{self.where}/bin:{os.environ['PATH']}",
+            "TMPDIR": str(self.tmp),
+            "AIFO_TOOLEEXEC_URL": f"unix://{self.where}/nobody",
+            "AIFO_TOOLEEXEC_TOKEN": "t",
+        }
+        return subprocess.Popen(
+            [*shell, str(self.where / "shims" / "make")],
+            env=env,
+            cwd=self.where,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+
+SIGNALS = pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT]
 )
+
+
+@SIGNALS
 def test_a_shim_that_is_ended_early_leaves_nothing(
     tmp_path: Path, any_shell: list[str], number: signal.Signals
 ) -> None:
-    install(str(tmp_path / "shims"), ["make"])
-    for name in ("tmp", "bin"):
-        (tmp_path / name).mkdir()
+    shim = Unanswered(tmp_path)
     os.mkfifo(tmp_path / "made")
     os.mkfifo(tmp_path / "gate")
-    slow = tmp_path / "bin" / "mktemp"
     made = f'made=$({shutil.which("mktemp")} "$@")'
-    slow.write_text(f"#!/bin/sh\n{made}\n: >made\nread -r x <gate\necho $made\n")
-    slow.chmod(0o755)
-    env = {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "TMPDIR": str(tmp_path / "tmp"),
-        "AIFO_TOOLEEXEC_URL": f"unix://{tmp_path}/nobody",
-        "AIFO_TOOLEEXEC_TOKEN": "t",
-    }
-    with subprocess.Popen(
-        [*any_shell, str(tmp_path / "shims" / "make")],
-        env=env,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
+    shim.put("mktemp", f"{made}\n: >made\nread -r x <gate\necho $made")
+    with shim.start(any_shell) as process:
         (tmp_path / "made").read_bytes()
-        assert os.listdir(tmp_path / "tmp")
+        assert os.listdir(shim.tmp)
         os.killpg(process.pid, number)
         gate = os.open(tmp_path / "gate", os.O_RDWR)  # waits for no reader
         os.write(gate, b"go\n")
         _, err = process.communicate(timeout=60)
         os.close(gate)
     assert (process.returncode, err) == (128 + number, b"")
-    assert not os.listdir(tmp_path / "tmp")
+    assert not os.listdir(shim.tmp)
+
+
+# The file that holds the token is there whole, or not at all.
+@SIGNALS
+def test_a_shim_that_is_ended_while_it_writes_its_token_leaves_nothing(
+    tmp_path: Path, any_shell: list[str], number: signal.Signals
+) -> None:
+    shim = Unanswered(tmp_path)
+    os.mkfifo(tmp_path / "gate")
+    os.mkfifo(tmp_path / "made")
+    made = f'made=$({shutil.which("mktemp")} "$@"); mkfifo "$made/a"'
+    shim.put("mktemp", f'{made}; echo "$made" >made; read -r x <gate; echo "$made"')
+    with shim.start(any_shell) as process:
+        place = Path((tmp_path / "made").read_text().strip()) / "a"
+        full = os.open(place, os.O_RDWR | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while os.write(full, bytes(4096)):
+                pass
+        gate = os.open(tmp_path / "gate", os.O_RDWR)
+        os.write(gate, b"go\n")
+        wait_for_writer(process.pid, place)
+        os.killpg(process.pid, number)
+        with suppress(BlockingIOError):
+            while os.read(full, 65_536):
+                pass
+        _, err = process.communicate(timeout=60)
+        os.close(gate)
+        os.close(full)
+    assert (process.returncode, err) == (128 + number, b"")
+    assert not os.listdir(shim.tmp)
+
+
+def wait_for_writer(group: int, place: Path) -> None:
+    """Wait until somebody of a group has a file open as its output."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # gone meanwhile, or somebody else's
+                if os.getpgid(int(path.name)) != group:
+                    continue
+                if os.readlink(path / "fd" / "1") == str(place):
+                    return
+    raise AssertionError("nobody writes")
+
+
+# A second signal, or a second key, while it tidies up.
+@SIGNALS
+def test_a_shim_that_is_signalled_at_its_end_leaves_nothing(
+    tmp_path: Path, any_shell: list[str], number: signal.Signals
+) -> None:
+    shim = Unanswered(tmp_path)
+    os.mkfifo(tmp_path / "gate")
+    os.mkfifo(tmp_path / "called")
+    remove = f'exec {shutil.which("rm")} "$@"'
+    shim.put("rm", f": >called; read -r x <gate; {remove}")
+    with shim.start(any_shell) as process:
+        (tmp_path / "called").read_bytes()
+        os.killpg(process.pid, number)
+        gate = os.open(tmp_path / "gate", os.O_RDWR)
+        os.write(gate, b"go\n")
+        _, err = process.communicate(timeout=60)
+        os.close(gate)
+    assert process.returncode == 1  # nobody answered
+    assert err.startswith(b"curl: ")
+    assert not os.listdir(shim.tmp)
