@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 HOLDERS_S = 1.0
 """How long other holders of the pipe are waited for after the tool's own end."""
 
+GIVEN_UP = "it was ended while it was being started"
+
 PASSED_NOTE = b"sandhost: ended, for a limit of its child is passed: %b\n"
 """Behind the output of a tool that made more than its child may have."""
 
@@ -284,10 +286,11 @@ class Execution:
             self.climbs.append((ladder, begun_s))
             self._do_aside(climb, self.process, self.line, ladder, begun_s)
 
-    async def given_up(self, code: int) -> None:
+    async def given_up(self, code: int, sidecar: str) -> None:
         """Finish one whose start was given up: as one that was ended so."""
         self.timed_out = code == TIMED_OUT
         self.code = code
+        self.owner.failed(self, sidecar, GIVEN_UP)
         await self.abandon(keep=True)
 
     async def abandon(self, *, keep: bool = False) -> None:

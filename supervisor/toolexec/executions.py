@@ -154,12 +154,12 @@ class ChildExecutions:
         execution.begin(self.nursery, timeout_s)
 
     def failed(self, execution: Execution, sidecar: str, reason: str) -> None:
-        """Tell of one that has a code and a log and never began: execve(2) refused it.
+        """Tell of one that has a code and a log, and never began.
 
         Args:
             execution: whose code is there already.
             sidecar: which was to run it.
-            reason: of the refusal, one line.
+            reason: one line.
         """
         self.host.journal.write(
             "exec.failed",

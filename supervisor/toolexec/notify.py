@@ -94,7 +94,7 @@ async def start(
         with execution.start:
             await execution.spawn(plan, -1)
     except StartEndedError as why:
-        await execution.given_up(why.code)
+        await execution.given_up(why.code, "notify")
         return execution
     except BaseException:
         await execution.abandon()

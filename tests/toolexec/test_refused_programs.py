@@ -98,6 +98,8 @@ async def test_another_refusal_is_500(
         program.env["LONG"] = "x" * 200 * KIB
     with program.path.open("r" if kind != "written" else "r+"):
         reply = await program.run(proto)
+    if kind == "written" and reply.code == 0:
+        pytest.skip("Linux 6.11 executes what somebody writes")
     assert (reply.status, reply.code) == (500, 86)
     assert reply.body.endswith(why + b"\n")
     assert not scene.tool._slots.used

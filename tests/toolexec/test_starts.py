@@ -91,6 +91,7 @@ async def test_a_start_that_takes_longer_than_its_tool_may(
         with trio.fail_after(10):
             reply = await timed.run("tool=true", proto=proto)
     assert (reply.status, reply.code) == ((504, 124) if proto == "1" else (200, 124))
+    assert [fields["code"] for fields in timed.stage.events("exec.failed")] == [124]
     assert reply.body == (b"" if proto == "1" else b"aifo-coder proxy ") + b"timeout\n"
     assert not timed.tool.slots.used
 
@@ -109,6 +110,9 @@ async def test_a_signal_ends_who_is_being_started(scene: Scene, name: str) -> No
             with trio.fail_after(10):
                 reply = parse(await receive_all(sock))
     number = signal.Signals[f"SIG{name}"]
+    assert [fields["code"] for fields in scene.stage.events("exec.failed")] == [
+        128 + number
+    ]
     assert (reply.status, reply.code, reply.body) == (200, 128 + number, b"")
 
 
