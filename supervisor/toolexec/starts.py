@@ -9,7 +9,7 @@ Rules of this file.
    crossed out.  One task for all looks at them every ``LOOK_S`` while there are some, and
    sleeps while there are none.
 2. Whose client has gone is given up, unless it was to be detached (spec E25), and so is
-   what takes longer than its tool may run (spec E26).
+   what takes longer than its tool may run.
 3. A signal ends who is not its program yet, as the kernel would end it: nothing in it
    handles one.
 """

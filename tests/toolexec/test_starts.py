@@ -83,7 +83,7 @@ async def test_a_start_that_is_detached_goes_on(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("proto", ["1", "2"])
-# spec E26: its time runs from when it was asked for.
+# spec E25: its time runs from when it was asked for.
 async def test_a_start_that_takes_longer_than_its_tool_may(
     timed: Scene, proto: str
 ) -> None:
