@@ -131,7 +131,7 @@ def _configure(path: str | None) -> Config | None:
     from supervisor.config.document import ConfigError, load_config  # noqa: PLC0415 - optional
 
     try:
-        return load_config(path, once=True)
+        return load_config(path, once=True, for_daemon=False)
     except ConfigError as why:
         raise CommandError(str(why)) from None
 

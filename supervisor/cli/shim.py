@@ -42,7 +42,9 @@ def shim(
     names = {*(tool or ()), *(() if only else ALL_TOOLS)}
     try:
         if config is not None:
-            for section in load_config(config, once=True).sidecar.values():
+            for section in load_config(
+                config, once=True, for_daemon=False
+            ).sidecar.values():
                 names.update(section.allow or ())
         installed = install(directory, names, notify=notify)
     except (ConfigError, ShimError) as why:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,8 +31,14 @@ from supervisor.config.host import (
 from supervisor.config.llm import LlmSection, check_preset_tools
 from supervisor.config.llm import check as check_llm
 from supervisor.config.metrics import MetricsSection, check_metrics
+from supervisor.config.places import (
+    check_grants,
+    check_own,
+    check_roots,
+    check_workspaces,
+)
 from supervisor.config.policy import PolicySection, check_policies, limit_texts
-from supervisor.config.read import Fault, Reader, joined, not_a_directory
+from supervisor.config.read import Fault, Reader, joined
 from supervisor.config.sandbox import (
     SandboxSection,
     check_kept,
@@ -145,96 +150,6 @@ def _check_ways(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str,
             yield f"policy.{joined(name)}.sandbox", why
 
 
-def _not_to_be_granted(path: str, *, is_written: bool) -> str:
-    """Return why a grant cannot be held; what is no path at all is said elsewhere."""
-    if not path or "\0" in path:
-        return ""
-    try:
-        # A file that is written may be one that the child will make.
-        if Path(path).exists() or (is_written and Path(path).parent.is_dir()):
-            return ""
-    except OSError as why:  # too long, or in what this user may not see
-        return f"cannot use {path!r}: {why.strerror}"
-    return f"there is no {path!r}; make it first"
-
-
-def _check_grants(
-    config: Config, named: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    del named
-    for name, policy in config.policy.items():
-        where = f"policy.{joined(name)}"
-        for key in ("read", "write"):
-            for path in getattr(policy, key):
-                if why := _not_to_be_granted(path, is_written=key == "write"):
-                    yield f"{where}.{key}", why
-
-
-def _check_workspaces(
-    config: Config, named: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    del named
-    for name, sidecar in config.sidecar.items():
-        path = sidecar.workspace
-        if path is None or not path.startswith("/") or "\0" in path:
-            continue  # what is no possible path is said elsewhere
-        if why := not_a_directory(path):
-            yield f"sidecar.{joined(name)}.workspace", why
-
-
-class _Root(NamedTuple):
-    """What is configured as a root.
-
-    Attributes:
-        policy: whose it is.
-        path: as it is shown.
-        identities: device and number of the directory and all above it, itself first.
-    """
-
-    policy: str
-    path: Path
-    identities: tuple[tuple[int, int], ...]
-
-    def lies_in(self, other: _Root) -> bool:
-        """Tell whether it is beneath another one; the same one is not."""
-        return other.identities[0] in self.identities[1:]
-
-
-def _root(policy: str, path: str) -> _Root:
-    # Two texts can name one directory, by links, by ``..``, by a second mount: what is
-    # compared is what is there.
-    here = Path(path).resolve(strict=True)
-    places = [place.stat() for place in (here, *here.parents)]
-    identities = tuple((place.st_dev, place.st_ino) for place in places)
-    return _Root(policy, Path(path).absolute(), identities)
-
-
-def _check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    del named
-    roots: list[_Root] = []
-    for name, policy in config.policy.items():
-        if policy.root is None:
-            continue
-        where = f"policy.{joined(name)}.root"
-        if why := not_a_directory(policy.root):
-            yield where, why
-            continue
-        try:
-            root = _root(name, policy.root)
-        except OSError as error:  # gone by now, or above it is what nobody may see
-            yield where, f"cannot use {policy.root!r}: {error.strerror}"
-            continue
-        for other in roots:
-            if root.lies_in(other) or other.lies_in(root):
-                why = (
-                    f"'{root.path}' and the root '{other.path}' of policy"
-                    f" {other.policy!r} lie in one another: one child would reach into"
-                    " the other's"
-                )
-                yield where, why
-        roots.append(root)
-
-
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
 ] = (
@@ -243,9 +158,9 @@ _CROSS_CHECKS: tuple[
     _check_ways,
     check_tools,
     check_preset_tools,
-    _check_grants,
-    _check_roots,
-    _check_workspaces,
+    check_grants,
+    check_roots,
+    check_workspaces,
 )
 """What one section says of another; also told the document as it was read."""
 
@@ -281,12 +196,13 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
                 yield f"policy.{joined(name)}.sandbox", why
 
 
-def load_config(path: str, *, once: bool = False) -> Config:
+def load_config(path: str, *, once: bool = False, for_daemon: bool = True) -> Config:
     """Read and check a configuration.
 
     Args:
         path: see ``source.text_of``.
         once: it is not read again later, so that it may be a pipe.
+        for_daemon: it is a daemon's, which has its usual places where none are written.
 
     Raises:
         ConfigError: it cannot be read, is no TOML, or holds what is not known, not
@@ -302,6 +218,8 @@ def load_config(path: str, *, once: bool = False) -> Config:
             faults += [Fault(f"{section}.{key}", why) for key, why in check(value)]
     for cross_check in _CROSS_CHECKS:
         faults += [Fault(key, why) for key, why in cross_check(config, document)]
+    own = check_own(config, with_usual=for_daemon)
+    faults += [Fault(key, why) for key, why in own]
     if faults:
         raise ConfigError(path, list(dict.fromkeys(faults)))
     return config

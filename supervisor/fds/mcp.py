@@ -102,7 +102,9 @@ def serve(config: str | None, root: str | None) -> int:
             complain("mcp", f"standard {name} is closed; a client speaks MCP there")
             return FAILED
     try:
-        configured = None if config is None else load_config(config, once=True)
+        configured = (
+            None if config is None else load_config(config, once=True, for_daemon=False)
+        )
         root = None if root is None else absolute(root)
         return trio.run(_serve, configured, root)
     except ConfigError as why:

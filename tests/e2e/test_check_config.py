@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import older
-from tests.helpers.command import Outcome, sandhost, without
+from tests.helpers.command import ENVIRONMENT, Outcome, sandhost, without
 
 pytestmark = pytest.mark.slow
 
@@ -274,6 +274,63 @@ def test_no_root_lies_in_another_one_whatever_it_is_called(
     assert (
         f"'{tmp_path}/{other}' and the root '{tmp_path}/{one}' of policy 'a'" in reason
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "policy", "said"),
+    [
+        (
+            "state_dir = 'A/state'",
+            "root = 'A'",
+            "holds [host] state_dir ('{}/A/state')",
+        ),
+        ("state_dir = 'A/state'", "root = 'link'", "holds [host] state_dir"),
+        ("state_dir = 'A/new/state'", "write = ['A']", "holds [host] state_dir"),
+        ("state_dir = 'A/new/state'", "write = ['A/new']", "holds [host] state_dir"),
+        ("state_dir = 'A/state'", "read = ['A/state']", "holds [host] state_dir"),
+        ("state_dir = 'A'", "root = 'A/state'", "lies in [host] state_dir ('{}/A')"),
+        ("state_dir = 'A'", "write = ['A/state/new']", "lies in [host] state_dir"),
+        ("state_dir = 'A'", "read = ['A/file']", "lies in [host] state_dir"),
+        ("runtime_dir = 'A/run'", "read = ['A']", "holds [host] runtime_dir"),
+        ("control = 'A/socket'", "write = ['A']", "holds [host] control"),
+        ("control = 'A/socket'", "read = ['A']", ""),
+        ("state_dir = 'A/state'", "root = 'B'", ""),
+        ("state_dir = 'A/new'", "write = ['A/state', 'A/newer']", ""),
+    ],
+)
+def test_what_is_a_daemons_own_is_no_root_and_no_grant(
+    tmp_path: Path, host: str, policy: str, said: str
+) -> None:
+    for name in ("A/state", "B"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "A/file").touch()
+    (tmp_path / "link").symlink_to("A")
+    outcome = check(tmp_path, f"[host]\n{host}\n[policy.a]\n{policy}\n", "--json")
+    if not said:
+        assert outcome.status == 0
+        return
+    ((key, reason),) = faults(outcome)
+    assert key == f"policy.a.{policy.split(maxsplit=1)[0]}"
+    assert said.format(tmp_path) in reason
+    for words, status in ((("serve",), 1), (("run", "--", "true"), 125)):
+        command = (words[0], "--config", "c.toml", *words[1:])
+        refused = sandhost(*command, cwd=tmp_path)
+        assert refused.status == status
+        assert refused.said(f"{key}: {reason}")
+
+
+# Where nothing is written they are the usual ones of whoever starts the daemon.
+def test_the_usual_places_of_a_daemon_are_no_grant_either(tmp_path: Path) -> None:
+    places = {"STATE_DIRECTORY": f"{tmp_path}/lib/s", "RUNTIME_DIRECTORY": "/run/x"}
+    (tmp_path / "c.toml").write_text(f"[policy.run]\nread = ['{tmp_path}']\n")
+    env = {**ENVIRONMENT, **places}
+    outcome = sandhost("check-config", "--json", "c.toml", cwd=tmp_path, env=env)
+    ((key, reason),) = faults(outcome)
+    assert key == "policy.run.read"
+    assert f"'{tmp_path}' holds [host] state_dir ('{tmp_path}/lib/s')" in reason
+    # There is no daemon that would have them.
+    words = ("run", "--config", "c.toml", "--", "true")
+    assert sandhost(*words, cwd=tmp_path, env=env).status == 0
 
 
 def test_a_profile_may_require_what_its_layers_carry(tmp_path: Path) -> None:

@@ -1,0 +1,222 @@
+"""Roots, grants and workspaces: whether they are there, and what lies in what.
+
+What it is: the checks that look at the file system, over all policies.  What it is not:
+the form of a path, which is each section's own; who may reach what (``vfs``).
+
+Rules of this file.
+
+1. What is compared is what is there, by device and inode of a directory and all above it:
+   two texts can name one directory, by links, by ``..``, by a second mount.
+2. What is not there yet (a daemon makes its directories as it begins) is compared by what
+   of its path is there, and by the names that follow.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from supervisor.config.read import joined, not_a_directory
+from supervisor.daemon_places import places_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from supervisor.config.document import Config
+    from supervisor.config.policy import PolicySection
+
+GRANTS = ("read", "write")
+
+
+class Place(NamedTuple):
+    """Where a path leads.
+
+    Attributes:
+        path: as it is shown.
+        identities: what tells it and each directory above it from all others, itself
+            first (rules 1 and 2).
+    """
+
+    path: str
+    identities: tuple[tuple[object, ...], ...]
+
+    def lies_in(self, other: Place) -> bool:
+        """Tell whether it is beneath another one; the same one is not."""
+        return other.identities[0] in self.identities[1:]
+
+    def is_same(self, other: Place) -> bool:
+        """Tell whether both are one."""
+        return self.identities[0] == other.identities[0]
+
+
+def place_of(path: str) -> Place:
+    """Return where a path leads.
+
+    Raises:
+        OSError: above it is what this user may not see, or its working directory is gone.
+    """
+    real = Path(path).resolve()
+    identities: list[tuple[object, ...]] = []
+    missing: list[str] = []
+    for here in (real, *real.parents):
+        try:
+            status = here.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            missing.insert(0, here.name)
+            continue
+        if not identities:
+            top = (status.st_dev, status.st_ino)
+            identities += ((*top, *missing[:n]) for n in range(len(missing), 0, -1))
+        identities.append((status.st_dev, status.st_ino))
+    return Place(str(Path(path).absolute()), tuple(identities))
+
+
+def _not_to_be_granted(path: str, *, is_written: bool) -> str:
+    """Return why a grant cannot be held; what is no path at all is said elsewhere."""
+    if not path or "\0" in path:
+        return ""
+    try:
+        # A file that is written may be one that the child will make.
+        if Path(path).exists() or (is_written and Path(path).parent.is_dir()):
+            return ""
+    except OSError as why:  # too long, or in what this user may not see
+        return f"cannot use {path!r}: {why.strerror}"
+    return f"there is no {path!r}; make it first"
+
+
+def check_grants(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each grant that cannot be held."""
+    del named
+    for name, policy in config.policy.items():
+        where = f"policy.{joined(name)}"
+        for key in GRANTS:
+            for path in getattr(policy, key):
+                if why := _not_to_be_granted(path, is_written=key == "write"):
+                    yield f"{where}.{key}", why
+
+
+def check_workspaces(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each workspace that is no directory."""
+    del named
+    for name, sidecar in config.sidecar.items():
+        path = sidecar.workspace
+        if path is None or not path.startswith("/") or "\0" in path:
+            continue  # what is no possible path is said elsewhere
+        if why := not_a_directory(path):
+            yield f"sidecar.{joined(name)}.workspace", why
+
+
+def check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each root that is none, or lies in another's."""
+    del named
+    roots: list[tuple[str, Place]] = []
+    for name, policy in config.policy.items():
+        if policy.root is None:
+            continue
+        where = f"policy.{joined(name)}.root"
+        if why := not_a_directory(policy.root):
+            yield where, why
+            continue
+        try:
+            root = place_of(policy.root)
+        except OSError as error:  # above it is what nobody may see
+            yield where, f"cannot use {policy.root!r}: {error.strerror}"
+            continue
+        for owner, other in roots:
+            if why := in_one_another(root, other, owner):
+                yield where, why
+        roots.append((name, root))
+
+
+def in_one_another(root: Place, other: Place, owner: str) -> str:
+    """Return why a root cannot be beside a policy's, if one lies in the other."""
+    if not (root.lies_in(other) or other.lies_in(root)):
+        return ""
+    return (
+        f"'{root.path}' and the root '{other.path}' of policy {owner!r} lie in one"
+        " another: one child would reach into the other's"
+    )
+
+
+def check_own(config: Config, *, with_usual: bool) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each root and grant that holds what is a daemon's own.
+
+    Likewise for what lies in it: other children's roots are there, logs and journal.
+
+    Args:
+        config: all of it.
+        with_usual: the places that a daemon has where nothing is written count as well.
+    """
+    own = list(_own_places(config, with_usual=with_usual))
+    for name, policy in config.policy.items():
+        for key, path in _named(policy):
+            try:
+                place = place_of(path)
+            except (OSError, ValueError):
+                continue  # is told as that
+            if why := next(
+                (why for its in own if (why := its.reached(place, key))), ""
+            ):
+                yield f"policy.{joined(name)}.{key}", why
+
+
+def _named(policy: PolicySection) -> Iterator[tuple[str, str]]:
+    """Yield (key, path) of a policy's root and grants."""
+    if policy.root:
+        yield "root", policy.root
+    for key in GRANTS:
+        yield from ((key, path) for path in getattr(policy, key) if path)
+
+
+class _Own(NamedTuple):
+    """A place of a daemon's.
+
+    Attributes:
+        what: how it is called.
+        place: where it is.
+        loss: what children could do that have it.
+        keys: what of a policy may not reach it.
+    """
+
+    what: str
+    place: Place
+    loss: str
+    keys: tuple[str, ...] = ("root", *GRANTS)
+
+    def reached(self, place: Place, key: str) -> str:
+        """Return why a root or grant is too much, if it holds this one or lies in it."""
+        if key not in self.keys:
+            return ""
+        if self.place.lies_in(place) or self.place.is_same(place):
+            relation, how = "holds", "choose one that holds nothing of the daemon's"
+        elif place.lies_in(self.place):
+            relation, how = "lies in", "choose one outside"
+        else:
+            return ""
+        return (
+            f"'{place.path}' {relation} {self.what} ('{self.place.path}'): by FD 3 its"
+            f" children could {self.loss}; {how}, or another place in [host]"
+        )
+
+
+def _own_places(config: Config, *, with_usual: bool) -> Iterator[_Own]:
+    """Yield what a daemon has for itself."""
+    section = config.host
+    files = "reach other children's files and the journal"
+    try:
+        places = places_of(section, None)
+        if with_usual or section.state_dir:
+            yield _Own("[host] state_dir", place_of(places.state_dir), files)
+            if places.is_borrowed:  # state_dir is too long for sockets in it
+                what = "what is made for children of [host] state_dir"
+                yield _Own(what, place_of(places.scratch), files)
+        if with_usual or section.runtime_dir:
+            loss = "reach the daemon's lock and sockets"
+            yield _Own("[host] runtime_dir", place_of(places.runtime_dir), loss)
+        if section.control:
+            loss, keys = "take the control socket away", ("root", "write")
+            yield _Own("[host] control", place_of(places.control), loss, keys)
+    except (OSError, ValueError):
+        return  # whoever makes them is told
