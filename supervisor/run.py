@@ -148,10 +148,26 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
             async with open_host(
                 launchpad, options.settings, journal=journal, log=log
             ) as host:
+                _tell_network(log, options)
                 async with offered(host, options.config):
                     return await _run_in(host, command, options, signals)
         finally:
             journal.close()
+
+
+def _tell_network(log: Log, options: RunOptions) -> None:
+    """Say that nothing keeps the network none, where no section of a policy has it."""
+    if options.config is None:
+        return  # and no profile of the configuration's own
+    from supervisor.config.sandbox import network_left  # noqa: PLC0415 - with that
+
+    policy = options.config.policy.get("run")
+    name = options.sandbox.name
+    is_told = policy is not None and policy.sandbox == name and policy.network is None
+    # One that was written would be refused.
+    if options.network == "none" and not is_told:
+        for text in network_left(options.sandbox, None):
+            log.write("WARNING", f"--sandbox {name}: {text}")
 
 
 async def _run_in(

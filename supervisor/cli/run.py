@@ -108,6 +108,7 @@ def _walls(
 ) -> dict[str, Any]:
     """Return the profile and the network that children get."""
     from supervisor.config.sandbox import (  # noqa: PLC0415 - with the configuration
+        check_network,
         check_use,
         profile_named,
     )
@@ -122,7 +123,11 @@ def _walls(
         asked = policy.network
     for key, why in check_use(name, asked, known):
         raise OptionError(f"--{key}: {why}")
-    return {"sandbox": profile_named(name, known), "network": asked or "none"}
+    profile = profile_named(name, known)
+    if profile is not None:
+        for key, why in check_network(profile, asked):
+            raise OptionError(f"--{key}: {why}")
+    return {"sandbox": profile, "network": asked or "none"}
 
 
 def _configure(path: str | None) -> Config | None:

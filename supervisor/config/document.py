@@ -43,9 +43,10 @@ from supervisor.config.sandbox import (
     SandboxSection,
     check_kept,
     check_kernel,
-    check_required,
+    check_network,
     check_sandboxes,
     check_use,
+    network_left,
     no_way,
     profile_named,
 )
@@ -127,12 +128,10 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
     for name, policy in config.policy.items():
         for key, why in check_use(policy.sandbox, policy.network, known):
             yield f"policy.{joined(name)}.{key}", why
-        section = config.sandbox.get(policy.sandbox)
-        if section is not None:
-            for key, why in check_required(policy.sandbox, policy.network, section):
-                yield f"policy.{joined(name)}.{key}", why
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None:  # else a fault that is told elsewhere
+            for key, why in check_network(profile, policy.network):
+                yield f"policy.{joined(name)}.{key}", why
             for limit, why in check_kept(profile, policy.limits):
                 yield f"policy.{joined(name)}.limits.{limit}", why
             for why in check_kernel(profile):
@@ -190,6 +189,8 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
     for name, policy in config.policy.items():
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None:
+            for text in network_left(profile, policy.network):
+                yield f"policy.{joined(name)}.network", text
             what, instead = "the model but by FD 3", "or have a layer netns"
             why = no_way(profile, policy.network, what, instead)
             if why and config.llm is not None:

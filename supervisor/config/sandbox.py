@@ -9,6 +9,7 @@ import msgspec
 
 from supervisor.config.read import joined
 from supervisor.sandbox.plan import (
+    KEEP_NETWORK,
     LAYERS,
     NEEDS_MOUNTNS,
     NONE,
@@ -83,19 +84,40 @@ def check_use(
         )
 
 
-def check_required(
-    sandbox: str, network: str | None, section: SandboxSection
-) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) if a policy's network takes away what its profile requires.
+def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) if a policy's network contradicts the layers of its profile.
 
     Args:
-        sandbox: the profile that it names.
+        profile: what the policy names.
         network: ``none`` or ``host``; None for nothing said.
-        section: that profile.
     """
-    if network == "host" and "netns" in section.required:
-        why = f"'host' contradicts sandbox {sandbox!r}, which requires the layer netns"
+    if network == "host" and "netns" in profile.required:
+        why = f"'host' contradicts sandbox {profile.name!r}, which requires the layer netns"
         yield "network", f"{why}; take it out of one of them"
+    if network == "none" and not keeps_network(profile):
+        why = (
+            f"'none' contradicts sandbox {profile.name!r}, which keeps nobody from the"
+        )
+        how = "add one to its layers, or set network = 'host'"
+        yield "network", f"{why} network without the layer netns or seccomp; {how}"
+
+
+def keeps_network(profile: Profile) -> bool:
+    """Tell whether something keeps the network ``none``; of ``none`` itself all know."""
+    return not profile.layers or bool(profile.layers & KEEP_NETWORK)
+
+
+def network_left(profile: Profile, network: str | None) -> Iterator[str]:
+    """Yield what is to be told of the network ``none`` where nobody has written it.
+
+    Args:
+        profile: what a policy names.
+        network: of the policy; None for nothing said.
+    """
+    if network is None and not keeps_network(profile):
+        why = f"sandbox {profile.name!r} has neither the layer netns nor seccomp"
+        how = "add one to its layers, or set network = 'host'"
+        yield f"its children have the host's network: {why}; {how}"
 
 
 _OF_GROUPS = ("cpus",)

@@ -73,6 +73,9 @@ _ALWAYS = frozenset({"no_new_privs", "capabilities"})
 NAMESPACES = ("mountns", "pidns", "netns", "ipcns", "utsns")
 """Layers that root makes as it is, and anybody else within a user namespace."""
 
+KEEP_NETWORK = frozenset({"netns", "seccomp"})
+"""Layers of which a child with the network ``none`` has one, or it is not kept so."""
+
 OF_PATHS = frozenset({"mountns", "landlock", "uid"})
 """Layers that can fail for what lies under a child's names; others know none."""
 

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, cast
 from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import giving
 from supervisor.sandbox.orders import layers_on_the_wire, neutral
-from supervisor.sandbox.plan import OF_PATHS, Plan, Walls, Wanted, is_of_the_machine
+from supervisor.sandbox.plan import (
+    KEEP_NETWORK,
+    OF_PATHS,
+    Plan,
+    Walls,
+    Wanted,
+    is_of_the_machine,
+)
 from supervisor.say import remedy
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from vfs.hostio import in_thread
@@ -142,10 +149,7 @@ async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnErro
 def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
     """Say what a child runs in; its network is none only if something keeps it so."""
     walls = Walls(wanted.profile.name, wanted.network, process.applied, plan.missing)
-    if (
-        wanted.network == "none"
-        and not {"netns", "seccomp"} & dict(walls.applied).keys()
-    ):
+    if wanted.network == "none" and not KEEP_NETWORK & dict(walls.applied).keys():
         walls.network = "host"
         walls.missing["network"] = "takes the layer netns or the layer seccomp"
     return walls

@@ -150,6 +150,14 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
             "[sandbox.x]\nrequired = ['netns']\n[policy.run]\nsandbox = 'x'\nnetwork = 'host'",
             "policy.run.network: 'host' contradicts sandbox 'x', which requires the",
         ),
+        (
+            "[sandbox.x]\nlayers = []\n[policy.run]\nsandbox = 'x'\nnetwork = 'none'",
+            "policy.run.network: 'none' contradicts sandbox 'x', which keeps nobody from",
+        ),
+        (
+            "policy.run = { sandbox = 'x', network = 'none' }\nsandbox.x.layers = ['pidns']",
+            "the network without the layer netns or seccomp; add one to its layers",
+        ),
         ("[policy.run]\ntools = ['a/b']\n", "policy.run.tools: not the name of a"),
         (
             "[policy.run]\nread = 'x'\n",
@@ -181,3 +189,29 @@ def test_what_a_configuration_cannot_mean_is_refused_with_file_and_key(
     assert outcome.said(said)
     assert outcome.said("'config.toml'")
     assert not (tmp_path / "done").exists()
+
+
+# Asked for and not kept is a contradiction; nobody asked, and it is told.
+def test_a_network_that_nothing_keeps_is_refused_or_told(tmp_path: Path) -> None:
+    text = "[sandbox.x]\nlayers = ['landlock']\n"
+    words = ("run", "--config", "c.toml", "--sandbox", "x")
+    (tmp_path / "c.toml").write_text(text)
+    outcome = sandhost(*words, "--network", "none", "--", "true", cwd=tmp_path)
+    assert outcome.status == 125
+    assert outcome.said("--network: 'none' contradicts sandbox 'x'")
+    left = "its children have the host's network: sandbox 'x' has neither the layer"
+    outcome = sandhost(*words, "--", "true", cwd=tmp_path)
+    assert outcome.status == 0
+    assert outcome.said(f"--sandbox x: {left}")
+    outcome = sandhost(*words, "--network", "host", "--", "true", cwd=tmp_path)
+    assert (outcome.status, outcome.err) == (0, b"")
+
+    (tmp_path / "c.toml").write_text(f"{text}[policy.run]\nsandbox = 'x'\n")
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path)
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    assert outcome.said(f"c.toml: policy.run.network: warning: {left}")
+    for more in ((), ("--sandbox", "x")):
+        command = ("run", "--config", "c.toml", *more, "--", "true")
+        outcome = sandhost(*command, cwd=tmp_path)
+        assert outcome.status == 0
+        assert outcome.said(f"policy.run.network: {left}")
