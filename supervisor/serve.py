@@ -64,7 +64,8 @@ from supervisor.loop_watch import Conditions, Lag, feed_watchdog
 from supervisor.metrics.registry import open_metrics
 from supervisor.notify import Notifier, watchdog_interval_s
 from supervisor.offers import NOTHING, offered
-from supervisor.run import guarded, heeded_signals
+from supervisor.profile_trials import try_profiles
+from supervisor.run import complain, guarded, heeded_signals
 from supervisor.sandbox import cgroups
 from supervisor.segments import Segments
 from supervisor.services import Portable
@@ -137,10 +138,22 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         async with open_host(
             launchpad, settings_of(options.config), journal=journal, log=log
         ) as host:
+            if left is None and not await _can_be_had(host, options):
+                return FAILED
             host.holders.add(notifier.descriptors)
             host.holders.add(lambda: [(fd, "lock") for fd in locks])
             await daemon.run(host, journal, signals)
         return daemon.status
+
+
+async def _can_be_had(host: Host, options: ServeOptions) -> bool:
+    """Try what profiles require; say what cannot be had (rule 3)."""
+    found = await try_profiles(host.launcher, host.machine, options.config)
+    for fault in found.faults:
+        complain("serve", f"cannot use {options.config_path}: {fault}")
+    for key, why in found.untried:
+        host.log.write("WARNING", f"{key}: {why}")
+    return not found.faults
 
 
 class Opened(NamedTuple):

@@ -18,6 +18,7 @@ from supervisor.cli import fds as cli_fds
 from supervisor.cli import help as cli_help
 from supervisor.cli import observe as cli_observe
 from supervisor.cli import tables as cli_tables
+from supervisor.cli.check_config import check_config
 from supervisor.cli.options import (  # noqa: TC001 - typer reads them at run time
     ControlOf,
     Json,
@@ -298,41 +299,9 @@ def doctor(
     return status
 
 
-@app.command("check-config", epilog="Example: sandhost check-config sandhost.toml")
-def check_config(
-    file: Annotated[str, typer.Argument(metavar="F", help="TOML file.")],
-    as_json: Json = False,
-) -> int:
-    """Tell every fault of a configuration with its key and the reason.
-
-    What can be used and looks like a mistake is a warning, and no fault.
-
-    Exit status: 0 none, 2 some.
-    """
-    from supervisor.config import document  # noqa: PLC0415 - one's own
-
-    faults: list[dict[str, str]] = []
-    try:
-        for key, text in document.warnings(document.load_config(file, once=True)):
-            _say("sandhost check-config", f"{file}: {key}: warning: {text}")
-    except document.ConfigError as why:
-        faults = [
-            {"file": file, "key": fault.key, "reason": fault.reason}
-            for fault in why.faults
-        ]
-    if as_json:
-        from supervisor.tables import as_json as json_of  # noqa: PLC0415
-
-        _print(json_of(faults))
-    else:
-        for row in faults:
-            where = ": ".join(filter(None, (file, row["key"])))
-            _say("sandhost check-config", f"{where}: {row['reason']}")
-        if not faults:
-            _print(f"{file}: no faults\n")
-    return 2 if faults else 0
-
-
+app.command("check-config", epilog="Example: sandhost check-config sandhost.toml")(
+    check_config
+)
 app.command(epilog="Example: sandhost shim bin --tool jq")(shim)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,17 @@ from supervisor.sandbox.plan import (
     NEEDS_MOUNTNS,
     NONE,
     PROFILES,
+    Machine,
+    Plan,
     Profile,
     named,
 )
+from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+
+    from supervisor.config.document import Config
 
 NETWORKS = ("none", "host")
 
@@ -156,22 +162,42 @@ def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
 
 
 def check_kernel(profile: Profile) -> Iterator[str]:
-    """Yield why this kernel does not give what a profile requires.
+    """Yield why this kernel, or who runs this, does not have what a profile requires.
 
-    It is asked for what it gives to everybody or to nobody; what takes root, or a group to
-    divide, depends on who starts the host.
+    It is what can be told without a start: what the kernel gives to everybody or to
+    nobody, and what takes root, or nobody who is. The rest is tried (``profile_trials``).
     """
     if not profile.required:  # the usual, and what asks takes a moment to load
         return
     from supervisor.sandbox import attempts  # noqa: PLC0415
 
+    left = set(profile.required & profile.layers)
     for layer, ask in (("landlock", attempts.landlock), ("seccomp", attempts.seccomp)):
-        if layer in profile.required:
+        if layer in left:
             try:
                 ask()
             except OSError as why:
-                reason = f"{layer!r}, which is required, is missing: {why.strerror}"
-                yield f"{reason}; it takes {LAYERS[layer]}"
+                left.remove(layer)
+                yield not_given(layer, str(why.strerror))
+    machine = Machine()
+    while True:
+        asked = replace(profile, required=frozenset(left))
+        try:
+            Plan(asked, "none", machine).wanted()
+        except SpawnError as why:
+            left.remove(why.stage)
+            yield not_given(why.stage, why.reason)
+        else:
+            return
+
+
+def not_given(layer: str, why: str) -> str:
+    """Word that a layer is required that cannot be had here."""
+    if layer == "userns" and os.geteuid() == 0:
+        # Nothing is missing: a host that is root has no use for it.
+        how = "take it out of 'required'"
+        return f"{layer!r}, which is required, is not made here: {why}; {how}"
+    return f"{layer!r}, which is required, is missing: {why}; it takes {LAYERS[layer]}"
 
 
 def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | None:
@@ -183,3 +209,12 @@ def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | N
         return None
     found = named(name, section.layers, section.required)
     return replace(found, unix_sockets=section.unix_sockets)
+
+
+def requiring(config: Config) -> Iterator[tuple[str, Profile, str]]:
+    """Yield (key, profile, network) of each policy whose profile requires a layer."""
+    for name, policy in config.policy.items():
+        profile = profile_named(policy.sandbox, config.sandbox)
+        if profile is not None and profile.required:
+            key = f"policy.{joined(name)}.sandbox"
+            yield key, profile, policy.network or "none"

@@ -21,6 +21,7 @@ from supervisor.config.child import (
 from supervisor.config.document import ConfigError, load_config
 from supervisor.control.server import OrderError, Orders
 from supervisor.options import OptionError
+from supervisor.profile_trials import try_profiles
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.children import Children
+    from supervisor.config.document import Config
     from supervisor.host import Host
     from supervisor.kept import Kept
 
@@ -209,7 +211,7 @@ class DaemonOrders:
             raise OrderError("cannot reload: the host was started without --config")
         self._on_reload(True)
         try:
-            config = await in_thread(load_config, self._config_path)
+            config = await self._read(self._config_path)
         except ConfigError as why:
             self._host.log.write("ERROR", f"Not reloaded: {why}")
             raise OrderError(f"not reloaded: {why}") from None
@@ -224,6 +226,21 @@ class DaemonOrders:
             return changes
         finally:
             self._on_reload(False)
+
+    async def _read(self, path: str) -> Config:
+        """Read the configuration, and try what its profiles require.
+
+        Raises:
+            ConfigError: it has faults.
+        """
+        config = await in_thread(load_config, path)
+        host = self._host
+        found = await try_profiles(host.launcher, host.machine, config)
+        if found.faults:
+            raise ConfigError(path, found.faults)
+        for key, why in found.untried:
+            host.log.write("WARNING", f"{key}: {why}")
+        return config
 
 
 def _born(kept: Kept, child: Child) -> dict[str, object]:

@@ -1,0 +1,72 @@
+"""``sandhost check-config``: all that is wrong with a configuration, and what looks so.
+
+What it is: the words and the exit status.  What it is not: the checks (``config``), nor
+the trial of what profiles require (``profile_trials``), for which it has a launchpad.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from supervisor.cli.options import Json  # noqa: TC001 - typer reads it at run time
+from supervisor.say import print_text, say
+
+if TYPE_CHECKING:
+    from supervisor.config.document import Config, Fault
+
+FAULTY = 2
+"""Exit status: there is a fault."""
+
+
+def check_config(
+    file: Annotated[str, typer.Argument(metavar="F", help="TOML file.")],
+    as_json: Json = False,
+) -> int:
+    """Tell every fault of a configuration with its key and the reason.
+
+    What can be used and looks like a mistake is a warning, and no fault.
+
+    Exit status: 0 none, 2 some.
+    """
+    from supervisor.config import document  # noqa: PLC0415 - one's own
+
+    faults: tuple[Fault, ...] = ()
+    try:
+        config = document.load_config(file, once=True)
+    except document.ConfigError as why:
+        faults = why.faults
+    else:
+        faults, untried = _tried(config)
+        for key, text in (*document.warnings(config), *untried):
+            say("sandhost check-config", f"{file}: {key}: warning: {text}")
+    if as_json:
+        from supervisor.tables import as_json as json_of  # noqa: PLC0415
+
+        print_text(json_of([{"file": file, **fault._asdict()} for fault in faults]))
+    else:
+        for fault in faults:
+            where = ": ".join(filter(None, (file, fault.key)))
+            say("sandhost check-config", f"{where}: {fault.reason}")
+        if not faults:
+            print_text(f"{file}: no faults\n")
+    return FAULTY if faults else 0
+
+
+def _tried(config: Config) -> tuple[tuple[Fault, ...], tuple[tuple[str, str], ...]]:
+    """Return the faults of the profiles, and (key, why) of those that were not tried."""
+    from supervisor.config.sandbox import requiring  # noqa: PLC0415
+
+    keys = [key for key, *_ in requiring(config)]
+    if not keys:  # the usual, and a start takes a moment
+        return (), ()
+    from supervisor.launchpad.start import start_launchpad  # noqa: PLC0415
+    from supervisor.profile_trials import try_alone  # noqa: PLC0415
+
+    try:
+        launchpad = start_launchpad()
+    except OSError as error:
+        why = f"what it requires could not be tried: no launchpad: {error.strerror}"
+        return (), tuple((key, why) for key in keys)
+    return try_alone(launchpad, config)

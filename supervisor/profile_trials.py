@@ -1,0 +1,125 @@
+"""Trying what profiles require, before any child is there: one start for each of them.
+
+What it is: the part of the check of a configuration that takes a launchpad.  What it is
+not: the layers, nor the way of a child into them (``sandbox.walled``); a profile that
+requires nothing is not tried, for it is started in whatever there is.
+
+Rules of this file.
+
+1. A process of a trial has nothing of any child's, and becomes no program: where every
+   layer goes well, it is the program that fails.
+2. What fails for want of something that may be there in a moment (memory, too many
+   namespaces) says nothing of the machine: it is told as not tried, and refuses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from supervisor.config.read import Fault
+from supervisor.config.sandbox import not_given, requiring
+from supervisor.launcher import Launcher
+from supervisor.options import Limits
+from supervisor.sandbox import cgroups, walled
+from supervisor.sandbox.plan import Machine, Wanted, is_of_the_machine
+from supervisor.spawn_request import SpawnError, SpawnRequest
+from supervisor.spawned import LaunchpadLost
+
+if TYPE_CHECKING:
+    from supervisor.config.document import Config
+    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.sandbox.plan import Profile
+
+_NO_PROGRAM = "/"
+"""A directory: nothing that could be executed, whoever may see it."""
+
+
+class Findings(NamedTuple):
+    """What came of trying all profiles of a configuration.
+
+    Attributes:
+        faults: what is required and cannot be had.
+        untried: (key, why) of what could not be tried.
+    """
+
+    faults: tuple[Fault, ...] = ()
+    untried: tuple[tuple[str, str], ...] = ()
+
+
+async def try_profiles(
+    launcher: Launcher, machine: Machine, config: Config
+) -> Findings:
+    """Start something in each profile that requires a layer.
+
+    Args:
+        launcher: starts it.
+        machine: what is known of it; what it lacks is noted there.
+        config: checked.
+
+    Raises:
+        LaunchpadLost: no child can be started any more.
+    """
+    found: dict[tuple[str, str], SpawnError | None] = {}
+    faults, untried = [], []
+    for key, profile, network in requiring(config):
+        asked = profile.name, network
+        if asked not in found:
+            found[asked] = await _try(launcher, machine, profile, network)
+        why = found[asked]
+        if why is not None and is_of_the_machine(why):
+            faults.append(Fault(key, not_given(why.stage, why.reason)))
+        elif why is not None:
+            text = f"what it requires could not be tried: {why.stage}: {why.reason}"
+            untried.append((key, text))
+    return Findings(tuple(faults), tuple(untried))
+
+
+async def _try(
+    launcher: Launcher, machine: Machine, profile: Profile, network: str
+) -> SpawnError | None:
+    """Put a profile's layers on a process; return what failed that it requires."""
+    groups = cgroups.make("trial", Limits())
+    wanted = Wanted(profile, network, "/")
+    wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
+    top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if "uid" not in machine.lacking:
+            wanted.user = machine.take_user()
+        request = SpawnRequest(_NO_PROGRAM, ("-",), {}, top, ())
+        process, _ = await walled.spawn(launcher, machine, request, wanted)
+    except SpawnError as why:
+        return None if why.stage == "exec" else why
+    finally:
+        os.close(top)
+        groups.remove()
+        if wanted.user is not None:
+            machine.give_user_back(wanted.user)
+    process.close()
+    raise AssertionError("a directory was executed")
+
+
+def try_alone(launchpad: LaunchpadProcess, config: Config) -> Findings:
+    """Try the profiles of a configuration where there is no host.
+
+    Args:
+        launchpad: for this alone; it has ended afterwards.
+        config: checked.
+    """
+    try:
+        return trio.run(_try_alone, launchpad, config)
+    except* (LaunchpadLost, OSError) as group:
+        why = group.exceptions[0]
+    text = f"what it requires could not be tried: {why}"
+    return Findings(untried=tuple((key, text) for key, *_ in requiring(config)))
+
+
+async def _try_alone(launchpad: LaunchpadProcess, config: Config) -> Findings:
+    async with trio.open_nursery() as nursery:
+        launcher = Launcher(launchpad)
+        await nursery.start(launcher.run)
+        found = await try_profiles(launcher, Machine(), config)
+        nursery.cancel_scope.cancel()
+    return found

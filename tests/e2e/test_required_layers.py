@@ -1,0 +1,160 @@
+"""What a profile requires is tried by `check-config`, and before a daemon begins."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from supervisor.config.document import ConfigError, load_config
+from supervisor.config.sandbox import requiring
+from tests.helpers import older
+from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
+from tests.helpers.daemon import daemon
+
+pytestmark = pytest.mark.slow
+
+of_root = pytest.mark.skipif(os.geteuid() != 0, reason="another layer goes first")
+of_x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="its numbers")
+
+MOUNT_SETATTR, UNSHARE, RESTRICT_SELF, PRCTL = 442, 272, 446, 157
+SET_NO_NEW_PRIVS = 38
+
+
+def profile(layer: str, more: str = "") -> str:
+    """Return a configuration with a policy that requires a layer."""
+    return f"[sandbox.s]\n{more}required = ['{layer}']\n[policy.p]\nsandbox = 's'\n"
+
+
+def checked(where: Path, text: str, wrapper: tuple[str, ...] = ()) -> Outcome:
+    """Check a configuration, on an older kernel perhaps."""
+    (where / "c.toml").write_text(text)
+    words = ("check-config", "--json", "c.toml")
+    return sandhost(*words, cwd=where, wrapper=wrapper)
+
+
+# None of these calls is asked for by a look at the kernel: it takes who makes them.
+@of_x86
+@pytest.mark.parametrize(
+    ("layer", "call", "why"),
+    [
+        pytest.param("netns", (UNSHARE, errno.EPERM), "not permitted", marks=of_root),
+        pytest.param("ipcns", (UNSHARE, errno.EPERM), "not permitted", marks=of_root),
+        pytest.param(
+            "mountns",
+            (MOUNT_SETATTR, errno.ENOSYS),
+            "Function not implemented",
+            marks=of_root,
+        ),
+        pytest.param(
+            "pidns",
+            (MOUNT_SETATTR, errno.ENOSYS),
+            "needs the layer mountns",
+            marks=of_root,
+        ),
+        ("landlock", (RESTRICT_SELF, errno.EPERM), "not permitted"),
+        ("no_new_privs", (PRCTL, errno.EINVAL, SET_NO_NEW_PRIVS), "Invalid argument"),
+    ],
+    ids=["netns", "ipcns", "mountns", "pidns", "landlock", "no_new_privs"],
+)
+def test_a_required_layer_that_fails_when_it_is_tried_is_told(
+    tmp_path: Path, layer: str, call: tuple[int, ...], why: str
+) -> None:
+    if layer == "no_new_privs" and os.geteuid() != 0:
+        pytest.skip("without it nobody else may have the filter that plays this")
+    kernel = older.without(*call)
+    (fault,) = json.loads(checked(tmp_path, profile(layer), kernel).out)
+    assert fault["key"] == "policy.p.sandbox"
+    said = f"{layer!r}, which is required, is missing: "
+    assert fault["reason"].startswith(said)
+    assert why in fault["reason"]
+    assert "; it takes " in fault["reason"]
+    # Nobody misses what nobody requires.
+    text = profile(layer).replace("required", "layers")
+    assert checked(tmp_path, text, kernel).status == 0
+    host = f"[host]\nruntime_dir = '{tmp_path}/r'\nstate_dir = '{tmp_path}/s'\n"
+    (tmp_path / "c.toml").write_text(host + profile(layer))
+    outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path, wrapper=kernel)
+    assert outcome.status == 1
+    assert outcome.said(f"cannot use {tmp_path}/c.toml: policy.p.sandbox: {said}")
+
+
+@of_root
+def test_what_root_has_no_use_for_is_not_required_of_it(tmp_path: Path) -> None:
+    outcome = checked(tmp_path, profile("userns"))
+    (fault,) = json.loads(outcome.out)
+    assert fault["key"] == "policy.p.sandbox"
+    said = "'userns', which is required, is not made here: the host is root"
+    assert fault["reason"].startswith(said)
+    for words in (("run", "--", "true"), ("serve",)):
+        command = (words[0], "--config", "c.toml", *words[1:])
+        assert sandhost(*command, cwd=tmp_path).said(said)
+
+
+# Who starts it is known without a start, and all that follows from it.
+@pytest.mark.parametrize(
+    ("layer", "layers", "why"),
+    [
+        ("uid", "", "the host is not root"),
+        ("netns", "layers = ['netns']\n", "neither root nor a user namespace"),
+        ("mountns", "layers = ['mountns']\n", "neither root nor a user namespace"),
+    ],
+)
+def test_what_takes_root_is_not_required_of_anybody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: str, layers: str, why: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "c.toml"
+    path.write_text(profile(layer, layers))
+    said = f"{layer!r}, which is required, is missing: {why}; it takes a host that is"
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_config(str(path))
+    assert [fault.key for fault in caught.value.faults] == ["policy.p.sandbox"]
+
+
+def test_what_this_machine_gives_is_no_fault_however_much_is_required(
+    tmp_path: Path,
+) -> None:
+    outcome = sandhost("doctor", "--json")
+    layers = json.loads(outcome.out)["layers"]
+    given = [row["layer"] for row in layers if row["state"] == "present"]
+    text = f"[sandbox.s]\nrequired = {given}\n[policy.p]\nsandbox = 's'\n"
+    assert checked(tmp_path, text).status == 0
+    for row in layers:
+        if row["state"] == "missing":
+            assert checked(tmp_path, profile(row["layer"])).status == 2, row
+
+
+# It starts nothing, which would take longer and more rights.
+def test_nothing_is_started_where_nothing_is_required(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[sandbox.s]\nlayers = ['netns']\n[policy.p]\nsandbox = 's'\n")
+    assert not list(requiring(load_config(str(path))))
+
+
+# What a limit of the moment refuses may be there in the next.
+@of_x86
+@of_root
+def test_what_could_not_be_tried_is_told_and_refuses_nothing(tmp_path: Path) -> None:
+    kernel = older.without(UNSHARE, errno.ENOSPC)  # too many of them
+    text = profile("netns", "layers = ['netns']\n")
+    (tmp_path / "c.toml").write_text(text)
+    words = ("check-config", "c.toml")
+    outcome = sandhost(*words, cwd=tmp_path, wrapper=kernel)
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    said = "policy.p.sandbox: warning: what it requires could not be tried: netns: No"
+    assert outcome.said(said)
+
+
+def test_a_reload_tries_what_is_required_now(tmp_path: Path) -> None:
+    missing = "userns" if os.geteuid() == 0 else "uid"
+    with daemon(tmp_path, profile("no_new_privs")) as running:
+        config = tmp_path / "c.toml"
+        config.write_text(config.read_text().replace("no_new_privs", missing))
+        words = ("reload", "--control", tmp_path / "run" / "control")
+        outcome = sandhost(*words, env=ENVIRONMENT)
+        assert outcome.status != 0
+        assert outcome.said(f"policy.p.sandbox: {missing!r}, which is required, is")
+        assert running.end() == 0
