@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
 
+from supervisor.here import absolute
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
 from supervisor.logs import Log, put_line
@@ -148,20 +149,28 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
             async with open_host(
                 launchpad, options.settings, journal=journal, log=log
             ) as host:
-                _tell_network(log, options)
+                _tell_odd_options(log, options)
                 async with offered(host, options.config):
                     return await _run_in(host, command, options, signals)
         finally:
             journal.close()
 
 
-def _tell_network(log: Log, options: RunOptions) -> None:
-    """Say that nothing keeps the network none, where no section of a policy has it."""
+def _tell_odd_options(log: Log, options: RunOptions) -> None:
+    """Warn of options that look like a mistake beside what is configured."""
     if options.config is None:
-        return  # and no profile of the configuration's own
-    from supervisor.config.sandbox import network_left  # noqa: PLC0415 - with that
+        return  # no profile of its own, nor another policy
+    from supervisor.config.places import reaching_roots  # noqa: PLC0415 - with that
+    from supervisor.config.sandbox import network_left  # noqa: PLC0415
 
     policy = options.config.policy.get("run")
+    # What the policy says is told with the rest of the configuration.
+    told = () if policy is None else policy.write
+    root = None if policy is None or not policy.root else absolute(policy.root)
+    roots = [] if options.root in {None, root} else [options.root]
+    for option, paths in (("root", roots), ("write", options.write[len(told) :])):
+        for text in reaching_roots(options.config, "run", paths):
+            log.write("WARNING", f"--{option}: {text}")
     name = options.sandbox.name
     is_told = policy is not None and policy.sandbox == name and policy.network is None
     # One that was written would be refused.

@@ -67,7 +67,7 @@ def run_commands(
             limits=_about("limit", _limits, base.limits, given["limit"]),
             settings=settings_of(configured),
             top_level=given["top_level"] or base.top_level,
-            root=_root(given["root"], base.root),
+            root=_root(given["root"], base.root, configured),
             keep=given["keep"],
             read=(*base.read, *(given["read"] or ())),
             write=(*base.write, *(given["write"] or ())),
@@ -169,9 +169,25 @@ def _existing(path: str | None) -> str | None:
         raise OptionError(f"cannot use {path!r}: {why.strerror}") from None
 
 
-def _root(given: str | None, default: str | None) -> str | None:
+def _root(given: str | None, default: str | None, config: Config | None) -> str | None:
     # Not `given or default`: an empty word (a variable that is not set) is no choice.
-    return _existing(default) if given is None else _about("root", _existing, given)
+    if given is None:
+        return _existing(default)
+    root = _about("root", _existing, given)
+    if config is not None and root is not None:
+        _about("root", _beside_others, root, config)
+    return root
+
+
+def _beside_others(root: str, config: Config) -> None:
+    """Refuse what lies in another policy's root or holds it; ``run``'s own gives way."""
+    from supervisor.config.places import beside_other_roots  # noqa: PLC0415
+
+    try:
+        for why in beside_other_roots(config, "run", root):
+            raise OptionError(f"{why}; choose another one")
+    except OSError as why:
+        raise OptionError(f"cannot use {root!r}: {why.strerror}") from None
 
 
 def _log_level(name: str | None) -> str:

@@ -36,6 +36,7 @@ from supervisor.config.places import (
     check_own,
     check_roots,
     check_workspaces,
+    odd_places,
 )
 from supervisor.config.policy import PolicySection, check_policies, limit_texts
 from supervisor.config.read import Fault, Reader, joined
@@ -186,6 +187,7 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
     for key, text in odd_limits(config.limits):
         yield f"limits.{key}", text
     yield from odd_fds(config)
+    yield from odd_places(config)
     for name, policy in config.policy.items():
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None:

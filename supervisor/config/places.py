@@ -13,6 +13,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from supervisor.config.read import joined, not_a_directory
 from supervisor.daemon_places import places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from supervisor.config.document import Config
     from supervisor.config.policy import PolicySection
@@ -137,6 +138,76 @@ def in_one_another(root: Place, other: Place, owner: str) -> str:
     return (
         f"'{root.path}' and the root '{other.path}' of policy {owner!r} lie in one"
         " another: one child would reach into the other's"
+    )
+
+
+def beside_other_roots(config: Config, name: str, path: str) -> Iterator[str]:
+    """Yield why a root cannot be used beside those of other policies.
+
+    Args:
+        config: checked.
+        name: the policy that the root is used with, whose own counts for nothing.
+        path: a directory that is there.
+
+    Raises:
+        OSError: above it is what this user may not see.
+    """
+    root = place_of(path)
+    for owner, other in _roots(config):
+        if owner != name and (why := in_one_another(root, other, owner)):
+            yield why
+
+
+def odd_places(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of roots and grants to write that reach another policy's root."""
+    seen: list[tuple[str, Place]] = []
+    for name, root in _roots(config):
+        for owner, other in seen:
+            if root.is_same(other):
+                yield f"policy.{joined(name)}.root", _shared(root, other, owner)
+        seen.append((name, root))
+    for name, policy in config.policy.items():
+        for text in reaching_roots(config, name, policy.write):
+            yield f"policy.{joined(name)}.write", text
+
+
+def reaching_roots(config: Config, name: str, paths: Iterable[str]) -> Iterator[str]:
+    """Yield what is to be told of what is written that reaches another policy's root.
+
+    Args:
+        config: checked.
+        name: the policy that they are used with, whose own root counts for nothing.
+        paths: a root or grants to write.
+    """
+    roots = [(owner, root) for owner, root in _roots(config) if owner != name]
+    for path in paths if roots else ():
+        try:
+            place = place_of(path)
+        except (OSError, ValueError):
+            continue  # the start says so
+        for owner, root in roots:
+            if place.is_same(root) or place.lies_in(root) or root.lies_in(place):
+                yield _shared(place, root, owner)
+
+
+def _roots(config: Config) -> Iterator[tuple[str, Place]]:
+    """Yield the policies that have a root, and where it is."""
+    for name, policy in config.policy.items():
+        if policy.root:
+            with contextlib.suppress(OSError):  # gone by now, which its start says
+                yield name, place_of(policy.root)
+
+
+def _shared(place: Place, root: Place, owner: str) -> str:
+    """Word that a place is, holds or lies in a root."""
+    if place.is_same(root):
+        relation = "is"
+    else:
+        relation = "lies in" if place.lies_in(root) else "holds"
+    return (
+        f"'{place.path}' {relation} the root '{root.path}' of policy {owner!r}: its"
+        f" children can change what policy {owner}'s children have; choose another one"
+        " if that is not meant"
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost, without
+from tests.helpers.daemon import daemon
 
 pytestmark = pytest.mark.slow
 
@@ -331,6 +332,70 @@ def test_the_usual_places_of_a_daemon_are_no_grant_either(tmp_path: Path) -> Non
     # There is no daemon that would have them.
     words = ("run", "--config", "c.toml", "--", "true")
     assert sandhost(*words, cwd=tmp_path, env=env).status == 0
+
+
+# Two policies may work on one thing, and that is easily more than was meant.
+@pytest.mark.parametrize(
+    ("policies", "key", "said"),
+    [
+        ("a.root = 'A'\nb.root = 'link'", "b.root", "'{}/link' is the root '{}/A' of"),
+        ("a.root = 'A'\nb.write = ['A/sub']", "b.write", "'{}/A/sub' lies in the root"),
+        ("a.root = 'A'\nb.write = ['A/new']", "b.write", "'{}/A/new' lies in the root"),
+        ("b.write = ['A']\na.root = 'A/sub'", "b.write", "'{}/A' holds the root"),
+        ("a.root = 'A'\nb.write = ['A']", "b.write", "'{}/A' is the root"),
+        ("a.root = 'A'\nb.read = ['A/sub']", "", ""),
+        ("a.root = 'A'\na.write = ['A/sub']", "", ""),
+        ("a.root = 'A'\nb.write = ['B']\nb.root = 'B'", "", ""),
+    ],
+)
+def test_a_policy_that_can_change_what_is_anothers_is_told(
+    tmp_path: Path, policies: str, key: str, said: str
+) -> None:
+    for name in ("A/sub", "B"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("A")
+    outcome = check(tmp_path, f"[policy]\n{policies}\n")
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    if not key:
+        assert outcome.err == b""
+        return
+    text = said.format(tmp_path, tmp_path)
+    assert outcome.said(f"c.toml: policy.{key}: warning: {text}")
+    assert outcome.said(": its children can change what policy a's children have;")
+    with daemon(tmp_path, f"[policy]\n{policies}\n") as running:
+        assert f"policy.{key}: {text}" in running.said()
+        assert running.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "status", "said"),
+    [
+        (
+            ("--root", "A/sub"),
+            125,
+            "--root: '{0}/A/sub' and the root '{0}/A' of policy",
+        ),
+        (("--root", "."), 125, "--root: '{0}' and the root '{0}/A' of policy 'a' lie"),
+        (("--root", "A"), 0, "--root: '{0}/A' is the root '{0}/A' of policy 'a': its"),
+        (("--write", "A/sub"), 0, "--write: '{0}/A/sub' lies in the root '{0}/A' of"),
+        (("--root", "R/sub"), 0, ""),  # its own gives way
+        (("--root", "B"), 0, ""),
+        (("--read", "A/sub"), 0, ""),
+    ],
+)
+def test_an_option_of_run_is_looked_at_beside_the_other_policies(
+    tmp_path: Path, option: tuple[str, ...], status: int, said: str
+) -> None:
+    for name in ("A/sub", "R/sub", "B"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "c.toml").write_text("[policy]\na.root = 'A'\nrun.root = 'R'\n")
+    words = ("run", "--config", "c.toml", *option, "--", "true")
+    outcome = sandhost(*words, cwd=tmp_path)
+    assert outcome.status == status
+    if said:
+        assert outcome.said(said.format(tmp_path))
+    else:
+        assert outcome.err == b""
 
 
 def test_a_profile_may_require_what_its_layers_carry(tmp_path: Path) -> None:
