@@ -225,8 +225,8 @@ def main(rounds: int, host_pid: int) -> None:
     stream_s = []
     for number in range(rounds):
         for name, (direct, hosted, least) in pairs.items():
-            if name == "trues":  # what streams have left is given up by later executions
-                hosted_trues()
+            if name == "trues":
+                hosted_trues()  # what the streams have left is given up by that
             calls = [direct, hosted]
             order = calls[::-1] if number % 2 else calls
             taken = {call: timed(call, least) for call in order}
