@@ -126,8 +126,8 @@ class Launcher:
             self._records[ident] = record
             try:
                 return await self._begun(request, ident, record)
-            except ConnectionResetError:
-                pass  # it had died: nobody has taken the order
+            except ConnectionResetError:  # it had died: nobody has taken the order
+                self._records.pop(ident, None)
         try:  # what is free takes no turn of the loop: there is one below
             self._room.acquire_nowait()
         except trio.WouldBlock:

@@ -14,7 +14,9 @@ Rules of this file.
 
 from __future__ import annotations
 
+import itertools
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -29,12 +31,20 @@ from supervisor.spawn_request import SpawnError, SpawnRequest
 from supervisor.spawned import LaunchpadLost
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from supervisor.config.document import Config
     from supervisor.launchpad.start import LaunchpadProcess
     from supervisor.sandbox.plan import Profile
 
 _NO_PROGRAM = "/"
 """A directory: nothing that could be executed, whoever may see it."""
+
+GROUPS_S = 1.0
+"""How long what a trial has made is waited for to be empty."""
+
+_numbers = itertools.count(1)
+"""Of trials of this process: two reloads may be under way."""
 
 
 class Findings(NamedTuple):
@@ -64,11 +74,13 @@ async def try_profiles(
     """
     found: dict[tuple[str, str], SpawnError | None] = {}
     faults, untried = [], []
+    async with _reserve() as reserve:
+        for _, profile, network in requiring(config):
+            asked = profile.name, network
+            if asked not in found:
+                found[asked] = await _try(launcher, machine, reserve, profile, network)
     for key, profile, network in requiring(config):
-        asked = profile.name, network
-        if asked not in found:
-            found[asked] = await _try(launcher, machine, profile, network)
-        why = found[asked]
+        why = found[profile.name, network]
         if why is not None and is_of_the_machine(why):
             faults.append(Fault(key, not_given(why.stage, why.reason)))
         elif why is not None:
@@ -77,14 +89,32 @@ async def try_profiles(
     return Findings(tuple(faults), tuple(untried))
 
 
+@asynccontextmanager
+async def _reserve() -> AsyncIterator[cgroups.Reserve]:
+    """Have what makes groups, and removes them."""
+    reserve = cgroups.Reserve()
+    try:
+        yield reserve
+        # Who failed to become a program may still be on its way out of its groups.
+        with trio.move_on_after(GROUPS_S):
+            while not reserve.tidy():  # noqa: ASYNC110 - the kernel tells nobody
+                await trio.sleep(0.005)
+    finally:
+        reserve.close()
+
+
 async def _try(
-    launcher: Launcher, machine: Machine, profile: Profile, network: str
+    launcher: Launcher,
+    machine: Machine,
+    reserve: cgroups.Reserve,
+    profile: Profile,
+    network: str,
 ) -> SpawnError | None:
     """Put a profile's layers on a process; return what failed that it requires."""
-    groups = cgroups.make("trial", Limits())
+    top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    groups = reserve.take(f"trial-{next(_numbers)}", Limits())
     wanted = Wanted(profile, network, "/")
     wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
-    top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if "uid" not in machine.lacking:
             wanted.user = machine.take_user()
@@ -94,7 +124,7 @@ async def _try(
         return None if why.stage == "exec" else why
     finally:
         os.close(top)
-        groups.remove()
+        reserve.give_back(groups)
         if wanted.user is not None:
             machine.give_user_back(wanted.user)
     process.close()

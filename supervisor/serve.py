@@ -374,6 +374,8 @@ async def _reload(host: Host, actions: DaemonOrders) -> None:
         changes = await actions.reload()
     except OrderError as why:
         host.log.write("ERROR", str(why))
+    except Exception as why:  # noqa: BLE001 - a fault of ours; the children go on
+        host.log.write("ERROR", f"Not reloaded: internal error: {why!r}")
     else:
         host.log.write("INFO", f"Reloaded: {changes}")
 

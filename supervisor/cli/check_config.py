@@ -34,7 +34,7 @@ def check_config(
 
     faults: tuple[Fault, ...] = ()
     try:
-        config = document.load_config(file, once=True)
+        config = document.load_config(file, once=True, for_daemon=None)
     except document.ConfigError as why:
         faults = why.faults
     else:

@@ -199,13 +199,16 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
                 yield f"policy.{joined(name)}.sandbox", why
 
 
-def load_config(path: str, *, once: bool = False, for_daemon: bool = True) -> Config:
+def load_config(
+    path: str, *, once: bool = False, for_daemon: bool | None = True
+) -> Config:
     """Read and check a configuration.
 
     Args:
         path: see ``source.text_of``.
         once: it is not read again later, so that it may be a pipe.
-        for_daemon: it is a daemon's, which has its usual places where none are written.
+        for_daemon: it is a daemon's, which has its usual places where none are written;
+            None if that is to be told by whether it has children, or places of its own.
 
     Raises:
         ConfigError: it cannot be read, is no TOML, or holds what is not known, not
@@ -221,6 +224,9 @@ def load_config(path: str, *, once: bool = False, for_daemon: bool = True) -> Co
             faults += [Fault(f"{section}.{key}", why) for key, why in check(value)]
     for cross_check in _CROSS_CHECKS:
         faults += [Fault(key, why) for key, why in cross_check(config, document)]
+    if for_daemon is None:
+        host = config.host
+        for_daemon = bool(config.child or host.state_dir or host.runtime_dir)
     own = check_own(config, with_usual=for_daemon)
     faults += [Fault(key, why) for key, why in own]
     if faults:

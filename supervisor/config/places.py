@@ -6,7 +6,8 @@ the form of a path, which is each section's own; who may reach what (``vfs``).
 Rules of this file.
 
 1. What is compared is what is there, by device and inode of a directory and all above it:
-   two texts can name one directory, by links, by ``..``, by a second mount.
+   two texts can name one directory, by links, by ``..``, by a second mount of it (one of
+   a directory beneath it hides what is above).
 2. What is not there yet (a daemon makes its directories as it begins) is compared by what
    of its path is there, and by the names that follow.
 """
@@ -14,6 +15,8 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,9 +57,13 @@ def place_of(path: str) -> Place:
     """Return where a path leads.
 
     Raises:
-        OSError: above it is what this user may not see, or its working directory is gone.
+        OSError: above it is what this user may not see, links go round in a ring, or its
+            working directory is gone.
     """
-    real = Path(path).resolve()
+    try:
+        real = Path(path).resolve()
+    except RuntimeError:  # until Python 3.12: a ring of links
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
     identities: list[tuple[object, ...]] = []
     missing: list[str] = []
     for here in (real, *real.parents):
@@ -161,13 +168,15 @@ def beside_other_roots(config: Config, name: str, path: str) -> Iterator[str]:
 def odd_places(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of roots and grants to write that reach another policy's root."""
     seen: list[tuple[str, Place]] = []
-    for name, root in _roots(config):
+    roots = list(_roots(config))
+    for name, root in roots:
         for owner, other in seen:
             if root.is_same(other):
                 yield f"policy.{joined(name)}.root", _shared(root, other, owner)
         seen.append((name, root))
     for name, policy in config.policy.items():
-        for text in reaching_roots(config, name, policy.write):
+        others = [(owner, root) for owner, root in roots if owner != name]
+        for text in _reaching(others, policy.write):
             yield f"policy.{joined(name)}.write", text
 
 
@@ -179,8 +188,11 @@ def reaching_roots(config: Config, name: str, paths: Iterable[str]) -> Iterator[
         name: the policy that they are used with, whose own root counts for nothing.
         paths: a root or grants to write.
     """
-    roots = [(owner, root) for owner, root in _roots(config) if owner != name]
-    for path in paths if roots else ():
+    yield from _reaching([(o, root) for o, root in _roots(config) if o != name], paths)
+
+
+def _reaching(roots: list[tuple[str, Place]], paths: Iterable[str]) -> Iterator[str]:
+    for path in filter(None, paths) if roots else ():
         try:
             place = place_of(path)
         except (OSError, ValueError):
@@ -249,12 +261,14 @@ class _Own(NamedTuple):
         place: where it is.
         loss: what children could do that have it.
         keys: what of a policy may not reach it.
+        is_whole: all beneath it is the daemon's too.
     """
 
     what: str
     place: Place
     loss: str
     keys: tuple[str, ...] = ("root", *GRANTS)
+    is_whole: bool = True
 
     def reached(self, place: Place, key: str) -> str:
         """Return why a root or grant is too much, if it holds this one or lies in it."""
@@ -262,7 +276,7 @@ class _Own(NamedTuple):
             return ""
         if self.place.lies_in(place) or self.place.is_same(place):
             relation, how = "holds", "choose one that holds nothing of the daemon's"
-        elif place.lies_in(self.place):
+        elif self.is_whole and place.lies_in(self.place):
             relation, how = "lies in", "choose one outside"
         else:
             return ""
@@ -273,21 +287,26 @@ class _Own(NamedTuple):
 
 
 def _own_places(config: Config, *, with_usual: bool) -> Iterator[_Own]:
-    """Yield what a daemon has for itself."""
+    """Yield what a daemon has for itself; what cannot be looked at is told by who makes it."""
     section = config.host
-    files = "reach other children's files and the journal"
     try:
         places = places_of(section, None)
-        if with_usual or section.state_dir:
-            yield _Own("[host] state_dir", place_of(places.state_dir), files)
-            if places.is_borrowed:  # state_dir is too long for sockets in it
-                what = "what is made for children of [host] state_dir"
-                yield _Own(what, place_of(places.scratch), files)
-        if with_usual or section.runtime_dir:
-            loss = "reach the daemon's lock and sockets"
-            yield _Own("[host] runtime_dir", place_of(places.runtime_dir), loss)
-        if section.control:
-            loss, keys = "take the control socket away", ("root", "write")
-            yield _Own("[host] control", place_of(places.control), loss, keys)
     except (OSError, ValueError):
-        return  # whoever makes them is told
+        return
+    files = "reach other children's files and the journal"
+    beneath = (places.logs, places.journal, places.scratch)
+    takes, writes = "take the daemon's lock and sockets away", ("root", "write")
+    found: list[tuple[str, str, str, tuple[str, ...], bool]] = []
+    if with_usual or section.state_dir:
+        every = ("root", *GRANTS)
+        found.append(("[host] state_dir", places.state_dir, files, every, False))
+        what = "what [host] state_dir is for"
+        found += [(what, path, files, every, True) for path in beneath]
+    if with_usual or section.runtime_dir:
+        where = places.runtime_dir
+        found.append(("[host] runtime_dir", where, takes, writes, True))
+    if section.control:
+        found.append(("[host] control", places.control, takes, writes, True))
+    for what, path, loss, keys, is_whole in found:
+        with contextlib.suppress(OSError, ValueError):
+            yield _Own(what, place_of(path), loss, keys, is_whole)

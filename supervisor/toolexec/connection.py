@@ -283,7 +283,7 @@ class Connection(Replies):
                 await execution.abandon()
                 raise
             else:
-                await owner.begin(execution, timeout_s, target.name)
+                await owner.begin(execution, execution.start.left_s, target.name)
         finally:
             os.close(cwd_fd)
         if self._service.is_verbose:

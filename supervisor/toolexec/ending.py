@@ -22,7 +22,7 @@ import trio
 from supervisor.spawned import LaunchpadLost
 
 if TYPE_CHECKING:
-    from supervisor.spawned import SpawnedProcess
+    from supervisor.spawned import ExitStatus, SpawnedProcess
 
 Ladder = tuple[tuple[float, int], ...]
 
@@ -143,3 +143,12 @@ async def signal_group(
             await process.signal_tree(number)  # an older kernel
         return True
     return False
+
+
+def exit_code(status: ExitStatus | None) -> int:
+    """Return an exit code as a shell has it; 137 for an end that nobody saw."""
+    if status is None or (status.code is None and status.signal is None):
+        return 128 + 9
+    if status.signal is not None:
+        return 128 + status.signal
+    return status.code or 0

@@ -34,6 +34,7 @@ from supervisor.toolexec.ending import (
     TIME_IS_UP,
     SignalLine,
     climb,
+    exit_code,
 )
 from supervisor.toolexec.outputlog import LogFullError
 from supervisor.toolexec.outputpump import OutputPump
@@ -226,8 +227,11 @@ class Execution:
             self._do_aside(self._enforce_growth, self.owner.growth)
         for ladder, begun_s in self.climbs:  # of the program before
             self._do_aside(climb, process, self.line, ladder, begun_s)
-        if self.passed or (self.start is not None and self.start.is_given_up):
-            self.end(AT_ONCE)  # that program was about to, or it came a moment too late
+        if self.start is not None and self.start.is_given_up:  # a moment too late
+            self._ended_as(self.start.code)
+            self.end(AT_ONCE)
+        elif self.passed:  # so that program has killed it, or was about to
+            self.end(AT_ONCE)
 
     async def _pump_all(self, pump: OutputPump) -> None:
         """Log what the tool prints; a tool whose output cannot be kept is ended."""
@@ -259,6 +263,10 @@ class Execution:
         """Take note that its process has ended: what it has printed is in the pipe."""
         if not pump.has_ended:
             self._do_aside(self._outwait_holders, pump)
+        elif (
+            process.is_awaited
+        ):  # it ran on with its output closed: who waits hears of it
+            return
         elif self.owner.growth is None and process.status is not None:
             self._finish(process.status)  # and not a turn of the loop later
 
@@ -288,10 +296,12 @@ class Execution:
 
     async def given_up(self, code: int, sidecar: str) -> None:
         """Finish one whose start was given up: as one that was ended so."""
-        self.timed_out = code == TIMED_OUT
-        self.code = code
+        self._ended_as(code)
         self.owner.failed(self, sidecar, GIVEN_UP)
         await self.abandon(keep=True)
+
+    def _ended_as(self, code: int | None) -> None:
+        self.code, self.timed_out = code, code == TIMED_OUT
 
     async def abandon(self, *, keep: bool = False) -> None:
         """Finish what has not begun; ``keep`` what is in its log."""
@@ -339,7 +349,7 @@ class Execution:
         if self.finished.is_set():
             return
         if self.code is None:
-            self.code = TIMED_OUT if self.timed_out else _code(status)
+            self.code = TIMED_OUT if self.timed_out else exit_code(status)
         self.owner.finished(self, keep=keep)
         self.log.finish(self._note())
         self.finished.set()
@@ -386,12 +396,3 @@ def spawn_request(
         fds=fds,
         rlimits=plan.rlimits,
     )
-
-
-def _code(status: ExitStatus | None) -> int:
-    """Return an exit code as a shell has it; 137 for an end that nobody saw."""
-    if status is None or (status.code is None and status.signal is None):
-        return 128 + 9
-    if status.signal is not None:
-        return 128 + status.signal
-    return status.code or 0

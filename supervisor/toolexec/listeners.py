@@ -128,6 +128,7 @@ def _tcp_url(address: tuple[str, int]) -> str:
 async def listening_within(
     child: Child,
     url: str | None,
+    taken: Callable[[int], None],
     serve: Callable[[trio.SocketListener], Awaitable[None]],
     stack: AsyncExitStack,
 ) -> str | None:
@@ -136,6 +137,7 @@ async def listening_within(
     Args:
         child: not spawned yet.
         url: of what all share; None for nothing.
+        taken: told of the descriptor of what it listens on, when the host has it.
         serve: serves what it listens on, until the stack is unwound.
         stack: of the child.
 
@@ -154,6 +156,7 @@ async def listening_within(
     stack.callback(nursery.cancel_scope.cancel)
 
     def begin(sock: socket.socket) -> None:
+        taken(sock.fileno())
         nursery.start_soon(serve, listener_on(sock.detach()))
 
     wanted = INNER_PORT if url is None else urlsplit(url).port or INNER_PORT

@@ -99,7 +99,7 @@ async def start(
     except BaseException:
         await execution.abandon()
         raise
-    await owner.begin(execution, timeout_s, "notify")
+    await owner.begin(execution, execution.start.left_s, "notify")
     return execution
 
 

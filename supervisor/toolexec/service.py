@@ -172,11 +172,11 @@ class ToolExec:
     ) -> dict[str, str]:
         """Have a child that makes no unix sockets listen for itself."""
 
-        async def serve(listener: trio.SocketListener) -> None:
-            executions.listener = listener.socket.fileno(), ""
-            await self._serve(listener)
+        def taken(fd: int) -> None:
+            executions.listener = fd, ""
 
-        url = await listening_within(executions.child, self.shared_url, serve, stack)
+        child, serve = executions.child, self._serve
+        url = await listening_within(child, self.shared_url, taken, serve, stack)
         return {} if url is None else {URL: url, TOKEN: executions.token}
 
     async def own(self, child: Child, stack: AsyncExitStack) -> ChildExecutions:

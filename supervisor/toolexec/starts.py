@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 LOOK_S = 0.25
 """Between two looks at what takes long: a tenth of what a client's end may take."""
 
+LEAST_S = 0.001
+"""What is left of a time limit that its start has used up: 0 would be none."""
+
 
 class StartEndedError(Exception):
     """A start was given up, and what asked for it is answered as a tool that has ended.
@@ -56,12 +59,15 @@ class Start:
         limit_s: what its tool may take, seconds; 0 for no limit.
         detach: it goes on when the client is gone.
 
+    Attributes:
+        code: the exit code with which it was given up; None for none.
+
     Raises:
         StartEndedError: it was given up with an exit code.
         BusyError: it was given up without one: nobody waits for it.
     """
 
-    __slots__ = ("_among", "_code", "_detach", "_scope", "_until", "_wire")
+    __slots__ = ("_among", "_detach", "_scope", "_until", "_wire", "code")
 
     def __init__(
         self, among: Starts, wire: Wire, limit_s: float = 0.0, *, detach: bool = False
@@ -71,7 +77,7 @@ class Start:
         self._detach = detach
         self._until = trio.current_time() + limit_s if limit_s else math.inf
         self._scope = trio.CancelScope()
-        self._code: int | None = None
+        self.code: int | None = None
 
     def __enter__(self) -> None:
         self._among.put_down(self)
@@ -87,19 +93,26 @@ class Start:
         is_swallowed = self._scope.__exit__(kind, error, trace)
         if not self._scope.cancelled_caught:
             return is_swallowed
-        if self._code is None:
+        if self.code is None:
             raise BusyError
-        raise StartEndedError(self._code)
+        raise StartEndedError(self.code)
 
     def give_up(self, code: int | None = None) -> None:
         """End it if it is not over: as a tool with an exit code, or for nobody."""
-        self._code = code
+        self.code = code
         self._scope.cancel()
 
     @property
     def is_given_up(self) -> bool:
         """Whether that was asked for, be it too late."""
         return self._scope.cancel_called
+
+    @property
+    def left_s(self) -> float:
+        """What its tool may still take, seconds; 0 for no limit."""
+        if self._until == math.inf:
+            return 0.0
+        return max(LEAST_S, self._until - trio.current_time())
 
     def look(self) -> None:
         """Give it up if nobody waits for it any more, or it takes too long."""

@@ -289,10 +289,21 @@ def test_no_root_lies_in_another_one_whatever_it_is_called(
         ("state_dir = 'A/new/state'", "write = ['A']", "holds [host] state_dir"),
         ("state_dir = 'A/new/state'", "write = ['A/new']", "holds [host] state_dir"),
         ("state_dir = 'A/state'", "read = ['A/state']", "holds [host] state_dir"),
-        ("state_dir = 'A'", "root = 'A/state'", "lies in [host] state_dir ('{}/A')"),
-        ("state_dir = 'A'", "write = ['A/state/new']", "lies in [host] state_dir"),
-        ("state_dir = 'A'", "read = ['A/file']", "lies in [host] state_dir"),
-        ("runtime_dir = 'A/run'", "read = ['A']", "holds [host] runtime_dir"),
+        ("state_dir = 'A'", "root = 'A/logs'", "holds what [host] state_dir is for"),
+        (
+            "state_dir = 'A'",
+            "write = ['A/logs/new']",
+            "lies in what [host] state_dir",
+        ),
+        (
+            "state_dir = 'A'",
+            "read = ['A/journal/file']",
+            "lies in what [host] state_dir",
+        ),
+        ("state_dir = 'A'", "root = 'A/state'", ""),
+        ("state_dir = 'A'", "write = ['A/state/..']", "holds [host] state_dir"),
+        ("runtime_dir = 'A/run'", "root = 'A'", "holds [host] runtime_dir"),
+        ("runtime_dir = 'A/run'", "read = ['A']", ""),
         ("control = 'A/socket'", "write = ['A']", "holds [host] control"),
         ("control = 'A/socket'", "read = ['A']", ""),
         ("state_dir = 'A/state'", "root = 'B'", ""),
@@ -306,6 +317,9 @@ def test_what_is_a_daemons_own_is_no_root_and_no_grant(
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "A/file").touch()
     (tmp_path / "link").symlink_to("A")
+    for name in ("logs", "scratch", "journal"):
+        (tmp_path / "A" / name).mkdir()
+    (tmp_path / "A/journal/file").touch()
     outcome = check(tmp_path, f"[host]\n{host}\n[policy.a]\n{policy}\n", "--json")
     if not said:
         assert outcome.status == 0
@@ -323,8 +337,9 @@ def test_what_is_a_daemons_own_is_no_root_and_no_grant(
 # Where nothing is written they are the usual ones of whoever starts the daemon.
 def test_the_usual_places_of_a_daemon_are_no_grant_either(tmp_path: Path) -> None:
     places = {"STATE_DIRECTORY": f"{tmp_path}/lib/s", "RUNTIME_DIRECTORY": "/run/x"}
-    (tmp_path / "c.toml").write_text(f"[policy.run]\nread = ['{tmp_path}']\n")
+    text = f"[policy.run]\nread = ['{tmp_path}']\n"
     env = {**ENVIRONMENT, **places}
+    (tmp_path / "c.toml").write_text(f"{text}[child.a]\ncommand = ['true']\n")
     outcome = sandhost("check-config", "--json", "c.toml", cwd=tmp_path, env=env)
     ((key, reason),) = faults(outcome)
     assert key == "policy.run.read"
@@ -332,6 +347,21 @@ def test_the_usual_places_of_a_daemon_are_no_grant_either(tmp_path: Path) -> Non
     # There is no daemon that would have them.
     words = ("run", "--config", "c.toml", "--", "true")
     assert sandhost(*words, cwd=tmp_path, env=env).status == 0
+    (tmp_path / "c.toml").write_text(text)  # nothing says that it is a daemon's
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path, env=env)
+    assert (outcome.status, outcome.err) == (0, b"")
+    assert sandhost("serve", "--config", "c.toml", cwd=tmp_path, env=env).status == 1
+
+
+# A ring of links is a fault of the file, and none of this program's.
+def test_a_ring_of_links_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ring").symlink_to("ring")
+    for policy in ("root = 'ring'", "read = ['ring']"):
+        outcome = check(tmp_path, f"[policy.a]\n{policy}\n")
+        assert outcome.status == 2
+        assert outcome.said(f"policy.a.{policy.split()[0]}: ")
+    # That is a file which the child may make, as long as nobody looks.
+    assert check(tmp_path, "[policy.a]\nwrite = ['ring']\n").status == 0
 
 
 # Two policies may work on one thing, and that is easily more than was meant.

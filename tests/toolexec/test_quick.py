@@ -11,7 +11,7 @@ import trio.testing
 
 from protocol import toolexec
 from supervisor.accepting import ACCEPT_PAUSE_S, accepted_socket
-from supervisor.toolexec import heads
+from supervisor.toolexec import heads, replies
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.handover import busy
 from supervisor.toolexec.outputlog import OutputLog
@@ -270,7 +270,17 @@ async def test_a_short_tool_is_answered_when_its_end_is_heard_of(
             (connection,) = server.connections.values()
             found.append((connection.wire.has_last, busy(scene.tool)))
 
+    monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
     monkeypatch.setattr(Execution, "_finish", finish_and_look)
+    put_last = Wire.put_last
+
+    def put_and_look(self: Wire, *parts: bytes) -> None:
+        (executions,) = scene.tool.children.values()
+        assert not executions.live  # rule 1 of `execution`
+        assert not scene.tool.slots.used
+        put_last(self, *parts)
+
+    monkeypatch.setattr(Wire, "put_last", put_and_look)
     for _ in range(4):
         reply = await scene.run("tool=true")
         assert (reply.status, reply.code, reply.body) == (200, 0, b"")
@@ -286,6 +296,7 @@ async def test_a_fault_in_an_answer_ends_its_connection_and_no_other(
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
     request = scene.request(b"tool=true")
+    monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
     with monkeypatch.context() as patch:
         patch.setattr(OutputLog, "in_memory", lambda _: 1 // 0)
         with await scene.connect() as sock:

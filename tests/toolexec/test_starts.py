@@ -12,7 +12,7 @@ import trio.testing
 
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
-from supervisor.toolexec.starts import LOOK_S, Start, Starts
+from supervisor.toolexec.starts import LEAST_S, LOOK_S, Start, Starts
 from supervisor.toolexec.wire import Wire
 from tests.helpers.hosts import eventually
 from tests.helpers.spawning import offered
@@ -117,8 +117,9 @@ async def test_a_signal_ends_who_is_being_started(scene: Scene, name: str) -> No
 
 
 # A cancellation that comes when the start is over already ends what was started.
+@pytest.mark.parametrize(("code", "status"), [(None, 137), (130, 130), (124, 124)])
 async def test_who_is_given_up_a_moment_too_late_is_ended(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, code: int | None, status: int
 ) -> None:
     request = scene.request(b"tool=sleep&arg=1000", f"X-Aifo-Exec-Id: {EXEC_ID}")
     owner = executions(scene)
@@ -126,12 +127,25 @@ async def test_who_is_given_up_a_moment_too_late_is_ended(
 
     async def begin_late(execution: Execution, limit_s: float, name: str) -> None:
         assert execution.start is not None
-        execution.start.give_up()
+        execution.start.give_up(code)
         await begin(execution, limit_s, name)
 
     monkeypatch.setattr(owner, "begin", begin_late)
     reply = await scene.say(request)
-    assert (reply.status, reply.code) == (200, 137)
+    assert (reply.status, reply.code) == (200, status)
+    assert (b"timeout" in reply.body) is (code == 124)
+
+
+# spec E25: what its start has taken is taken from its time.
+async def test_what_is_left_of_a_time_limit(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    wire = Wire.__new__(Wire)
+    start, none = Start(Starts(), wire, 10.0), Start(Starts(), wire)
+    await trio.sleep(4)
+    assert (start.left_s, none.left_s) == (6.0, 0.0)
+    await trio.sleep(7)
+    assert start.left_s == LEAST_S
 
 
 async def test_who_looks_at_starts_sleeps_while_there_are_none(
