@@ -11,6 +11,8 @@ Rules of this file.
    path there than a client can connect to (unix(7)): then in the run-time directory, or in
    a temporary one whose name follows from the state directory's, so that the next daemon
    finds what this one left.
+4. A living daemon's places stay, whatever its configuration says by now: the next program
+   of its process is told them (``VARIABLE``), for what was there is in them.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ import hashlib
 import json
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from supervisor import holdings
 from supervisor.here import absolute
@@ -33,12 +37,19 @@ from supervisor.temporary import temporary_directory
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from supervisor.config.document import Config
     from supervisor.config.host import HostSection
 
 _DIRECTORY_MODE = 0o700
 
 MAX_SCRATCH_BYTES = 107 - len("/sandhost-12345678/run/toolexec.sock")
 """Longest path of what children's directories are made in: sun_path has 107 bytes."""
+
+
+VARIABLE = "SANDHOST_PLACES"
+"""Holds the places of a living daemon, for its next program (rule 4)."""
+
+STAY = "other places of a daemon's own need a restart of the host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +168,27 @@ def _usual_state_dir() -> str:
         return "/var/lib/sandhost"
     home = environ.get("HOME") or "/nonexistent"
     return f"{environ.get('XDG_STATE_HOME') or f'{home}/.local/state'}/sandhost"
+
+
+def text_of(places: Places) -> str:
+    """Return places as what ``places_from`` reads."""
+    return json.dumps(asdict(places))
+
+
+def places_from(text: str | None) -> Places | None:
+    """Return the places that a program before has told, None for none."""
+    return None if text is None else Places(**json.loads(text))
+
+
+def staying(config: Config, living: Places) -> Config:
+    """Return a configuration that names the places of a living daemon (rule 4)."""
+    host = msgspec.structs.replace(
+        config.host,
+        runtime_dir=living.runtime_dir,
+        state_dir=living.state_dir,
+        control=living.control,
+    )
+    return msgspec.structs.replace(config, host=host)
 
 
 def make_directories(places: Places) -> None:

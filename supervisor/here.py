@@ -24,11 +24,14 @@ def working_directory() -> str:
 
 
 def absolute(path: str) -> str:
-    """Return a path as absolute text; links stay as they are.
+    """Return a path as absolute text; links stay as they are, unless ``..`` comes in it.
 
     Raises:
         FileNotFoundError: it is relative to a working directory that was removed.
     """
     if not path.startswith("/"):
         path = f"{working_directory()}/{path}"
+    if ".." in path.split("/"):
+        # It is above what a link leads to, and not above the link.
+        path = os.path.realpath(path)  # noqa: TID251 - for whoever wrote it, not a proof
     return "/" + os.path.abspath(path).lstrip("/")  # noqa: PTH100 - it keeps two

@@ -160,16 +160,20 @@ def _tell_odd_options(log: Log, options: RunOptions) -> None:
     """Warn of options that look like a mistake beside what is configured."""
     if options.config is None:
         return  # no profile of its own, nor another policy
-    from supervisor.config.places import reaching_roots  # noqa: PLC0415 - with that
+    from supervisor.config.places import reaching_own, reaching_roots  # noqa: PLC0415 - with that
     from supervisor.config.sandbox import network_left  # noqa: PLC0415
 
     policy = options.config.policy.get("run")
     # What the policy says is told with the rest of the configuration.
-    told = () if policy is None else policy.write
+    read, write = (0, 0) if policy is None else (len(policy.read), len(policy.write))
     root = None if policy is None or not policy.root else absolute(policy.root)
     roots = [] if options.root in {None, root} else [options.root]
-    for option, paths in (("root", roots), ("write", options.write[len(told) :])):
-        for text in reaching_roots(options.config, "run", paths):
+    given = {"root": roots, "read": options.read[read:], "write": options.write[write:]}
+    for option, paths in given.items():
+        texts = list(reaching_own(options.config, option, paths))
+        if option != "read":
+            texts += reaching_roots(options.config, "run", paths)
+        for text in texts:
             log.write("WARNING", f"--{option}: {text}")
     name = options.sandbox.name
     is_told = policy is not None and policy.sandbox == name and policy.network is None

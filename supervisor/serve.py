@@ -31,7 +31,7 @@ import signal
 import socket
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,12 +45,18 @@ from supervisor.config.document import Config
 from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams
+from supervisor.daemon_checks import faults_here
 from supervisor.daemon_places import (
+    STAY,
+    VARIABLE,
     Locks,
     locked,
     make_directories,
+    places_from,
     places_of,
     remove_borrowed,
+    staying,
+    text_of,
 )
 from supervisor.handover.daemon import DaemonSurroundings, left_of, take_over
 from supervisor.handover.enter import enter
@@ -64,7 +70,6 @@ from supervisor.loop_watch import Conditions, Lag, feed_watchdog
 from supervisor.metrics.registry import open_metrics
 from supervisor.notify import Notifier, watchdog_interval_s
 from supervisor.offers import NOTHING, offered
-from supervisor.profile_trials import try_profiles
 from supervisor.run import complain, guarded, heeded_signals
 from supervisor.sandbox import cgroups
 from supervisor.segments import Segments
@@ -111,7 +116,13 @@ def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
 
 async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
     log = Log(options.log_level, as_json=options.log_json)
+    living = places_from(os.environ.pop(VARIABLE, None))
+    left = left_of(launchpad)
     places = places_of(options.config.host, options.control)
+    if left is not None and living not in {None, places}:
+        log.write("WARNING", f"{options.config_path}: host: {STAY}")
+        config, places = staying(options.config, living), living
+        options = replace(options, config=config)
     with ExitStack() as stack:
         notifier = Notifier(os.environ.pop("NOTIFY_SOCKET", None))
         stack.callback(notifier.close)
@@ -121,7 +132,6 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         heeded = heeded_signals(SIGNALS)
         signals = stack.enter_context(trio.open_signal_receiver(*heeded))
         hear_signals()
-        left = left_of(launchpad)
         make_directories(places)
         held = None if left is None else Locks(left.lock_fd, left.state_lock_fd)
         locks, before = stack.enter_context(locked(places, launchpad.pid, held))
@@ -138,22 +148,16 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
         async with open_host(
             launchpad, settings_of(options.config), journal=journal, log=log
         ) as host:
-            if left is None and not await _can_be_had(host, options):
-                return FAILED
+            if left is None:
+                faults = await faults_here(host, places, options.config)
+                for fault in faults:
+                    complain("serve", f"cannot use {options.config_path}: {fault}")
+                if faults:
+                    return FAILED
             host.holders.add(notifier.descriptors)
             host.holders.add(lambda: [(fd, "lock") for fd in locks])
             await daemon.run(host, journal, signals)
         return daemon.status
-
-
-async def _can_be_had(host: Host, options: ServeOptions) -> bool:
-    """Try what profiles require; say what cannot be had (rule 3)."""
-    found = await try_profiles(host.launcher, host.machine, options.config)
-    for fault in found.faults:
-        complain("serve", f"cannot use {options.config_path}: {fault}")
-    for key, why in found.untried:
-        host.log.write("WARNING", f"{key}: {why}")
-    return not found.faults
 
 
 class Opened(NamedTuple):
@@ -205,15 +209,13 @@ class Daemon:
         places, notifier = self._places, self._notifier
         host.on_overdue = partial(self._tell_overdue, host)
         async with trio.open_nursery() as nursery:
-            children = Children(
-                host, self._options.config, places.logs, places.scratch, nursery
-            )
+            config, path = self._options.config, self._options.config_path
+            children = Children(host, config, places.logs, places.scratch, nursery)
             lag = Lag(host)
             conditions = Conditions(host)
             orders = Orders(stats=[lag.row, conditions.row])
-            actions = DaemonOrders(
-                host, children, self._options.config_path, self._tell_reload(children)
-            )
+            tell = self._tell_reload(children)
+            actions = DaemonOrders(host, children, places, path, tell)
             actions.add_to(orders)
             DaemonStreams(
                 host, children, journal, places.logs, self.request_stop
@@ -222,8 +224,7 @@ class Daemon:
             change.add_to(orders)
             nursery.start_soon(self._on_signals, change, children, actions, signals)
             nursery.start_soon(lag.run)
-            section = self._options.config.metrics
-            await open_metrics(host, section, nursery, watches_lag=False)
+            await open_metrics(host, config.metrics, nursery, watches_lag=False)
             nursery.start_soon(conditions.run, CONDITIONS_S)
             interval_s = watchdog_interval_s()
             if interval_s is not None:
@@ -231,7 +232,7 @@ class Daemon:
             control = partial(
                 serve_control, host, places.control, orders, self._take_control()
             )
-            config, for_tools = self._options.config, []
+            for_tools = []
             if config.toolexec is not None:
                 for_tools = self._activated.pop("toolexec", [])
             give_key_back(self._opened.host_state)
@@ -277,12 +278,13 @@ class Daemon:
 
     def _surroundings(self, children: Children, orders: Orders) -> DaemonSurroundings:
         address = self._notifier.address
+        told = {} if address is None else {"NOTIFY_SOCKET": address}
         return DaemonSurroundings(
             children=children,
             orders=orders,
             locks=self._opened.locks,
             stopping=self._stop_asked.is_set,
-            variables={} if address is None else {"NOTIFY_SOCKET": address},
+            variables=told | {VARIABLE: text_of(self._places)},
         )
 
     async def _take_over(

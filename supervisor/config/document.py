@@ -48,12 +48,14 @@ from supervisor.config.sandbox import (
     check_sandboxes,
     check_use,
     network_left,
+    no_address,
     no_way,
     profile_named,
 )
 from supervisor.config.sidecar import SidecarSection, check_sidecars
 from supervisor.config.source import text_of
 from supervisor.config.toolexec import ToolexecSection, check_toolexec
+from supervisor.sandbox.plan import NONE, PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,6 +141,16 @@ def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
                 yield f"policy.{joined(name)}.sandbox", why
 
 
+def _check_walls_of_sidecars(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    del named
+    for name, sidecar in config.sidecar.items():
+        # One that is unknown is told elsewhere.
+        for why in check_kernel(PROFILES.get(sidecar.sandbox, PROFILES[NONE])):
+            yield f"sidecar.{joined(name)}.sandbox", why
+
+
 def _check_ways(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     del named
     for name, policy in config.policy.items():
@@ -155,6 +167,7 @@ _CROSS_CHECKS: tuple[
 ] = (
     _check_policy_names,
     _check_walls,
+    _check_walls_of_sidecars,
     _check_ways,
     check_tools,
     check_preset_tools,
@@ -197,6 +210,9 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
             why = no_way(profile, policy.network, what, instead)
             if why and config.llm is not None:
                 yield f"policy.{joined(name)}.sandbox", why
+            if config.toolexec is not None and policy.tools != []:
+                for text in no_address(profile, policy.network, config.toolexec.listen):
+                    yield f"policy.{joined(name)}.sandbox", text
 
 
 def load_config(

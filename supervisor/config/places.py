@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from supervisor.config.document import Config
+    from supervisor.config.host import HostSection
     from supervisor.config.policy import PolicySection
+    from supervisor.daemon_places import Places
 
 GRANTS = ("read", "write")
 
@@ -223,7 +226,9 @@ def _shared(place: Place, root: Place, owner: str) -> str:
     )
 
 
-def check_own(config: Config, *, with_usual: bool) -> Iterator[tuple[str, str]]:
+def check_own(
+    config: Config, *, with_usual: bool = False, living: Places | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each root and grant that holds what is a daemon's own.
 
     Likewise for what lies in it: other children's roots are there, logs and journal.
@@ -231,18 +236,35 @@ def check_own(config: Config, *, with_usual: bool) -> Iterator[tuple[str, str]]:
     Args:
         config: all of it.
         with_usual: the places that a daemon has where nothing is written count as well.
+        living: a daemon's; these count, and not those that are written.
     """
-    own = list(_own_places(config, with_usual=with_usual))
+    own = list(_own_places(config.host, living, with_usual=with_usual))
     for name, policy in config.policy.items():
         for key, path in _named(policy):
-            try:
-                place = place_of(path)
-            except (OSError, ValueError):
-                continue  # is told as that
-            if why := next(
-                (why for its in own if (why := its.reached(place, key))), ""
-            ):
+            for why in _reached(own, key, path):
                 yield f"policy.{joined(name)}.{key}", why
+
+
+def reaching_own(config: Config, key: str, paths: Iterable[str]) -> Iterator[str]:
+    """Yield what is to be told of a root or grants of ``run`` that reach a daemon's own.
+
+    Args:
+        config: checked; what it names counts.
+        key: ``root``, ``read`` or ``write``.
+        paths: what they are.
+    """
+    own = list(_own_places(config.host, None, with_usual=False))
+    for path in filter(None, paths):
+        yield from _reached(own, key, path)
+
+
+def _reached(own: Iterable[_Own], key: str, path: str) -> Iterator[str]:
+    try:
+        place = place_of(path)
+    except (OSError, ValueError):
+        return  # is told as that
+    found = (why for its in own if (why := its.reached(place, key)))
+    yield from itertools.islice(found, 1)
 
 
 def _named(policy: PolicySection) -> Iterator[tuple[str, str]]:
@@ -286,27 +308,31 @@ class _Own(NamedTuple):
         )
 
 
-def _own_places(config: Config, *, with_usual: bool) -> Iterator[_Own]:
+def _own_places(
+    section: HostSection, living: Places | None, *, with_usual: bool
+) -> Iterator[_Own]:
     """Yield what a daemon has for itself; what cannot be looked at is told by who makes it."""
-    section = config.host
     try:
-        places = places_of(section, None)
+        places = living or places_of(section, None)
     except (OSError, ValueError):
         return
+    has_all = living is not None
     files = "reach other children's files and the journal"
     beneath = (places.logs, places.journal, places.scratch)
     takes, writes = "take the daemon's lock and sockets away", ("root", "write")
     found: list[tuple[str, str, str, tuple[str, ...], bool]] = []
-    if with_usual or section.state_dir:
+    if has_all or with_usual or section.state_dir:
         every = ("root", *GRANTS)
         found.append(("[host] state_dir", places.state_dir, files, every, False))
         what = "what [host] state_dir is for"
         found += [(what, path, files, every, True) for path in beneath]
-    if with_usual or section.runtime_dir:
+    if has_all or with_usual or section.runtime_dir:
         where = places.runtime_dir
         found.append(("[host] runtime_dir", where, takes, writes, True))
-    if section.control:
-        found.append(("[host] control", places.control, takes, writes, True))
+    if has_all or section.control:
+        found.append(
+            ("the daemon's control socket", places.control, takes, writes, True)
+        )
     for what, path, loss, keys, is_whole in found:
         with contextlib.suppress(OSError, ValueError):
             yield _Own(what, place_of(path), loss, keys, is_whole)

@@ -161,6 +161,24 @@ def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
     )
 
 
+def no_address(
+    profile: Profile, network: str | None, listen: Collection[str]
+) -> Iterator[str]:
+    """Yield what is to be told where children reach tools by TCP alone, and nobody listens.
+
+    Args:
+        profile: what a policy names.
+        network: of the policy.
+        listen: of ``[toolexec]``.
+    """
+    if not profile.unix_sockets and network == "host" and {*listen} == {"unix"}:
+        yield (
+            f"its children have no way to their tools: sandbox {profile.name!r} has"
+            " unix_sockets = false, and [toolexec] listen has no tcp:// address; add one,"
+            " unless the service manager opens it"
+        )
+
+
 def check_kernel(profile: Profile) -> Iterator[str]:
     """Yield why this kernel, or who runs this, does not have what a profile requires.
 
@@ -212,9 +230,14 @@ def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | N
 
 
 def requiring(config: Config) -> Iterator[tuple[str, Profile, str]]:
-    """Yield (key, profile, network) of each policy whose profile requires a layer."""
+    """Yield (key, profile, network) of each policy and sidecar that require a layer."""
     for name, policy in config.policy.items():
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None and profile.required:
             key = f"policy.{joined(name)}.sandbox"
             yield key, profile, policy.network or "none"
+    for name, sidecar in config.sidecar.items():
+        # A fault of its name is told elsewhere.
+        profile = PROFILES.get(sidecar.sandbox)
+        if profile is not None and profile.required and sidecar.backend == "local":
+            yield f"sidecar.{joined(name)}.sandbox", profile, "host"

@@ -20,8 +20,8 @@ from supervisor.config.child import (
 )
 from supervisor.config.document import ConfigError, load_config
 from supervisor.control.server import OrderError, Orders
+from supervisor.daemon_checks import faults_here
 from supervisor.options import OptionError
-from supervisor.profile_trials import try_profiles
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.children import Children
     from supervisor.config.document import Config
+    from supervisor.daemon_places import Places
     from supervisor.host import Host
     from supervisor.kept import Kept
 
@@ -73,6 +74,7 @@ class DaemonOrders:
     Args:
         host: whose children they concern.
         children: what it keeps.
+        places: where its files are, whatever the configuration says by now.
         config_path: read anew by ``reload``; None if it was started without one.
         on_reload: called before and after, with what it tells the service's manager.
     """
@@ -81,11 +83,13 @@ class DaemonOrders:
         self,
         host: Host,
         children: Children,
+        places: Places,
         config_path: str | None,
         on_reload: Callable[[bool], None] = lambda _begins: None,
     ) -> None:
         self._host = host
         self._children = children
+        self._places = places
         self._config_path = config_path
         self._on_reload = on_reload
 
@@ -228,18 +232,14 @@ class DaemonOrders:
             self._on_reload(False)
 
     async def _read(self, path: str) -> Config:
-        """Read the configuration, and try what its profiles require.
+        """Read the configuration, and ask of it what a daemon asks.
 
         Raises:
             ConfigError: it has faults.
         """
         config = await in_thread(load_config, path)
-        host = self._host
-        found = await try_profiles(host.launcher, host.machine, config)
-        if found.faults:
-            raise ConfigError(path, found.faults)
-        for key, why in found.untried:
-            host.log.write("WARNING", f"{key}: {why}")
+        if faults := await faults_here(self._host, self._places, config):
+            raise ConfigError(path, faults)
         return config
 
 

@@ -58,7 +58,8 @@ MAX_CONNECTIONS = 16
 MAX_LONG = 64
 """Orders and streams at once."""
 
-_ERROR_CHARS = 300
+_ERROR_CHARS = 10_000
+"""Of an error: a fault of a configuration names two paths, each of 4,096 bytes at most."""
 _RECEIVE_BYTES = 4096
 _UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
 _ENCODER = msgspec.json.Encoder()

@@ -12,7 +12,8 @@ import os
 
 import supervisor.serve  # noqa: F401 - what the next program imports has to be there
 from supervisor.config.document import ConfigError, load_config
-from supervisor.daemon_places import places_of
+from supervisor.daemon_checks import faults_of_places
+from supervisor.daemon_places import VARIABLE, places_from, places_of
 from supervisor.handover.exchange import REFUSAL, answer_check
 
 
@@ -26,9 +27,12 @@ def check(argv: list[str]) -> int:
     if path is not None:
         try:
             config = load_config(path)
-            places_of(config.host, None)
         except ConfigError as why:
             return _refuse(f"its configuration has faults: {why}")
+        places = places_from(os.environ.get(VARIABLE))
+        faults = faults_of_places(places or places_of(config.host, None), config)
+        if faults:
+            return _refuse(f"its configuration has faults: {ConfigError(path, faults)}")
     return answer_check()
 
 

@@ -37,7 +37,7 @@ from vfs.errors import HandoverError
 from vfs.hostio import calls_at_work
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from supervisor.child import Child
     from supervisor.handover.next_program import Program
@@ -74,7 +74,12 @@ SERVICES = ("llm", "toolexec", "fds")
 """By their names among ``Services``."""
 
 _ANSWER_BYTES = 4096
-_KEPT_VARIABLES = ("CREDENTIALS_DIRECTORY", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_KEPT_VARIABLES = (
+    *("CREDENTIALS_DIRECTORY", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+    # Where a daemon's places are.
+    *("HOME", "RUNTIME_DIRECTORY", "STATE_DIRECTORY", "TMPDIR"),
+    *("XDG_RUNTIME_DIR", "XDG_STATE_HOME"),
+)
 
 
 class Surroundings(Protocol):
@@ -104,7 +109,7 @@ async def replace(
     Cancellation: the host goes on.
     """
     try:
-        await _probe(host, program)
+        await _probe(host, program, around)
         await _replace(host, program, around)
     except HandoverError as why:
         host.journal.write("host.not_replaced", reason=str(why))
@@ -145,9 +150,10 @@ async def _replace(
 # The next program
 
 
-async def _probe(host: Host, program: Program) -> None:
+async def _probe(host: Host, program: Program, around: Surroundings | None) -> None:
     """Ask the next program, as a process of its own, what it takes over."""
-    said, status = await _ask(host, program)
+    variables = {} if around is None else around.environment()
+    said, status = await _ask(host, program, variables)
     wanted = versions()
     if status != 0 and said.startswith(REFUSAL):
         reason = said.removeprefix(REFUSAL).splitlines()[0]
@@ -161,13 +167,16 @@ async def _probe(host: Host, program: Program) -> None:
         raise HandoverError(f"{program.path!r} is too different: {text}")
 
 
-async def _ask(host: Host, program: Program) -> tuple[str, int | None]:
+async def _ask(
+    host: Host, program: Program, variables: Mapping[str, str]
+) -> tuple[str, int | None]:
     env = minimal_env("/tmp")  # noqa: S108 - nothing is made there
     env.update(
         (name, value)
         for name, value in os.environ.items()
         if name in _KEPT_VARIABLES or name.startswith("PYTHON")
     )
+    env.update(variables)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     cwd_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

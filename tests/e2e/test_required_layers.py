@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 of_root = pytest.mark.skipif(os.geteuid() != 0, reason="another layer goes first")
 of_x86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="its numbers")
 
-MOUNT_SETATTR, UNSHARE, RESTRICT_SELF, PRCTL = 442, 272, 446, 157
+MOUNT_SETATTR, UNSHARE, RULESET, RESTRICT_SELF, PRCTL = 442, 272, 444, 446, 157
 SET_NO_NEW_PRIVS = 38
 
 
@@ -125,6 +125,30 @@ def test_what_this_machine_gives_is_no_fault_however_much_is_required(
     for row in layers:
         if row["state"] == "missing":
             assert checked(tmp_path, profile(row["layer"])).status == 2, row
+
+
+# A sidecar's own process has walls as well.
+@of_x86
+@pytest.mark.parametrize(
+    ("call", "layer", "why"),
+    [
+        ((RESTRICT_SELF, errno.EPERM), "landlock", "Operation not permitted"),
+        ((RULESET, errno.ENOSYS), "landlock", "Function not implemented"),
+    ],
+    ids=["tried", "asked"],
+)
+def test_what_a_sidecar_requires_is_tried(
+    tmp_path: Path, call: tuple[int, int], layer: str, why: str
+) -> None:
+    text = "[toolexec]\n[sidecar.s]\nkind = 'node'\nsandbox = 'required'\n"
+    assert checked(tmp_path, text).status == 0
+    outcome = checked(tmp_path, text, older.without(*call))
+    assert outcome.status == 2
+    ((key, reason),) = ((row["key"], row["reason"]) for row in json.loads(outcome.out))
+    assert key == "sidecar.s.sandbox"
+    assert reason.startswith(
+        f"{layer!r}, which is required, is missing: {why}; it takes"
+    )
 
 
 # It starts nothing, which would take longer and more rights.
