@@ -52,7 +52,7 @@ BUSY = 503
 RESUME_PAUSE_S = 0.2
 """Before it is asked for again; doubles each time."""
 
-FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
+FORWARDED = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP")
 """Signals of this process that ``run`` hands on to the tool."""
 
 
@@ -119,8 +119,8 @@ class ToolClient:
             args: its arguments.
             cwd: its directory; None for this process's.
             on_output: takes output as it comes; None collects it.
-            forward_signals: hand SIGINT, SIGTERM and SIGHUP on to it (in the main
-                thread; elsewhere Python gives signals to nobody).
+            forward_signals: hand SIGINT, SIGQUIT, SIGTERM and SIGHUP on to it (in the
+                main thread; elsewhere Python gives signals to nobody).
             detach: it goes on while the line is broken, and is asked for again.
 
         Raises:

@@ -165,12 +165,11 @@ def test_a_running_tool_is_signalled(tools: ToolClient) -> None:
         assert not execution.signal("TERM")
 
 
-def test_signals_of_this_process_are_handed_on(
-    server: ToolServer, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["INT", "QUIT", "TERM", "HUP"])
+def test_signals_of_this_process_are_handed_on(server: ToolServer, name: str) -> None:
     program = (
         "import os, sys; from vfs.toolclient import ToolClient\n"
-        "script = \"trap 'echo got; exit 6' INT; echo ready; while :; do sleep 1; done\"\n"
+        f"script = \"trap 'echo got; exit 6' {name}; echo ready; while :; do sleep 1; done\"\n"
         "done = ToolClient().run('sh', '-c', script, cwd='/',"
         " on_output=lambda data: os.write(1, data))\n"
         "sys.exit(done.exit_code)\n"
@@ -185,7 +184,7 @@ def test_signals_of_this_process_are_handed_on(
     ) as process:
         assert process.stdout is not None
         read_until(process.stdout.fileno(), b"ready\n")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.Signals[f"SIG{name}"])
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 6
     assert out.endswith(b"got\n")
