@@ -116,10 +116,11 @@ def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
 
 async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
     log = Log(options.log_level, as_json=options.log_json)
-    living = places_from(os.environ.pop(VARIABLE, None))
     left = left_of(launchpad)
+    told = os.environ.pop(VARIABLE, None)
+    living = None if left is None else places_from(told)
     places = places_of(options.config.host, options.control)
-    if left is not None and living not in {None, places}:
+    if living is not None and living != places:
         log.write("WARNING", f"{options.config_path}: host: {STAY}")
         config, places = staying(options.config, living), living
         options = replace(options, config=config)
