@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +14,18 @@ import trio.testing
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.starts import LEAST_S, LOOK_S, Start, Starts
-from supervisor.toolexec.wire import Wire
+from supervisor.toolexec.throttle import Throttle
+from supervisor.toolexec.wire import LOOK_PIECES, Wire
 from tests.helpers.hosts import eventually
 from tests.helpers.spawning import offered
-from tests.helpers.toolscene import Scene, opened_scene, parse, receive_all, send
+from tests.helpers.toolscene import (
+    Scene,
+    Tenant,
+    opened_scene,
+    parse,
+    receive_all,
+    send,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -56,16 +65,61 @@ def executions(scene: Scene) -> ChildExecutions:
 
 
 # spec E25: within 3 s nothing of it lives; it was not looked for while an exec took long.
-async def test_a_start_whose_client_has_gone_is_given_up(scene: Scene) -> None:
+# spec toolexec 4: half a close is one, and so is one behind what nobody has asked for.
+@pytest.mark.parametrize("late", [b"", b"x", b"x" * 100_000], ids=["", "byte", "many"])
+@pytest.mark.parametrize("half_close", [True, False])
+@pytest.mark.parametrize("shared", [True, False], ids=["tcp", "unix"])
+async def test_a_start_whose_client_has_gone_is_given_up(
+    scene: Scene, late: bytes, *, half_close: bool, shared: bool
+) -> None:
+    tenant = scene.child
+    if shared:
+        assert scene.tool.shared_url is not None
+        tenant = Tenant(tenant.puppet, scene.tool.shared_url, tenant.token)
     async with stopped(scene):
-        with await scene.connect() as sock:
+        with await scene.connect(tenant) as sock:
             request = scene.request(b"tool=true", f"X-Aifo-Exec-Id: {EXEC_ID}")
             await send(sock, request)
             await eventually(lambda: EXEC_ID in executions(scene).live)
             assert (await scene.run("tool=true")).status == 200  # others are not kept
+            await send(sock, late)
+            if half_close:
+                sock.shutdown(socket.SHUT_WR)
+                await eventually(lambda: not executions(scene).live, 3.0)
         await eventually(lambda: not executions(scene).live, 3.0)
     assert not scene.tool.slots.used
     assert not scene.tool.starts._under_way
+
+
+# It is there for as long as it does not close, whatever it sends.
+async def test_a_start_whose_client_sends_more_goes_on(scene: Scene) -> None:
+    async with stopped(scene) as pidfd:
+        with await scene.connect() as sock:
+            extra = f"X-Aifo-Exec-Id: {EXEC_ID}"
+            await send(sock, scene.request(b"tool=true", extra))
+            await eventually(lambda: EXEC_ID in executions(scene).live)
+            (start,) = scene.tool.starts._under_way
+            with trio.fail_after(10):  # more than a socket holds: somebody reads it
+                await send(sock, b"x" * 4_000_000)
+            start.look()
+            assert not start.is_given_up
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            assert parse(await receive_all(sock)).code == 0
+
+
+# A look has an end where what is sent has none: others wait for it.
+def test_who_sends_without_end_is_there() -> None:
+    class Endless(socket.socket):
+        pieces = 0
+
+        def recv(self, *_: object) -> bytes:
+            self.pieces += 1
+            assert self.pieces <= LOOK_PIECES
+            return b"x"
+
+    with Endless(socket.AF_UNIX) as sock:
+        Wire(sock, Throttle()).check_there()
+        assert sock.pieces == LOOK_PIECES
 
 
 # spec E25: unless it said that it would.
