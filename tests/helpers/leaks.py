@@ -4,11 +4,14 @@ Looks at descriptors and direct children of the process that asks, through `/pro
 it sees what the kernel sees and not what a table claims. A zombie counts as a child:
 somebody did not wait. Does not look at memory, tasks or files on disk; tests that make
 those count them themselves. Used by `tests/conftest.py` for every test marked `slow`
-or naming the fixture `no_leaks`.
+or naming the fixture `no_leaks`. `no_descriptor_left` is for who is to hold nothing more.
 """
 
 import os
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -96,3 +99,17 @@ def _describe(pid: int) -> tuple[int, str] | None:
         return None
     fields = rest.split()
     return int(fields[19]), f"{head.partition('(')[2]} ({fields[0]})"
+
+
+@contextmanager
+def no_descriptor_left(but: int = 0) -> Iterator[None]:
+    """Let this process open nothing inside, but for so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [os.dup(0) for _ in range(but + 1)]
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,10 +4,8 @@ import errno
 import math
 import os
 import re
-import resource
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from supervisor.sandbox import walled
 from supervisor.sandbox.plan import PROFILES, named
 from tests.helpers.hosts import descriptors, eventually
 from tests.helpers.innerscene import Scene, descriptors_of, made, scene
+from tests.helpers.leaks import no_descriptor_left
 from tests.helpers.stock import names_beneath
 
 __all__ = ["scene"]
@@ -43,15 +42,6 @@ def ready_in(scene: Scene) -> set[int]:
             if name == "sandhost-stock" and len(numbers.split()) > 1:
                 found.add(pid)
     return found
-
-
-def test_each_service_has_a_port_of_its_own() -> None:
-    inner = InnerListener()
-    try:
-        assert [inner.want(8087, print) for _ in range(3)] == [8087, 8088, 8089]
-        assert inner.ports == (8087, 8088, 8089)
-    finally:
-        inner.close()
 
 
 # Forked for its order, and then from the stock.
@@ -245,30 +235,27 @@ async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
     assert await puppet.do("get()") == 200
 
 
-@contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """Let this process open nothing inside."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
+@pytest.mark.parametrize("room", [0, 1])
 async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    room: int,
 ) -> None:
-    receive = InnerListener.receive
+    receive, want = InnerListener.receive, InnerListener.want
 
     def received(inner: InnerListener) -> None:
-        with no_descriptor_left():
+        with no_descriptor_left(but=room):
             receive(inner)
+
+    def wanted(inner: InnerListener, port: int, serve: Any) -> int:
+        for _ in range(room):  # of another service
+            want(inner, port + 1, lambda _: pytest.fail("a part"))
+        return want(inner, port, serve)
 
     with monkeypatch.context() as patched:
         patched.setattr(InnerListener, "receive", received)
+        patched.setattr(InnerListener, "want", wanted)
         puppet = await scene.puppet()
     why = puppet.child.walls.missing[walled.LISTENER]
     assert why == (
@@ -278,7 +265,9 @@ async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
     log = capfd.readouterr().err
     assert "goes without its listener on its loopback: this host cannot" in log
     assert not scene.listeners()
-    assert await puppet.do("fault(get)") == errno.ECONNREFUSED
+    for port in range(room + 1):
+        fault = await puppet.do(f"fault(lambda: connect(PORT + {port}))")
+        assert fault == errno.ECONNREFUSED
     assert descriptors_of(puppet) == []
 
 
