@@ -60,9 +60,13 @@ def test_a_shim_in_a_child_runs_the_hosts_tool(
     assert (outcome.status, outcome.err) == (0, b"")
 
 
-# spec E1: of both it is told what its profile leaves it.
-def test_a_child_that_makes_no_unix_sockets_is_told_the_port(place: Path) -> None:
-    profile = "[sandbox.x]\nlayers = ['seccomp']\nunix_sockets = false\n"
+# spec E1: of both it is told what its profile leaves it; in the host's network there is no
+# namespace to listen in, whatever its profile has.
+@pytest.mark.parametrize("more", ["", ", 'userns', 'netns'"], ids=["", "netns"])
+def test_a_child_that_makes_no_unix_sockets_is_told_the_port(
+    place: Path, more: str
+) -> None:
+    profile = f"[sandbox.x]\nlayers = ['seccomp'{more}]\nunix_sockets = false\n"
     options = ("--network", "host", "--sandbox", "x")
     both = ", ".join(LISTENERS)
     outcome = run(place, "go", more=profile, listen=both, options=options)
@@ -88,13 +92,18 @@ def test_a_child_that_makes_no_unix_sockets_has_a_port_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("network", "listen"), [("none", LISTENERS[1]), ("host", LISTENERS[0])]
+    ("network", "listen", "more"),
+    [
+        ("none", LISTENERS[1], ""),
+        ("host", LISTENERS[0], ""),
+        ("host", LISTENERS[0], ", 'userns', 'netns'"),
+    ],
 )
 # spec E1: a child is told a way that leads somewhere, or it is not started.
 def test_a_child_with_no_way_to_its_tools_is_refused(
-    place: Path, network: str, listen: str
+    place: Path, network: str, listen: str, more: str
 ) -> None:
-    profile = "[sandbox.x]\nlayers = ['seccomp']\nunix_sockets = false\n"
+    profile = f"[sandbox.x]\nlayers = ['seccomp'{more}]\nunix_sockets = false\n"
     options = ("--network", network, "--sandbox", "x")
     outcome = run(place, "true", more=profile, listen=listen, options=options)
     assert outcome.status == 125
