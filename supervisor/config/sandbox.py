@@ -174,8 +174,8 @@ def no_address(
     if not profile.unix_sockets and network == "host" and {*listen} == {"unix"}:
         yield (
             f"its children have no way to their tools: sandbox {profile.name!r} has"
-            " unix_sockets = false, and [toolexec] listen has no tcp:// address; add one,"
-            " unless the service manager opens it"
+            " unix_sockets = false, and [toolexec] listen has no tcp:// address; add one (or"
+            " have the service manager open it), or write tools = []"
         )
 
 

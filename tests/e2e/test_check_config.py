@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import older
-from tests.helpers.command import Outcome, sandhost, without
+from tests.helpers.command import ENVIRONMENT, Outcome, sandhost, without
 
 pytestmark = pytest.mark.slow
 
@@ -207,6 +207,36 @@ def test_a_profile_that_closes_every_way_is_told(
         outcome = sandhost("run", "--config", "c.toml", "--", "true", cwd=tmp_path)
         assert outcome.status == 125
         assert outcome.said(f"policy.run.sandbox: {said}")
+
+
+# spec E1: in the host's network it has no namespace to listen in, whatever its layers are;
+# who starts the host may give it a port, so nothing is refused before.
+@pytest.mark.parametrize(
+    ("listen", "policy", "is_told"),
+    [
+        ("'unix'", "", True),
+        ("'unix'", "tools = []", False),
+        ("'unix', 'tcp://127.0.0.1:0'", "", False),
+    ],
+)
+def test_a_profile_that_closes_the_way_in_the_hosts_network_is_told(
+    tmp_path: Path, listen: str, policy: str, *, is_told: bool
+) -> None:
+    profile = "layers = ['seccomp', 'netns']\nunix_sockets = false\n"
+    text = f"[toolexec]\nlisten = [{listen}]\n[sandbox.x]\n{profile}"
+    text += f"[policy.run]\nsandbox = 'x'\nnetwork = 'host'\n{policy}\n"
+    outcome = check(tmp_path, text)
+    assert outcome.status == 0
+    words = ("run", "--config", "c.toml", "--", "true")
+    if not is_told:
+        assert outcome.err == b""
+        assert sandhost(*words, cwd=tmp_path).status == 0
+        return
+    said = "policy.run.sandbox: warning: its children have no way to their tools: "
+    assert outcome.said(f"c.toml: {said}sandbox 'x' has")
+    assert sandhost(*words, cwd=tmp_path).status == 125
+    env = {**ENVIRONMENT, "AIFO_TOOLEEXEC_BIND_HOST": "127.0.0.1"}
+    assert sandhost(*words, cwd=tmp_path, env=env).status == 0
 
 
 def test_a_file_that_is_not_there_is_2() -> None:
