@@ -14,9 +14,10 @@ Rules of this file.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -111,24 +112,42 @@ async def _try(
     network: str,
 ) -> SpawnError | None:
     """Put a profile's layers on a process; return what failed that it requires."""
-    top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    groups = reserve.take(f"trial-{next(_numbers)}", Limits())
-    wanted = Wanted(profile, network, "/")
-    wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
     try:
-        if "uid" not in machine.lacking:
-            wanted.user = machine.take_user()
-        request = SpawnRequest(_NO_PROGRAM, ("-",), {}, top, ())
-        process, _ = await walled.spawn(launcher, machine, request, wanted)
+        await _start(launcher, machine, reserve, profile, network)
     except SpawnError as why:
         return None if why.stage == "exec" else why
-    finally:
-        os.close(top)
-        reserve.give_back(groups)
-        if wanted.user is not None:
-            machine.give_user_back(wanted.user)
-    process.close()
+    except OSError as why:  # no descriptor, say (rule 2)
+        reason = why.strerror or str(why)
+        return SpawnError(why.errno or errno.EIO, "request", reason, reason)
     raise AssertionError("a directory was executed")
+
+
+async def _start(
+    launcher: Launcher,
+    machine: Machine,
+    reserve: cgroups.Reserve,
+    profile: Profile,
+    network: str,
+) -> None:
+    """Start what can only fail; what it had is given back.
+
+    Raises:
+        SpawnError: always.
+        OSError: something of the host's cannot be had for it.
+    """
+    with ExitStack() as stack:
+        groups = reserve.take(f"trial-{next(_numbers)}", Limits())
+        stack.callback(reserve.give_back, groups)
+        wanted = Wanted(profile, network, "/")
+        wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
+        if "uid" not in machine.lacking:
+            wanted.user = machine.take_user()
+            stack.callback(machine.give_user_back, wanted.user)
+        top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, top)
+        request = SpawnRequest(_NO_PROGRAM, ("-",), {}, top, ())
+        process, _ = await walled.spawn(launcher, machine, request, wanted)
+        process.close()
 
 
 def try_alone(launchpad: LaunchpadProcess, config: Config) -> Findings:

@@ -195,8 +195,9 @@ class Machine:
         user = next((number for number in own if number not in self._users), None)
         if user is None:
             count = USERS * len(firsts)
-            text = f"cannot start a child: all {count} users of this host have one"
-            raise SpawnError(errno.EAGAIN, "uid", f"{text}; run a second host")
+            why = f"all {count} users of this host have one"
+            text = f"cannot start a child: {why}; run a second host"
+            raise SpawnError(errno.EAGAIN, "uid", text, why)
         self._users.add(user)
         return user
 

@@ -3,15 +3,19 @@
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from supervisor.config.document import ConfigError, load_config
 from supervisor.config.sandbox import requiring
+from supervisor.control.client import ControlError
+from supervisor.sandbox.cgroups import PREFIX, hierarchies
 from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
 from tests.helpers.daemon import daemon
+from tests.helpers.replacing import assert_clean
 
 pytestmark = pytest.mark.slow
 
@@ -170,6 +174,81 @@ def test_what_could_not_be_tried_is_told_and_refuses_nothing(tmp_path: Path) -> 
     assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
     said = "policy.p.sandbox: warning: what it requires could not be tried: netns: No"
     assert outcome.said(said)
+
+
+# So does a daemon, which goes on, and each time it reads its configuration anew.
+@of_x86
+@of_root
+def test_a_daemon_tells_what_could_not_be_tried_and_begins(tmp_path: Path) -> None:
+    kernel = older.without(UNSHARE, errno.ENOSPC)
+    text = profile("netns", "layers = ['netns']\n")
+    said = "policy.p.sandbox: what it requires could not be tried: netns: No space"
+    with daemon(tmp_path, text, wrapper=kernel) as running:
+        (line,) = (line for line in running.said().splitlines() if said in line)
+        assert "WARNING" in line
+        running.send(signal.SIGHUP)
+        running.hear("RELOADING=1")
+        running.hear("READY=1")
+        assert running.said().count(said) == 2
+        assert "Not reloaded" not in running.said()
+        assert running.end() == 0
+
+
+# It is the trial that finds this out, and nothing changes.
+@of_x86
+def test_a_reload_is_refused_for_what_fails_when_it_is_tried(tmp_path: Path) -> None:
+    kernel = older.without(RESTRICT_SELF, errno.EPERM)
+    with daemon(tmp_path, profile("no_new_privs"), wrapper=kernel) as running:
+        config = tmp_path / "c.toml"
+        config.write_text(config.read_text().replace("no_new_privs", "landlock"))
+        said = "policy.p.sandbox: 'landlock', which is required, is missing: "
+        with pytest.raises(ControlError, match=f"not reloaded: .*{said}"):
+            running.client.reload()
+        assert said in running.said()
+        assert running.end() == 0
+
+
+SLEEPER = "[child.{0}]\ncommand = ['/bin/sleep', '1000']\npolicy = 'p'\n"
+
+
+def groups_of(pid: int) -> set[str]:
+    """Return the names of the groups that a host has."""
+    found = set()
+    for hierarchy in hierarchies():
+        found |= {path.name for path in Path(hierarchy.group).glob(f"{PREFIX}{pid}-*")}
+    return found
+
+
+# A daemon is told to reload for as long as it lives: a trial leaves nothing in it, gone
+# well or not.
+def test_trials_of_reloads_leave_nothing(tmp_path: Path) -> None:
+    rows = json.loads(sandhost("doctor", "--json").out)["layers"]
+    given = [row["layer"] for row in rows if row["state"] == "present"]
+    missing = "userns" if os.geteuid() == 0 else "uid"
+    text = f"[sandbox.s]\nrequired = {given}\n[policy.p]\nsandbox = 's'\n"
+    with daemon(tmp_path, text + SLEEPER.format("a")) as running:
+        running.wait(lambda: running.row("a").state == "running")
+        pid, config = running.process.pid, tmp_path / "c.toml"
+        groups = groups_of(pid)
+        assert not any("-trial-" in name for name in groups)
+        good = config.read_text()
+        for number in range(6):
+            bad = good + profile(missing).replace(".s]", ".t]").replace("'s'", "'t'")
+            config.write_text(bad.replace("y.p]", "y.q]") if number % 2 else good)
+            running.send(signal.SIGHUP)
+            running.hear("RELOADING=1")
+            running.hear("READY=1")
+        running.wait(lambda: running.said().count("Reloaded: ") == 3)
+        assert running.said().count("Not reloaded: ") == 3
+        assert groups_of(pid) == groups
+        assert_clean(running)
+        # The next user is the next one: none has been taken meanwhile.
+        config.write_text(good + SLEEPER.format("b"))
+        running.client.reload()
+        running.wait(lambda: running.row("b").state == "running")
+        one, other = (os.stat(f"/proc/{running.row(n).pid}").st_uid for n in "ab")
+        assert other - one == ("uid" in given)
+        assert running.end() == 0
 
 
 def test_a_reload_tries_what_is_required_now(tmp_path: Path) -> None:
