@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import daemon as helper
+from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.daemon import Daemon, daemon
 
 pytestmark = pytest.mark.slow
@@ -114,3 +115,96 @@ def test_a_short_one_has_its_children_in_it(tmp: Path) -> None:
         running.wait(lambda: ended(running), "the end of a")
         assert f"unix://{tmp}/state/scratch/sandhost-" in running.log("a").decode()
         assert running.end() == 0
+
+
+# What other children have is none of a child's, wherever it lies.
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("root = '{scratch}'", "holds what [host] state_dir is for"),
+        ("read = ['{scratch}']", "holds what [host] state_dir is for"),
+        ("write = ['{tmp}/link']", "holds what [host] state_dir is for"),
+        ("root = '{scratch}/one'", "lies in what [host] state_dir is for"),
+        ("read = ['{scratch}/one/file']", "lies in what [host] state_dir is for"),
+        ("write = ['{tmp}/link/new']", "lies in what [host] state_dir is for"),
+        ("root = '{tmp}'", "holds what [host] state_dir is for"),
+        ("root = '{tmp}/other'", ""),
+        ("write = ['{scratch}er']", ""),
+        # Nobody has anything there then, and no socket would have an address.
+        ("root = '{deep}/state/scratch'", ""),
+        ("root = '{deep}/state/mine'", ""),
+        ("root = '{deep}/state/logs'", "holds what [host] state_dir is for"),
+    ],
+)
+def test_what_is_borrowed_is_no_root_and_no_grant(
+    deep: Path, tmp: Path, monkeypatch: pytest.MonkeyPatch, policy: str, said: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp))
+    scratch = helper.scratch_of(deep)
+    assert scratch.parent == tmp
+    (scratch / "one").mkdir(parents=True)
+    (scratch / "one" / "file").touch()
+    (tmp / "link").symlink_to(scratch)
+    (tmp / "other").mkdir()
+    for name in ("scratch", "mine", "logs"):
+        (deep / "state" / name).mkdir(parents=True)
+    text = policy.format(scratch=scratch, tmp=tmp, deep=deep)
+    head = helper.HEAD.format(where=deep, grace="5s")
+    (deep / "c.toml").write_text(f"{head}[policy.p]\n{text}\n")
+    env = {**ENVIRONMENT, "TMPDIR": str(tmp)}
+    outcome = sandhost("check-config", "c.toml", cwd=deep, env=env)
+    if not said:
+        assert (outcome.status, outcome.err) == (0, b"")
+        return
+    assert outcome.status == 2
+    path = scratch if "/logs" not in policy else deep / "state" / "logs"
+    key = f"policy.p.{policy.split(maxsplit=1)[0]}: "
+    assert outcome.said(f"c.toml: {key}")
+    assert outcome.said(f" {said} ('{path}'): ")
+    refused = sandhost("serve", "--config", "c.toml", cwd=deep, env=env)
+    assert (refused.status, refused.said(key)) == (1, True)
+
+
+# Of the run-time directory alone a grant to read is none of anybody's; of this part it is.
+@pytest.mark.parametrize(
+    ("policy", "is_refused"),
+    [("read = ['scratch/one']", True), ("read = ['other']", False)],
+)
+def test_what_lies_in_the_run_time_directory_is_no_grant_to_read(
+    deep: Path, tmp: Path, policy: str, *, is_refused: bool
+) -> None:
+    for name in ("scratch/one", "other"):
+        (tmp / name).mkdir(parents=True)
+    text = policy.replace("['", f"['{tmp}/")
+    head = f"[host]\nruntime_dir = '{tmp}'\nstate_dir = '{deep}/state'\n"
+    (deep / "c.toml").write_text(f"{head}[policy.p]\n{text}\n")
+    outcome = sandhost("check-config", "c.toml", cwd=deep)
+    assert outcome.status == (2 if is_refused else 0)
+    if is_refused:
+        assert outcome.said(f"lies in what [host] state_dir is for ('{tmp}/scratch')")
+
+
+# What a daemon has is three directories beneath its own; what else lies there is whoever's
+# it was made for.
+@pytest.mark.parametrize("key", ["root", "read", "write"])
+@pytest.mark.parametrize(
+    "name", ["logs", "journal", "scratch", "logs-of-mine", "roots", "roots/logs"]
+)
+def test_a_state_directory_has_room_for_roots(tmp: Path, key: str, name: str) -> None:
+    place = tmp / "state" / name / "one"
+    place.mkdir(parents=True)
+    value = f"'{place}'" if key == "root" else f"['{place}']"
+    (tmp / "c.toml").write_text(
+        f"{helper.HEAD.format(where=tmp, grace='5s')}[policy.p]\n{key} = {value}\n"
+    )
+    outcome = sandhost("check-config", "c.toml", cwd=tmp)
+    if name in {"logs", "journal", "scratch"}:
+        assert outcome.status == 2
+        assert outcome.said("lies in what [host] state_dir is for")
+        return
+    assert (outcome.status, outcome.err) == (0, b"")
+    if key == "root":  # and a daemon that has it begins, and leaves it alone
+        (place / "file").write_text("mine")
+        with daemon(tmp, f"[policy.p]\nroot = '{place}'\n") as running:
+            assert running.end() == 0
+        assert (place / "file").read_text() == "mine"
