@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from supervisor.config.document import Config
     from supervisor.config.host import HostSection
 
+CHECKPOINTS = "checkpoints"
+"""In the state directory: what has been kept of LLM fds, of all children."""
+
+LEDGER = "llm-quota.sqlite3"
+"""There too: what has been spent."""
+
 _DIRECTORY_MODE = 0o700
 
 MAX_SCRATCH_BYTES = 107 - len("/sandhost-12345678/run/toolexec.sock")
@@ -92,6 +98,16 @@ class Places:
     def journal(self) -> str:
         """The journal's directory."""
         return f"{self.state_dir}/journal"
+
+    @property
+    def checkpoints(self) -> str:
+        """The directory of LLM fds' checkpoints."""
+        return f"{self.state_dir}/{CHECKPOINTS}"
+
+    @property
+    def ledger(self) -> str:
+        """The file that says what was spent of the quota."""
+        return f"{self.state_dir}/{LEDGER}"
 
 
 def places_of(section: HostSection, control: str | None) -> Places:

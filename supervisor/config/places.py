@@ -318,7 +318,7 @@ def _own_places(
         return
     has_all = living is not None
     files = "reach other children's files and the journal"
-    beneath = (places.logs, places.journal, places.scratch)
+    beneath = (places.logs, places.journal, places.scratch, places.checkpoints)
     takes, writes = "take the daemon's lock and sockets away", ("root", "write")
     found: list[tuple[str, str, str, tuple[str, ...], bool]] = []
     if has_all or with_usual or section.state_dir:
@@ -326,6 +326,8 @@ def _own_places(
         found.append(("[host] state_dir", places.state_dir, files, every, False))
         what = "what [host] state_dir is for"
         found += [(what, path, files, every, True) for path in beneath]
+        spends = "change what is left of the quota"
+        found.append((what, places.ledger, spends, every, True))
     if has_all or with_usual or section.runtime_dir:
         where = places.runtime_dir
         found.append(("[host] runtime_dir", where, takes, writes, True))

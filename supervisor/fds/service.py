@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from protocol import fdxml
 from supervisor.config.fds import FileDescriptorSection
+from supervisor.daemon_places import CHECKPOINTS
 from supervisor.fds import handover
 from supervisor.options import parse_duration, parse_size
 from supervisor.scratch import make_kept
@@ -347,7 +348,7 @@ def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdServ
     if temporary is None and state_dir is not None:
         # Else it is made with the directory in it, and open to everybody.
         os.makedirs(state_dir, mode=0o700, exist_ok=True)  # noqa: PTH103
-    directory = temporary or os.path.join(str(state_dir), "checkpoints")  # noqa: PTH118
+    directory = temporary or os.path.join(str(state_dir), CHECKPOINTS)  # noqa: PTH118
     try:
         if temporary is not None:
             host.apart.add(temporary)

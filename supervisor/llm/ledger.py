@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.daemon_places import LEDGER
 from supervisor.llm.quota import Node
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-FILE_NAME = "llm-quota.sqlite3"
 
 RUN, DAY, NEVER = "run", "day", "never"
 """When spending is forgotten: with the host, at midnight UTC, not at all."""
@@ -93,7 +92,7 @@ class _File:
     """The file; its methods block."""
 
     def __init__(self, directory: str) -> None:
-        self.path = os.path.join(directory, FILE_NAME)  # noqa: PTH118 - a str is wanted
+        self.path = os.path.join(directory, LEDGER)  # noqa: PTH118 - a str is wanted
         try:
             with ExitStack() as stack:
                 os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103

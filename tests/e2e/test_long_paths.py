@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.daemon_places import LEDGER
 from tests.helpers import daemon as helper
 from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.daemon import Daemon, daemon
@@ -184,11 +185,14 @@ def test_what_lies_in_the_run_time_directory_is_no_grant_to_read(
         assert outcome.said(f"lies in what [host] state_dir is for ('{tmp}/scratch')")
 
 
-# What a daemon has is three directories beneath its own; what else lies there is whoever's
+OWN = ("logs", "journal", "scratch", "checkpoints")
+
+
+# What a daemon has beneath its own is these directories; what else lies there is whoever's
 # it was made for.
 @pytest.mark.parametrize("key", ["root", "read", "write"])
 @pytest.mark.parametrize(
-    "name", ["logs", "journal", "scratch", "logs-of-mine", "roots", "roots/logs"]
+    "name", [*OWN, "logs-of-mine", "roots", "roots/logs", "roots/checkpoints"]
 )
 def test_a_state_directory_has_room_for_roots(tmp: Path, key: str, name: str) -> None:
     place = tmp / "state" / name / "one"
@@ -198,7 +202,7 @@ def test_a_state_directory_has_room_for_roots(tmp: Path, key: str, name: str) ->
         f"{helper.HEAD.format(where=tmp, grace='5s')}[policy.p]\n{key} = {value}\n"
     )
     outcome = sandhost("check-config", "c.toml", cwd=tmp)
-    if name in {"logs", "journal", "scratch"}:
+    if name in OWN:
         assert outcome.status == 2
         assert outcome.said("lies in what [host] state_dir is for")
         return
@@ -208,3 +212,17 @@ def test_a_state_directory_has_room_for_roots(tmp: Path, key: str, name: str) ->
         with daemon(tmp, f"[policy.p]\nroot = '{place}'\n") as running:
             assert running.end() == 0
         assert (place / "file").read_text() == "mine"
+
+
+# What is left of a quota is for nobody to change whom it bounds.
+@pytest.mark.parametrize("key", ["read", "write"])
+def test_the_ledger_of_a_quota_is_no_grant(tmp: Path, key: str) -> None:
+    ledger = tmp / "state" / LEDGER
+    ledger.parent.mkdir()
+    for name, status in ((ledger, 2), (ledger.with_suffix(".mine"), 0)):
+        name.touch()
+        head = helper.HEAD.format(where=tmp, grace="5s")
+        (tmp / "c.toml").write_text(f"{head}[policy.p]\n{key} = ['{name}']\n")
+        outcome = sandhost("check-config", "c.toml", cwd=tmp)
+        assert outcome.status == status
+        assert not status or outcome.said("change what is left of the quota")

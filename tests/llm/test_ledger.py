@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.llm.ledger import FILE_NAME, LedgerError, Spending
+from supervisor.daemon_places import LEDGER
+from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.quota import Node, Usage, Weights
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import open_scene, request
@@ -41,13 +42,13 @@ async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
             reply = await line.chat(b"!prompt-tokens=100 !words=0")
             assert reply.status == f"{number}00.0/1000 weighted tokens"
             # It is in the file before the answer is out.
-            with sqlite3.connect(Path(state) / FILE_NAME) as base:
+            with sqlite3.connect(Path(state) / LEDGER) as base:
                 row = base.execute("SELECT period, tokens, calls FROM spent").fetchall()
             base.close()
             assert row == [("never", number * 100.0, number)]
             if number == 3:
                 assert (await line.ask(request(b"a"))).startswith(b"ERROR quota")
-    assert (Path(state) / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert (Path(state) / LEDGER).stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_day_has_a_budget_of_its_own(tmp_path: Path, no_leaks: None) -> None:
@@ -113,7 +114,7 @@ async def test_a_charge_that_is_half_written_is_not_there(tmp_path: Path) -> Non
     root = Node()
     spending = Spending(root, "never", str(tmp_path), said.append)
     child = await spending.node_of_child("a")
-    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+    with sqlite3.connect(tmp_path / LEDGER) as base:
         base.execute("ALTER TABLE spent_by_child RENAME TO away")
     spending.add(child, 7.0, 1)
     await spending.kept()
@@ -130,7 +131,7 @@ async def test_a_charge_that_is_half_written_is_not_there(tmp_path: Path) -> Non
 
 # A file of a version that kept the host's total alone.
 async def test_an_older_file_is_taken(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+    with sqlite3.connect(tmp_path / LEDGER) as base:
         base.execute(
             "CREATE TABLE spent (period TEXT PRIMARY KEY, tokens REAL NOT NULL,"
             " calls INTEGER NOT NULL) WITHOUT ROWID"
@@ -164,7 +165,7 @@ async def test_what_a_lost_call_cost_is_in_the_file(
         spent = scene.service.root.spent
         assert spent > 0
         # Now, and not with the next call that ends well.
-        with sqlite3.connect(state / FILE_NAME) as base:
+        with sqlite3.connect(state / LEDGER) as base:
             rows = base.execute("SELECT tokens, calls FROM spent").fetchall()
         base.close()
         # Who was cancelled has called: else dying would be a way around max_calls.
@@ -224,10 +225,10 @@ async def test_without_a_directory_nothing_is_kept(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_file_is_told_and_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(b"not a database at all" * 100)
+    (tmp_path / LEDGER).write_bytes(b"not a database at all" * 100)
     with pytest.raises(LedgerError, match="cannot keep the quota in"):
         Spending(Node(), "never", str(tmp_path))
-    assert (tmp_path / FILE_NAME).read_bytes().startswith(b"not a database")
+    assert (tmp_path / LEDGER).read_bytes().startswith(b"not a database")
     with pytest.raises(LedgerError, match="make the state directory writable"):
         Spending(Node(), "never", "/proc/nowhere")
 
@@ -236,7 +237,7 @@ async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> Non
     said: list[str] = []
     root = Node()
     spending = Spending(root, "never", str(tmp_path), said.append)
-    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+    with sqlite3.connect(tmp_path / LEDGER) as base:
         base.execute("DROP TABLE spent")
     base.close()
     for _ in range(3):
@@ -245,13 +246,13 @@ async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> Non
     assert len(said) == 1
     assert "no such table" in said[0]
     # When it works again, nothing is lost.
-    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+    with sqlite3.connect(tmp_path / LEDGER) as base:
         base.execute(
             "CREATE TABLE spent (period TEXT PRIMARY KEY, tokens REAL, calls INT)"
         )
     base.close()
     await spending.close()
-    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+    with sqlite3.connect(tmp_path / LEDGER) as base:
         assert base.execute("SELECT tokens, calls FROM spent").fetchall() == [(3.0, 3)]
     base.close()
 
@@ -275,7 +276,7 @@ async def test_a_charge_that_found_no_thread_is_written_with_the_next(
         with trio.move_on_after(0.01):
             await spending.kept()
     await spending.close()
-    with sqlite3.connect(tmp_path / FILE_NAME) as base:
+    with sqlite3.connect(tmp_path / LEDGER) as base:
         assert base.execute("SELECT tokens, calls FROM spent").fetchall() == [(1.0, 1)]
     base.close()
 
@@ -287,5 +288,5 @@ async def test_the_files_descriptors_are_explained(tmp_path: Path) -> None:
     await spending.kept()
     named = {fd for fd, _ in spending.descriptors()}
     links = {os.readlink(f"/proc/self/fd/{fd}") for fd in named}
-    assert os.path.join(tmp_path, FILE_NAME) in links
+    assert os.path.join(tmp_path, LEDGER) in links
     await spending.close()
