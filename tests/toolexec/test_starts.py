@@ -1,5 +1,6 @@
 """Starts that take long: whoever stands by is stopped, so that its exec does not come."""
 
+import math
 import os
 import signal
 import socket
@@ -11,8 +12,10 @@ import pytest
 import trio
 import trio.testing
 
+from protocol import toolexec
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
+from supervisor.toolexec.notify import NotifyCommand
 from supervisor.toolexec.starts import LEAST_S, LOOK_S, Start, Starts
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import LOOK_PIECES, Wire
@@ -168,6 +171,95 @@ async def test_a_signal_ends_who_is_being_started(scene: Scene, name: str) -> No
         128 + number
     ]
     assert (reply.status, reply.code, reply.body) == (200, 128 + number, b"")
+
+
+# The command of [toolexec.notify]
+
+
+NOTIFY = "POST /notify HTTP/1.1"
+
+
+@asynccontextmanager
+async def notifying(
+    where: Path, *command: str, timeout_s: float = 0.0
+) -> AsyncIterator[Scene]:
+    """Open a scene with a command that can be asked for."""
+    async with opened_scene(
+        where, notify=NotifyCommand(command, timeout_s, 8)
+    ) as scene:
+        yield scene
+
+
+# spec E33: its time runs from when it was asked for, too.
+async def test_a_notification_that_takes_too_long_to_start_is_408(
+    tmp_path: Path,
+) -> None:
+    async with notifying(tmp_path, "/bin/true", timeout_s=3 * LOOK_S) as scene:
+        async with stopped(scene):
+            with trio.fail_after(10):
+                reply = await scene.run("cmd=true", line=NOTIFY)
+        refusal = toolexec.NOTIFY_TIMEOUT
+        assert (reply.status, reply.code, reply.body) == (408, 124, refusal.body)
+        (failed,) = scene.stage.events("exec.failed")
+        assert (failed["sidecar"], failed["code"]) == ("notify", 124)
+        assert not scene.tool.slots.used
+        assert not executions(scene).live
+        # The next one is a start like any other.
+        assert (await scene.run("cmd=true", line=NOTIFY)).status == 200
+
+
+async def test_a_notification_is_signalled_while_it_is_started(tmp_path: Path) -> None:
+    async with notifying(tmp_path, "/bin/true") as scene:
+        async with stopped(scene):
+            with await scene.connect() as sock:
+                await send(sock, scene.request(b"cmd=true", line=NOTIFY))
+                await eventually(lambda: executions(scene).live)
+                (exec_id,) = executions(scene).live
+                form = f"exec_id={exec_id}&signal=TERM".encode()
+                line = "POST /signal HTTP/1.1"
+                assert (await scene.say(scene.request(form, line=line))).status == 204
+                with trio.fail_after(10):
+                    reply = parse(await receive_all(sock))
+        assert (reply.status, reply.code, reply.body) == (200, 143, b"")
+        (failed,) = scene.stage.events("exec.failed")
+        assert (failed["sidecar"], failed["code"]) == ("notify", 143)
+        assert not scene.tool.slots.used
+        assert not scene.tool.starts._under_way
+
+
+# spec E25: nobody can ask for it again, so nothing of it is kept.
+async def test_a_notification_whose_client_has_gone_is_not_started(
+    tmp_path: Path,
+) -> None:
+    async with notifying(tmp_path, "/bin/true") as scene:
+        async with stopped(scene):
+            with await scene.connect() as sock:
+                await send(sock, scene.request(b"cmd=true", line=NOTIFY))
+                await eventually(lambda: executions(scene).live)
+            await eventually(lambda: not executions(scene).live, 3.0)
+        assert not scene.tool.slots.used
+        assert not scene.tool.starts._under_way
+        assert not scene.stage.events("exec.failed")
+
+
+# spec E25, E33: what its start has taken is taken from its time.
+@pytest.mark.parametrize("form", ["cmd=sleep&arg=1000", "tool=sleep&arg=1000"])
+async def test_the_time_of_a_tool_ends_when_it_would_have_without_a_wait(
+    tmp_path: Path, form: str
+) -> None:
+    notify = NotifyCommand(("/bin/sleep", "1000"), 1000.0, 8)
+    line = NOTIFY if form.startswith("cmd") else "POST /exec HTTP/1.1"
+    async with opened_scene(tmp_path, notify=notify, timeout_s=1000.0) as scene:
+        async with stopped(scene) as pidfd:
+            with await scene.connect() as sock:
+                await send(sock, scene.request(form.encode(), line=line))
+                await eventually(lambda: executions(scene).live)
+                (execution,) = executions(scene).live.values()
+                asked_s = trio.current_time()
+                await trio.sleep(2 * LOOK_S)
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+                await eventually(lambda: execution.timeout_at < math.inf)
+                assert execution.timeout_at < asked_s + 1000.0 + LOOK_S
 
 
 # A cancellation that comes when the start is over already ends what was started.
