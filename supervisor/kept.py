@@ -19,7 +19,7 @@ import trio
 
 from supervisor.childlogs import Capture, ChildLog
 from supervisor.config.child import stop_signal
-from supervisor.lifecycle import State
+from supervisor.lifecycle import START_PATIENCE_S, State
 from supervisor.options import parse_duration
 from supervisor.restarts import TABLE, Deed, Happening, Phase, RestartPolicy, Restarts
 from supervisor.scratch import Scratch
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 NOT_STARTED = 125
 """Stands for the exit status of a child that could not be started."""
-
-START_PATIENCE_S = 1.0
-"""How long a start that is to be stopped may still take: an exec can hang."""
 
 FINAL = frozenset({Phase.ENDED, Phase.STOPPED, Phase.GIVEN_UP})
 

@@ -14,6 +14,9 @@ from __future__ import annotations
 from enum import Enum
 from types import MappingProxyType
 
+START_PATIENCE_S = 1.0
+"""How long a start that is to be stopped may still take: an exec can hang."""
+
 
 class State(Enum):
     """Where a child is."""

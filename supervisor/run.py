@@ -11,6 +11,7 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ import trio
 from supervisor.here import absolute
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
+from supervisor.lifecycle import START_PATIENCE_S
 from supervisor.logs import Log, put_line
 from supervisor.metrics.registry import open_metrics
 from supervisor.offers import offered
@@ -187,12 +189,18 @@ async def _run_in(
     host: Host, command: str, options: RunOptions, signals: AsyncIterator[int]
 ) -> int:
     stopped_by: list[int] = []
+    starting = trio.CancelScope()
 
     async def stop_on_signal() -> None:
         async for number in signals:
             stopped_by.append(number)
             # The first asks, the second insists.
-            host.request_stop(None if len(stopped_by) == 1 else 0.0)
+            is_first = len(stopped_by) == 1
+            host.request_stop(None if is_first else 0.0)
+            # Who is not its program yet cannot be asked, and its exec can hang.
+            patience_s = START_PATIENCE_S if is_first else 0.0
+            until_s = trio.current_time() + patience_s
+            starting.deadline = min(starting.deadline, until_s)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal)
@@ -203,7 +211,7 @@ async def _run_in(
         section = options.config.metrics if options.config is not None else None
         if options.control is not None or section is not None:
             await open_metrics(host, section, nursery)
-        statuses = await _run_all(host, command, options)
+        statuses = await _run_all(host, command, options, starting)
         nursery.cancel_scope.cancel()
     if stopped_by:
         return 128 + stopped_by[0]
@@ -211,14 +219,40 @@ async def _run_in(
     return failed[-1] if failed else 0
 
 
-async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:
-    """Start every child, joined stdout to stdin, and wait for all of them."""
+async def _run_all(
+    host: Host, command: str, options: RunOptions, starting: trio.CancelScope
+) -> list[int]:
+    """Start every child, joined stdout to stdin, and wait for all of them.
+
+    Nobody is started any more once ``starting`` has a deadline.
+    """
     async with AsyncExitStack() as stack:
         children: list[Child] = []
-        stdin = 0
-        most_files = options.settings.open_files_per_client
-        last = len(options.commands) - 1
+        with starting:
+            await _start_all(host, command, options, stack, starting, children)
+        statuses = []
+        for child in children:
+            status = await child.wait_gone()
+            statuses.append(TIMED_OUT if child.timed_out else status)
+        return statuses
+
+
+async def _start_all(
+    host: Host,
+    command: str,
+    options: RunOptions,
+    stack: AsyncExitStack,
+    starting: trio.CancelScope,
+    children: list[Child],
+) -> None:
+    """Start one child after the other; those that were are in the list."""
+    most_files = options.settings.open_files_per_client
+    last = len(options.commands) - 1
+    stdin = 0
+    try:
         for index, words in enumerate(options.commands):
+            if starting.deadline < math.inf:  # the others were asked to end
+                return
             has_user = "uid" in options.sandbox.layers
             scratch = Scratch(options.root, keep=options.keep, has_user=has_user)
             stack.push_async_callback(_remove_scratch, host, command, scratch)
@@ -237,13 +271,9 @@ async def _run_all(host: Host, command: str, options: RunOptions) -> list[int]:
             children.append(child)
             if child.failure is not None:
                 complain(command, child.failure.text)
+    finally:
         if stdin > 2:
             os.close(stdin)
-        statuses = []
-        for child in children:
-            status = await child.wait_gone()
-            statuses.append(TIMED_OUT if child.timed_out else status)
-        return statuses
 
 
 async def _remove_scratch(host: Host, command: str, scratch: Scratch) -> None:

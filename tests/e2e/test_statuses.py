@@ -1,5 +1,6 @@
 """Exit statuses of `sandhost run`, and the one line that explains each."""
 
+import shutil
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from tests.helpers.command import (
     shell,
     still_there,
 )
+from tests.helpers.hanging import hanging
 
 pytestmark = pytest.mark.slow
 
@@ -145,6 +147,30 @@ def test_a_second_signal_insists(tmp_path: Path) -> None:
             process.wait(0.3)
         process.send_signal(signal.SIGTERM)
         assert finished(process).status == 143
+
+
+# spec S6: who is not its program yet cannot be asked to end, and its exec can hang for as
+# long as a disk does. What comes after it in a pipeline is not started any more.
+@pytest.mark.parametrize("more", [(), (":::", "sleep", "1000")])
+@pytest.mark.parametrize("sandbox", ["none", "auto"])
+def test_a_signal_stops_run_while_the_exec_of_its_child_hangs(
+    tmp_path: Path, sandbox: str, more: tuple[str, ...]
+) -> None:
+    program = tmp_path / "hangs"
+    shutil.copy("/bin/true", program)
+    script = "echo $0 >&2; exec sleep 1000"
+    words = ("--sandbox", sandbox, "--", "sh", "-c", script, "ready", ":::", program)
+    with hanging(program), running("pipeline", *words, *more) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"ready\n"
+        time.sleep(0.2)  # the next one is on its way
+        children = beneath(process.pid)
+        begun_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        outcome = finished(process)
+        assert time.monotonic() - begun_s < 10
+    assert (outcome.status, outcome.err) == (143, b"")
+    assert not still_there(children)
 
 
 @pytest.mark.parametrize(
