@@ -261,7 +261,7 @@ class Connection(Replies):
         target = await routes.route(child, tool, request.cwd, self._rights)
         cwd_fd = await target.open_cwd(request.cwd, child)
         try:
-            self.wire.check_there()
+            self._check_wanted(request)
             keep_all = request.version == 1 or self._wants_handle(request)
             scope = self._rights.scope
             execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
@@ -290,6 +290,11 @@ class Connection(Replies):
             words = toolexec_log.redacted(request.args)
             self._service.tell(f"exec {execution.id}: {tool} {words}")
         return execution
+
+    def _check_wanted(self, request: Exec) -> None:
+        # What is detached runs for whoever asks for it later.
+        if not request.detach:
+            self.wire.check_there()
 
     def _wants_handle(self, request: Exec) -> bool:
         # Handles are the child's own connection's: not for a token that stands for less.

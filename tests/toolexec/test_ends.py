@@ -198,6 +198,21 @@ async def test_a_detached_tool_outlives_its_client(scene: Scene) -> None:
     assert (reply.body, reply.code) == (b"n\noff\n", 4)
 
 
+# spec E18: whoever asked may be gone before the host has read that.
+@pytest.mark.parametrize("closing", [socket.SHUT_WR, socket.SHUT_RDWR])
+async def test_a_detached_tool_is_run_for_who_does_not_wait(
+    scene: Scene, closing: int
+) -> None:
+    with await scene.connect() as sock:
+        extra = ("X-Aifo-Detach: 1", "X-Aifo-Exec-Id: gone")
+        await send(sock, scene.request(shell("echo on; exit 4"), *extra))
+        sock.shutdown(closing)
+        executions = scene.tool.children[scene.child.puppet.child.id]
+        await eventually(lambda: "gone" in executions.kept)
+    reply = await scene.say(scene.head(0, line="GET /exec/gone HTTP/1.1"))
+    assert (reply.body, reply.code) == (b"on\n", 4)
+
+
 # attack 28: what a tool leaves behind is ended with it; its output is not waited for.
 # spec E24
 async def test_daemons_of_a_tool_are_ended(scene: Scene) -> None:
