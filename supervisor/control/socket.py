@@ -46,13 +46,14 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextlib.asynccontextmanager
 async def listening(
-    path: str, hold: Hold | None = None
+    path: str, hold: Hold | None = None, backlog: int = BACKLOG
 ) -> AsyncIterator[trio.SocketListener]:
     """Listen at a path for the length of the block; then its file is removed.
 
     Args:
         path: where the socket is to be; its directory must exist.
         hold: gives that directory; None to go by its name.
+        backlog: connections that may wait.
 
     Raises:
         OSError: it cannot be there; ``filename`` is the path, ``strerror`` says why and
@@ -74,7 +75,7 @@ async def listening(
             os.fchmod(sock.fileno(), _MODE)
             async with _locked(hold) as dir_fd:
                 _check_free(dir_fd, name)
-                identity = await _bind(sock, dir_fd, name)
+                identity = await _bind(sock, dir_fd, name, backlog)
         try:
             yield trio.SocketListener(sock)
         finally:
@@ -188,7 +189,7 @@ def _check_free(dir_fd: int, name: str) -> None:
 
 
 async def _bind(
-    sock: trio.socket.SocketType, dir_fd: int, name: str
+    sock: trio.socket.SocketType, dir_fd: int, name: str, backlog: int
 ) -> tuple[int, int]:
     """Give the socket its name once it listens; return what tells its file from others.
 
@@ -204,7 +205,7 @@ async def _bind(
         if mode & ~_MODE:
             raise OSError(errno.EPERM, f"its mode would be {mode:o}; use another path")
         os.chmod(fresh, _MODE, dir_fd=dir_fd)  # the umask may have taken too much
-        sock.listen(BACKLOG)
+        sock.listen(backlog)
         os.link(fresh, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     finally:
         os.unlink(fresh, dir_fd=dir_fd)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 BACKLOG = 128
 """Connections that may wait to be accepted while the host is busy for a moment."""
 
+UNIX_BACKLOG = 1024
+"""Likewise at a child's own socket. TCP tries again where the queue is full; there, curl is
+told so at once (EAGAIN, unix(7)) and gives up, and its shim with it. Nobody else waits there."""
+
 SOCKET_NAME = "toolexec.sock"
 
 LISTEN = "toolexec.listen"
@@ -71,7 +75,7 @@ async def unix_listener(
         advice = "use a shorter [host] state_dir for serve, a shorter TMPDIR for run"
         text = f"longer than {LONGEST_PATH_BYTES} bytes; {advice}"
         raise OSError(errno.ENAMETOOLONG, text, path)
-    async with listening(path, spec.run_dir_held) as listener:
+    async with listening(path, spec.run_dir_held, UNIX_BACKLOG) as listener:
         yield path, listener
 
 

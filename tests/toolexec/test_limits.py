@@ -118,6 +118,20 @@ async def test_connections_of_one_child_leave_others_alone(
         assert (await scene.say(request, tenant=other)).status == 200
 
 
+# spec E32: who comes while the host is busy waits; curl gives up where it may not.
+async def test_many_that_come_at_once_are_all_answered(scene: Scene) -> None:
+    with ExitStack() as stack:
+        socks = []
+        for _ in range(200):  # in this thread: the host has no turn meanwhile
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.setblocking(False)
+            sock.connect(scene.child.path)
+            sock.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            socks.append(sock)
+        for sock in socks:
+            assert parse(await receive_all(sock)).status == 200
+
+
 # Who only connects, or sends half a request, or one that was refused unread, shuts nobody
 # out of a listener that all share: it makes room, the first that came first.
 # spec E32
