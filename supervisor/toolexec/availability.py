@@ -7,8 +7,8 @@ Rules of this file.
    that starts is asked at the next request.
 2. Whoever asks waits; nobody else does.  Several that ask for the same tool share one
    probe; if the one that runs it is cancelled, the next takes over.
-3. No answer in time is no answer: the tool counts as missing for who asked, and the
-   next one asks again.
+3. No answer in time is no answer, and neither is one that is not understood: the tool
+   counts as missing for who asked, and the next one asks again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from collections.abc import Awaitable, Callable
 import trio
 
 Probe = Callable[[str], Awaitable[str | None]]
-"""Finds a tool: where it is, or None."""
+"""Finds a tool: where it is, or None; raises ``NoAnswerError``."""
 
 PROBE_TIMEOUT_S = 5.0
 """Longest that a request waits to learn whether a tool is there: an engine's command
 starts within a second, also on a busy machine."""
+
+
+class NoAnswerError(Exception):
+    """Whether the tool is there could not be learned."""
 
 
 class Availability:
@@ -67,6 +71,9 @@ class Availability:
         answered = asking[tool] = trio.Event()
         try:
             found = await self._probe(tool)
+        except NoAnswerError:
+            return None
+        else:
             # Into the table of the generation that was asked, which may be over.
             known[tool] = found
             return found

@@ -28,7 +28,7 @@ from supervisor import proctree
 from supervisor.spawn_request import SpawnError, find_executable
 from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec import project, workspace
-from supervisor.toolexec.availability import Availability
+from supervisor.toolexec.availability import Availability, NoAnswerError
 from supervisor.toolexec.backend import Backend, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
 from vfs.hostio import in_thread
@@ -101,7 +101,14 @@ exec "$@" 3<&-
 """
 """Runs a tool in the container: ``sh -c INSIDE sh PATH TOOL [ARG]...`` (rule 3)."""
 
-FIND = 'PATH=${1:+$1:}$PATH; command -v "$2" >/dev/null'
+HAS_IT, LACKS_IT = b"sandhost-has", b"sandhost-lacks"
+
+FIND = (
+    'PATH=${1:+$1:}$PATH; command -v "$2" >/dev/null'
+    f" && echo {HAS_IT.decode()} || echo {LACKS_IT.decode()}"
+)
+"""Says in words whether a tool is there: the exit status may be that of an engine which
+did not get as far as asking."""
 
 
 class CliSidecar(Backend):
@@ -225,8 +232,11 @@ class CliSidecar(Backend):
 
     async def _probe(self, tool: str) -> str | None:
         words = ("exec", self.container, "sh", "-c", FIND, "sh", self._path, tool)
-        status, _ = await self._ask(*words)
-        return tool if status == 0 else None
+        _, said = await self._ask(*words)
+        answer = said.split()[-1:]
+        if answer not in ([HAS_IT], [LACKS_IT]):
+            raise NoAnswerError
+        return tool if answer == [HAS_IT] else None
 
     # The engine
 

@@ -165,6 +165,20 @@ async def test_what_the_container_lacks_is_409_and_asked_once(
         assert len(engine.calls("exec")) == 1
 
 
+async def test_an_engine_that_fails_says_nothing_of_its_containers_tools(
+    stage: Stage, engine: Engine
+) -> None:
+    bin_dir = program(engine.home / "bin", "cargo", "echo here")
+    async with sidecars_of(stage, r=engine.section(path=[bin_dir])) as sidecars:
+        child = await waiting_child(stage)
+        (engine.home / "restarting").touch()
+        with pytest.raises(RefusedError) as refused:
+            await run_tool(stage, sidecars, child, "cargo")
+        assert refused.value.status == 409
+        (engine.home / "restarting").unlink()
+        assert (await run_tool(stage, sidecars, child, "cargo")).out == b"here\n"
+
+
 async def test_the_projects_own_programs_come_first(
     stage: Stage, engine: Engine
 ) -> None:

@@ -3,7 +3,8 @@
 argv: a command of the engine. `$HOME` holds one directory for each container: `record`,
 and `stopped`, a FIFO that `wait` reads and `rm` ends. A command in a container is run
 here, in the mounted directory and in a session of its own: signals do not get there, what
-`exec` is given to read does, and its end. Every call is appended to `$HOME/calls`.
+`exec` is given to read does, and its end. Every call is appended to `$HOME/calls`. While
+`$HOME/broken` is there nothing is started, while `restarting` is, nothing is run.
 """
 # ruff: noqa: T201, S606
 
@@ -50,6 +51,8 @@ def record_of(name: str) -> Any:
 
 
 def execute(words: list[str]) -> None:
+    if os.path.exists(os.path.join(HOME, "restarting")):
+        sys.exit("Cannot connect to the Docker daemon. Is the docker daemon running?\n")
     flags: list[str] = []
     cwd = "/workspace"
     while words[0].startswith("-"):
