@@ -79,8 +79,9 @@ print(tops.count('/'))
         assert said == [*["True", "ENOENT"] * 5, "1"], profile.name
 
 
-# attack 24: what a program needs to start of /etc is there, and nothing else.
-async def test_secrets_of_the_machine_are_not_mounted(attacker: Attacker) -> None:
+# attack 24: what a program needs to start of /etc is there, and nothing else: not mounted,
+# or, where Landlock says what of it is read, not to be opened.
+async def test_secrets_of_the_machine_are_not_to_be_read(attacker: Attacker) -> None:
     program = """
 for name in ('shadow', 'gshadow', 'fstab', 'passwd', 'nsswitch.conf'):
     print(attempt(lambda: os.open('/etc/' + name, os.O_RDONLY) > 2))
@@ -88,6 +89,50 @@ for name in ('shadow', 'gshadow', 'fstab', 'passwd', 'nsswitch.conf'):
     attacker.stage.sandbox = NAMESPACES
     said = (await attacker.says(program)).split()
     assert said == ["ENOENT", "ENOENT", "ENOENT", "True", "True"]
+    whole = named("whole /etc", ["landlock", "mountns", "userns"])
+    for profile in (PROFILES["auto"], whole, KERNELS):
+        attacker.stage.sandbox = profile
+        said = (await attacker.says(program)).split()
+        assert set(said[:3]) <= {"EACCES", "ENOENT"}, profile.name
+        assert said[3:] == ["True", "True"], profile.name
+
+
+# spec face: --cwd and COMMAND's installation are to be read and executed. Of a host that
+# is root the child is root here, and of another one it is the host's user: its mounts and
+# its user keep it from nothing.
+async def test_what_is_to_be_read_is_not_to_be_changed(attacker: Attacker) -> None:
+    cwd = attacker.stage.where / "cwd"
+    (cwd / "note").write_text("as it was")
+    (cwd / "empty").mkdir()
+    program = """
+libc.truncate.argtypes = ctypes.c_char_p, ctypes.c_long
+def truncated():
+    if libc.truncate(b'note', 0) < 0:
+        raise OSError(ctypes.get_errno(), 'truncate')
+into = os.environ['TMPDIR']
+open(into + '/own', 'w').close()
+for change in (
+    lambda: os.open('note', os.O_WRONLY), lambda: os.open('note', os.O_RDWR),
+    lambda: os.open('note', os.O_RDONLY | os.O_TRUNC), truncated,
+    lambda: os.open('new', os.O_WRONLY | os.O_CREAT), lambda: os.mkdir('new'),
+    lambda: os.open('.', os.O_WRONLY | os.O_TMPFILE), lambda: os.mkfifo('new'),
+    lambda: os.symlink('a', 'new'), lambda: os.link('note', 'new'),
+    lambda: os.rename('note', 'new'), lambda: os.unlink('note'),
+    lambda: os.rmdir('empty'), lambda: os.rename('note', into + '/note'),
+    lambda: os.rename(into + '/own', 'new'), lambda: os.link(into + '/own', 'new'),
+    lambda: os.open('/usr/new', os.O_WRONLY | os.O_CREAT),
+):
+    print(attempt(change))
+print(open('note').read())
+"""
+    attacker.stage.sandbox = KERNELS
+    env = {"TMPDIR": attacker.scratch.tmp}
+    *said, note = (await attacker.says(program, env=env)).split("\n")
+    assert len(said) == 17
+    # EXDEV: Landlock's word for a file that would get other rights where it goes.
+    assert set(said) <= {"EACCES", "EXDEV"}, said
+    assert note == "as it was"
+    assert sorted(path.name for path in cwd.iterdir()) == ["empty", "note"]
 
 
 # attack 24: nor are private keys, also where user 0 or their group could read them.
