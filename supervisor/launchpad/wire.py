@@ -127,7 +127,7 @@ def _receive(
 ) -> tuple[tuple[Any, ...], list[int]] | None:
     flags = how | _socket.MSG_CMSG_CLOEXEC
     try:
-        body, control, _, _ = sock.recvmsg(DATAGRAM_BYTES, _RIGHTS_SPACE, flags)
+        body, control, said, _ = sock.recvmsg(DATAGRAM_BYTES, _RIGHTS_SPACE, flags)
     except ConnectionResetError:  # it died with messages of ours unread
         return None
     if not body:
@@ -136,7 +136,9 @@ def _receive(
     for _, _, rights in control:
         fds.extend(struct.unpack(f"{len(rights) // 4}i", rights))
     if body == _EMPTY:
-        if not fds:
+        if not fds or said & _socket.MSG_CTRUNC:  # the memfd was the last of them
+            for fd in fds:
+                os.close(fd)
             raise OSError(errno.EMFILE, "no descriptor left to receive a message")
         with open(fds.pop(), "rb") as memory:
             memory.seek(0)
