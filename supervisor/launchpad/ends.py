@@ -35,6 +35,8 @@ _REAPED_AT_ONCE = 1024
 # Groups of ended children that are remembered: a host removes them at once, and only one
 # that is killed meanwhile leaves them.
 _LEFT_GROUPS = 256
+# What fits into a datagram: the host may have no descriptor left for a longer message.
+_SWEPT_AT_ONCE = 8192
 
 
 class Ends:
@@ -144,9 +146,11 @@ class Ends:
         fresh = [pid for pid in leftovers if pid not in self._killed]
         proctree.kill_children(fresh)
         self._killed.update(fresh)
-        if self._unswept and not leftovers:
-            self._reply((wire.SWEPT, self._unswept, self._buried))
-            self._unswept, self._buried = [], 0
+        while self._unswept and not leftovers:
+            some = self._unswept[:_SWEPT_AT_ONCE]
+            del self._unswept[:_SWEPT_AT_ONCE]
+            self._reply((wire.SWEPT, some, self._buried))
+            self._buried = 0
         return bool(fresh)
 
     def end_everything(self, wait_for_a_death: Callable[[], None]) -> None:

@@ -134,6 +134,9 @@ class _Launchpad:
             received = wire.receive_message(self._control)
         except BlockingIOError:
             return
+        except wire.CutOffError as error:
+            self._outbox.fail(error.ident, errno.EMFILE, "fork")
+            return
         if received is None:
             self._outbox.host_is_there = False
             return

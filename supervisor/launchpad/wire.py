@@ -60,13 +60,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 6
+VERSION = 7
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 BEGUN, OFFERS, TAKEN = 9, 10, 11
 
-# A bigger message travels in a memfd, sent as the last descriptor of an empty tuple:
-# a datagram must fit into the socket's buffer (208 KiB by default).
+# A bigger message travels in a memfd, sent as the last descriptor: a datagram must fit into
+# the socket's buffer (208 KiB by default). The datagram then says what message that is, for
+# who has no room for the descriptor: a byte which no marshalled tuple begins with, its kind
+# and its id.
 DATAGRAM_BYTES = 65_536
 # execve(2) takes 6 MiB of arguments and environment at most, whatever the limits.
 TEXT_BYTES = 6 * 1024 * 1024
@@ -74,8 +76,20 @@ TEXT_BYTES = 6 * 1024 * 1024
 # namespace of an order and the memfd are four of them.
 TARGETS = 249
 
-_EMPTY = marshal.dumps(())
+_LONG = b"\0"
 _RIGHTS_SPACE = _socket.CMSG_SPACE(4 * (TARGETS + 4))
+
+
+class CutOffError(OSError):
+    """A long message came in part, for this process may open no more.
+
+    Attributes:
+        ident: what it is about; 0 if that has no id.
+    """
+
+    def __init__(self, ident: int) -> None:
+        super().__init__(errno.EMFILE, "no descriptor left to receive a message")
+        self.ident = ident
 
 
 def send_message(
@@ -95,7 +109,8 @@ def send_message(
         left = memoryview(body)
         while left:
             left = left[memory.write(left) :]
-        _send(sock, _EMPTY, (*fds, memory.fileno()))
+        head = message[:2] if isinstance(message[0], int) else (0, 0)
+        _send(sock, _LONG + marshal.dumps(head), (*fds, memory.fileno()))
 
 
 def _send(sock: _socket.socket, body: bytes, fds: Sequence[int]) -> None:
@@ -112,7 +127,7 @@ def receive_message(sock: _socket.socket) -> tuple[tuple[Any, ...], list[int]] |
 
     Raises:
         BlockingIOError: Nothing is there.
-        OSError: A message in a memfd came, but this process may open no more.
+        CutOffError: A message in a memfd came, but this process may open no more.
     """
     return _receive(sock, _socket.MSG_DONTWAIT)
 
@@ -135,11 +150,11 @@ def _receive(
     fds: list[int] = []
     for _, _, rights in control:
         fds.extend(struct.unpack(f"{len(rights) // 4}i", rights))
-    if body == _EMPTY:
+    if body.startswith(_LONG):
         if not fds or said & _socket.MSG_CTRUNC:  # the memfd was the last of them
             for fd in fds:
                 os.close(fd)
-            raise OSError(errno.EMFILE, "no descriptor left to receive a message")
+            raise CutOffError(marshal.loads(body[1:])[1])  # noqa: S302 - as below
         with open(fds.pop(), "rb") as memory:
             memory.seek(0)
             body = memory.read()

@@ -358,6 +358,28 @@ async def test_a_host_without_descriptors_left_keeps_no_child(stage: Stage) -> N
     assert written == b"here\n"
 
 
+# attack 18: what an order of 100 kB lies in is a descriptor more, and who asked is told.
+@pytest.mark.parametrize("way", ["shared", "forked"])
+async def test_a_launchpad_without_descriptors_left_refuses_a_long_order(
+    tmp_path: Path, way: str
+) -> None:
+    async with started(way, tmp_path) as stage:
+        words, pid = ("/bin/echo", "x" * 100 * KIB), stage.launchpad
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        opened = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+        free = next(n for n, fd in enumerate((*opened, -1)) if n != fd)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            with pytest.raises(SpawnError) as caught:
+                await stage.launcher.spawn(stage.request(words))
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        assert (caught.value.errno, caught.value.stage) == (errno.EMFILE, "fork")
+        for word in ("here", words[1]):
+            written, _ = await stage.output(("/bin/echo", word))
+            assert written.decode() == f"{word}\n"
+
+
 async def test_after_a_failed_spawn_the_next_one_succeeds(stage: Stage) -> None:
     await refused(stage, "/missing")
     written, _ = await stage.output(("/bin/echo", "here"))

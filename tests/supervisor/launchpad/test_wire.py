@@ -10,7 +10,7 @@ from supervisor.launchpad import wire
 from tests.helpers.hosts import descriptors
 from tests.helpers.leaks import no_descriptor_left
 
-LONG = ("x" * wire.DATAGRAM_BYTES,)
+LONG = (wire.SPAWN, 7, "x" * wire.DATAGRAM_BYTES)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -30,9 +30,10 @@ def test_a_long_message_that_came_in_part_is_an_error_and_no_leak(room: int) -> 
         wire.send_message(theirs, LONG, fds)
         for fd in fds:
             os.close(fd)
-        with no_descriptor_left(but=room), pytest.raises(OSError, match="left") as why:
+        with no_descriptor_left(but=room), pytest.raises(wire.CutOffError) as why:
             wire.receive_message(ours)
-        assert why.value.errno == errno.EMFILE
+        # Whoever sent it can be told.
+        assert (why.value.errno, why.value.ident) == (errno.EMFILE, 7)
         assert descriptors() == held
         wire.send_message(theirs, LONG, [ours.fileno()])
         message, (one,) = wire.receive_message(ours) or ((), [-1])
