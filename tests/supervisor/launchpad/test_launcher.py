@@ -364,6 +364,7 @@ async def test_a_launchpad_without_descriptors_left_refuses_a_long_order(
     tmp_path: Path, way: str
 ) -> None:
     async with started(way, tmp_path) as stage:
+        await stage.output(("/bin/true",))  # it serves
         words, pid = ("/bin/echo", "x" * 100 * KIB), stage.launchpad
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         opened = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
