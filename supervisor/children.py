@@ -132,6 +132,27 @@ class Children:
             ]
             self._nursery.start_soon(self._run, kept, after)
 
+    async def have_begun(self, *, unless: trio.Event) -> bool:
+        """Wait until each was started, or will not be; an exec can hang.
+
+        Args:
+            unless: ends the wait.
+
+        Returns:
+            Whether it went to its end.
+        """
+
+        async def leave() -> None:
+            await unless.wait()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            for kept in self:
+                await kept.begun.wait()
+            nursery.cancel_scope.cancel()
+        return not unless.is_set()
+
     async def _run(self, kept: Kept, after: list[Kept]) -> None:
         await kept.run(after)
         if not kept.configured and self._kept.get(kept.name) is kept:

@@ -241,12 +241,11 @@ class Daemon:
             left_services = NOTHING if state is None else state.services
             async with offered(host, config, for_tools, left_services):
                 await self._begin(host, children, nursery, control)
-                for kept in children:
-                    await kept.begun.wait()
-                _freeze()
-                notifier.ready(_status(children))
-                host.log.write("INFO", f"Serving at {places.control}")
-                await self._stop_asked.wait()
+                if await children.have_begun(unless=self._stop_asked):
+                    _freeze()
+                    notifier.ready(_status(children))
+                    host.log.write("INFO", f"Serving at {places.control}")
+                    await self._stop_asked.wait()
                 await self._stop(host, children)
             nursery.cancel_scope.cancel()
 

@@ -162,3 +162,16 @@ def test_a_child_whose_exec_hangs_is_stopped(tmp_path: Path) -> None:
         running.wait(lambda: running.row("a").state == "stopped", "its end")
         assert time.monotonic() - begun_s < 10
         assert running.end() == 0
+
+
+# spec S6: it says that it is ready when all were started, and is stopped before that as well.
+def test_a_daemon_that_is_not_ready_yet_is_stopped(tmp_path: Path) -> None:
+    program = tmp_path / "hangs"
+    shutil.copy("/bin/true", program)
+    config = f"[child.a]\ncommand = ['{program}']\n[child.b]\ncommand = ['true']\n"
+    with hanging(program), daemon(tmp_path, config, ready=False) as running:
+        running.wait(lambda: Path(running.client.path).exists(), "its socket")
+        running.wait(lambda: running.row("b").state == "ended", "its end")
+        begun_s = time.monotonic()
+        assert running.end() == 0
+        assert time.monotonic() - begun_s < 10
