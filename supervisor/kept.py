@@ -157,7 +157,10 @@ class Kept:
         if deed is Deed.STOP and self.child is not None:
             self.child.stop(grace_s)
         elif deed is Deed.STOP:  # it is being started
-            self._start_until = trio.current_time() + START_PATIENCE_S
+            patience_s = START_PATIENCE_S if grace_s is None else grace_s
+            until_s = trio.current_time() + min(START_PATIENCE_S, patience_s)
+            # Who asks again and again does not put it off.
+            self._start_until = min(self._start_until, until_s)
             self._starting.deadline = self._start_until
         elif deed is Deed.LEAVE:
             self._waiting.cancel()

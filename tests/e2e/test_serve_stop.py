@@ -175,3 +175,36 @@ def test_a_daemon_that_is_not_ready_yet_is_stopped(tmp_path: Path) -> None:
         begun_s = time.monotonic()
         assert running.end() == 0
         assert time.monotonic() - begun_s < 10
+
+
+# spec S6: who insists does not put the end off.
+def test_a_child_whose_exec_hangs_is_stopped_however_often_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "hangs"
+    shutil.copy("/bin/true", program)
+    config = f"[child.a]\ncommand = ['{program}']\n"
+    with hanging(program), daemon(tmp_path, config, ready=False) as running:
+        running.wait(lambda: Path(running.client.path).exists(), "its socket")
+        until_s = time.monotonic() + 5
+        while running.process.poll() is None and time.monotonic() < until_s:
+            running.send(signal.SIGTERM)
+            time.sleep(0.2)
+        assert running.process.poll() is not None
+
+
+# Of children that are to be started at once there are 16 (``Shared.room``): who waits for
+# those is stopped as who is being started.
+def test_a_child_that_waits_for_starts_that_hang_is_stopped(tmp_path: Path) -> None:
+    program = tmp_path / "hangs"
+    shutil.copy("/bin/true", program)
+    hung = [f"[child.h{n}]\ncommand = ['{program}']\n" for n in range(16)]
+    config = "".join([*hung, "[child.z]\ncommand = ['true']\n"])
+    with hanging(program), daemon(tmp_path, config, ready=False) as running:
+        running.wait(lambda: Path(running.client.path).exists(), "its socket")
+        time.sleep(0.5)  # the others have their places
+        stop = ("stop", "z", "--control", running.client.path)
+        assert sandhost(*stop).status == 0
+        running.wait(lambda: running.row("z").state == "stopped", "its end")
+        assert running.row("h0").state != "stopped"
+        assert running.end() == 0
