@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -280,6 +281,21 @@ async def test_who_is_given_up_a_moment_too_late_is_ended(
     reply = await scene.say(request)
     assert (reply.status, reply.code) == (200, status)
     assert (b"timeout" in reply.body) is (code == 124)
+
+
+# ToolExec 5: how it has ended can be asked for again.
+async def test_what_is_kept_of_a_tool_whose_start_was_given_up(
+    timed: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: Any, **__: Any) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Execution, "spawn", never)
+    request = timed.request(b"tool=true", f"X-Aifo-Exec-Id: {EXEC_ID}")
+    with trio.fail_after(10):
+        first = await timed.say(request)
+    again = await timed.say(timed.head(line=f"GET /exec/{EXEC_ID}?from=0 HTTP/1.1"))
+    assert (again.status, again.code, again.body) == (200, 124, first.body)
 
 
 # spec E25: what its start has taken is taken from its time.
