@@ -255,9 +255,10 @@ class Children:
             begun = [self._kept[n] for n in (*changes.started, *changes.restarted)]
             for kept in begun:
                 self.start(kept)
-            for kept in begun:
-                await kept.begun.wait()
-            return changes
+        # An exec can hang: what is configured next may do away with that.
+        for kept in begun:
+            await kept.begun.wait()
+        return changes
 
     def _compare(self, old: Config, new: Config) -> Changes:
         running = {kept.name: kept for kept in self if kept.configured}

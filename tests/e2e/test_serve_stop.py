@@ -208,3 +208,20 @@ def test_a_child_that_waits_for_starts_that_hang_is_stopped(tmp_path: Path) -> N
         running.wait(lambda: running.row("z").state == "stopped", "its end")
         assert running.row("h0").state != "stopped"
         assert running.end() == 0
+
+
+# A configuration that starts what hangs can be mended.
+def test_a_child_whose_exec_hangs_is_reloaded_away(tmp_path: Path) -> None:
+    program = tmp_path / "hangs"
+    shutil.copy("/bin/true", program)
+    with hanging(program), daemon(tmp_path) as running:
+        config = tmp_path / "c.toml"
+        before = config.read_text()
+        config.write_text(f"{before}\n[child.a]\ncommand = ['{program}']\n")
+        running.send(signal.SIGHUP)
+        running.wait(running.client.ps, "its start")
+        config.write_text(before)
+        reload = ("reload", "--control", running.client.path)
+        assert sandhost(*reload).status == 0
+        running.wait(lambda: "Reloaded: " in running.said(), "the first")
+        assert running.end() == 0
