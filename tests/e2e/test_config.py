@@ -215,3 +215,14 @@ def test_a_network_that_nothing_keeps_is_refused_or_told(tmp_path: Path) -> None
         outcome = sandhost(*command, cwd=tmp_path)
         assert outcome.status == 0
         assert outcome.said(f"policy.run.network: {left}")
+
+
+# Who names it knows what it leaves: nothing looks like a mistake.
+def test_a_policy_without_walls_is_told_nothing_of_its_network(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[policy.p]\nsandbox = 'none'\n")
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path)
+    assert (outcome.status, outcome.out, outcome.err) == (
+        0,
+        b"c.toml: no faults\n",
+        b"",
+    )
