@@ -11,6 +11,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -24,7 +25,6 @@ from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Wanted
-from supervisor.say import remedy
 from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.traffic import Traffic
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
@@ -97,7 +97,7 @@ class Child(ChildClients):
                     self._happened(Event.SPAWN_FAILED)
                     return
                 except OSError as why:
-                    self.failure = _not_prepared(why)
+                    self.failure = walled.not_prepared(why)
                     self._happened(Event.SPAWN_FAILED)
                     return
                 except LaunchpadLost:
@@ -235,10 +235,16 @@ class Child(ChildClients):
             umask=spec.umask,
             listener=self._inner,
         )
-        host = self._host
-        process, self.walls = await walled.spawn(
-            host.launcher, host.machine, request, wanted
-        )
+        host, begun_at = self._host, trio.current_time()
+        self._timeout_at = begun_at + (spec.timeout_s or math.inf)
+        # An exec can hang, and that time is the child's too.
+        with trio.CancelScope(deadline=self._timeout_at) as patience:
+            process, self.walls = await walled.spawn(
+                host.launcher, host.machine, request, wanted
+            )
+        if patience.cancelled_caught:
+            self.timed_out = True
+            raise walled.too_late(executable, self._timeout_at - begun_at)
         self.walls.missing.update(self._unheard())
         for what in walled.NO_LAYERS:
             if why := self.walls.missing.get(what):
@@ -251,10 +257,10 @@ class Child(ChildClients):
         # Cancelled while it was born: its conversation is closed already.
         await trio.lowlevel.checkpoint_if_cancelled()
         self._happened(Event.SPAWNED)
-        await self._live_on(self.spec.timeout_s)
+        await self._live_on()
 
-    async def _live_on(self, timeout_s: float | None) -> None:
-        """Wait for its process's end; ``timeout_s`` is left of its time limit."""
+    async def _live_on(self) -> None:
+        """Wait for its process's end."""
         process, session, nursery = self.process, self.session, self._nursery
         if process is None or session is None or nursery is None:
             raise RuntimeError("a child that was not started cannot live")
@@ -262,8 +268,8 @@ class Child(ChildClients):
         # has started one waits until this one does.
         if self._is_stopped:
             nursery.start_soon(self._enforce_end)
-        if timeout_s is not None:
-            nursery.start_soon(self._enforce_timeout, timeout_s)
+        if self._timeout_at < math.inf:
+            nursery.start_soon(self._enforce_timeout)
         try:
             self.exit = await process.wait_exit()
         except LaunchpadLost:
@@ -298,8 +304,7 @@ class Child(ChildClients):
         self._host.on_overdue(self)
         self._happened(Event.GRACE_OVER)
 
-    async def _enforce_timeout(self, timeout_s: float) -> None:
-        self._timeout_at = trio.current_time() + timeout_s
+    async def _enforce_timeout(self) -> None:
         await trio.sleep_until(self._timeout_at)
         if self.exit is None:
             self.timed_out = True
@@ -389,11 +394,3 @@ class Child(ChildClients):
         journal.write(
             "child.gone", child_id=self.id, status=self.status, failure=reason
         )
-
-
-def _not_prepared(why: OSError) -> SpawnError:
-    """Word what could not be had for a child: its root, a grant, a descriptor."""
-    name = why.filename
-    what = "" if name is None else f"cannot use {os.fsdecode(name)!r}: "
-    text = f"cannot start a child: {what}{why.strerror}{remedy(why)}"
-    return SpawnError(why.errno or 0, "request", text)

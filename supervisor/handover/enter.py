@@ -20,6 +20,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import trio
 
 from supervisor.child import Child
 from supervisor.child_ends import Ends
@@ -236,7 +237,9 @@ class EnteredChild(Child):
                 self._carry_on(session, *was.carried)
         self._to_go_on.clear()
         self.begun.set()
-        await self._live_on(None if self.timed_out else left.timeout_s)
+        if left.timeout_s is not None and not self.timed_out:
+            self._timeout_at = trio.current_time() + left.timeout_s
+        await self._live_on()
 
     def _carry_on(self, session: Session, fd: int, reply: bytes) -> None:
         """Go on handing a client the descriptor that its ATTACH has made."""

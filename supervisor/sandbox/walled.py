@@ -274,6 +274,21 @@ def unforeseen(why: Exception) -> SpawnError:
     return SpawnError(errno.EIO, "request", text, reason)
 
 
+def not_prepared(why: OSError) -> SpawnError:
+    """Word what could not be had for a child: its root, a grant, a descriptor."""
+    name = why.filename
+    what = "" if name is None else f"cannot use {os.fsdecode(name)!r}: "
+    text = f"cannot start a child: {what}{why.strerror}{remedy(why)}"
+    return SpawnError(why.errno or 0, "request", text)
+
+
+def too_late(executable: str, limit_s: float) -> SpawnError:
+    """Word that a program did not begin within the time that the child may take."""
+    text = f"it did not begin within its time limit, {limit_s:g} s"
+    text = f"cannot execute {executable!r}: {text}; look at the disk that it is on"
+    return SpawnError(errno.ETIMEDOUT, "exec", text, os.strerror(errno.ETIMEDOUT))
+
+
 def _beside_its_group(
     limit: tuple[int, int, int], kept: int | None
 ) -> tuple[int, int, int]:

@@ -173,6 +173,28 @@ def test_a_signal_stops_run_while_the_exec_of_its_child_hangs(
     assert not still_there(children)
 
 
+# Bounds: its time goes while it is being started, too.
+@pytest.mark.parametrize("option", ["--timeout=1s", "--limit=time=1s"])
+@pytest.mark.parametrize("sandbox", ["none", "auto"])
+def test_a_time_limit_is_kept_while_the_exec_of_a_child_hangs(
+    tmp_path: Path, sandbox: str, option: str
+) -> None:
+    program = tmp_path / "hangs"
+    shutil.copy("/bin/true", program)
+    with hanging(program):
+        words = ("run", "--sandbox", sandbox, option, "--", program)
+        with running(*words) as process:
+            time.sleep(0.5)  # it is on its way
+            children = beneath(process.pid)
+            outcome = finished(process)
+    assert outcome.status == 124
+    assert not still_there(children)
+    why = "it did not begin within its time limit, 1 s; look at the disk that it is on"
+    assert outcome.said(f"sandhost run: cannot execute '{program}': {why}")
+    outcome = sandhost("run", option, "--", "sleep", "1000")
+    assert (outcome.status, outcome.err) == (124, b"")
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [
