@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -93,6 +94,24 @@ async def test_a_start_whose_client_has_gone_is_given_up(
         await eventually(lambda: not executions(scene).live, 3.0)
     assert not scene.tool.slots.used
     assert not scene.tool.starts._under_way
+
+
+# What it sent, and what was sent to it, is forgotten by TCP in both directions.
+async def test_a_start_whose_client_has_reset_its_connection_is_given_up(
+    scene: Scene,
+) -> None:
+    assert scene.tool.shared_url is not None
+    tenant = Tenant(scene.child.puppet, scene.tool.shared_url, scene.child.token)
+    async with stopped(scene):
+        with await scene.connect(tenant) as sock:
+            extra = f"X-Aifo-Exec-Id: {EXEC_ID}"
+            await send(sock, scene.request(b"tool=true", extra))
+            await eventually(lambda: EXEC_ID in executions(scene).live)
+            at_once = struct.pack("ii", 1, 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        await eventually(lambda: not executions(scene).live, 3.0)
+    assert not scene.tool.slots.used
+    assert (await scene.run("tool=true")).status == 200
 
 
 # It is there for as long as it does not close, whatever it sends.
