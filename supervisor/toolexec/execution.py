@@ -305,6 +305,8 @@ class Execution:
 
     async def abandon(self, *, keep: bool = False) -> None:
         """Finish what has not begun; ``keep`` what is in its log."""
+        if not keep:  # who follows it already is told of no code: there is none
+            self.fault = "it was not started"
         process = self.process
         if process is not None:
             with trio.move_on_after(ABANDON_TIMEOUT_S, shield=True):

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from supervisor.toolexec import logquota, logstores, splicing
+from supervisor.toolexec.routes import SpawnPlan
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
     Reply,
@@ -101,6 +102,31 @@ async def test_a_second_reader_follows_the_same_execution(scene: Scene) -> None:
     bodies = {start: reply.body for start, reply in got.items()}
     assert bodies == {0: b"one\ntwo\n", 2: b"e\ntwo\n", 6: b"o\n", 100: b""}
     assert {reply.code for reply in got.values()} == {3}
+
+
+# What was never started has no exit code: its line breaks, as that of an output cut short.
+# spec E21, E23
+async def test_who_follows_what_is_not_started_is_told_of_no_code(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follows = trio.Event()
+
+    async def fails(*_: object) -> SpawnPlan:
+        await follows.wait()
+        raise OSError(5, "the sidecar is broken")
+
+    monkeypatch.setattr(scene.routes, "command", fails)
+    executions = scene.tool.children[scene.child.puppet.child.id]
+    with await scene.connect() as sock, await scene.connect() as other:
+        await send(sock, scene.request(b"tool=true", "X-Aifo-Exec-Id: never"))
+        await eventually(lambda: "never" in executions.live)
+        await send(other, scene.head(0, line="GET /exec/never HTTP/1.1"))
+        await receive_until(other, b"\r\n\r\n")
+        follows.set()
+        assert parse(await receive_all(sock)).status == 500
+        assert await receive_all(other) == b""
+    reply = await scene.say(scene.head(0, line="GET /exec/never HTTP/1.1"))
+    assert reply.status == 404
 
 
 # Who only follows may go: the execution is that of whoever asked for it.
