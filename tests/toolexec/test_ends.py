@@ -231,10 +231,13 @@ async def test_a_time_limit_ends_a_tool(tmp_path: Path) -> None:
         reply = await scene.say(scene.request(form, proto="1"))
         assert (reply.status, reply.body, reply.code) == (504, b"timeout\n", 124)
         scene.routes.timeout_s = 2.0  # it has to have begun
-        reply = await scene.say(scene.request(form))
+        reply = await scene.say(scene.request(form, "X-Aifo-Exec-Id: late"))
         assert (reply.status, reply.code) == (200, 124)
         assert reply.body == b"outaifo-coder proxy timeout\n"
         assert reply.chunks[-1] == b"aifo-coder proxy timeout\n"
+        # Also to whoever is sent it with what the tool printed.
+        again = await scene.say(scene.head(0, line="GET /exec/late HTTP/1.1"))
+        assert (again.chunks, again.code) == (reply.chunks, 124)
         scene.routes.timeout_s = 100.0  # the sidecar's own wins
         reply = await scene.say(scene.request(shell("sleep 0.4")))
         assert reply.code == 0

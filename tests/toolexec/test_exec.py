@@ -283,7 +283,12 @@ async def test_a_verbose_server_puts_lines_around_a_whole_output(
     tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with opened_scene(tmp_path, verbose=True) as scene:
-        for printed, body in (("x", b"\nx\n"), ("%0Ax%0D", b"\nx\r"), ("", b"\n")):
+        for printed, body in (
+            ("x", b"\nx\n"),
+            ("%0Ax%0D", b"\nx\r"),
+            ("%0Dx%0A", b"\rx\n"),
+            ("", b"\n"),
+        ):
             reply = await scene.run("tool=printf", f"arg={printed}", proto="1")
             assert reply.body == body
         assert (await scene.run("tool=printf", "arg=x")).body == b"x"

@@ -184,7 +184,7 @@ def _has_tsc() -> bool:
 
 # ToolExec 6: python prefers <cwd>/.venv.
 async def test_python_is_that_of_the_virtual_environment(stage: Stage) -> None:
-    bin_dir = program(stage.where / "bin", "pip", 'echo "$VIRTUAL_ENV"')
+    bin_dir = program(stage.where / "bin", "pip", 'echo "$VIRTUAL_ENV ${PATH%%:*}"')
     options = {"kind": "python", "path": [bin_dir]}
     async with sidecars_of(stage, p=options) as sidecars:
         child = await waiting_child(stage)
@@ -206,7 +206,8 @@ async def test_python_is_that_of_the_virtual_environment(stage: Stage) -> None:
             "pip",
             cwd=b"/workspace/app",
         )
-        assert found.out == f"{venv}\n".encode()  # it has none, but it is active
+        # It has none, but it is active.
+        assert found.out == f"{venv} {venv}/bin\n".encode()
 
 
 # Face: policy.NAME.tools; spec A5, I8: and what is left of it after NARROW.
