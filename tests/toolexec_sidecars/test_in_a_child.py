@@ -215,6 +215,8 @@ def test_the_tools_of_a_narrowed_child_do_not_reach_its_parents_files(
     assert run(place, *less).out == b"403\n"
     shared = f"workspace = '{place}/shared'\n"
     assert run(place, *less, go=shared).out == b'b"everybody\'s\\n"\n'
+    # There a tool has all that the child's own connection has.
+    assert run(place, *less, go=f"{shared}fd3 = true\n").out == b"403\n"
 
 
 # spec A5: what a child gives up of its own connection its tools have not either.
