@@ -122,7 +122,7 @@ async def test_connections_of_one_child_leave_others_alone(
 async def test_many_that_come_at_once_are_all_answered(scene: Scene) -> None:
     with ExitStack() as stack:
         socks = []
-        for _ in range(200):  # in this thread: the host has no turn meanwhile
+        for _ in range(100):  # in this thread: the host has no turn meanwhile
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
             sock.setblocking(False)
             sock.connect(scene.child.path)
