@@ -101,14 +101,14 @@ exec "$@" 3<&-
 """
 """Runs a tool in the container: ``sh -c INSIDE sh PATH TOOL [ARG]...`` (rule 3)."""
 
-HAS_IT, LACKS_IT = b"sandhost-has", b"sandhost-lacks"
+FIND = r"""
+PATH=${1:+$1:}$PATH
+command -v "$2" >/dev/null || { printf 'sandhost-%s\n' lacks; exit 1; }
+"""
+"""Says in a word that a tool is not there: such a status may also be that of an engine which
+did not get as far as asking, and says so in words of its own, this text among them."""
 
-FIND = (
-    'PATH=${1:+$1:}$PATH; command -v "$2" >/dev/null'
-    f" && echo {HAS_IT.decode()} || echo {LACKS_IT.decode()}"
-)
-"""Says in words whether a tool is there: the exit status may be that of an engine which
-did not get as far as asking."""
+LACKS_IT = b"sandhost-lacks"
 
 
 class CliSidecar(Backend):
@@ -232,11 +232,12 @@ class CliSidecar(Backend):
 
     async def _probe(self, tool: str) -> str | None:
         words = ("exec", self.container, "sh", "-c", FIND, "sh", self._path, tool)
-        _, said = await self._ask(*words)
-        answer = said.split()[-1:]
-        if answer not in ([HAS_IT], [LACKS_IT]):
-            raise NoAnswerError
-        return tool if answer == [HAS_IT] else None
+        status, said = await self._ask(*words)
+        if status == 0:
+            return tool
+        if LACKS_IT in said.split():
+            return None
+        raise NoAnswerError
 
     # The engine
 
