@@ -248,7 +248,7 @@ class Wire:
     def _has_more(self) -> bool:
         try:
             return bool(self.sock.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
+        except OSError:  # nothing, or its end: who asks for that has ``check_there``
             return False
 
     def check_there(self) -> None:

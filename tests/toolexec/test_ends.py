@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import socket
+import struct
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,17 +200,27 @@ async def test_a_detached_tool_outlives_its_client(scene: Scene) -> None:
 
 
 # spec E18: whoever asked may be gone before the host has read that.
-@pytest.mark.parametrize("closing", [socket.SHUT_WR, socket.SHUT_RDWR])
+@pytest.mark.parametrize("way", ["half-closed", "closed", "reset"])
 async def test_a_detached_tool_is_run_for_who_does_not_wait(
-    scene: Scene, closing: int
+    scene: Scene, way: str
 ) -> None:
-    with await scene.connect() as sock:
+    tenant = await scene.tenant()
+    assert scene.tool.shared_url is not None
+    tenant.url = scene.tool.shared_url
+    with await scene.connect(tenant) as sock:
         extra = ("X-Aifo-Detach: 1", "X-Aifo-Exec-Id: gone")
-        await send(sock, scene.request(shell("echo on; exit 4"), *extra))
-        sock.shutdown(closing)
-        executions = scene.tool.children[scene.child.puppet.child.id]
+        form = shell("echo on; exit 4")
+        await send(sock, scene.request(form, *extra, token=tenant.token))
+        if way == "half-closed":
+            sock.shutdown(socket.SHUT_WR)
+        else:
+            linger = struct.pack("ii", way == "reset", 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            sock.close()
+        executions = scene.tool.children[tenant.puppet.child.id]
         await eventually(lambda: "gone" in executions.kept)
-    reply = await scene.say(scene.head(0, line="GET /exec/gone HTTP/1.1"))
+    head = scene.head(0, line="GET /exec/gone HTTP/1.1", token=tenant.token)
+    reply = await scene.say(head, tenant=tenant)
     assert (reply.body, reply.code) == (b"on\n", 4)
 
 
