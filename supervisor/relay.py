@@ -177,7 +177,15 @@ async def _spawn(
         own = tuple(path for path in (env.get("TMPDIR"),) if path)
         wanted = Wanted(profile, network, working_directory(), own)
         wanted.no_groups = "a nested child is in its parent's"
-        process, _ = await walled.spawn(launcher, Machine(), request, wanted)
+        process, walls = await walled.spawn(launcher, Machine(), request, wanted)
+        if "landlock" in walls.missing:
+            # Both are of one user, and in one namespace of pids.
+            Log("WARNING").write(
+                "WARNING",
+                "The nested child goes without the layer 'landlock':"
+                f" {walls.missing['landlock']}; nothing keeps it from the memory, and so"
+                " from the rights, of the child that it runs in",
+            )
         return process
     finally:
         os.close(cwd)

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from protocol.toolexec_token import identity, taken_apart
+from supervisor.launchpad import landlock
 from tests.helpers.command import SANDHOST, sandhost
+from tests.helpers.older import without
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +27,13 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(f"in {name}")
     return tmp_path
+
+
+def has_landlock() -> bool:
+    try:
+        return landlock.version() > 0
+    except OSError:
+        return False
 
 
 def test_a_nested_child_shares_the_root_and_its_status_comes_back(root: Path) -> None:
@@ -67,6 +76,20 @@ def test_a_nested_child_of_a_top_level_one_is_restricted(root: Path) -> None:
     status, out, err = run_child(root, script, "--top-level")
     assert (status, out) == (1, b"")
     assert b"access denied" in err
+
+
+# spec A5, attack 38: what keeps a nested child from its parent's memory is Landlock alone.
+def test_a_nested_child_that_nothing_keeps_from_its_parent_is_told_of() -> None:
+    script = "$0 relay -- sh -c ': >> /proc/'$$/mem"
+    words = ("run", "--", "sh", "-c", script, SANDHOST)
+    if has_landlock():
+        outcome = sandhost(*words)
+        assert outcome.status != 0
+        assert b"landlock" not in outcome.err
+    outcome = sandhost(*words, wrapper=without(444, 38))
+    assert outcome.status == 0  # so that it is true
+    assert outcome.said("The nested child goes without the layer 'landlock': ")
+    assert outcome.said("from the memory, and so from the rights, of the child")
 
 
 def test_what_a_killed_nested_child_had_staged_never_appears(
