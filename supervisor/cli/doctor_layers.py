@@ -61,10 +61,14 @@ async def _try(launchpad: LaunchpadProcess) -> Walls:
     from supervisor.launcher import Launcher  # noqa: PLC0415
     from supervisor.options import Limits  # noqa: PLC0415
     from supervisor.sandbox import cgroups, walled  # noqa: PLC0415
+    from supervisor.sandbox.cgroup_files import bounds_of  # noqa: PLC0415
     from supervisor.scratch import Scratch  # noqa: PLC0415
 
     scratch = Scratch(None)
-    groups = cgroups.make("doctor", Limits())
+    # So that each bound is tried; a group that cannot be bounded is none of a child's.
+    limits = Limits(memory=1 << 40, processes=1 << 15, cpus=0.5)
+    groups = cgroups.make("doctor", limits)
+    bounded = bounds_of(groups.made)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     cwd = os.open(scratch.tmp, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -87,6 +91,10 @@ async def _try(launchpad: LaunchpadProcess) -> Walls:
             nursery.cancel_scope.cancel()
         if status.code != 0:
             raise OSError(f"a child under auto ended with {status}")
+        walls.applied = tuple(
+            (layer, f"{said}: {bounded}" if layer == "cgroup" else said)
+            for layer, said in walls.applied
+        )
         return walls
     finally:
         os.close(null)

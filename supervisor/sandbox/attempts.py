@@ -25,6 +25,8 @@ import sys
 import tempfile
 
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER
+from supervisor.sandbox import delegation
+from supervisor.sandbox.cgroup_files import bounds_of
 
 OLDEST_LINUX = (5, 4)
 """waitid(2) for a pidfd; everything else that is newer has another way."""
@@ -269,12 +271,19 @@ def seccomp() -> str:
 
 
 def cgroup() -> str:
-    """Make a group beneath the own one, and remove it."""
-    group = own_cgroup()
+    """Make a group where those of children belong, and remove it."""
+    group = delegation.place_of_children(own_cgroup())
     fresh = os.path.join(group, f"sandhost-doctor-{os.getpid()}")  # noqa: PTH118
     os.mkdir(fresh)  # noqa: PTH102
-    os.rmdir(fresh)  # noqa: PTH106
-    return group
+    try:
+        # The files of its controllers come with it: without them there is no bound.
+        said = f"{group}: {bounds_of((fresh,))}"
+    finally:
+        os.rmdir(fresh)  # noqa: PTH106
+    given = ", ".join(delegation.to_be_given(group))
+    return (
+        f"{said}; a host has {given} given on, which was not tried" if given else said
+    )
 
 
 def own_cgroup() -> str:

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from supervisor.options import Limits
+
+BOUNDS = {
+    "memory": ("memory.max", "memory.limit_in_bytes"),
+    "processes": ("pids.max",),
+    "cpus": ("cpu.max", "cpu.cfs_quota_us"),
+}
+"""What a group can bound, and the files of that in both versions."""
 
 # As the kernel has it where nobody says anything.
 _PERIOD_US = 100_000
@@ -79,8 +88,21 @@ def can_bound_cpus(path: str) -> bool:
     return bool(_cpu_file(path))
 
 
+def bounds_of(paths: Iterable[str]) -> str:
+    """Say what groups bound of all processes in them together.
+
+    Args:
+        paths: their directories.
+    """
+    there = {file.name for path in paths for file in Path(path).iterdir()}
+    bound = [what for what, files in BOUNDS.items() if not there.isdisjoint(files)]
+    if bound:
+        return f"bounds {', '.join(bound)} of all together"
+    return "bounds nothing" + (", ends all at once" if "cgroup.kill" in there else "")
+
+
 def _cpu_file(path: str) -> str:
-    for name in ("cpu.max", "cpu.cfs_quota_us"):
+    for name in BOUNDS["cpus"]:
         if os.access(f"{path}/{name}", os.F_OK):
             return f"{path}/{name}"
     return ""

@@ -58,9 +58,8 @@ def make_room(
         pids: who has to move aside: this process and its launchpad.
         controllers: that are of use.
     """
-    there = _words(place, "cgroup.controllers")
-    useful = [name for name in controllers if name in there]
-    if not useful or not is_delegated(place):
+    useful = to_be_given(place, controllers)
+    if not useful:
         return ()
     aside = f"{place}/{OWN}"
     try:
@@ -75,6 +74,15 @@ def make_room(
             write(f"{place}/cgroup.subtree_control", f"+{name}")
     given = _words(place, "cgroup.subtree_control")
     return tuple(name for name in useful if name in given)
+
+
+def to_be_given(
+    place: str, controllers: Iterable[str] = CONTROLLERS
+) -> tuple[str, ...]:
+    """Return which controllers a host would have given on, as ``make_room`` does."""
+    there = _words(place, "cgroup.controllers")
+    useful = tuple(name for name in controllers if name in there)
+    return useful if useful and is_delegated(place) else ()
 
 
 def is_delegated(group: str) -> bool:

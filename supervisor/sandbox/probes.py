@@ -158,7 +158,7 @@ PROBES = (
     _Probe(
         "cgroup v2",
         attempts.cgroup,
-        "mkdir(2) and rmdir(2) in its own group",
+        "mkdir(2) and rmdir(2) in its own group; what stands in a new one",
         "limits hold for each process, not for all of a child's together",
     ),
     _Probe(

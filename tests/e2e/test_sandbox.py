@@ -95,6 +95,22 @@ def test_the_table_is_true_without_groups(whole: set[str]) -> None:
     assert table["cgroup"]["detail"] == "no hierarchy of groups is mounted"
 
 
+# A group of version 2 without controllers is there, and keeps no limit.
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a mount namespace")
+def test_groups_that_bound_nothing_are_told_of_so(whole: set[str]) -> None:
+    if "cgroup" not in whole:
+        pytest.skip("no groups can be made here")
+    others = 'umount -l $(awk \'$3 == "cgroup" {print $2}\' /proc/mounts); exec "$@"'
+    wrapper = ("unshare", "--mount", "sh", "-c", others, "sh")
+    row = layers(wrapper)["cgroup"]
+    if row["state"] != "present":
+        pytest.skip("there is no version 2 here")
+    group = Path(row["detail"].partition(": ")[0]).parent
+    given = (group / "cgroup.subtree_control").read_text(encoding="ascii").split()
+    bounded = {"memory", "pids", "cpu"} & set(given)
+    assert ("bounds nothing" in row["detail"]) == (not bounded)
+
+
 # Without prlimit64 a host cannot rule out core files of itself.
 def test_a_host_that_cannot_close_itself_says_so() -> None:
     number = 302 if IS_X86_64 else 261

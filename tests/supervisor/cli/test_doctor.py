@@ -92,6 +92,36 @@ def test_probing_leaves_this_process_as_it_was(before: int) -> None:
     assert f"sandhost-doctor-{own}" not in os.listdir(groups)
 
 
+# A group of version 2 that has no controllers ends its processes, and bounds nothing.
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "bounds nothing"),
+        (("cgroup.kill",), "bounds nothing, ends all at once"),
+        (("pids.max", "cgroup.kill"), "bounds processes of all together"),
+        (
+            ("memory.max", "pids.max", "cpu.max"),
+            "bounds memory, processes, cpus of all together",
+        ),
+    ],
+)
+def test_what_a_new_group_can_bound_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], said: str
+) -> None:
+    real, removed = os.mkdir, list[str]()
+
+    def mkdir(path: str) -> None:  # as the kernel: the files come with it, and go
+        real(path)
+        for name in files:
+            Path(path, name).touch()
+
+    monkeypatch.setattr(attempts, "own_cgroup", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(os, "rmdir", removed.append)
+    assert attempts.cgroup() == f"{tmp_path}: {said}"
+    assert [str(path) for path in tmp_path.iterdir()] == removed
+
+
 def subreaper() -> int:
     """Whether orphans come to this process: PR_GET_CHILD_SUBREAPER."""
     answer = ctypes.c_int()

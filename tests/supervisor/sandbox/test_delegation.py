@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox import delegation
+from supervisor.sandbox import attempts, delegation
 from supervisor.sandbox.cgroups import Hierarchy, hierarchies
 from supervisor.sandbox.delegation import OWN, make_room, place_of_children
 
@@ -71,6 +71,17 @@ def test_without_controllers_nobody_moves(delegated: Path) -> None:
     assert not (delegated / OWN).exists()
 
 
+# A host has them given on when it starts; who only looks changes nothing.
+def test_what_would_be_given_on_is_told_as_not_tried(
+    delegated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "own_cgroup", lambda: str(delegated))
+    said = "a host has memory, pids, cpu given on, which was not tried"
+    assert attempts.cgroup() == f"{delegated}: bounds nothing; {said}"
+    os.removexattr(delegated, "user.delegate")
+    assert attempts.cgroup() == f"{delegated}: bounds nothing"
+
+
 def test_what_the_kernel_refuses_is_left(delegated: Path) -> None:
     # A plain directory has no cgroup.procs to be written: nobody is moved.
     assert make_room(str(delegated), (os.getpid(),)) == ()
@@ -117,7 +128,7 @@ def real() -> Iterator[tuple[Path, str]]:
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from supervisor.sandbox import delegation
+from supervisor.sandbox import attempts, delegation
 place, controller = sys.argv[1:]
 Path(place, "cgroup.procs").write_text(str(os.getpid()))
 beside = subprocess.Popen(["sleep", "100"])
