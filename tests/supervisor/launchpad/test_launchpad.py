@@ -52,7 +52,9 @@ class Pad:
             else:
                 return
 
-    def spawn(self, ident: int, *argv: bytes) -> None:
+    def spawn(
+        self, ident: int, *argv: bytes, layers: dict[str, object] | None = None
+    ) -> None:
         """Ask for a child with the null device as 0, 1 and 2."""
         message: Message = (
             wire.SPAWN,
@@ -63,7 +65,7 @@ class Pad:
             (0, 1, 2),
             (),
             None,
-            {},
+            layers or {},
         )
         self.ask(message, [self.cwd, self.null, self.null, self.null])
 
@@ -220,9 +222,18 @@ def test_the_end_of_the_host_is_the_end_of_all(pad: Pad) -> None:
         os.close(pidfd)
 
 
-def test_a_killed_launchpad_takes_its_children_along(pad: Pad) -> None:
+# A change of the user undoes what ties them together (prctl(2), PR_SET_PDEATHSIG).
+@pytest.mark.parametrize("layer", [None, "no_new_privs", "uid"])
+def test_a_killed_launchpad_takes_its_children_along(
+    pad: Pad, layer: str | None
+) -> None:
+    if layer == "uid" and os.geteuid() != 0:
+        pytest.skip("only root gives users")
+    layers: dict[str, object] = {} if layer is None else {layer: None}
+    if layer == "uid":
+        layers[layer] = 1 << 29
     # By the kernel, at once, and also when no host is left to end them.
-    pad.spawn(1, b"/bin/sleep", b"1000")
+    pad.spawn(1, b"/bin/sleep", b"1000", layers=layers)
     _, pidfd = pad.born()
     signal.pidfd_send_signal(pad.pidfd, signal.SIGKILL)
     assert select.select([pidfd], [], [], PATIENCE_S)[0]

@@ -111,7 +111,8 @@ def test_arguments_decide_where_a_call_has_good_uses(machine: str) -> None:
     for network in (True, False):
         code = build(machine, network=network)
         assert verdict(code, ioctl, arch, 0, 0x5401) is None
-        assert verdict(code, ioctl, arch, 0, 0x5412) == errno.EPERM
+        assert verdict(code, ioctl, arch, 0, 0x5412) == errno.EPERM  # TIOCSTI
+        assert verdict(code, ioctl, arch, 0, 0x541C) == errno.EPERM  # TIOCLINUX
         assert verdict(code, ioctl, arch, 0, 0x7700000000005412) == errno.EPERM
         assert verdict(code, clone, arch, 0x11) is None
         for flag in (17, 25, 26, 27, 28, 29, 30):
