@@ -18,7 +18,7 @@ from supervisor.sandbox.plan import PROFILES, named
 from supervisor.scratch import Scratch
 from tests.attacks.conftest import NAMESPACES
 from tests.attacks.test_reports import layers_of, said_by_it
-from tests.attacks.test_walls import Attacker, listening
+from tests.attacks.test_walls import LOOKING, Attacker, listening
 from tests.helpers.hosts import opened
 
 __all__ = ["listening"]
@@ -235,6 +235,25 @@ print(attempt(lambda: resource.setrlimit(cpu, (50, 60))), *resource.getrlimit(cp
     said = (await attacker.says(program, *pids)).split()
     assert said == [*["EPERM"] * 4, "True", "None", "50", "60"]
     assert resource.prlimit(victim.process.pid, resource.RLIMIT_CPU) == before
+
+
+# attack 25: children of one user, who see each other in /proc.
+async def test_a_sibling_cannot_be_looked_into_without_namespaces(
+    attacker: Attacker,
+) -> None:
+    attacker.stage.sandbox = KERNELS
+    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
+    os.read(out, 3)
+    os.close(out)
+    assert victim.process is not None
+    said = (await attacker.says(LOOKING, str(victim.process.pid))).split()
+    assert len(said) == 10
+    if landlock.version() < 6:  # no scopes: its user signals it
+        assert said.pop() == "None"
+    seen = said.pop(2)  # that there is a process of that number is to be seen
+    assert seen in {"seen", "EPERM"}
+    assert set(said) == {"EPERM", "EACCES"}, said
+    assert victim.exit is None
 
 
 # attack 25: nor does it end anybody, of whatever user, its host included. attack 31: an
