@@ -144,6 +144,19 @@ async def test_bytes_of_all_connections_count_together(stage: Stage) -> None:
     assert (stage.root / "b").stat().st_size == 400
 
 
+# attack 20, spec S7: so is the largest that any file may grow to, however deep.
+async def test_the_size_of_a_file_is_bounded_for_all_connections(stage: Stage) -> None:
+    child = await stage.puppet(max_file_bytes=1000)
+    large = b"ERROR failed to write: " + os.strerror(errno.EFBIG).encode()
+    deep = "globals().__setitem__('D', attached(attached(IN)))"
+    await child.do(deep)
+    await child.do("globals().__setitem__('N', opened(b'a', b'w', fd=D))")
+    assert await child.do("ask(b'WRITE %d 1001\\n' % N + b'x' * 1001, D)") == large
+    assert await child.do("ask(b'WRITE %d 1000\\n' % N + b'x' * 1000, D)") == b"OK 1000"
+    assert await child.do("ask(b'WRITE %d 1\\nx' % N, D)") == large
+    assert (stage.root / "a").stat().st_size == 1000
+
+
 # spec N4, T3: attached connections answer each in its own order, all at once.
 async def test_attached_connections_work_side_by_side(stage: Stage) -> None:
     child = await stage.puppet()
