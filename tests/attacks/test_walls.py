@@ -17,6 +17,8 @@ import pytest
 import trio
 
 from supervisor.child import Child
+from supervisor.sandbox.cgroup_files import bounds_of
+from supervisor.sandbox.cgroups import make
 from supervisor.scratch import Scratch
 from tests.attacks.conftest import closed_bwrap, only, put_behind
 from tests.helpers.hosts import Stage, opened
@@ -187,6 +189,29 @@ async def test_a_memory_bomb_ends_alone(attacker: Attacker) -> None:
     )
     assert said == "MemoryError"
     assert await neighbour.ask(b"PING\n") == b"OK"
+
+
+# attack 29: memory, by many processes that each stay within the limit.
+@only("auto")
+async def test_a_memory_bomb_of_many_processes_is_one(attacker: Attacker) -> None:
+    from supervisor.options import Limits  # noqa: PLC0415
+
+    limits = Limits(memory=128 << 20)
+    groups = make("tried", limits)
+    bounds = bounds_of(groups.made)
+    groups.remove()
+    if "memory" not in bounds:
+        pytest.skip("no group bounds memory here")
+    program = """
+for _ in range(4):
+    if os.fork() == 0:
+        kept = b'x' * (64 << 20)
+        time.sleep(1)
+        os._exit(0)
+print([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(4)].count(0))
+"""
+    changes = {"group_limits": limits, "rlimits": limits.rlimits()}
+    assert await attacker.says(program, **changes) in {"", "0", "1"}
 
 
 @pytest.fixture
