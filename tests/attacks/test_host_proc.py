@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.host_proc import shows_host
 from tests.helpers.hosts import Stage
+from vfs.backends import HostDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -46,6 +48,29 @@ def hosts_own(stage: Stage, *pids: int) -> list[str]:
 
 def denied(name: str) -> bytes:
     return b"ERROR VFS access denied: '%b'" % os.fsencode(name)
+
+
+# attack 24: kernels are built without it (CONFIG_PROC_KCORE), so another file has its name.
+def test_the_memory_of_the_machine_is_shown_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other, fds, link, stat = "/proc/version", "/proc/self/fd/", os.readlink, os.stat
+    name = other
+
+    def readlink(path: str) -> str:
+        return name if path.startswith(fds) and link(path) == other else link(path)
+
+    everything = HostDirectory(-1, beneath=False)
+    handle = everything.open_again(other.encode(), os.O_RDONLY)
+    try:
+        monkeypatch.setattr(os, "readlink", readlink)
+        monkeypatch.setattr(os, "stat", lambda p: stat(other if p == name else p))
+        assert not shows_host(handle)
+        name = "/proc/kcore"
+        assert shows_host(handle)
+    finally:
+        monkeypatch.undo()
+        handle.close()
 
 
 # attack 24: what the host was started with, and what it holds in memory.
