@@ -49,6 +49,21 @@ async def test_curl_notifies(tmp_path: Path) -> None:
         assert reply.headers[b"content-type"] == b"text/plain; charset=utf-8"
 
 
+# Its output goes to the child: of the host's environment it has what shows things to a user.
+# spec E33
+async def test_it_is_told_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    monkeypatch.setenv("DISPLAY", ":7")
+    reply = await notified(tmp_path, "/usr/bin/env", form="cmd=env")
+    lines = reply.body.splitlines()
+    assert b"DISPLAY=:7" in lines
+    assert {line.partition(b"=")[0] for line in lines} <= {
+        *(b"PATH", b"HOME", b"LANG", b"DISPLAY", b"DBUS_SESSION_BUS_ADDRESS")
+    }
+
+
 # spec E33
 async def test_without_args_they_must_be_the_configured_ones(tmp_path: Path) -> None:
     notify = NotifyCommand(("/bin/sh", "-c", "echo hi; exit 3"), 10.0, 8)
