@@ -25,9 +25,11 @@ import stat
 from supervisor.launchpad.kernel import NOT_THERE, caller, open_exactly
 
 # <asm/unistd.h>: these have one number everywhere.
+_SYS_OPEN_TREE = 428
 _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 429, 442
 _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
 # <linux/mount.h>, <fcntl.h>
+_AT_FDCWD, _OPEN_TREE_CLONE = -100 & 0xFFFFFFFFFFFFFFFF, 1 | os.O_CLOEXEC
 AT_EMPTY_PATH, AT_RECURSIVE = 0x1000, 0x8000
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 1, 2, 4, 1 << 20
 _ATTR_NOEXEC = 8
@@ -66,6 +68,7 @@ class _Attributes(ctypes.Structure):
 
 _ATTRIBUTES_BYTES = ctypes.sizeof(_Attributes)
 
+_open_tree = caller(_SYS_OPEN_TREE, "ntn")
 _move_mount = caller(_SYS_MOVE_MOUNT, "ntntn")
 _mount_setattr = caller(_SYS_MOUNT_SETATTR, "ntnnn")
 _fsopen = caller(_SYS_FSOPEN, "tn")
@@ -206,11 +209,14 @@ class Stage:
             if error.errno not in {*NOT_THERE, errno.ESTALE}:
                 raise
             raise moved(tree.path) from None
-        cover = _make_cover()
+        cover = _make_cover() if tree.is_directory else _make_shut_file()
         try:
             _move_mount(cover, b"", place, b"", _MOVE_EMPTY_PATHS)
         finally:
             os.close(place)
+        if not tree.is_directory:
+            os.close(cover)
+            return
         self._around[tree.path] = ours = _Ours(cover, tree.path)
         self._make_links(ours)
 
@@ -257,6 +263,13 @@ def _make_cover() -> int:
         return _fsmount(options, _FSMOUNT_CLOEXEC, attributes)
     finally:
         os.close(options)
+
+
+def _make_shut_file() -> int:
+    """Make a copy of the mount of a file that nobody can open: a device where none may be."""
+    fd = _open_tree(_AT_FDCWD, b"/dev/null", _OPEN_TREE_CLONE)
+    set_attributes(fd, ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY)
+    return fd
 
 
 def set_attributes(

@@ -3,8 +3,12 @@
 What it is: where they are at this moment.  What it is not: the hiding, which each child
 does in its own file system (``launchpad.stage``).
 
+Files of keys likewise: nobody can open them there.
+
 Rule: a directory is known by what it is, not by its name.  A tool that may write around it
-can move what it lies in; it is held, and the kernel says what it is called now.
+can move what it lies in; it is held, and the kernel says what it is called now.  A file of
+a key is looked up by its name for each child: another one may be put in its place, and
+nobody is to find it held.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Location(NamedTuple):
-    """A directory where it is.
+    """A directory, or a file of a key, where it is.
 
     Attributes:
         path: without links.
@@ -51,10 +55,14 @@ class Apart:
 
     Args:
         paths: what they are called, with links or without.
+
+    Attributes:
+        files: what the files of keys are called.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._held: dict[str, int] = dict.fromkeys(paths, -1)
+        self.files: frozenset[str] = frozenset()
         self._look()
 
     def add(self, path: str) -> None:
@@ -71,7 +79,15 @@ class Apart:
     def locations(self, *others: int) -> tuple[Location, ...]:
         """Return where those are that are there, and others that somebody else holds."""
         self._look()
-        return locations_of(*others, *self._held.values())
+        found = locations_of(*others, *self._held.values())
+        for path in self.files:
+            with contextlib.suppress(OSError):  # it is gone
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                try:
+                    found += locations_of(fd)
+                finally:
+                    os.close(fd)
+        return found
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what is held, with a word for it."""

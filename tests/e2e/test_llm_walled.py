@@ -104,6 +104,20 @@ def test_the_package_of_openai_reaches_it(place: Path, llm: str) -> None:
     ]
 
 
+# attack 24: what root owns in --cwd is the child's to read, and not the file of the key.
+@pytest.mark.parametrize("layers", ["", "'mountns', 'userns', 'seccomp'"])
+def test_a_key_file_in_its_working_directory_is_shut(
+    place: Path, llm: str, layers: str
+) -> None:
+    more = f"[sandbox.x]\nlayers = [{layers}]\n[policy.run]\nsandbox = 'x'\n"
+    (place / "other").write_text("seen")
+    (key,) = re.findall('api_key_file = "(.*)"', llm)
+    script = 'cat other; cat "$0" || echo; cp "$0" $TMPDIR; ls $TMPDIR'
+    outcome = run(place, llm + (more if layers else ""), "sh", "-c", script, key)
+    assert outcome.out == b"seen\n"
+    assert outcome.err.count(b"Permission denied") == 2
+
+
 def test_without_an_endpoint_nobody_listens_in_there(place: Path, llm: str) -> None:
     outcome = run(place, llm, "sh", "-c", f"env | grep -c OPENAI; {LISTENING}")
     assert (outcome.err, outcome.out) == (b"", b"0\n0\n")
