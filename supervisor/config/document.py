@@ -36,6 +36,7 @@ from supervisor.config.places import (
     check_own,
     check_roots,
     check_workspaces,
+    odd_keys,
     odd_places,
 )
 from supervisor.config.policy import PolicySection, check_policies, limit_texts
@@ -201,6 +202,7 @@ def warnings(config: Config) -> Iterator[tuple[str, str]]:
         yield f"limits.{key}", text
     yield from odd_fds(config)
     yield from odd_places(config)
+    yield from odd_keys(config)
     for name, policy in config.policy.items():
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None:

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 GRANTS = ("read", "write")
 
+_KEY_WITHIN = (
+    "'{}' lies in '{}', where children or their tools work: walls without a mountns, or a"
+    " container, leave it open to them, and who may write there can put another one in its"
+    " place; choose another directory"
+)
+
 
 class Place(NamedTuple):
     """Where a path leads.
@@ -224,6 +230,28 @@ def _shared(place: Place, root: Place, owner: str) -> str:
         f" children can change what policy {owner}'s children have; choose another one"
         " if that is not meant"
     )
+
+
+def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of the files of keys that lie where children or tools may write."""
+    if config.llm is None:
+        return
+    from supervisor.llm.keys import expanded  # noqa: PLC0415 - with that section
+
+    files = {"llm.api_key_file": config.llm.api_key_file}
+    for name, model in config.llm.models.items():
+        files[f"llm.models.{joined(name)}.api_key_file"] = model.api_key_file
+    directories = config.places_written() | {
+        child.cwd for child in config.child.values() if child.cwd
+    }
+    for key, file in files.items():
+        if file is None:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            place = place_of(expanded(file))
+            within = (d for d in sorted(directories) if place.lies_in(place_of(d)))
+            for directory in itertools.islice(within, 1):
+                yield key, _KEY_WITHIN.format(place.path, directory)
 
 
 def check_own(

@@ -185,6 +185,34 @@ def test_a_policy_that_can_change_what_is_anothers_is_told(
         assert running.end() == 0
 
 
+# attack 24: a key is no thing to keep where somebody works.
+@pytest.mark.parametrize(
+    ("more", "is_told"),
+    [
+        ("[policy.p]\nroot = 'A'", True),
+        ("[policy.p]\nwrite = ['link']", True),
+        ("[child.c]\ncommand = ['true']\ncwd = '{}/A/sub'", True),
+        ("[toolexec]\n[sidecar.s]\nkind = 'node'\nworkspace = '{}/A'", True),
+        ("[policy.p]\nread = ['A']", False),  # FD 3 opens it for nobody
+        ("[policy.p]\nroot = 'B'", False),
+    ],
+)
+def test_a_key_that_lies_where_children_work_is_told(
+    tmp_path: Path, more: str, *, is_told: bool
+) -> None:
+    for name in ("A/sub", "B"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("A")
+    key = tmp_path / "A/sub/key"
+    key.write_text("sk-0123456789abcdef")
+    key.chmod(0o600)
+    text = f"[llm.models.m]\nbase_url = 'http://h/v1'\napi_key_file = '{key}'\n"
+    outcome = check(tmp_path, text + more.format(tmp_path) + "\n")
+    assert outcome.status == 0
+    said = f"c.toml: llm.models.m.api_key_file: warning: '{key}' lies in '"
+    assert outcome.said(said) if is_told else not outcome.err
+
+
 @pytest.mark.parametrize(
     ("option", "status", "said"),
     [
