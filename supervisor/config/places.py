@@ -356,6 +356,7 @@ def _own_places(
         found += [(what, path, files, every, True) for path in beneath]
         spends = "change what is left of the quota"
         found.append((what, places.ledger, spends, every, True))
+        found.append((what, places.state_lock, takes, writes, True))
     if has_all or with_usual or section.runtime_dir:
         where = places.runtime_dir
         found.append(("[host] runtime_dir", where, takes, writes, True))

@@ -88,6 +88,11 @@ def test_no_root_lies_in_another_one_whatever_it_is_called(
             "read = ['A/journal/file']",
             "lies in what [host] state_dir",
         ),
+        (
+            "state_dir = 'A'",
+            "write = ['A/state.lock']",
+            "holds what [host] state_dir is for",
+        ),
         ("state_dir = 'A'", "root = 'A/state'", ""),
         ("state_dir = 'A'", "write = ['A/state/..']", "holds [host] state_dir"),
         ("runtime_dir = 'A/run'", "root = 'A'", "holds [host] runtime_dir"),
