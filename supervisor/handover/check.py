@@ -27,11 +27,14 @@ def check(argv: list[str]) -> int:
     if path is not None:
         try:
             config = load_config(path)
+            # Of what it says itself as well: the next program begins with that.
+            own = places_of(config.host, None)
         except ConfigError as why:
             return _refuse(f"its configuration has faults: {why}")
-        places = places_from(os.environ.get(VARIABLE))
-        faults = faults_of_places(places or places_of(config.host, None), config)
-        if faults:
+        except OSError as why:
+            return _refuse(f"its configuration cannot be used: {why.strerror}")
+        places = places_from(os.environ.get(VARIABLE)) or own
+        if faults := faults_of_places(places, config):
             return _refuse(f"its configuration has faults: {ConfigError(path, faults)}")
     return answer_check()
 

@@ -5,13 +5,15 @@ import os
 import re
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from supervisor.control.client import ControlError, call
+from supervisor.daemon_places import VARIABLE, Places, text_of
 from supervisor.handover.state import versions
-from tests.helpers.command import SANDHOST, TIMEOUT_S, sandhost
+from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S, sandhost
 from tests.helpers.daemon import daemon, left_in
 from tests.helpers.replacing import SEQUENCE, assert_clean, replace_daemon
 
@@ -237,6 +239,25 @@ def test_a_chat_under_way_gets_one_error_and_the_next_an_answer(
             assert KEY.encode() not in environ
             assert_clean(running)
             assert running.end(signal.SIGTERM) in {0, 1}
+
+
+# Its places are told; what it would make of its own configuration has to be possible as well.
+def test_the_check_refuses_places_that_lie_nowhere(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[host]\nstate_dir = 'state'\nruntime_dir = 'run'\n")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    told = Places("/run/r", "/var/lib/s", "/run/r/control", "/var/lib/s/scratch")
+    env = {**ENVIRONMENT, VARIABLE: text_of(told)}
+    words = (SANDHOST, "handover-check", "0.0", "serve", "--config", config)
+    script = 'rmdir "$PWD"; exec "$@"'
+    command = ["sh", "-c", script, "sh", *words]
+    checked = subprocess.run(
+        command, check=False, cwd=gone, env=env, capture_output=True
+    )
+    why = "its configuration cannot be used: the working directory is gone"
+    assert checked.returncode == 2
+    assert checked.stdout.startswith(f"sandhost: {why}".encode())
 
 
 def test_the_check_says_what_is_taken_over() -> None:
