@@ -11,6 +11,7 @@ Rules of this file.
 from __future__ import annotations
 
 import errno
+import socket
 import traceback
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import trio
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from supervisor.logs import Log
@@ -56,6 +56,11 @@ class Idler(Protocol):
 
 C = TypeVar("C", bound=Idler)
 T = TypeVar("T")
+
+
+def listener_on(fd: int) -> trio.SocketListener:
+    """Return what listens on a descriptor that was made elsewhere; it is owned."""
+    return trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
 
 
 async def accepted(listener: trio.SocketListener) -> trio.SocketStream:

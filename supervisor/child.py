@@ -235,8 +235,8 @@ class Child(ChildClients):
             umask=spec.umask,
             listener=self._inner,
         )
-        host, begun_at = self._host, trio.current_time()
-        self._timeout_at = begun_at + (spec.timeout_s or math.inf)
+        host, limit_s = self._host, spec.timeout_s or math.inf
+        self._timeout_at = trio.current_time() + limit_s
         # An exec can hang, and that time is the child's too.
         with trio.CancelScope(deadline=self._timeout_at) as patience:
             process, self.walls = await walled.spawn(
@@ -244,7 +244,7 @@ class Child(ChildClients):
             )
         if patience.cancelled_caught:
             self.timed_out = True
-            raise walled.too_late(executable, self._timeout_at - begun_at)
+            raise walled.too_late(executable, limit_s)
         self.walls.missing.update(self._unheard())
         for what in walled.NO_LAYERS:
             if why := self.walls.missing.get(what):

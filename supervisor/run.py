@@ -172,6 +172,8 @@ def _tell_odd_options(log: Log, options: RunOptions) -> None:
     roots = [] if options.root in {None, root} else [options.root]
     given = {"root": roots, "read": options.read[read:], "write": options.write[write:]}
     for option, paths in given.items():
+        if not paths:  # and nothing is looked for
+            continue
         texts = list(reaching_own(options.config, option, paths))
         if option != "read":
             texts += reaching_roots(options.config, "run", paths)

@@ -77,6 +77,14 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     quota: QuotaSection = msgspec.field(default_factory=QuotaSection)
     presets: dict[str, PresetSection] = {}
 
+    def key_files(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, path) of each file of a key that is named, as it is written."""
+        if self.api_key_file is not None:
+            yield "api_key_file", self.api_key_file
+        for name, model in self.models.items():
+            if model.api_key_file is not None:
+                yield f"models.{joined(name)}.api_key_file", model.api_key_file
+
 
 def check(section: LlmSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[llm]`` cannot have."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -238,20 +237,15 @@ def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
         return
     from supervisor.llm.keys import expanded  # noqa: PLC0415 - with that section
 
-    files = {"llm.api_key_file": config.llm.api_key_file}
-    for name, model in config.llm.models.items():
-        files[f"llm.models.{joined(name)}.api_key_file"] = model.api_key_file
     directories = config.places_written() | {
         child.cwd for child in config.child.values() if child.cwd
     }
-    for key, file in files.items():
-        if file is None:
-            continue
+    for key, file in config.llm.key_files():
         with contextlib.suppress(OSError, ValueError):
             place = place_of(expanded(file))
             within = (d for d in sorted(directories) if place.lies_in(place_of(d)))
-            for directory in itertools.islice(within, 1):
-                yield key, _KEY_WITHIN.format(place.path, directory)
+            if (directory := next(within, None)) is not None:
+                yield f"llm.{key}", _KEY_WITHIN.format(place.path, directory)
 
 
 def check_own(
@@ -269,7 +263,7 @@ def check_own(
     own = list(_own_places(config.host, living, with_usual=with_usual))
     for name, policy in config.policy.items():
         for key, path in _named(policy):
-            for why in _reached(own, key, path):
+            if why := _reached(own, key, path):
                 yield f"policy.{joined(name)}.{key}", why
 
 
@@ -283,16 +277,17 @@ def reaching_own(config: Config, key: str, paths: Iterable[str]) -> Iterator[str
     """
     own = list(_own_places(config.host, None, with_usual=False))
     for path in filter(None, paths):
-        yield from _reached(own, key, path)
+        if why := _reached(own, key, path):
+            yield why
 
 
-def _reached(own: Iterable[_Own], key: str, path: str) -> Iterator[str]:
+def _reached(own: Iterable[_Own], key: str, path: str) -> str:
+    """Return why a root or grant is too much; "" if it reaches nothing of a daemon's."""
     try:
         place = place_of(path)
     except (OSError, ValueError):
-        return  # is told as that
-    found = (why for its in own if (why := its.reached(place, key)))
-    yield from itertools.islice(found, 1)
+        return ""  # is told as that
+    return next((why for its in own if (why := its.reached(place, key))), "")
 
 
 def _named(policy: PolicySection) -> Iterator[tuple[str, str]]:

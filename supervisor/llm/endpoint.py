@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.accepting import accepted, only_this_one
+from supervisor.accepting import accepted, listener_on, only_this_one
 from supervisor.gate import Gate
 from supervisor.llm.endpoint_chat import answer
 from supervisor.llm.endpoint_http import HttpConnection, RefusedRequestError
-from supervisor.llm.handover_endpoint import listener_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from supervisor.accepting import listener_on
+
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
@@ -79,13 +81,6 @@ def state_of(endpoint: Endpoint) -> tuple[EndpointState, set[int]]:
             state.connections.append(ConnectionState(fd, bytes(received), token))
             fds.add(fd)
     return state, fds
-
-
-def listener_on(fd: int) -> trio.SocketListener:
-    """Return what listens on a descriptor that was made elsewhere; it is owned."""
-    sock = socket.socket(fileno=fd)
-    sock.setblocking(False)
-    return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
 
 
 def enter(endpoint: Endpoint, child: Child, stack: AsyncExitStack) -> None:

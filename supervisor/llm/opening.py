@@ -53,12 +53,6 @@ def _open_providers(
     return found, frozenset(files)
 
 
-def _paths_of_keys(section: LlmSection) -> frozenset[str]:
-    """Return the paths of the key files, which no child sees in what it sees."""
-    named = [section.api_key_file, *(m.api_key_file for m in section.models.values())]
-    return frozenset(keys.expanded(path) for path in named if path is not None)
-
-
 @asynccontextmanager
 async def open_llm(
     host: Host,
@@ -102,7 +96,7 @@ async def open_llm(
         host.services.llm = service
         stack.callback(setattr, host.services, "llm", None)
         host.fs.is_secret = SecretFiles(key_files) if key_files else None
-        host.apart.files = _paths_of_keys(section)
+        host.apart.files = frozenset(keys.expanded(p) for _, p in section.key_files())
         before = None if left is None else handover.read(left).endpoint
         if before is not None and not section.endpoint:
             handover_endpoint.close(before)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.journal import text_of
 from supervisor.toolexec import growth
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.logquota import Quota
@@ -234,5 +235,5 @@ class ChildExecutions:
 
 
 def _as_text(name: str) -> str:
-    """Return a name as the journal has it: bytes that are no UTF-8 are escaped."""
-    return name.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
+    """Return a name as the journal has it."""
+    return text_of(name.encode("utf-8", "surrogateescape"))

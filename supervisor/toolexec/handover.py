@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from supervisor.accepting import listener_on
 from supervisor.handover.parts import process_from, process_state
 from supervisor.toolexec import door
 from supervisor.toolexec.chunks import ChunkedReader
@@ -49,7 +50,7 @@ from supervisor.toolexec.handover_state import (
 )
 from supervisor.toolexec.handover_stores import store_from, store_state
 from supervisor.toolexec.heads import chunked_head
-from supervisor.toolexec.listeners import listener_on, unix_listener_on
+from supervisor.toolexec.listeners import unix_listener_on
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.outputpump import OutputPump

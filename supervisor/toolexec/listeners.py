@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from supervisor.accepting import listener_on
 from supervisor.control.socket import identity_in, listening, listening_on
 
 if TYPE_CHECKING:
@@ -165,11 +166,6 @@ async def listening_within(
 
     wanted = INNER_PORT if url is None else urlsplit(url).port or INNER_PORT
     return _tcp_url((_ANY["0.0.0.0"], child.listen_within(wanted, begin, stack)))  # noqa: S104
-
-
-def listener_on(fd: int) -> trio.SocketListener:
-    """Listen on what listens already; owned."""
-    return trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
 
 
 def activated_listener(sock: socket.socket) -> tuple[str, trio.SocketListener]:

@@ -3,10 +3,11 @@
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -149,14 +150,27 @@ def test_staged_files_are_removed_after_a_crash_unless_they_may_be_in_use(
     assert sorted(p.name for p in root.iterdir()) == [".sandhost-young", "mine"]
 
 
+@contextmanager
+def starting(where: Path, config: str) -> Iterator[Daemon]:
+    """Start a daemon that listens, and is not ready for the exec of ``{}`` hangs."""
+    with hanging(where) as program:
+        with daemon(where, config.format(program), ready=False) as running:
+            running.wait(lambda: Path(running.client.path).exists(), "its socket")
+            yield running
+
+
+@contextmanager
+def hung_and_ended(where: Path) -> Iterator[Daemon]:
+    """Start one with a child whose exec hangs, and one that has ended."""
+    config = "[child.a]\ncommand = ['{}']\n[child.b]\ncommand = ['true']\n"
+    with starting(where, config) as running:
+        running.wait(lambda: running.row("b").state == "ended", "its end")
+        yield running
+
+
 # spec S6: an exec that hangs is nothing that a child has to be waited for.
 def test_a_child_whose_exec_hangs_is_stopped(tmp_path: Path) -> None:
-    program = tmp_path / "hangs"
-    shutil.copy("/bin/true", program)
-    config = f"[child.a]\ncommand = ['{program}']\n[child.b]\ncommand = ['true']\n"
-    with hanging(program), daemon(tmp_path, config, ready=False) as running:
-        running.wait(lambda: Path(running.client.path).exists(), "its socket")
-        running.wait(lambda: running.row("b").state == "ended", "its end")
+    with hung_and_ended(tmp_path) as running:
         begun_s = time.monotonic()
         assert sandhost("stop", "a", "--control", running.client.path).status == 0
         running.wait(lambda: running.row("a").state == "stopped", "its end")
@@ -166,12 +180,7 @@ def test_a_child_whose_exec_hangs_is_stopped(tmp_path: Path) -> None:
 
 # spec S6: it says that it is ready when all were started, and is stopped before that as well.
 def test_a_daemon_that_is_not_ready_yet_is_stopped(tmp_path: Path) -> None:
-    program = tmp_path / "hangs"
-    shutil.copy("/bin/true", program)
-    config = f"[child.a]\ncommand = ['{program}']\n[child.b]\ncommand = ['true']\n"
-    with hanging(program), daemon(tmp_path, config, ready=False) as running:
-        running.wait(lambda: Path(running.client.path).exists(), "its socket")
-        running.wait(lambda: running.row("b").state == "ended", "its end")
+    with hung_and_ended(tmp_path) as running:
         begun_s = time.monotonic()
         assert running.end() == 0
         assert time.monotonic() - begun_s < 10
@@ -181,11 +190,7 @@ def test_a_daemon_that_is_not_ready_yet_is_stopped(tmp_path: Path) -> None:
 def test_a_child_whose_exec_hangs_is_stopped_however_often_that_is_asked_for(
     tmp_path: Path,
 ) -> None:
-    program = tmp_path / "hangs"
-    shutil.copy("/bin/true", program)
-    config = f"[child.a]\ncommand = ['{program}']\n"
-    with hanging(program), daemon(tmp_path, config, ready=False) as running:
-        running.wait(lambda: Path(running.client.path).exists(), "its socket")
+    with starting(tmp_path, "[child.a]\ncommand = ['{}']\n") as running:
         until_s = time.monotonic() + 5
         while running.process.poll() is None and time.monotonic() < until_s:
             running.send(signal.SIGTERM)
@@ -196,12 +201,9 @@ def test_a_child_whose_exec_hangs_is_stopped_however_often_that_is_asked_for(
 # Of children that are to be started at once there are 16 (``Shared.room``): who waits for
 # those is stopped as who is being started.
 def test_a_child_that_waits_for_starts_that_hang_is_stopped(tmp_path: Path) -> None:
-    program = tmp_path / "hangs"
-    shutil.copy("/bin/true", program)
-    hung = [f"[child.h{n}]\ncommand = ['{program}']\n" for n in range(16)]
+    hung = [f"[child.h{n}]\ncommand = ['{{0}}']\n" for n in range(16)]
     config = "".join([*hung, "[child.z]\ncommand = ['true']\n"])
-    with hanging(program), daemon(tmp_path, config, ready=False) as running:
-        running.wait(lambda: Path(running.client.path).exists(), "its socket")
+    with starting(tmp_path, config) as running:
         time.sleep(0.5)  # the others have their places
         stop = ("stop", "z", "--control", running.client.path)
         assert sandhost(*stop).status == 0
@@ -212,9 +214,7 @@ def test_a_child_that_waits_for_starts_that_hang_is_stopped(tmp_path: Path) -> N
 
 # A configuration that starts what hangs can be mended.
 def test_a_child_whose_exec_hangs_is_reloaded_away(tmp_path: Path) -> None:
-    program = tmp_path / "hangs"
-    shutil.copy("/bin/true", program)
-    with hanging(program), daemon(tmp_path) as running:
+    with hanging(tmp_path) as program, daemon(tmp_path) as running:
         config = tmp_path / "c.toml"
         before = config.read_text()
         config.write_text(f"{before}\n[child.a]\ncommand = ['{program}']\n")

@@ -1,6 +1,5 @@
 """Exit statuses of `sandhost run`, and the one line that explains each."""
 
-import shutil
 import signal
 import subprocess
 import time
@@ -156,11 +155,12 @@ def test_a_second_signal_insists(tmp_path: Path) -> None:
 def test_a_signal_stops_run_while_the_exec_of_its_child_hangs(
     tmp_path: Path, sandbox: str, more: tuple[str, ...]
 ) -> None:
-    program = tmp_path / "hangs"
-    shutil.copy("/bin/true", program)
     script = "echo $0 >&2; exec sleep 1000"
-    words = ("--sandbox", sandbox, "--", "sh", "-c", script, "ready", ":::", program)
-    with hanging(program), running("pipeline", *words, *more) as process:
+    words = ("--sandbox", sandbox, "--", "sh", "-c", script, "ready", ":::")
+    with (
+        hanging(tmp_path) as program,
+        running("pipeline", *words, program, *more) as process,
+    ):
         assert process.stderr is not None
         assert process.stderr.readline() == b"ready\n"
         time.sleep(0.2)  # the next one is on its way
@@ -179,9 +179,7 @@ def test_a_signal_stops_run_while_the_exec_of_its_child_hangs(
 def test_a_time_limit_is_kept_while_the_exec_of_a_child_hangs(
     tmp_path: Path, sandbox: str, option: str
 ) -> None:
-    program = tmp_path / "hangs"
-    shutil.copy("/bin/true", program)
-    with hanging(program):
+    with hanging(tmp_path) as program:
         words = ("run", "--sandbox", sandbox, option, "--", program)
         with running(*words) as process:
             time.sleep(0.5)  # it is on its way

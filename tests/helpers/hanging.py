@@ -1,6 +1,6 @@
 """Programs whose exec hangs, as on a disk that does not answer, for as long as a test wants.
 
-    with hanging(path):
+    with hanging(where) as program:
         ...  # who executes it waits in execve(2), and can be killed there
 
 By fanotify(7), which asks before a file is executed and is not answered. It takes root, and a
@@ -10,6 +10,7 @@ kernel with CONFIG_FANOTIFY_ACCESS_PERMISSIONS; elsewhere a test that needs it i
 import ctypes
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,16 +26,18 @@ _AT_FDCWD = -100
 
 
 @contextmanager
-def hanging(program: Path) -> Iterator[None]:
-    """Hold whoever executes a file until the block is left."""
+def hanging(where: Path, name: str = "hangs") -> Iterator[Path]:
+    """Make a program in a directory; hold whoever executes it until the block is left."""
+    program = where / name
+    shutil.copy("/bin/true", program)
     group = _libc.syscall(_INIT, _CLOEXEC | _CLASS_CONTENT, os.O_RDONLY)
     if group < 0:
         pytest.skip(f"fanotify_init: {os.strerror(ctypes.get_errno())}")
     try:
         mask = ctypes.c_uint64(_OPEN_EXEC_PERM)
-        name = os.fsencode(program)
-        if _libc.syscall(_MARK, group, _ADD, mask, _AT_FDCWD, name) < 0:
+        path = os.fsencode(program)
+        if _libc.syscall(_MARK, group, _ADD, mask, _AT_FDCWD, path) < 0:
             pytest.skip(f"fanotify_mark: {os.strerror(ctypes.get_errno())}")
-        yield
+        yield program
     finally:
         os.close(group)  # whoever waits may go on

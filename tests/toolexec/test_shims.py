@@ -216,6 +216,15 @@ class Unanswered:
         )
 
 
+def let_go(process: subprocess.Popen[bytes], gate: Path) -> bytes:
+    """Open the gate that a shim waits at, and return what it says on stderr to its end."""
+    fd = os.open(gate, os.O_RDWR)  # waits for no reader
+    os.write(fd, b"go\n")
+    _, err = process.communicate(timeout=60)
+    os.close(fd)
+    return err
+
+
 SIGNALS = pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT]
 )
@@ -234,10 +243,7 @@ def test_a_shim_that_is_ended_early_leaves_nothing(
         (tmp_path / "made").read_bytes()
         assert os.listdir(shim.tmp)
         os.killpg(process.pid, number)
-        gate = os.open(tmp_path / "gate", os.O_RDWR)  # waits for no reader
-        os.write(gate, b"go\n")
-        _, err = process.communicate(timeout=60)
-        os.close(gate)
+        err = let_go(process, tmp_path / "gate")
     assert (process.returncode, err) == (128 + number, b"")
     assert not os.listdir(shim.tmp)
 
@@ -298,10 +304,7 @@ def test_a_shim_that_is_signalled_at_its_end_leaves_nothing(
     with shim.start(any_shell) as process:
         (tmp_path / "called").read_bytes()
         os.killpg(process.pid, number)
-        gate = os.open(tmp_path / "gate", os.O_RDWR)
-        os.write(gate, b"go\n")
-        _, err = process.communicate(timeout=60)
-        os.close(gate)
+        err = let_go(process, tmp_path / "gate")
     assert process.returncode == 1  # nobody answered
     assert err.startswith(b"curl: ")
     assert not os.listdir(shim.tmp)

@@ -249,7 +249,7 @@ def test_the_check_refuses_places_that_lie_nowhere(tmp_path: Path) -> None:
     gone.mkdir()
     told = Places("/run/r", "/var/lib/s", "/run/r/control", "/var/lib/s/scratch")
     env = {**ENVIRONMENT, VARIABLE: text_of(told)}
-    words = (SANDHOST, "handover-check", "0.0", "serve", "--config", config)
+    words = (SANDHOST, "handover-check", "0.0", "serve", "--config", str(config))
     script = 'rmdir "$PWD"; exec "$@"'
     command = ["sh", "-c", script, "sh", *words]
     checked = subprocess.run(
