@@ -61,6 +61,18 @@ for line in sys.stdin:
     print(took, flush=True)
 """
 
+FLOOD = """
+os.write(3, b'OPEN calm r false\\n')
+number = os.read(3, 99).split()[1].decode()
+request = f'SEEK {{number}} 0\\nREAD {{number}} 4096\\n'.encode() * {ahead}
+begun()
+while True:
+    os.write(3, request)
+    left = {ahead} * (5 + 8 + 4096)
+    while left > 0:
+        left -= len(os.read(3, 1 << 16))
+"""
+
 # Each says a word when it has begun, and goes on until it is killed.
 HOSTILE = {
     "idle": "begun(); time.sleep(600)",
@@ -72,17 +84,8 @@ while True:
     except OSError:
         pass
 """,
-    "flood of READs": """
-os.write(3, b'OPEN calm r false\\n')
-number = os.read(3, 99).split()[1].decode()
-request = f'SEEK {number} 0\\nREAD {number} 4096\\n'.encode() * 16
-begun()
-while True:
-    os.write(3, request)
-    left = 16 * (5 + 8 + 4096)
-    while left > 0:
-        left -= len(os.read(3, 1 << 16))
-""",
+    "flood of READs, 16 in advance": FLOOD.format(ahead=16),
+    "flood of READs, one by one": FLOOD.format(ahead=1),
     "flood without reading": """
 begun()
 while True:

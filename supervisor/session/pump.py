@@ -189,17 +189,26 @@ class Pump:
             self._epoll.close()
             os.close(self._bell)
 
-    def _serve(self, events: list[tuple[int, int]]) -> None:
-        turn = self._left_over
-        self._left_over = {}
+    def _turn(self, events: list[tuple[int, int]]) -> dict[SessionBase, None]:
+        """Return who is served now, in order."""
+        turn: dict[SessionBase, None] = {}
+        left_over = self._left_over
         for fd, _ in events:
             session = self.sessions.get(fd)
             if session is not None:
-                turn[session] = None
+                if session not in left_over:
+                    turn[session] = None
             elif fd == self._bell:
                 os.eventfd_read(self._bell)
             else:
                 self._note_hangup(fd)
+        # Who asked in advance comes after those who have just asked.
+        turn |= left_over
+        left_over.clear()
+        return turn
+
+    def _serve(self, events: list[tuple[int, int]]) -> None:
+        turn = self._turn(events)
         alone = len(turn) == 1
         counts = self.counts
         counts.turns -= 1

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 TURN_REQUESTS = 64
 """Requests of one client before the others get their turn: about half a millisecond."""
 
+PIPELINED = 8
+"""Requests of those that a client sent in advance which are answered in one turn."""
+
 TURN_PIECES = 32
 """Pieces of one client's payload or line that are taken before the others get their
 turn: 2 MiB of a payload, about half a millisecond."""
@@ -198,7 +201,7 @@ class Session(Preparing):
                     return False
                 turns -= 1
                 if conn.pending:
-                    if turns < 0:
+                    if turns <= TURN_REQUESTS - PIPELINED:
                         return True
                     message = conn.next_message()
                 elif not alone or turns < 0:

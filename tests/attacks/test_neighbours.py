@@ -41,7 +41,8 @@ def looked() -> dict[str, float]:
     data = {row["name"]: row["data"] for row in rows}
     found = {name: one["beside_ms"] - one["at_rest_ms"] for name, one in data.items()}
     assert set(found) == {
-        "flood of READs",
+        "flood of READs, 16 in advance",
+        "flood of READs, one by one",
         "flood without reading",
         "fork bomb",
         "fork bomb, from its first moment",

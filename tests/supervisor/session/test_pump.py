@@ -12,6 +12,8 @@ from supervisor.session import pump as pump_module
 from supervisor.session.base import EOF
 from supervisor.session.pump import SLICE_S, Pump
 from supervisor.session.sent import POLLS
+from supervisor.session.session import PIPELINED, Session
+from tests.helpers.dialogue import Dialogue
 from tests.helpers.sessions import Hall, Line, hall, open_hall
 from vfs.backends.host_file import HostHandle
 
@@ -51,6 +53,41 @@ async def test_clients_get_equal_turns(hall: Hall) -> None:
             await trio.lowlevel.checkpoint()
     # Turns are equal; a client that takes its replies late is late by as many.
     assert min(done) > 5000 // 3, done
+
+
+# spec S5: who asked in advance comes after those who have just asked, whatever it sends
+# besides; nor does its turn last.
+def test_who_asked_in_advance_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, calm = Dialogue(tmp_path), Dialogue(tmp_path)
+    pump = calm.session.pump = ahead.session.pump
+    served: list[Session] = []
+    serve_one = Session.serve_one
+
+    def noted(session: Session) -> bool:
+        served.append(session)
+        return serve_one(session)
+
+    monkeypatch.setattr(Session, "serve_one", noted)
+    try:
+        for one in (ahead, calm):
+            pump.add(one.session)
+        ahead.ours.sendall(b"PING\n" * 1000)
+        pump._serve(pump._epoll.poll(0))
+        assert 0 < ahead.session.requests <= PIPELINED
+        for number in range(1, 20):
+            answered = ahead.session.requests
+            ahead.ours.sendall(b"PING\n")
+            calm.ours.sendall(b"PING\n")
+            pump._serve(sorted(pump._epoll.poll(0)))
+            assert served[-2:] == [calm.session, ahead.session]
+            assert calm.session.requests == number
+            assert 0 < ahead.session.requests - answered <= PIPELINED
+    finally:
+        for one in (ahead, calm):
+            pump.forget(one.session)
+            one.close()
 
 
 # More clients than one poll returns.
