@@ -44,6 +44,9 @@ class AnyTool:
     timeout_s = 0.0
     tty = fd3 = False
 
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+
     def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
         """Yes."""
         return True
@@ -72,8 +75,10 @@ class AnyTool:
     async def command(
         self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
-        """Find it in PATH."""
-        found = find_executable(tool, "/usr/bin:/bin", "/")
+        """Find it in PATH, once."""
+        found = self._found.get(tool)
+        if found is None:
+            found = self._found[tool] = find_executable(tool, "/usr/bin:/bin", "/")
         return SpawnPlan(found, (tool, *map(os.fsdecode, args)), {"PATH": "/usr/bin"})
 
 

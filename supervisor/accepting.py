@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import trio
 
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from supervisor.logs import Log
@@ -73,14 +74,14 @@ async def accepted(listener: trio.SocketListener) -> trio.SocketStream:
 
 
 async def accepted_socket(
-    listener: socket.socket, tell: Callable[[OSError], None]
+    listener: _socket.socket, tell: Callable[[OSError], None]
 ) -> socket.socket:
     """Wait for the next connection, as ``accepted``; a plain socket of it.
 
     For connections that last a millisecond: Trio's stream costs a twentieth of that.
 
     Args:
-        listener: non-blocking.
+        listener: non-blocking; of C, where its family is a number and no ``Enum``.
         tell: told of each try for which the process lacked something.
 
     Returns:
@@ -106,12 +107,13 @@ async def _patiently(
             await trio.sleep(ACCEPT_PAUSE_S)
 
 
-async def _next_socket(listener: socket.socket) -> socket.socket:
+async def _next_socket(listener: _socket.socket) -> socket.socket:
     while True:
         # Nobody is taken out of the kernel's queue by who is about to end.
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
-            sock, _ = listener.accept()
+            # As socket.accept, but for what that asks of the listener each time.
+            fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
         except BlockingIOError:
             await trio.lowlevel.wait_readable(listener)
         except OSError as why:
@@ -120,6 +122,7 @@ async def _next_socket(listener: socket.socket) -> socket.socket:
             # One after another, others have their turn: some filters refuse all.
             await trio.lowlevel.checkpoint()
         else:
+            sock = socket.socket(listener.family, listener.type, 0, fd)
             sock.setblocking(False)
             return sock
 

@@ -119,8 +119,7 @@ class Launcher:
 
         Cancellation: a child that was started all the same is killed.
         """
-        body = request.body()
-        given = self._standby.take(body, request.sources)
+        given = self._standby.take(request)
         if given is not None:
             ident, record = given
             self._records[ident] = record
@@ -133,7 +132,7 @@ class Launcher:
         except trio.WouldBlock:
             await self._room.acquire()
         try:
-            ident, record = await self._ask(request, body)
+            ident, record = await self._ask(request)
             try:
                 with trio.move_on_after(SPAWN_TURN_S):
                     await record.started.wait()
@@ -144,13 +143,11 @@ class Launcher:
             self._room.release()
         return await self._begun(request, ident, record)
 
-    async def _ask(
-        self, request: SpawnRequest, body: tuple[object, ...]
-    ) -> tuple[int, Record]:
+    async def _ask(self, request: SpawnRequest) -> tuple[int, Record]:
         """Have the launchpad start a child; return its number and what is said of it."""
         self._last_ident += 1
         ident = self._last_ident
-        message = (wire.SPAWN, ident, *body)
+        message = (wire.SPAWN, ident, *request.body())
         record = self._records[ident] = Record()
         try:
             if self._sending.locked() or not self._has_put(message, request.sources):

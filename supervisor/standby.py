@@ -30,6 +30,8 @@ from supervisor.spawned import Record
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from supervisor.spawn_request import SpawnRequest
+
     Applied = tuple[tuple[str, str], ...]
 
 _FLAGS = _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL
@@ -89,6 +91,83 @@ class Waiting:
         return record
 
 
+KNOWN_ORDERS = 16
+"""Orders that are remembered, for what a child runs it runs again; with one more all are
+forgotten."""
+
+_KNOWN_BYTES = 4096
+"""Longest one that is remembered, and that only for `_KNOWN_ADDRESSES`: 0.25 MiB in all."""
+
+_KNOWN_ADDRESSES = 4
+
+
+class KnownOrder:
+    """An order, whatever descriptors it comes with, for whoever stands by.
+
+    Attributes:
+        applied: what its program runs in.
+    """
+
+    __slots__ = ("_made", "_order", "_shape", "applied")
+
+    def __init__(self, request: SpawnRequest, shapes: calls.Shapes) -> None:
+        body: tuple[Any, ...] = request.body()
+        self._order = Order(body[-1])
+        count = len(request.sources)
+        self._order.fill(body, list(range(FIRST_RECEIVED, FIRST_RECEIVED + count)))
+        self._shape = shapes.of(self._order)
+        self._made: dict[int, bytes] = {}
+        self.applied = calls.applied(self._order)
+
+    def calls(self, address: int) -> bytes:
+        """Return its calls, as they are to stand at an address."""
+        made = self._made.get(address)
+        if made is None:
+            made = self._shape.calls(self._order, address)
+            if len(self._made) >= _KNOWN_ADDRESSES:
+                self._made.clear()
+            self._made[address] = made
+        return made
+
+
+class KnownOrders:
+    """Orders that came of late, as calls."""
+
+    def __init__(self) -> None:
+        self._shapes = calls.Shapes()
+        self._known: dict[tuple[object, ...], KnownOrder] = {}
+
+    def of(self, request: SpawnRequest, address: int) -> tuple[bytes, Applied]:
+        """Return the calls of an order, and what its program runs in.
+
+        Args:
+            request: it.
+            address: where its calls are to stand.
+
+        Raises:
+            SpawnError: as ``SpawnRequest.body``.
+        """
+        key = (
+            request.executable,
+            request.argv,
+            *request.env.items(),
+            *[target for _, target in request.fds],
+            request.rlimits,
+            request.umask,
+            "rlimits" in request.layers,
+        )
+        known = self._known.get(key)
+        if known is not None:
+            return known.calls(address), known.applied
+        known = KnownOrder(request, self._shapes)
+        made = known.calls(address)
+        if len(made) <= _KNOWN_BYTES:
+            if len(self._known) >= KNOWN_ORDERS:
+                self._known.clear()
+            self._known[key] = known
+        return made, known.applied
+
+
 class Offers:
     """Whoever stands by for orders of this host."""
 
@@ -97,7 +176,7 @@ class Offers:
         self._enough = _ENOUGH
         self._offers: _socket.socket | None = None
         self._waiting: Waiting | None = None  # was looked at, and not used
-        self._shapes = calls.Shapes()
+        self._orders = KnownOrders()
         self._staying = 0
         self._stays = trio.Event()
 
@@ -147,32 +226,25 @@ class Offers:
             yield self._waiting.pidfd
             yield self._waiting.line.fileno()
 
-    def take(
-        self, body: tuple[Any, ...], sources: tuple[int, ...]
-    ) -> tuple[int, Record] | None:
+    def take(self, request: SpawnRequest) -> tuple[int, Record] | None:
         """Give an order to one that stands by.
-
-        Args:
-            body: of a SPAWN of ``launchpad.wire``.
-            sources: the descriptors that go with it.
 
         Returns:
             Its number, and its record as that of one whose exec is under way; None if
             nobody stands by for such an order.
+
+        Raises:
+            SpawnError: as ``SpawnRequest.body``.
         """
-        if self._offers is None or not _is_for_standby(body):
+        if self._offers is None or not _is_for_standby(request):
             return None
-        order = Order(body[-1])
-        received = range(FIRST_RECEIVED, FIRST_RECEIVED + len(sources))
-        order.fill(body, list(received))
-        shape = self._shapes.of(order)
         while waiting := self._waiting or self._next():
-            made = shape.calls(order, waiting.address)
+            self._waiting = waiting
+            made, applied = self._orders.of(request, waiting.address)
             if len(made) > ORDER_BYTES:
-                self._waiting = waiting
                 break
             self._waiting = None
-            record = waiting.give(made, sources, calls.applied(order))
+            record = waiting.give(made, request.sources, applied)
             if record is not None:
                 return waiting.ident, record
         return None
@@ -200,8 +272,9 @@ class Offers:
         return Waiting(ident, pid, create_time, address, pidfd, sock)
 
 
-def _is_for_standby(body: tuple[Any, ...]) -> bool:
-    *_, targets, _, _, layers = body
+def _is_for_standby(request: SpawnRequest) -> bool:
     return (
-        layers.keys() <= calls.PLAIN_LAYERS and max(targets, default=0) < FIRST_RECEIVED
+        request.layers.keys() <= calls.PLAIN_LAYERS
+        and request.listener is None
+        and max((target for _, target in request.fds), default=0) < FIRST_RECEIVED
     )

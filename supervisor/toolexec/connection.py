@@ -104,21 +104,7 @@ class Connection(Replies):
             unsent: bytes of its reply that are to be sent first.
         """
         try:
-            with self.scope:
-                await self._serve_or_refuse(task, unsent)
-        finally:
-            self.wire.close()
-
-    async def _serve_or_refuse(self, task: Task | None, unsent: bytes) -> None:
-        try:
-            if self._is_refused:
-                await self.wire.drain()
-            elif task is None and not unsent:
-                await self._serve()
-            else:
-                await self._go_on(task, unsent)
-        except RefusedAtOnceError as why:
-            await self._refuse_at_once(why.refusal)
+            await self._serve_or_fail(task, unsent)
         except GoneError:
             pass
         except OSError as why:
@@ -127,6 +113,28 @@ class Connection(Replies):
             raise  # the host ends
         except Exception as why:  # noqa: BLE001 - rule 3; it is reported
             self._tell_fault(why)
+        finally:
+            self.wire.close()
+
+    async def _serve_or_fail(self, task: Task | None, unsent: bytes) -> None:
+        is_new = task is None and not unsent and self.idle_since is not None
+        request = None
+        if is_new and not self._is_refused:
+            request = self.wire.receive_at_once()
+        if request is not None:  # it never idles: no scope is made
+            self.idle_since = None
+            await self._reply_to(*request)
+            return
+        with self.scope:
+            try:
+                if self._is_refused:
+                    await self.wire.drain()
+                elif task is None and not unsent:
+                    await self._serve()
+                else:
+                    await self._go_on(task, unsent)
+            except RefusedAtOnceError as why:
+                await self._refuse_at_once(why.refusal)
 
     def _tell_lost(self, why: OSError) -> None:
         level, what = "DEBUG", "connection lost"
@@ -170,6 +178,9 @@ class Connection(Replies):
         self.idle_since = None
         if self.scope.cancel_called:  # to make room, while the last of it was received
             raise GoneError
+        await self._reply_to(head, body)
+
+    async def _reply_to(self, head: Head, body: bytes) -> None:
         await self._service.gate.passed()
         self._received()
         request = toolexec.check(head, body, self._is_authorized)

@@ -143,6 +143,7 @@ class Replies:
     async def _send_rest(self, task: Task) -> Refusal | None:
         """Send what is left of a whole output."""
         task.moment = Moment.SENDING
+        self.wire.make_room()
         log = task.execution.log
         with log.attached(Holder()):
             while task.offset < log.end:
@@ -235,6 +236,7 @@ class Replies:
         if execution.fault is not None and task.moment is not Moment.STREAMING:
             return _of(execution, toolexec.host_fault(execution.fault))
         task.reader, task.moment = reader, Moment.STREAMING
+        self.wire.make_room()
         with execution.log.attached(reader):
             await reader.run()
             await execution.finished.wait()

@@ -23,6 +23,7 @@ Sources: unix(7), RFC 9112.
 
 from __future__ import annotations
 
+import _socket
 import resource
 import socket
 from contextlib import contextmanager
@@ -62,9 +63,6 @@ that it can always signal what it runs."""
 
 SHORTAGE_TOLD_S = 5.0
 """Between two lines of log about one shortage of descriptors."""
-
-SEND_BYTES = 256 * 1024
-"""Two pieces of output wait in a socket at most, for a client that is a little late."""
 
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -159,7 +157,7 @@ class Server:
         """Accept and serve until cancelled."""
         # The same descriptor: what is accepted at it needs no stream of Trio's.
         beneath = self._listener.socket
-        plain = socket.socket(beneath.family, beneath.type, 0, beneath.fileno())
+        plain = _socket.socket(beneath.family, beneath.type, 0, beneath.fileno())
         places = self._service.places
         places.listeners += 1
         places.descriptors.hold(1)
@@ -179,7 +177,9 @@ class Server:
         number = self._take_place(connection)
         self._nursery.start_soon(self._own, connection, number, task, unsent)
 
-    async def _serve_in_turn(self, plain: socket.socket, nursery: trio.Nursery) -> None:
+    async def _serve_in_turn(
+        self, plain: _socket.socket, nursery: trio.Nursery
+    ) -> None:
         """Accept a connection and serve it, while another task accepts the next.
 
         So it is served at once, and not a turn of the loop later. Who has served is the
@@ -194,7 +194,7 @@ class Server:
                 return
             await self._rested.park()
 
-    async def _next_socket(self, plain: socket.socket) -> socket.socket:
+    async def _next_socket(self, plain: _socket.socket) -> socket.socket:
         await self._service.gate.passed()
         while len(self._refused) >= MAX_REFUSED and not self._can_make_room():
             self._room = trio.Event()
@@ -202,9 +202,6 @@ class Server:
         return await accepted_socket(plain, self._tell_of_shortage)
 
     async def _serve(self, sock: socket.socket) -> None:
-        # A piece of output should fit, or the host waits in the middle of each; the
-        # kernel takes as much of this as wmem_max allows.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         make = partial(_Shared, self) if self._is_shared else Connection
         connection = make(self._service, sock, self.heads)
         if self._has_place() or make_room(self.connections.values()) is not None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 import socket
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import trio
@@ -68,10 +69,31 @@ FIRST_BYTES = 4096
 """What is taken of a body that comes with its head before anybody is asked for a token:
 most are that short, and a bad one is told so first (spec: order of checks)."""
 
+SEND_BYTES = 256 * 1024
+"""Two pieces of output wait in a socket at most, for a client that is a little late."""
+
 SMALL_HEAD_BYTES = 2048
-"""Longest head that is parsed when it comes; h11 may take 0.2 us for a byte."""
+"""Longest head that is parsed when it comes, and longest request that is remembered; h11
+may take 0.2 us for a byte."""
 
 _IS_HEAD = re.compile(rb"(?:\r?\n)?HEAD ")
+
+
+@lru_cache(maxsize=heads.KNOWN_HEADS)
+def _small_request(data: bytes) -> tuple[Head, bytes]:
+    """Cut a request out of all that has come of it.
+
+    Raises:
+        FramingError: it is not whole, or something follows it; or as the others.
+        RefusedAtOnceError, HeadTooLargeError, BodyTooLargeError: it is none.
+    """
+    text, rest = HeadReader().feed(data) or (b"", b"")
+    head, _ = heads.read_small(text)
+    body = BodyReader(head.headers, head.version)
+    body.feed(rest)
+    if not body.is_complete or body.rest:
+        raise FramingError
+    return head, bytes(body.body)
 
 
 class GoneError(Exception):
@@ -104,6 +126,26 @@ class Wire:
 
     # The request
 
+    def receive_at_once(self) -> tuple[Head, bytes] | None:
+        """Receive a request that is small and came with its connection, as most do.
+
+        Returns:
+            As ``receive``; None where that is to find out what has come, and it begins.
+        """
+        data = self._ahead = self._ahead or self._there()
+        if not data or len(data) > SMALL_HEAD_BYTES:
+            return None
+        try:
+            found = _small_request(data)
+        except (RefusedAtOnceError, FramingError, HeadTooLargeError, BodyTooLargeError):
+            return None
+        if self._has_more():
+            return None
+        self._ahead = b""
+        self._is_head = _IS_HEAD.match(data) is not None
+        self.received = [data]
+        return found
+
     async def receive(
         self, first_look: Callable[[Head], Refusal | Throttle]
     ) -> tuple[Head, bytes]:
@@ -118,10 +160,9 @@ class Wire:
             GoneError: it did not come.
             OSError: the connection failed.
         """
-        head = self._head_that_is_there()
-        if head is None:
-            with trio.move_on_after(HEAD_TIMEOUT_S):
-                head = await self._receive_head()
+        head = None
+        with trio.move_on_after(HEAD_TIMEOUT_S):
+            head = await self._receive_head()
         if head is None:
             raise GoneError
         try:
@@ -148,17 +189,6 @@ class Wire:
     def _feed(self, body: BodyReader, data: bytes) -> None:
         body.feed(data)
         self.received[1:] = body.held()
-
-    def _head_that_is_there(self) -> Head | None:
-        """Return a small head that came with its connection, whole, as most do."""
-        data = self._ahead = self._ahead or self._there()
-        try:
-            cut = HeadReader().feed(data)
-        except HeadTooLargeError:
-            return None
-        if cut is None or len(cut[0]) > SMALL_HEAD_BYTES:
-            return None
-        return self._parse(self._taken(cut))
 
     def _there(self) -> bytes:
         """Return what has come; nothing may mean the end."""
@@ -285,6 +315,13 @@ class Wire:
                 view = self.unsent = view[sent:]
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self.sock)
+
+    def make_room(self) -> None:
+        """Let the kernel hold more than a small reply: as much of this as wmem_max allows.
+
+        A piece of output should fit, or the host waits in the middle of each.
+        """
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
 
     def put_last(self, *parts: bytes) -> None:
         """Send the last of a reply as far as it can be sent at once; the rest is unsent.

@@ -140,11 +140,9 @@ def standing_by(launcher: Launcher) -> Iterator[None]:
         await offered(launcher)
         return await spawn(request)
 
-    def take_and_count(
-        body: tuple[Any, ...], sources: tuple[int, ...]
-    ) -> tuple[int, Record] | None:
-        found = take(body, sources)
-        if len(repr(body)) < ORDER_BYTES // 4:  # else it is another's
+    def take_and_count(request: SpawnRequest) -> tuple[int, Record] | None:
+        found = take(request)
+        if len(repr(request)) < ORDER_BYTES // 4:  # else it is another's
             taken[found is not None] += 1
         return found
 

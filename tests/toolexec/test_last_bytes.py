@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from supervisor.toolexec import handover, replies
 from supervisor.toolexec.connection import Connection
@@ -70,7 +71,10 @@ async def begun(
     """Run a short tool for a client that has taken nothing yet of what it was sent."""
     coded = SCRIPT.replace(" ", "+").replace(";", "%3b")
     with await scene.connect() as sock:
-        await send(sock, scene.request(f"tool=sh&arg=-c&arg={coded}".encode()))
+        request = scene.request(f"tool=sh&arg=-c&arg={coded}".encode())
+        await send(sock, request[:9])  # so that it may be cancelled: it has waited
+        await trio.testing.wait_all_tasks_blocked()
+        await send(sock, request[9:])
         (server,) = (one for one in scene.tool.servers if not one._is_shared)
         await eventually(
             lambda: any(c.moment is Moment.LAST for c in server.connections.values())

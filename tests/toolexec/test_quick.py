@@ -149,12 +149,13 @@ class Failing(socket.socket):
         self.listen(8)
         self.faults = list(faults)
 
-    def accept(self) -> tuple[socket.socket, object]:
+    def _accept(self) -> tuple[int, object]:
         """Fail as long as there are faults."""
         if self.faults:
             number = self.faults.pop(0)
             raise OSError(number, os.strerror(number))
-        return super().accept()
+        fd, where = super()._accept()  # type: ignore[misc]
+        return fd, where
 
 
 @pytest.mark.parametrize("fault", [errno.ECONNABORTED, errno.EPERM, errno.EPROTO])

@@ -12,7 +12,6 @@ import signal
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -22,7 +21,6 @@ from supervisor import proctree
 from supervisor.launcher import Launcher
 from supervisor.launchpad import calls, life, standby, vfork
 from supervisor.launchpad.family import Child
-from supervisor.launchpad.order import Order
 from supervisor.launchpad.standby import FIRST_RECEIVED, MOST_RECEIVED, ORDER_BYTES
 from supervisor.launchpad.vfork import Starter
 from supervisor.spawn_request import SpawnRequest
@@ -256,10 +254,7 @@ async def test_an_order_may_be_as_long_as_its_room(stage: Stage, beyond: int) ->
 
 def standby_order(launcher: Launcher, request: SpawnRequest) -> int:
     """Return how many bytes an order takes."""
-    body = request.body()
-    order = Order({})
-    order.fill(body, list(range(len(request.sources))))
-    return len(launcher._standby._shapes.of(order).calls(order, 1 << 40))
+    return len(launcher._standby._orders.of(request, 1 << 40)[0])
 
 
 async def test_an_order_that_is_too_long_leaves_it_to_the_next(stage: Stage) -> None:
@@ -374,8 +369,8 @@ def test_a_host_that_may_open_no_more_has_nobody(
     line.close()
     received = ((-1, 1, 1, 4096), [ours])
     monkeypatch.setattr("supervisor.launchpad.wire.receive_message", lambda _: received)
-    body: tuple[Any, ...] = (b"/x", (b"x",), {}, (0,), (), None, {})
-    assert kept.take(body, (0, 0)) is None
+    request = SpawnRequest("/x", ("x",), {}, cwd_fd=0, fds=((0, 0),))
+    assert kept.take(request) is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(ours)
     kept.close()
