@@ -277,8 +277,8 @@ class Connection(Replies):
             scope = self._rights.scope
             execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
             timeout_s = self._service.timeout_of(target)
-            starts, detach = self._service.starts, request.detach
-            execution.start = Start(starts, self.wire, timeout_s, detach=detach)
+            lookout, detach = self._service.lookout, request.detach
+            execution.start = Start(lookout, self.wire, timeout_s, detach=detach)
             try:
                 with execution.start:
                     plan = await target.command(child, tool, request.args, cwd_fd)

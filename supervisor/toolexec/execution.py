@@ -8,8 +8,8 @@ Rules of this file.
 2. stdout and stderr are one pipe, stdin is the null device, and nothing else of the
    host is open in a tool.
 3. What is printed is logged as fast as the log takes it: the pipe is the backpressure.
-4. Its tasks are the child's: one moves what is printed and waits for the end, and those
-   that end it, or what others still print, are cancelled when it has.
+4. Its tasks are the child's: one moves what is printed, and waits for the end where that
+   takes long; those that end it, or what others still print, are cancelled when it has.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
-from supervisor.sandbox import walled
-from supervisor.spawn_request import SpawnRequest
 from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.door import open_door
 from supervisor.toolexec.ending import (
@@ -36,6 +34,7 @@ from supervisor.toolexec.ending import (
     climb,
     exit_code,
 )
+from supervisor.toolexec.launching import launch
 from supervisor.toolexec.outputlog import LogFullError
 from supervisor.toolexec.outputpump import OutputPump
 
@@ -153,8 +152,8 @@ class Execution:
                 if fd3:
                     await self._launch_with_door(plan, cwd_fd, fds)
                 else:
-                    request = spawn_request(plan, cwd_fd, fds)
-                    self.process = await self._launch(plan, request)
+                    request = plan.request(cwd_fd, fds)
+                    self.process = await launch(self.owner, plan, request)
         finally:
             os.close(theirs)
             if top >= 0:
@@ -179,34 +178,11 @@ class Execution:
         async with AsyncExitStack() as stack:
             door = await stack.enter_async_context(open_door(self.owner.child))
             plan = replace(plan, env={**plan.env, **door.env})
-            request = spawn_request(plan, cwd_fd, (*fds, *door.fds))
-            self.process = await self._launch(plan, request)
+            request = plan.request(cwd_fd, (*fds, *door.fds))
+            self.process = await launch(self.owner, plan, request)
             door.handed_over()
             self.door_client = door.client_id
             self._door = stack.pop_all()
-
-    async def _launch(self, plan: SpawnPlan, request: SpawnRequest) -> SpawnedProcess:
-        """Start it in all that its child runs in, or as the host runs."""
-        host, child = self.owner.host, self.owner.child
-        wanted = child.wanted
-        if not plan.is_walled or wanted is None:
-            return await host.launcher.spawn(request)
-        # No less than the child has: what cannot be had here refuses the start, and
-        # says nothing of the machine, for the workspace may be on any file system.
-        layers = frozenset(name for name, _ in child.walls.applied)
-        wanted = replace(
-            wanted,
-            profile=replace(wanted.profile, layers=layers, required=layers),
-            cwd=plan.cwd,
-            own=(),
-            shared=plan.shared,
-            kept=plan.kept,
-            programs=plan.programs,
-            # Where they are now: a tool may have moved what they lie in.
-            hidden=host.apart.locations(child.spec.made_in),
-        )
-        process, _ = await walled.spawn(host.launcher, host.machine, request, wanted)
-        return process
 
     def begin(self, nursery: trio.Nursery, timeout_s: float) -> None:
         """Own the spawned tool until it has ended and all it printed is logged.
@@ -247,17 +223,48 @@ class Execution:
                 await pump.discard_rest()
 
     async def _live(self, process: SpawnedProcess, pump: OutputPump) -> None:
-        status = None
         try:
             await self._pump_all(pump)
+            is_near = self._is_brief and not process.has_exited
+        except BaseException:
+            await self._be_over(process, None)
+            raise
+        if is_near:
+            self.owner.lookout.put_down(self)  # `_exited` does the rest, or `look`
+        else:
+            await self._wait_for_end(process)
+
+    @property
+    def _is_brief(self) -> bool:
+        """Whether its end takes nothing that has to be waited for."""
+        return self.owner.growth is None and self._door is None
+
+    def look(self) -> None:
+        """Wait for its end: it runs on with its output closed, or its end is not told."""
+        if self._nursery is not None:
+            self.wait_on(self._nursery)
+
+    def wait_on(self, nursery: trio.Nursery) -> None:
+        """Wait for its end in a task, if that was left to who tells of it."""
+        if self.process is not None and self.owner.lookout.has(self):
+            self.owner.lookout.cross_out(self)
+            nursery.start_soon(self._wait_for_end, self.process)
+
+    async def _wait_for_end(self, process: SpawnedProcess) -> None:
+        status = None
+        try:
             status = await process.wait_exit_soon()
             if self.owner.growth is not None and self._nursery is not None:
                 await self.owner.growth.last_look(self._nursery)
         finally:
-            process.at_exit(None)
-            self._finish(status)
-            if self._door is not None:
-                await self._close_door()
+            await self._be_over(process, status)
+
+    async def _be_over(
+        self, process: SpawnedProcess, status: ExitStatus | None
+    ) -> None:
+        process.at_exit(None)
+        self._finish(status)
+        await self._close_door()
 
     def _exited(self, process: SpawnedProcess, pump: OutputPump) -> None:
         """Take note that its process has ended: what it has printed is in the pipe."""
@@ -267,7 +274,7 @@ class Execution:
             process.is_awaited
         ):  # it ran on with its output closed: who waits hears of it
             return
-        elif self.owner.growth is None and process.status is not None:
+        elif self._is_brief and process.status is not None:
             self._finish(process.status)  # and not a turn of the loop later
 
     async def _outwait_holders(self, pump: OutputPump) -> None:
@@ -352,6 +359,7 @@ class Execution:
             return
         if self.code is None:
             self.code = TIMED_OUT if self.timed_out else exit_code(status)
+        self.owner.lookout.cross_out(self)
         self.owner.finished(self, keep=keep)
         self.log.finish(self._note())
         self.finished.set()
@@ -384,17 +392,3 @@ class Execution:
             yield self.line.fd, "line of signals"
         for fd in self.log.descriptors():
             yield fd, "output log"
-
-
-def spawn_request(
-    plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
-) -> SpawnRequest:
-    """Say what the launcher is to start: the one place where a tool's process is made."""
-    return SpawnRequest(
-        executable=plan.executable,
-        argv=plan.argv,
-        env=plan.env,
-        cwd_fd=cwd_fd,
-        fds=fds,
-        rlimits=plan.rlimits,
-    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.host import Host
+    from supervisor.toolexec.lookout import Lookout
 
 END_TIMEOUT_S = 5.0
 """Longest wait for the executions of an ended child; they are killed at once, and only
@@ -48,18 +50,36 @@ class InUseError(Exception):
     """A live execution of the same child has this id; the text is the id."""
 
 
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the executions of all children of a host share.
+
+    Attributes:
+        slots: for all of them.
+        lookout: for what of them takes long.
+        log_limit_bytes: of one log.
+        directory: where logs are made.
+        null_fd: the null device.
+    """
+
+    slots: Slots
+    lookout: Lookout
+    log_limit_bytes: int
+    directory: str
+    null_fd: int
+
+
 class ChildExecutions:
     """The executions of one child.
 
     Args:
         host: whose child it is.
         child: the child.
-        slots: of the host.
-        log_limit_bytes: of one log.
-        directory: where logs are made.
-        null_fd: the null device.
+        means: what it shares with the other children's.
 
     Attributes:
+        lookout: for ends that take long.
+        null_fd: the null device.
         nursery: in which they run; the child's.
         token: stands for the child.
         listener: (descriptor, path) of its own socket; no path if that is a port in its
@@ -71,18 +91,11 @@ class ChildExecutions:
         receiving: connections that receive the body of a request of the child's.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        child: Child,
-        slots: Slots,
-        log_limit_bytes: int,
-        directory: str,
-        null_fd: int,
-    ) -> None:
+    def __init__(self, host: Host, child: Child, means: Means) -> None:
         self.host = host
         self.child = child
-        self.null_fd = null_fd
+        self.lookout = means.lookout
+        self.null_fd = means.null_fd
         self.nursery: trio.Nursery | None = None
         self.token = ""
         self.listener: tuple[int, str] | None = None
@@ -91,11 +104,11 @@ class ChildExecutions:
         self.growth = growth.of(child)
         self.bodies = Throttle()
         self.receiving = 0
-        self._slots = slots
-        self._directory = directory
-        self._log_limit_bytes = log_limit_bytes
-        limit_bytes = QUOTA_LIMITS * log_limit_bytes
-        self._quota = Quota(limit_bytes, self._give_a_file_up, slots.descriptors)
+        self._slots = means.slots
+        self._directory = means.directory
+        self._log_limit_bytes = means.log_limit_bytes
+        limit_bytes = QUOTA_LIMITS * self._log_limit_bytes
+        self._quota = Quota(limit_bytes, self._give_a_file_up, self._slots.descriptors)
 
     def admit(
         self,
@@ -222,6 +235,8 @@ class ChildExecutions:
                 for execution in tuple(self.live.values()):
                     ending.start_soon(execution.end_now)
         if nursery is not None:
+            for execution in tuple(self.live.values()):
+                execution.wait_on(nursery)
             nursery.cancel_scope.cancel()
         while self._give_one_up() or self._quota.drop_spare():
             pass

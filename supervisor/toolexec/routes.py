@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from supervisor.spawn_request import SpawnRequest
+
 if TYPE_CHECKING:
     from protocol.toolexec_token import Rights
     from supervisor.child import Child
@@ -59,6 +61,17 @@ class SpawnPlan:
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     reads_signals: bool = False
+
+    def request(self, cwd_fd: int, fds: tuple[tuple[int, int], ...]) -> SpawnRequest:
+        """Say what the launcher is to start: the one place where a tool's process is made."""
+        return SpawnRequest(
+            executable=self.executable,
+            argv=self.argv,
+            env=self.env,
+            cwd_fd=cwd_fd,
+            fds=fds,
+            rlimits=self.rlimits,
+        )
 
 
 class Target(Protocol):

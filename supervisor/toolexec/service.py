@@ -28,7 +28,7 @@ from protocol import toolexec
 from supervisor.gate import Gate
 from supervisor.logs import put_line
 from supervisor.toolexec import handover, handover_state
-from supervisor.toolexec.executions import ChildExecutions
+from supervisor.toolexec.executions import ChildExecutions, Means
 from supervisor.toolexec.listeners import (
     LISTEN,
     activated_listener,
@@ -36,10 +36,10 @@ from supervisor.toolexec.listeners import (
     tcp_listener,
     unix_listener,
 )
+from supervisor.toolexec.lookout import Lookout
 from supervisor.toolexec.routes import NoSidecars
 from supervisor.toolexec.server import Places, Server
 from supervisor.toolexec.slots import Slots
-from supervisor.toolexec.starts import Starts
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.tokens import Tokens
 
@@ -108,7 +108,7 @@ class ToolExec:
         left: what the program before has left, until all of it is entered.
         entered: the executions among that, by child, in the order of the state.
         places: for connections, over all that listens.
-        starts: of tools, that are under way.
+        lookout: for starts and ends of tools that take long.
         heads: the turn in which large heads are parsed, for parts of it (``Server``).
         large_output: makes a handle of a finished execution's output, or answers None
             to have it sent as it is; None where nobody can.
@@ -135,7 +135,7 @@ class ToolExec:
         self.left: ToolExecState | None = None
         self.entered: dict[str, list[Execution]] = {}
         self.places = Places(self._slots.descriptors)
-        self.starts = Starts()
+        self.lookout = Lookout()
         self.heads = Throttle()
         self._servers: set[Server] = set()
         self._children: dict[str, ChildExecutions] = {}
@@ -181,14 +181,14 @@ class ToolExec:
 
     async def own(self, child: Child, stack: AsyncExitStack) -> ChildExecutions:
         """Make what a child's executions are in; it ends with the child."""
-        executions = ChildExecutions(
-            self._host,
-            child,
+        means = Means(
             self._slots,
+            self.lookout,
             self._settings.log_limit_bytes,
             self._log_dir,
             self._null_fd,
         )
+        executions = ChildExecutions(self._host, child, means)
         self._children[child.id] = executions
         stack.callback(self._children.pop, child.id, None)
         nursery = await stack.enter_async_context(trio.open_nursery())
@@ -382,7 +382,7 @@ async def open_toolexec(
         service.rest()  # until all of it is entered
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(service.starts.run)
+            nursery.start_soon(service.lookout.run)
             await service.open_shared(nursery, activated)
             host.holders.add(service.descriptors)
             host.services.toolexec = service

@@ -1,13 +1,11 @@
 """Starts of tools, as what may be given up: an exec can hang for as long as a disk does.
 
     with Start(...): order, exec -> the tool runs
-    Starts.run: looks at those that take long
 
 Rules of this file.
 
-1. A start is over within a millisecond, so nothing is made for one: it is put down and
-   crossed out.  One task for all looks at them every ``LOOK_S`` while there are some, and
-   sleeps while there are none.
+1. A start is over within a millisecond: it is looked at only if it takes long
+   (``lookout``).
 2. Whose client has gone is given up, unless it was to be detached (spec E25), and so is
    what takes longer than its tool may run.
 3. A signal ends who is not its program yet, as the kernel would end it: nothing in it
@@ -27,12 +25,9 @@ from supervisor.toolexec.wire import GoneError
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import NoReturn
 
+    from supervisor.toolexec.lookout import Lookout
     from supervisor.toolexec.wire import Wire
-
-LOOK_S = 0.25
-"""Between two looks at what takes long: a tenth of what a client's end may take."""
 
 LEAST_S = 0.001
 """What is left of a time limit that its start has used up: 0 would be none."""
@@ -54,7 +49,7 @@ class Start:
     """One start, within whose block it is made; left by an error if it was given up.
 
     Args:
-        among: the others of this host.
+        lookout: of this host.
         wire: of the client that asked for it.
         limit_s: what its tool may take, seconds; 0 for no limit.
         detach: it goes on when the client is gone.
@@ -67,12 +62,17 @@ class Start:
         BusyError: it was given up without one: nobody waits for it.
     """
 
-    __slots__ = ("_among", "_detach", "_scope", "_until", "_wire", "code")
+    __slots__ = ("_detach", "_lookout", "_scope", "_until", "_wire", "code")
 
     def __init__(
-        self, among: Starts, wire: Wire, limit_s: float = 0.0, *, detach: bool = False
+        self,
+        lookout: Lookout,
+        wire: Wire,
+        limit_s: float = 0.0,
+        *,
+        detach: bool = False,
     ) -> None:
-        self._among = among
+        self._lookout = lookout
         self._wire = wire
         self._detach = detach
         self._until = trio.current_time() + limit_s if limit_s else math.inf
@@ -80,7 +80,7 @@ class Start:
         self.code: int | None = None
 
     def __enter__(self) -> None:
-        self._among.put_down(self)
+        self._lookout.put_down(self)
         self._scope.__enter__()
 
     def __exit__(
@@ -89,7 +89,7 @@ class Start:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._among.cross_out(self)
+        self._lookout.cross_out(self)
         is_swallowed = self._scope.__exit__(kind, error, trace)
         if not self._scope.cancelled_caught:
             return is_swallowed
@@ -123,31 +123,3 @@ class Start:
                 self._wire.check_there()
             except (GoneError, OSError):
                 self.give_up()
-
-
-class Starts:
-    """The starts that are under way in one host."""
-
-    def __init__(self) -> None:
-        self._under_way: set[Start] = set()
-        self._some = trio.Event()
-
-    def put_down(self, start: Start) -> None:
-        """Have an eye on a start."""
-        self._under_way.add(start)
-        self._some.set()
-
-    def cross_out(self, start: Start) -> None:
-        """Forget one that is over."""
-        self._under_way.discard(start)
-
-    async def run(self) -> NoReturn:
-        """Look at those that take long, until cancelled."""
-        while True:
-            await self._some.wait()
-            while self._under_way:
-                before = tuple(self._under_way)
-                await trio.sleep(LOOK_S)
-                for start in self._under_way.intersection(before):
-                    start.look()
-            self._some = trio.Event()

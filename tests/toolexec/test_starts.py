@@ -17,8 +17,9 @@ import trio.testing
 from protocol import toolexec
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
+from supervisor.toolexec.lookout import LOOK_S, Lookout
 from supervisor.toolexec.notify import NotifyCommand
-from supervisor.toolexec.starts import LEAST_S, LOOK_S, Start, Starts
+from supervisor.toolexec.starts import LEAST_S, Start
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import LOOK_PIECES, Wire
 from tests.helpers.hosts import eventually
@@ -93,7 +94,7 @@ async def test_a_start_whose_client_has_gone_is_given_up(
                 await eventually(lambda: not executions(scene).live, 3.0)
         await eventually(lambda: not executions(scene).live, 3.0)
     assert not scene.tool.slots.used
-    assert not scene.tool.starts._under_way
+    assert not scene.tool.lookout._under_way
 
 
 # What it sent, and what was sent to it, is forgotten by TCP in both directions.
@@ -121,7 +122,8 @@ async def test_a_start_whose_client_sends_more_goes_on(scene: Scene) -> None:
             extra = f"X-Aifo-Exec-Id: {EXEC_ID}"
             await send(sock, scene.request(b"tool=true", extra))
             await eventually(lambda: EXEC_ID in executions(scene).live)
-            (start,) = scene.tool.starts._under_way
+            (start,) = scene.tool.lookout._under_way
+            assert isinstance(start, Start)
             with trio.fail_after(10):  # more than a socket holds: somebody reads it
                 await send(sock, b"x" * 4_000_000)
             start.look()
@@ -244,7 +246,7 @@ async def test_a_notification_is_signalled_while_it_is_started(tmp_path: Path) -
         (failed,) = scene.stage.events("exec.failed")
         assert (failed["sidecar"], failed["code"]) == ("notify", 143)
         assert not scene.tool.slots.used
-        assert not scene.tool.starts._under_way
+        assert not scene.tool.lookout._under_way
 
 
 # spec E25: nobody can ask for it again, so nothing of it is kept.
@@ -258,7 +260,7 @@ async def test_a_notification_whose_client_has_gone_is_not_started(
                 await eventually(lambda: executions(scene).live)
             await eventually(lambda: not executions(scene).live, 3.0)
         assert not scene.tool.slots.used
-        assert not scene.tool.starts._under_way
+        assert not scene.tool.lookout._under_way
         assert not scene.stage.events("exec.failed")
 
 
@@ -322,7 +324,7 @@ async def test_what_is_left_of_a_time_limit(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     wire = Wire.__new__(Wire)
-    start, none = Start(Starts(), wire, 10.0), Start(Starts(), wire)
+    start, none = Start(Lookout(), wire, 10.0), Start(Lookout(), wire)
     await trio.sleep(4)
     assert (start.left_s, none.left_s) == (6.0, 0.0)
     await trio.sleep(7)
@@ -332,7 +334,7 @@ async def test_what_is_left_of_a_time_limit(
 async def test_who_looks_at_starts_sleeps_while_there_are_none(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    starts = Starts()
+    lookout = Lookout()
     looks: list[float] = []
 
     class Looking(Start):
@@ -340,11 +342,11 @@ async def test_who_looks_at_starts_sleeps_while_there_are_none(
             looks.append(trio.current_time())
 
     def make() -> Start:
-        return Looking(starts, Wire.__new__(Wire))
+        return Looking(lookout, Wire.__new__(Wire))
 
     begun_s = trio.current_time()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(starts.run)
+        nursery.start_soon(lookout.run)
         await trio.sleep(100)
         assert looks == []
         with make():
