@@ -9,6 +9,7 @@ usage: toolclient.py ROUNDS HOST_PID
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import socket
@@ -28,6 +29,7 @@ AT_ONCE = 64
 PATH = os.environ["AIFO_TOOLEEXEC_URL"].removeprefix("unix://")
 TOKEN = os.environ["AIFO_TOOLEEXEC_TOKEN"]
 BUFFER = bytearray(1 << 20)
+NUMBERS = itertools.count()
 
 
 def ask(form: str, proto: int = 2) -> socket.socket:
@@ -117,6 +119,23 @@ def direct_trues() -> int:
 def hosted_trues() -> int:
     """Run tools, one after the other."""
     return sum(b"X-Exit-Code: 0" in read_all(ask("tool=true")) for _ in range(TRUES))
+
+
+def direct_others() -> int:
+    """Run programs with arguments that never come again, one after the other.
+
+    Two each: `true` with one asks for its locale, which takes longer here than there.
+    """
+    for _ in range(TRUES):
+        with subprocess.Popen(["/bin/true", "x", str(next(NUMBERS))]) as program:
+            program.wait()
+    return TRUES
+
+
+def hosted_others() -> int:
+    """Run tools with such arguments."""
+    forms = (f"tool=true&arg=x&arg={next(NUMBERS)}" for _ in range(TRUES))
+    return sum(b"X-Exit-Code: 0" in read_all(ask(form)) for form in forms)
 
 
 def read_all(sock: socket.socket) -> bytes:
@@ -218,6 +237,7 @@ def main(rounds: int, host_pid: int) -> None:
         "stream_here": (pipe_here, hosted_stream, SIZE),
         "byte": (direct_byte, hosted_byte, 1),
         "trues": (direct_trues, hosted_trues, TRUES),
+        "others": (direct_others, hosted_others, TRUES),
         "at_once": (direct_at_once, hosted_at_once, AT_ONCE),
     }
     hosted_stream()  # pays for the pages that later rounds use again

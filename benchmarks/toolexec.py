@@ -122,9 +122,9 @@ async def measure(rounds: int) -> list[Row]:
 
 def rows(told: dict[str, object]) -> list[Row]:
     """Return the figures of what the client told."""
-    streams, here, bytes_, trues, at_once = (
+    streams, here, bytes_, trues, others, at_once = (
         _pairs(told[name])
-        for name in ("stream", "stream_here", "byte", "trues", "at_once")
+        for name in ("stream", "stream_here", "byte", "trues", "others", "at_once")
     )
     pipe_mb_s, host_mb_s = _mb_s(streams, 0), _mb_s(streams, 1)
     added_ms = statistics.median((hosted - direct) * 1e3 for direct, hosted in bytes_)
@@ -174,6 +174,7 @@ def rows(told: dict[str, object]) -> list[Row]:
             at_least(0.6),
             f"{per_s:.0f} /s",
         ),
+        Row("the same, with other arguments each time", _ratio(others), "x"),
         Row(
             "64 executions of true at once, of 64 Popen + wait",
             _ratio(at_once),

@@ -129,6 +129,8 @@ class Wire:
     def receive_at_once(self) -> tuple[Head, bytes] | None:
         """Receive a request that is small and came with its connection, as most do.
 
+        It is all that had come: less than could be received at once.
+
         Returns:
             As ``receive``; None where that is to find out what has come, and it begins.
         """
@@ -138,8 +140,6 @@ class Wire:
         try:
             found = _small_request(data)
         except (RefusedAtOnceError, FramingError, HeadTooLargeError, BodyTooLargeError):
-            return None
-        if self._has_more():
             return None
         self._ahead = b""
         self._is_head = _IS_HEAD.match(data) is not None

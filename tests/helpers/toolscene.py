@@ -266,6 +266,14 @@ class Scene:
         return await make_tenant(self.stage, self.workspace, **changes)
 
 
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends that do not block."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    return ours, theirs
+
+
 async def send(sock: socket.socket, data: bytes) -> None:
     """Send all of some bytes."""
     view = memoryview(data)

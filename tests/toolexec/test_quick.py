@@ -18,17 +18,9 @@ from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import Wire
 from tests.helpers.hosts import eventually
-from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
+from tests.helpers.toolscene import Scene, pair, parse, receive_all, receive_until, send
 
 HEAD = b"POST /exec HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends that do not block."""
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
-    return ours, theirs
 
 
 # Heads that are remembered

@@ -23,7 +23,7 @@ from supervisor.launchpad import calls, life, standby, vfork
 from supervisor.launchpad.family import Child
 from supervisor.launchpad.standby import FIRST_RECEIVED, MOST_RECEIVED, ORDER_BYTES
 from supervisor.launchpad.vfork import Starter
-from supervisor.spawn_request import SpawnRequest
+from supervisor.spawn_request import SpawnError, SpawnRequest
 from supervisor.spawned import LaunchpadLost, SpawnedProcess
 from supervisor.standby import Offers
 from tests.helpers.hosts import Stage as HostStage
@@ -255,6 +255,15 @@ async def test_an_order_may_be_as_long_as_its_room(stage: Stage, beyond: int) ->
 def standby_order(launcher: Launcher, request: SpawnRequest) -> int:
     """Return how many bytes an order takes."""
     return len(launcher._standby._orders.of(request, 1 << 40)[0])
+
+
+async def test_a_request_that_is_none_leaves_whoever_stands_by(stage: Stage) -> None:
+    pid = await waiting(stage)
+    with pytest.raises(SpawnError, match="NUL"):
+        await born(stage, "/bin/true", "a\0b")
+    process = await born(stage, "/bin/true")
+    assert process.pid == pid
+    await buried(process)
 
 
 async def test_an_order_that_is_too_long_leaves_it_to_the_next(stage: Stage) -> None:

@@ -1,0 +1,135 @@
+"""The moment between a tool's last byte and the word of its end: nobody waits in it.
+
+The launchpad's word of a tool's end is held up, so that the moment lasts (ADR 79).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from supervisor import spawned
+from supervisor.launchpad import wire
+from supervisor.toolexec import door, executions, lookout
+from supervisor.toolexec.execution import Execution
+from tests.helpers.hosts import eventually
+from tests.helpers.toolscene import Scene, parse, receive_all, send
+
+if TYPE_CHECKING:
+    from supervisor.launcher import Launcher
+
+pytestmark = pytest.mark.slow
+
+
+class Held:
+    """Words of ends of tools that are held up."""
+
+    def __init__(self) -> None:
+        self.launcher: Launcher | None = None
+        self.words: list[tuple[Any, ...]] = []
+
+    def tell(self) -> None:
+        """Let them go, and hold no more."""
+        launcher, self.launcher = self.launcher, None
+        assert launcher is not None
+        for words in self.words:
+            launcher._take(*words)
+
+
+@pytest.fixture
+def held(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Hold up the word of each end but that of the child there is."""
+    launcher, held = scene.stage.host.launcher, Held()
+    child = scene.child.puppet.child.process
+    assert child is not None
+    held.launcher, take = launcher, launcher._take
+
+    def take_later(message: tuple[Any, ...], fds: list[int]) -> None:
+        kind, ident, *rest = message
+        if kind == wire.SWEPT:  # of some, and each behind the word of its end
+            others = tuple(one for one in ident if one != child._ident)
+            held.words.append(((kind, others), []))
+            ident = tuple(one for one in ident if one == child._ident)
+        if kind == wire.EXITED and ident != child._ident:
+            held.words.append((message, fds))
+        else:
+            take((kind, ident, *rest), fds)
+
+    def take_or_later(message: tuple[Any, ...], fds: list[int]) -> None:
+        (take if held.launcher is None else take_later)(message, fds)
+
+    monkeypatch.setattr(launcher, "_take", take_or_later)
+    return held
+
+
+async def brief(scene: Scene) -> Execution:
+    """Wait until a tool's output has ended; return its execution."""
+    owner = scene.tool.children[scene.child.puppet.child.id]
+    await eventually(lambda: any(map(scene.tool.lookout.has, owner.live.values())))
+    (execution,) = owner.live.values()
+    return execution
+
+
+async def test_nobody_waits_for_an_end_that_is_near(
+    scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
+    with await scene.connect() as sock:
+        await send(sock, scene.request(b"tool=sh&arg=-c&arg=exit+3"))
+        execution = await brief(scene)
+        await eventually(lambda: bool(held.words))
+        assert not execution.finished.is_set()
+        held.tell()
+        assert execution.finished.is_set()  # and not a turn of the loop later
+        assert not scene.tool.lookout._under_way
+        assert parse(await receive_all(sock)).code == 3
+
+
+# spec E23: how it ended nobody knows any more; that it has, its pidfd says.
+async def test_an_end_that_nobody_tells_of_is_looked_for(
+    scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "LOOK_S", 0.01)
+    monkeypatch.setattr(spawned, "EXIT_REPORT_TIMEOUT_S", 0.01)
+    reply = await scene.run("tool=true")
+    assert reply.code == 128 + 9
+    assert held.words
+    held.tell()  # too late
+    assert (await scene.run("tool=true")).code == 0
+
+
+# spec S3: a child's end is none of its tools' later than it may be.
+async def test_a_child_that_ends_in_that_moment_leaves_nothing(
+    scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executions, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
+    with await scene.connect() as sock:
+        await send(sock, scene.request(b"tool=true"))
+        execution = await brief(scene)
+        child = scene.child.puppet.child
+        assert child.process is not None
+        child.process.send_signal(9)
+        with trio.fail_after(20):
+            await child.wait_gone()
+        assert execution.finished.is_set()
+    assert not scene.tool.lookout._under_way
+    assert not scene.tool._slots.used
+    held.tell()
+
+
+# Who has a door is waited for: that is closed behind it.
+async def test_a_tools_door_is_closed_behind_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+    close = door.close
+
+    async def noted(session: Any) -> None:
+        closed.append(session)
+        await close(session)
+
+    monkeypatch.setattr(door, "close", noted)
+    scene.routes.fd3 = True
+    assert (await scene.run("tool=true")).code == 0
+    await eventually(lambda: len(closed) == 1)
