@@ -270,11 +270,8 @@ class Execution:
         """Take note that its process has ended: what it has printed is in the pipe."""
         if not pump.has_ended:
             self._do_aside(self._outwait_holders, pump)
-        elif (
-            process.is_awaited
-        ):  # it ran on with its output closed: who waits hears of it
-            return
-        elif self._is_brief and process.status is not None:
+        # One that ran on with its output closed is waited for, and finished by who waits.
+        elif not process.is_awaited and self._is_brief and process.status is not None:
             self._finish(process.status)  # and not a turn of the loop later
 
     async def _outwait_holders(self, pump: OutputPump) -> None:
