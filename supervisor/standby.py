@@ -96,7 +96,8 @@ KNOWN_ORDERS = 16
 forgotten."""
 
 _KNOWN_BYTES = 4096
-"""Longest one that is remembered, and that only for `_KNOWN_ADDRESSES`: 0.25 MiB in all."""
+"""Longest one that is remembered, and that only for `_KNOWN_ADDRESSES`: 0.6 MiB in all,
+with what they are known by."""
 
 _KNOWN_ADDRESSES = 4
 

@@ -119,7 +119,7 @@ def _walls(
         name = policy.sandbox if policy is not None else "auto"
     # What stands on the command line goes before what a file says.
     asked = network
-    if asked is None and policy is not None and sandbox is None:
+    if asked is None and policy is not None:
         asked = policy.network
     for key, why in check_use(name, asked, known):
         raise OptionError(f"--{key}: {why}")

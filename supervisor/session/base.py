@@ -99,6 +99,7 @@ class SessionBase(ABC):
         noted_lines: how many there are in ``lines_of``.
         redo: makes the bytes of a request that waits and has done nothing yet.
         carried: (descriptor, reply) of an ATTACH that the client has not taken.
+        top: the ledger of its topmost child, which stands for that (spec S7).
         reserved: (file, bytes) that a WRITE which has begun may add to it.
     """
 
@@ -150,6 +151,7 @@ class SessionBase(ABC):
         "reserved",
         "rows",
         "services",
+        "top",
         "transfer",
         "unsent",
         "why_closed",
@@ -181,6 +183,9 @@ class SessionBase(ABC):
         self.fs = fs
         self.services = Services() if services is None else services
         self.client = client
+        self.top = client.ledger
+        while self.top.parent is not None:
+            self.top = self.top.parent
         self.files = client.files
         self.read_fd = read_fd
         self.write_fd = write_fd

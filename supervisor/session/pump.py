@@ -8,7 +8,8 @@ Rules of this file.
    ``POLLS`` times; then it parks in Trio on the epoll descriptor itself.  An idle host
    never wakes up.
 3. Trio's other tasks get their turn at least every ``SLICE_S``.
-4. Many that ask at once are served before others (``precedence``).
+4. Many that ask at once are served before others (``precedence``).  Of one child's
+   connections, those it has attached included, a turn serves ``SHARE`` (spec S7).
 5. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
    Of one that its task owns the set may still be asked whether its client hangs up.
 6. On the way down the pump may have gone before its sessions: then there is no set, and
@@ -31,9 +32,14 @@ from supervisor.session.sent import POLLS
 
 if TYPE_CHECKING:
     from supervisor.session.base import SessionBase
+    from vfs.policy import Ledger
 
 SLICE_S = 0.001
 """Longest stretch without a checkpoint; one costs 10 us, so this gives up 1 %."""
+
+SHARE = 2
+"""Connections of one child that one turn serves: with more it would have more of the
+host's time than a child that has one."""
 
 _BATCH = 64
 """Events a poll returns at most; more wait for the next one, a few microseconds."""
@@ -54,6 +60,7 @@ class Pump:
         self.sessions: dict[int, SessionBase] = {}
         self.counts = Counts()
         self._left_over: dict[SessionBase, None] = {}
+        self._attached = 0  # sessions in the set that are not their child's first
         self._hangups: dict[int, SessionBase] = {}
         # (when, requests that the session had answered when its message began)
         self._deadlines: dict[SessionBase, tuple[float, int]] = {}
@@ -84,6 +91,7 @@ class Pump:
         """Begin to serve a session."""
         if not self._epoll.closed:
             self.sessions[session.read_fd] = session
+            self._attached += session.client.ledger is not session.top
             self._epoll.register(session.read_fd, select.EPOLLIN)
 
     def suspend(self, session: SessionBase) -> None:
@@ -91,6 +99,7 @@ class Pump:
         # By identity: the number of a session that is over may be another's by now (I1).
         if self.sessions.get(session.read_fd) is session:
             del self.sessions[session.read_fd]
+            self._attached -= session.client.ledger is not session.top
             if not self._epoll.closed:
                 self._epoll.unregister(session.read_fd)
         self._left_over.pop(session, None)
@@ -164,14 +173,16 @@ class Pump:
                     precedence.rest()
                     await self._paused.wait()
                 events = poll(0, _BATCH)
-                if len(events) >= CROWD or precedence.is_ahead:
-                    precedence.turn(len(events))
                 if events or self._left_over:
-                    served = len(self.sessions)
-                    self._serve(events)
+                    known = len(self.sessions)
+                    served = self._serve(events)
+                    if served >= CROWD or precedence.is_ahead:
+                        precedence.turn(served)
                     # Who has left asks nothing soon: nobody yields to the dead.
-                    misses = 0 if len(self.sessions) == served else POLLS
+                    misses = 0 if len(self.sessions) == known else POLLS
                 elif misses < POLLS:
+                    if precedence.is_ahead:
+                        precedence.turn(0)
                     misses += 1
                     yield_core()
                     continue
@@ -203,13 +214,18 @@ class Pump:
             else:
                 self._note_hangup(fd)
         # Who asked in advance comes after those who have just asked.
-        turn |= left_over
-        left_over.clear()
+        if self._attached and len(turn) + len(left_over) > SHARE:
+            turn, self._left_over = _shared_out(turn, left_over)
+        else:
+            turn |= left_over
+            left_over.clear()
         return turn
 
-    def _serve(self, events: list[tuple[int, int]]) -> None:
+    def _serve(self, events: list[tuple[int, int]]) -> int:
+        """Serve those whose turn it is; return how many that were."""
         turn = self._turn(events)
-        alone = len(turn) == 1
+        served = len(turn)
+        alone = served == 1 and not self._left_over
         counts = self.counts
         counts.turns -= 1
         if counts.turns <= 0:
@@ -221,6 +237,7 @@ class Pump:
             conn = session.conn
             if self._deadlines or conn.body_left or not conn.idle:
                 self._watch(session)
+        return served
 
     def _serve_timed(self, turn: dict[SessionBase, None]) -> None:
         """Serve the first session of a turn for one request, and look at the clock.
@@ -259,3 +276,21 @@ class Pump:
                 session.close_soon(SLOW)
             else:
                 await trio.sleep(delay)
+
+
+def _shared_out(
+    fresh: dict[SessionBase, None], left_over: dict[SessionBase, None]
+) -> tuple[dict[SessionBase, None], dict[SessionBase, None]]:
+    """Give each child its share of a turn; return who has one now, and who waits.
+
+    Of one child's connections those that have waited longest come first.
+    """
+    shares: dict[Ledger, int] = {}
+    old: dict[SessionBase, None] = {}
+    new: dict[SessionBase, None] = {}
+    waiting: dict[SessionBase, None] = {}
+    for among, chosen in ((left_over, old), (fresh, new)):
+        for session in among:
+            share = shares[session.top] = shares.get(session.top, 0) + 1
+            (chosen if share <= SHARE else waiting)[session] = None
+    return new | old, waiting

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 POLLS = 2
 """Times that the core is yielded and polled after a reply before the pump parks."""
 
+TURN_PIECES = 5
+"""Pieces of one reply that are sent before the others get their turn: a READ of 1 MiB goes
+out in one."""
+
 _write = os.write
 _yield_core = os.sched_yield
 
@@ -66,10 +70,12 @@ class Sending(Receiving):
             self.start(partial(self._send_file_waiting, transfer))
             return None
         misses = 0
+        pieces = TURN_PIECES
         while not transfer.is_done:
-            if transfer.push():
+            if pieces and transfer.push():
                 misses = 0
-            elif misses == POLLS:
+                pieces -= 1
+            elif not pieces or misses == POLLS:
                 self.start(partial(self._send_file, transfer))
                 return None
             else:

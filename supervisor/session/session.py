@@ -56,13 +56,18 @@ TURN_REQUESTS = 64
 PIPELINED = 8
 """Requests of those that a client sent in advance which are answered in one turn."""
 
-TURN_PIECES = 32
+TURN_S = 0.0002
+"""How long one client is answered before the others get their turn, where its requests are
+such as take long: a large READ, a path of hundreds of names."""
+
+TURN_PIECES = 8
 """Pieces of one client's payload or line that are taken before the others get their
-turn: 2 MiB of a payload, about half a millisecond."""
+turn: half a MiB of a payload, about 0.15 ms."""
 
 _read = os.read
 _write = os.write
 _yield_core = os.sched_yield
+_now_s = time.monotonic
 
 
 class Session(Preparing):
@@ -136,6 +141,7 @@ class Session(Preparing):
         counted = 0  # of what this turn has answered
         pieces = TURN_PIECES
         message = conn.next_message() if conn.pending else None
+        until_s = _now_s() + TURN_S
         try:
             while True:
                 if message is not None:
@@ -201,10 +207,10 @@ class Session(Preparing):
                     return False
                 turns -= 1
                 if conn.pending:
-                    if turns <= TURN_REQUESTS - PIPELINED:
+                    if turns <= TURN_REQUESTS - PIPELINED or _now_s() > until_s:
                         return True
                     message = conn.next_message()
-                elif not alone or turns < 0:
+                elif not alone or turns < 0 or _now_s() > until_s:
                     return False  # epoll tells when there is more
                 else:
                     message = None

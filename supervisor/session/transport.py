@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _PROBE_STEP_BYTES = 128 * 1024
 """Distance of the probes for data in memory: the kernel reads ahead in such steps."""
 
+PIECE_BYTES = 256 * 1024
+"""What one call sends of a file: some 50 us, for which all others wait."""
+
 DEEP_BYTES = 1024 * 1024
 """How much a socket may hold for a client that READs large pieces: Linux doubles it.
 
@@ -119,7 +122,8 @@ class FileTransfer:
                 if self._head:
                     return True
             try:
-                sent = os.sendfile(self._to, self._fd, self._at, self._left)
+                size = min(self._left, PIECE_BYTES)
+                sent = os.sendfile(self._to, self._fd, self._at, size)
             except OSError as why:
                 if why.errno not in _NO_SENDFILE:
                     raise

@@ -225,7 +225,8 @@ class Execution:
     async def _live(self, process: SpawnedProcess, pump: OutputPump) -> None:
         try:
             await self._pump_all(pump)
-            is_near = self._is_brief and not process.has_exited
+            is_closing = self.owner.nursery is None  # and nobody looks any more
+            is_near = self._is_brief and not (process.has_exited or is_closing)
         except BaseException:
             await self._be_over(process, None)
             raise
@@ -270,8 +271,10 @@ class Execution:
         """Take note that its process has ended: what it has printed is in the pipe."""
         if not pump.has_ended:
             self._do_aside(self._outwait_holders, pump)
-        # One that ran on with its output closed is waited for, and finished by who waits.
-        elif not process.is_awaited and self._is_brief and process.status is not None:
+        elif process.status is None:
+            self.look()  # the launchpad is lost: how it ended is never told
+        # Else it ran on with its output closed, and who waits for its pidfd finishes it.
+        elif self._is_brief and not process.is_awaited:
             self._finish(process.status)  # and not a turn of the loop later
 
     async def _outwait_holders(self, pump: OutputPump) -> None:

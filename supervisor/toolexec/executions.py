@@ -230,13 +230,14 @@ class ChildExecutions:
     async def close(self) -> None:
         """End every execution and forget all output: the child has ended."""
         nursery, self.nursery = self.nursery, None
+        if nursery is not None:  # a task of each can be cancelled, and hears of a loss
+            for execution in tuple(self.live.values()):
+                execution.wait_on(nursery)
         with trio.move_on_after(END_TIMEOUT_S, shield=True):
             async with trio.open_nursery() as ending:
                 for execution in tuple(self.live.values()):
                     ending.start_soon(execution.end_now)
         if nursery is not None:
-            for execution in tuple(self.live.values()):
-                execution.wait_on(nursery)
             nursery.cancel_scope.cancel()
         while self._give_one_up() or self._quota.drop_spare():
             pass

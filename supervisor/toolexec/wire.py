@@ -84,10 +84,14 @@ def _small_request(data: bytes) -> tuple[Head, bytes]:
     """Cut a request out of all that has come of it.
 
     Raises:
-        FramingError: it is not whole, or something follows it; or as the others.
-        RefusedAtOnceError, HeadTooLargeError, BodyTooLargeError: it is none.
+        RefusedAtOnceError: its head is none.
+        FramingError: it is not whole, or something follows it; or as ``BodyReader``.
+        HeadTooLargeError, BodyTooLargeError: it passes a bound.
     """
-    text, rest = HeadReader().feed(data) or (b"", b"")
+    cut = HeadReader().feed(data)
+    if cut is None:
+        raise FramingError
+    text, rest = cut
     head, _ = heads.read_small(text)
     body = BodyReader(head.headers, head.version)
     body.feed(rest)
@@ -129,20 +133,24 @@ class Wire:
     def receive_at_once(self) -> tuple[Head, bytes] | None:
         """Receive a request that is small and came with its connection, as most do.
 
-        It is all that had come: less than could be received at once.
-
         Returns:
             As ``receive``; None where that is to find out what has come, and it begins.
+
+        Raises:
+            RefusedAtOnceError: its head is none that is understood here.
         """
         data = self._ahead = self._ahead or self._there()
         if not data or len(data) > SMALL_HEAD_BYTES:
             return None
+        self._is_head = _IS_HEAD.match(data) is not None
         try:
             found = _small_request(data)
-        except (RefusedAtOnceError, FramingError, HeadTooLargeError, BodyTooLargeError):
+        except (FramingError, HeadTooLargeError, BodyTooLargeError):
+            return None
+        # The kernel cuts what it gives, at descriptors and at urgent data.
+        if self._has_more():
             return None
         self._ahead = b""
-        self._is_head = _IS_HEAD.match(data) is not None
         self.received = [data]
         return found
 

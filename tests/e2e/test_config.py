@@ -1,5 +1,6 @@
 """`run --config F`: what `[policy.run]` sets, and what is refused with file and key."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,25 @@ def test_a_network_that_nothing_keeps_is_refused_or_told(tmp_path: Path) -> None
         outcome = sandhost(*command, cwd=tmp_path)
         assert outcome.status == 0
         assert outcome.said(f"policy.run.network: {left}")
+
+
+# face.md: [policy.run] has what is not given, whatever else is given.
+def test_the_network_of_a_policy_stands_beside_another_profile(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    for asked, profile in (("none", "none"), ("none", "x")):
+        config.write_text(
+            f"[sandbox.x]\nlayers = ['landlock']\n[policy.run]\nnetwork = '{asked}'\n"
+        )
+        options = ("--config", "c.toml", "--sandbox", profile)
+        outcome = sandhost("run", *options, "--", "true", cwd=tmp_path)
+        assert outcome.status == 125
+        assert outcome.said(f"--network: '{asked}' contradicts sandbox '{profile}'")
+    config.write_text("[policy.run]\nnetwork = 'host'\n")
+    words = ("--config", "c.toml", "--sandbox", "auto", "--journal", "journal")
+    assert sandhost("run", *words, "--", "true", cwd=tmp_path).status == 0
+    lines = map(json.loads, (tmp_path / "journal").read_text().splitlines())
+    (spawned,) = [line for line in lines if line["event"] == "child.spawned"]
+    assert spawned["isolation"]["network"] == "host"
 
 
 # Who names it knows what it leaves: nothing looks like a mistake.

@@ -1,5 +1,7 @@
 """Orders that came before: what is remembered of them is what would be made (ADR 79)."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,11 +11,12 @@ from supervisor.standby import KNOWN_ORDERS, KnownOrder, KnownOrders
 
 TEXT = st.text(st.sampled_from("abc"), max_size=3)
 REQUESTS = st.builds(
-    lambda argv, env, targets, limits, umask, is_layer: SpawnRequest(
-        "/bin/true", ("t", *argv), env, cwd_fd=0,
+    lambda name, argv, env, targets, limits, umask, is_layer: SpawnRequest(
+        name, ("t", *argv), env, cwd_fd=0,
         fds=tuple((0, target) for target in targets), rlimits=tuple(limits),
         umask=umask, layers={"rlimits": None} if is_layer else {},
     ),
+    st.sampled_from(["/bin/true", "/bin/false"]),
     st.lists(TEXT, max_size=2),
     st.dictionaries(TEXT.filter(bool), TEXT, max_size=2),
     st.lists(st.integers(0, 5), unique=True, max_size=3),
@@ -44,3 +47,20 @@ def test_a_long_order_is_not_remembered() -> None:
     for _ in range(2):
         assert b"x" * 4096 in known.of(request, 4096)[0]
     assert not known._known
+
+
+def test_an_order_is_remembered_for_a_few_addresses() -> None:
+    known = KnownOrders()
+    request = SpawnRequest("/bin/true", ("t",), {}, cwd_fd=0, fds=())
+    for page in range(1, 20):
+        known.of(request, page << 12)
+    (order,) = known._known.values()
+    assert len(order._made) <= 4
+
+
+def test_limits_are_said_where_they_are_a_layer() -> None:
+    known = KnownOrders()
+    without = SpawnRequest("/bin/true", ("t",), {}, cwd_fd=0, fds=())
+    with_layer = replace(without, layers={"rlimits": None})
+    said = [dict(known.of(one, 4096)[1]) for one in (without, with_layer)]
+    assert ["rlimits" in one for one in said] == [False, True]

@@ -12,6 +12,7 @@ from supervisor import spawned
 from supervisor.launchpad import wire
 from supervisor.toolexec import door, executions, lookout
 from supervisor.toolexec.execution import Execution
+from supervisor.toolexec.outputpump import OutputPump
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, send
 
@@ -98,11 +99,45 @@ async def test_an_end_that_nobody_tells_of_is_looked_for(
     assert (await scene.run("tool=true")).code == 0
 
 
+# It is the launchpad that is lost: nobody will say how it ended.
+async def test_an_end_that_will_never_be_told_is_no_secret(
+    scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
+    with await scene.connect() as sock:
+        await send(sock, scene.request(b"tool=true"))
+        execution = await brief(scene)
+        await eventually(lambda: bool(held.words))
+        assert execution.process is not None
+        execution.process._record.tell_exit()
+        with trio.fail_after(3):
+            assert parse(await receive_all(sock)).code == 128 + 9
+    held.tell()
+
+
+async def test_an_end_that_was_told_first_is_not_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
+    run = OutputPump.run
+
+    async def run_later(self: OutputPump) -> None:
+        await trio.sleep(0.1)
+        await run(self)
+
+    monkeypatch.setattr(OutputPump, "run", run_later)
+    with trio.fail_after(5):
+        assert (await scene.run("tool=true")).code == 0
+
+
 # spec S3: a child's end is none of its tools' later than it may be.
 async def test_a_child_that_ends_in_that_moment_leaves_nothing(
     scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executions, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(spawned, "EXIT_REPORT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(
+        executions, "END_TIMEOUT_S", 2.0
+    )  # that all is gone is not told
     monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
     with await scene.connect() as sock:
         await send(sock, scene.request(b"tool=true"))
@@ -110,9 +145,9 @@ async def test_a_child_that_ends_in_that_moment_leaves_nothing(
         child = scene.child.puppet.child
         assert child.process is not None
         child.process.send_signal(9)
+        await eventually(execution.finished.is_set, 1.0)
         with trio.fail_after(20):
             await child.wait_gone()
-        assert execution.finished.is_set()
     assert not scene.tool.lookout._under_way
     assert not scene.tool._slots.used
     held.tell()

@@ -10,7 +10,7 @@ import trio
 
 from supervisor.session import pump as pump_module
 from supervisor.session.base import EOF
-from supervisor.session.pump import SLICE_S, Pump
+from supervisor.session.pump import SHARE, SLICE_S, Pump
 from supervisor.session.sent import POLLS
 from supervisor.session.session import PIPELINED, Session
 from tests.helpers.dialogue import Dialogue
@@ -87,6 +87,57 @@ def test_who_asked_in_advance_comes_last(
     finally:
         for one in (ahead, calm):
             pump.forget(one.session)
+            one.close()
+
+
+# Who asked in advance and has been answered has no turn any more.
+def test_who_is_left_over_is_not_left_over_for_ever(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path)
+    pump = dialogue.session.pump
+    try:
+        pump.add(dialogue.session)
+        dialogue.ours.sendall(b"PING\n" * (PIPELINED + 2))
+        for left_over in (1, 0):
+            assert pump._serve(pump._epoll.poll(0)) == 1  # it counts in a crowd
+            assert len(pump._left_over) == left_over
+        assert dialogue.session.requests == PIPELINED + 2
+        assert pump._serve([]) == 0
+    finally:
+        pump.forget(dialogue.session)
+        dialogue.close()
+
+
+# spec S5, S7: a child has no more turns for the connections that it has attached.
+def test_of_one_childs_connections_a_turn_serves_a_few(tmp_path: Path) -> None:
+    many = [Dialogue(tmp_path) for _ in range(7)]
+    calm = Dialogue(tmp_path)
+    pump = calm.session.pump
+    for one in many:
+        one.session.pump = pump
+        one.session.top = many[0].session.top  # as where they were attached
+    try:
+        for one in (*many, calm):
+            pump.add(one.session)
+        for one in many:
+            one.ours.sendall(b"PING\n" * 1000)
+        for turn in range(1, 30):
+            calm.ours.sendall(b"PING\n")
+            before = [one.session.requests for one in many]
+            pump._serve(pump._epoll.poll(0))
+            after = [one.session.requests for one in many]
+            assert calm.session.requests == turn
+            served = [n - was for was, n in zip(before, after, strict=True) if n > was]
+            assert len(served) == SHARE
+            assert max(served) <= PIPELINED
+        answered = [one.session.requests for one in many]
+        assert max(answered) - min(answered) <= 2 * PIPELINED  # each has its turn
+        for one in many[1:]:
+            pump.forget(one.session)
+        assert not pump._attached
+    finally:
+        for one in (many[0], calm):
+            pump.forget(one.session)
+        for one in (*many, calm):
             one.close()
 
 

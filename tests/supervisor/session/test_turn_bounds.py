@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.session import session as session_module
+from supervisor.session.session import TURN_S
 from tests.helpers.dialogue import Dialogue
 from vfs import hostio
 from vfs.hostio import Mount
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TURN_REQUESTS = 64
-TURN_PIECES = 32
+TURN_PIECES = 8
 PIPELINED = 8
 """What `docs/design.md` promises; as in `supervisor.session.session`."""
 
@@ -133,3 +135,48 @@ def test_pieces_of_one_message_take_several_turns(talk: Packets, how: str) -> No
         assert session.bytes_in > before
         most = max(most, session.bytes_in - before)
     assert most <= TURN_PIECES + 2
+
+
+# Large READs, long paths: what counts is how long others wait.
+@pytest.mark.parametrize("ahead", [True, False], ids=["in advance", "one by one"])
+def test_requests_that_take_long_take_more_turns(
+    talk: Packets, monkeypatch: pytest.MonkeyPatch, *, ahead: bool
+) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr(session_module, "_now_s", lambda: next(clock) * TURN_S)
+    for _ in range(10):
+        talk.send(b"MKDIR a\n" * (10 if ahead else 1))
+    session = talk.session
+    most = 0
+    for _ in range(10):
+        before = session.requests
+        session.serve(alone=True)
+        most = max(most, session.requests - before)
+    assert 0 < most <= 2
+
+
+def test_a_large_read_takes_several_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client takes all at once, so that nothing else ends the turn."""
+    sent: list[int] = []
+
+    def take(_to: int, _fd: int, _at: int, size: int) -> int:
+        sent.append(size)
+        return size
+
+    monkeypatch.setattr(os, "sendfile", take)
+    monkeypatch.setitem(hostio.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
+    (tmp_path / "f").write_bytes(bytes(8 << 20))
+    dialogue = Dialogue(tmp_path)
+    try:
+        fileno = dialogue.open("f", "r")
+        dialogue.serve(b"READ %b %d\n" % (fileno, 1 << 20))
+        assert sum(sent) == 1 << 20
+        assert dialogue.session._job is None
+        sent.clear()
+        dialogue.serve(b"READ %b %d\n" % (fileno, 7 << 20))
+        assert 1 << 20 <= sum(sent) < 2 << 20
+        assert dialogue.session._job is not None  # the rest, with turns for others
+    finally:
+        dialogue.close()
