@@ -135,6 +135,9 @@ def check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str,
         if why := not_a_directory(policy.root):
             yield where, why
             continue
+        if not os.access(policy.root, os.X_OK):
+            yield where, f"cannot use {policy.root!r}: this user may not enter it"
+            continue
         try:
             root = place_of(policy.root)
         except OSError as error:  # above it is what nobody may see

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 POLLS = 2
 """Times that the core is yielded and polled after a reply before the pump parks."""
 
-TURN_PIECES = 5
-"""Pieces of one reply that are sent before the others get their turn: a READ of 1 MiB goes
-out in one."""
+TURN_BYTES = 1024 * 1024
+"""What of a file is looked for and sent before the others get their turn, 0.2 ms; a READ
+that has more goes out by turns."""
 
 _write = os.write
 _yield_core = os.sched_yield
@@ -66,22 +66,31 @@ class Sending(Receiving):
         if not self._is_deep:
             self._is_deep = True
             deepen(self.write_fd)
-        if not transfer.is_in_memory():
+        if size > TURN_BYTES:
+            self.start(partial(self._send_large_file, transfer, size))
+            return None
+        if not transfer.is_in_memory(0, size):
             self.start(partial(self._send_file_waiting, transfer))
             return None
         misses = 0
-        pieces = TURN_PIECES
         while not transfer.is_done:
-            if pieces and transfer.push():
+            if transfer.push():
                 misses = 0
-                pieces -= 1
-            elif not pieces or misses == POLLS:
+            elif misses == POLLS:
                 self.start(partial(self._send_file, transfer))
                 return None
             else:
                 misses += 1
                 _yield_core()
         return b""
+
+    async def _send_large_file(self, transfer: FileTransfer, size: int) -> bytes | None:
+        for begin in range(0, size, TURN_BYTES):
+            if not transfer.is_in_memory(begin, min(TURN_BYTES, size - begin)):
+                return await self._send_file_waiting(transfer)
+            await trio.lowlevel.checkpoint()
+        await self._send_file(transfer)
+        return None
 
     async def _send_file_waiting(self, transfer: FileTransfer) -> bytes | None:
         try:

@@ -43,6 +43,8 @@ def looked() -> dict[str, float]:
     assert set(found) == {
         "flood of READs, 16 in advance",
         "flood of READs, one by one",
+        "flood of PINGs by 63 connections",
+        "READs of 16 MiB, 4 in advance",
         "flood without reading",
         "fork bomb",
         "fork bomb, from its first moment",

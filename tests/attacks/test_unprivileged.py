@@ -102,7 +102,13 @@ NOT_BY_NOBODY = {
 MEASURED = ("flood_delays", "never_reads")
 """Tests in them that measure how long others wait: once is enough."""
 
-AT_LEAST = {"none": 50, "auto": 50, "bubblewrap": 50, "fewer_walls": 3}
+AT_LEAST = {
+    "none": 50,
+    "auto": 50,
+    "namespaces": 50,
+    "bubblewrap": 50,
+    "fewer_walls": 3,
+}
 """So many tests there are of each kind of walls, and of those that choose their own."""
 
 
