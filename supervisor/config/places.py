@@ -135,7 +135,7 @@ def check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str,
         if why := not_a_directory(policy.root):
             yield where, why
             continue
-        if not os.access(policy.root, os.X_OK):
+        if not os.access(policy.root, os.X_OK, effective_ids=True):
             yield where, f"cannot use {policy.root!r}: this user may not enter it"
             continue
         try:

@@ -85,10 +85,9 @@ class Sending(Receiving):
         return b""
 
     async def _send_large_file(self, transfer: FileTransfer, size: int) -> bytes | None:
-        for begin in range(0, size, TURN_BYTES):
-            if not transfer.is_in_memory(begin, min(TURN_BYTES, size - begin)):
-                return await self._send_file_waiting(transfer)
-            await trio.lowlevel.checkpoint()
+        # Without turns for others: for 16 MiB it takes 0.1 ms.
+        if not transfer.is_in_memory(0, size):
+            return await self._send_file_waiting(transfer)
         await self._send_file(transfer)
         return None
 
