@@ -68,13 +68,14 @@ for line in sys.stdin:
 """
 
 FLOOD = """
-os.write(3, b'OPEN calm r false\\n')
+os.write(3, b'OPEN {name} r false\\n')
 number = os.read(3, 99).split()[1].decode()
-request = f'SEEK {{number}} 0\\nREAD {{number}} 4096\\n'.encode() * {ahead}
+request = f'SEEK {{number}} 0\\nREAD {{number}} {size}\\n'.encode() * {ahead}
+replies = {ahead} * len(b'OK 0\\nOK {size}\\n') + {ahead} * {size}
 begun()
 while True:
     os.write(3, request)
-    left = {ahead} * (5 + 8 + 4096)
+    left = replies
     while left > 0:
         left -= len(os.read(3, 1 << 16))
 """
@@ -90,8 +91,8 @@ while True:
     except OSError:
         pass
 """,
-    "flood of READs, 16 in advance": FLOOD.format(ahead=16),
-    "flood of READs, one by one": FLOOD.format(ahead=1),
+    "flood of READs, 16 in advance": FLOOD.format(name="calm", size=4096, ahead=16),
+    "flood of READs, one by one": FLOOD.format(name="calm", size=4096, ahead=1),
     "flood of PINGs by 63 connections": """
 import array, socket
 door, doors = socket.socket(fileno=3), []
@@ -108,17 +109,7 @@ while True:
     for fd in doors:
         os.read(fd, 1 << 16)
 """,
-    LARGE: """
-os.write(3, b'OPEN large r false\\n')
-number = os.read(3, 99).split()[1].decode()
-request = f'SEEK {number} 0\\nREAD {number} 16777216\\n'.encode() * 4
-begun()
-while True:
-    os.write(3, request)
-    left = 4 * (5 + 12 + 16777216)
-    while left > 0:
-        left -= len(os.read(3, 1 << 16))
-""",
+    LARGE: FLOOD.format(name="large", size=16 << 20, ahead=4),
     "flood without reading": """
 begun()
 while True:

@@ -30,8 +30,8 @@ POLLS = 2
 """Times that the core is yielded and polled after a reply before the pump parks."""
 
 TURN_BYTES = 1024 * 1024
-"""What of a file is looked for and sent before the others get their turn, 0.2 ms; a READ
-that has more goes out by turns."""
+"""What of a file is sent before the others get their turn, 0.2 ms; a READ that has more
+goes out by turns."""
 
 _write = os.write
 _yield_core = os.sched_yield
@@ -66,11 +66,11 @@ class Sending(Receiving):
         if not self._is_deep:
             self._is_deep = True
             deepen(self.write_fd)
-        if size > TURN_BYTES:
-            self.start(partial(self._send_large_file, transfer, size))
-            return None
-        if not transfer.is_in_memory(0, size):
+        if not transfer.is_in_memory():
             self.start(partial(self._send_file_waiting, transfer))
+            return None
+        if size > TURN_BYTES:
+            self.start(partial(self._send_file, transfer))
             return None
         misses = 0
         while not transfer.is_done:
@@ -83,13 +83,6 @@ class Sending(Receiving):
                 misses += 1
                 _yield_core()
         return b""
-
-    async def _send_large_file(self, transfer: FileTransfer, size: int) -> bytes | None:
-        # Without turns for others: for 16 MiB it takes 0.1 ms.
-        if not transfer.is_in_memory(0, size):
-            return await self._send_file_waiting(transfer)
-        await self._send_file(transfer)
-        return None
 
     async def _send_file_waiting(self, transfer: FileTransfer) -> bytes | None:
         try:

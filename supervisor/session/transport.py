@@ -79,17 +79,11 @@ class FileTransfer:
         """How many bytes are not sent yet, those of the reply's line included."""
         return len(self._head) + self._left
 
-    def is_in_memory(self, begin: int, size: int) -> bool:
-        """Whether the kernel holds a part of it, by probing a byte of each stretch.
-
-        Args:
-            begin: of the part, counted from the first byte that is to be sent.
-            size: of the part.
-        """
+    def is_in_memory(self) -> bool:
+        """Whether the kernel holds the data, by probing a byte of each stretch."""
         probe = [bytearray(1)]
-        begin += self._at
         try:
-            for at in range(begin, begin + size, _PROBE_STEP_BYTES):
+            for at in range(self._at, self._at + self._left, _PROBE_STEP_BYTES):
                 os.preadv(self._fd, probe, at, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
