@@ -43,7 +43,9 @@ AT_ONCE = "fork bomb, from its first moment"
 
 LARGE = "READs of 16 MiB, 4 in advance"
 
-NO_AIM = frozenset({AT_ONCE, LARGE})
+LARGE_BY_MANY = "READs of 16 MiB by 32 connections"
+
+NO_AIM = frozenset({AT_ONCE, LARGE, LARGE_BY_MANY})
 """A fork bomb until it is held back; and what keeps a client and the host as busy as two
 processes that compute are, which on two processors cost the others more than that."""
 
@@ -80,6 +82,17 @@ while True:
         left -= len(os.read(3, 1 << 16))
 """
 
+ATTACHED = """
+import array, socket
+door, doors = socket.socket(fileno=3), []
+for _ in range({count}):
+    os.write(3, b'ATTACH\\n')
+    reply, controls, _, _ = door.recvmsg(200, 256)
+    if not reply.startswith(b'OK'):
+        os._exit(1)
+    doors.append(array.array('i', controls[0][2][:4])[0])
+"""
+
 # Each says a word when it has begun, and goes on until it is killed.
 HOSTILE = {
     "idle": "begun(); time.sleep(600)",
@@ -93,15 +106,8 @@ while True:
 """,
     "flood of READs, 16 in advance": FLOOD.format(name="calm", size=4096, ahead=16),
     "flood of READs, one by one": FLOOD.format(name="calm", size=4096, ahead=1),
-    "flood of PINGs by 63 connections": """
-import array, socket
-door, doors = socket.socket(fileno=3), []
-for _ in range(63):
-    os.write(3, b'ATTACH\\n')
-    reply, controls, _, _ = door.recvmsg(200, 256)
-    if not reply.startswith(b'OK'):
-        os._exit(1)
-    doors.append(array.array('i', controls[0][2][:4])[0])
+    "flood of PINGs by 63 connections": ATTACHED.format(count=63)
+    + """
 begun()
 while True:
     for fd in doors:
@@ -110,6 +116,27 @@ while True:
         os.read(fd, 1 << 16)
 """,
     LARGE: FLOOD.format(name="large", size=16 << 20, ahead=4),
+    LARGE_BY_MANY: ATTACHED.format(count=32)
+    + """
+import select
+poll, requests, left, size = select.epoll(), {}, {}, 16 << 20
+for fd in doors:
+    os.write(fd, b'OPEN large r false\\n')
+    number = os.read(fd, 99).split()[1]
+    requests[fd] = b'SEEK %b 0\\nREAD %b %d\\n' % (number, number, size)
+    left[fd] = 0
+    poll.register(fd, select.EPOLLIN)
+begun()
+for fd in doors:
+    os.write(fd, requests[fd])
+    left[fd] = size + len(b'OK 0\\nOK %d\\n' % size)
+while True:
+    for fd, _ in poll.poll():
+        left[fd] -= len(os.read(fd, 1 << 20))
+        if not left[fd]:
+            os.write(fd, requests[fd])
+            left[fd] = size + len(b'OK 0\\nOK %d\\n' % size)
+""",
     "flood without reading": """
 begun()
 while True:

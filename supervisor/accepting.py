@@ -11,6 +11,7 @@ Rules of this file.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import traceback
 from contextlib import contextmanager
@@ -122,7 +123,11 @@ async def _next_socket(listener: _socket.socket) -> socket.socket:
             # One after another, others have their turn: some filters refuse all.
             await trio.lowlevel.checkpoint()
         else:
-            sock = socket.socket(listener.family, listener.type, 0, fd)
+            try:
+                sock = socket.socket(listener.family, listener.type, 0, fd)
+            except BaseException:
+                os.close(fd)
+                raise
             sock.setblocking(False)
             return sock
 

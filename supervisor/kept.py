@@ -329,7 +329,7 @@ class Kept:
         return status
 
     def _not_started(self, text: str) -> int:
-        self.reason = f"did not start: {text}"
+        self.reason = f"did not start{self.section.under_policy()}: {text}"
         self.begun.set()
         self._host.log.write("WARNING", f"Child {self.name} {self.reason}")
         return NOT_STARTED

@@ -32,6 +32,8 @@ async def offered(
     config: Config | None,
     toolexec_sockets: Sequence[socket.socket] = (),
     left: Mapping[str, object] = NOTHING,
+    *,
+    but: str | None = None,
 ) -> AsyncIterator[None]:
     """Offer the children of a host what a configuration asks for.
 
@@ -42,13 +44,14 @@ async def offered(
         config: checked; None for none.
         toolexec_sockets: opened by the service manager, for tools; owned.
         left: what the program before has left of its services, by their names.
+        but: a policy of which somebody else warns, in part (``document.warnings``).
 
     Raises:
         OSError: a service cannot be had.
     """
     async with AsyncExitStack() as stack:
         if config is not None:
-            _tell_warnings(host, config)
+            _tell_warnings(host, config, but)
             llm: LlmService | None = None
             if config.llm is not None:
                 from supervisor.llm.opening import open_llm  # noqa: PLC0415 - heavy
@@ -105,8 +108,8 @@ async def _open_toolexec(
     )
 
 
-def _tell_warnings(host: Host, config: Config) -> None:
+def _tell_warnings(host: Host, config: Config, but: str | None) -> None:
     from supervisor.config.document import warnings  # noqa: PLC0415 - it read this
 
-    for key, text in warnings(config):
+    for key, text in warnings(config, but=but):
         host.log.write("WARNING", f"{key}: {text}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_SIZE = re.compile(r"(\d{1,15})([KMGT]?)i?B?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,30})([KMGT]?)i?B?", re.ASCII)
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|d)?", re.ASCII)
 _DURATION_FACTORS = {
@@ -103,6 +103,8 @@ class Limits(NamedTuple):
         return tuple(found)
 
 
+_WHOLE = re.compile(r"\d{1,30}", re.ASCII)
+
 _CPUS = re.compile(r"\d{1,4}(?:\.\d{1,3})?", re.ASCII)
 FEWEST_CPUS = 0.01
 """The kernel takes no quota below a millisecond of each tenth of a second."""
@@ -168,18 +170,19 @@ def limit_faults(values: Mapping[str, float | str]) -> Iterator[tuple[str, str]]
 def _limit(name: str, value: str) -> int | float:
     if name == "cpus":
         if _CPUS.fullmatch(value) is None or float(value) < FEWEST_CPUS:
-            why = f"write a number from {FEWEST_CPUS} on, 0.5 say"
+            why = f"write a number from {FEWEST_CPUS} to 9999.999, 0.5 say"
             raise OptionError(f"not a limit of cpus: {value!r}; {why}")
         return float(value)
     if name == "time":
         return _time_limit(value)
+    least, most = _LEAST.get(name, 0), _MOST.get(name, MOST_BYTES)
     if name in _SIZES:
         number = parse_size(value)
-    elif value.isascii() and value.isdigit() and len(value) < 16:
+    elif _WHOLE.fullmatch(value):
         number = int(value)
     else:
-        raise OptionError(f"not a number for limit {name}: {value!r}")
-    least, most = _LEAST.get(name, 0), _MOST.get(name, MOST_BYTES)
+        why = f"write a whole number from {least} on"
+        raise OptionError(f"not a number for limit {name}: {value!r}; {why}")
     if number < least:
         what = "1M" if name == "memory" else str(least)
         raise OptionError(
@@ -215,6 +218,17 @@ def _check_hard_limit(name: str, number: int, value: str) -> None:
                 f"limit {name} is {value}: the host's own hard limit is {most};"
                 " write no more than that, or raise it where the host is started"
             )
+
+
+def odd_open_files(most: int | None) -> Iterator[str]:
+    """Yield what is to be told of a cap on open files that no host here can reach."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most is not None and resource.RLIM_INFINITY != hard < most:
+        yield (
+            f"{most} is more than the {hard} descriptors that the host itself may have"
+            " (ulimit -Hn): they run out before; raise that where the host is started, or"
+            " write less"
+        )
 
 
 def _may_raise_limits() -> bool:

@@ -27,6 +27,7 @@ from supervisor.lifecycle import START_PATIENCE_S
 from supervisor.logs import Log, put_line
 from supervisor.metrics.registry import open_metrics
 from supervisor.offers import offered
+from supervisor.options import odd_open_files
 from supervisor.sandbox import cgroups
 from supervisor.say import line_of, remedy
 from supervisor.scratch import Scratch
@@ -152,20 +153,25 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
                 launchpad, options.settings, journal=journal, log=log
             ) as host:
                 _tell_odd_options(log, options)
-                async with offered(host, options.config):
+                async with offered(host, options.config, but="run"):
                     return await _run_in(host, command, options, signals)
         finally:
             journal.close()
 
 
 def _tell_odd_options(log: Log, options: RunOptions) -> None:
-    """Warn of options that look like a mistake beside what is configured."""
+    """Warn of options that look like a mistake, also beside what is configured."""
+    policy = None if options.config is None else options.config.policy.get("run")
+    kept = {} if policy is None else policy.limits
+    for text in odd_open_files(options.limits.open_files):
+        is_given = str(kept.get("open_files")) != str(options.limits.open_files)
+        name = "--limit: open_files" if is_given else "policy.run.limits.open_files"
+        log.write("WARNING", f"{name}: {text}")
     if options.config is None:
         return  # no profile of its own, nor another policy
     from supervisor.config.places import reaching_own, reaching_roots  # noqa: PLC0415 - with that
-    from supervisor.config.sandbox import network_left  # noqa: PLC0415
+    from supervisor.config.sandbox import odd_walls  # noqa: PLC0415
 
-    policy = options.config.policy.get("run")
     # What the policy says is told with the rest of the configuration.
     read, write = (0, 0) if policy is None else (len(policy.read), len(policy.write))
     root = None if policy is None or not policy.root else absolute(policy.root)
@@ -180,11 +186,15 @@ def _tell_odd_options(log: Log, options: RunOptions) -> None:
         for text in texts:
             log.write("WARNING", f"--{option}: {text}")
     name = options.sandbox.name
-    is_told = policy is not None and policy.sandbox == name and policy.network is None
-    # One that was written would be refused.
-    if options.network == "none" and not is_told:
-        for text in network_left(options.sandbox, None):
-            log.write("WARNING", f"--sandbox {name}: {text}")
+    is_given = policy is None or policy.sandbox != name
+    # A network none that was written is refused where nothing keeps it.
+    network = None if options.network == "none" else options.network
+    has_tools = options.tools != frozenset()
+    for key, text in odd_walls(
+        options.config, options.sandbox, network, has_tools=has_tools
+    ):
+        where = f"--sandbox {name}" if is_given else f"policy.run.{key}"
+        log.write("WARNING", f"{where}: {text}")
 
 
 async def _run_in(

@@ -29,7 +29,12 @@ class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
 
 
 def remedy(why: OSError) -> str:
-    """Return what to do about an error of the system, as the end of a line."""
+    """Return what to do about an error of the system, as the end of a line.
+
+    A sentence of our own in place of the kernel's words says that itself.
+    """
+    if why.strerror != os.strerror(why.errno or 0):
+        return ""
     return _TO_DO.get(why.errno or 0, "")
 
 

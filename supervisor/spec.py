@@ -14,6 +14,7 @@ from supervisor.launchpad.kernel import open_exactly
 from supervisor.options import Limits
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.sandbox.ways import check_ways
+from supervisor.say import remedy
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
 if TYPE_CHECKING:
@@ -189,7 +190,8 @@ class ChildSpec:
             grants = tuple(dict.fromkeys((*self.read, *self.write)))
             for path in grants:
                 may_read, may_write = path in self.read, path in self.write
-                places.append(hold(path, read=may_read, write=may_write))
+                with _granted("read" if may_read else "write"):
+                    places.append(hold(path, read=may_read, write=may_write))
             paths = (os.fsdecode(place.prefixes[-1]) for place in places)
             held = dict(zip((self.root, *grants), paths, strict=True))
             if self._has_made_root:
@@ -199,6 +201,16 @@ class ChildSpec:
             close_places(places)
             raise
         return tuple(places)
+
+
+@contextmanager
+def _granted(key: str) -> Iterator[None]:
+    """Say of an error of the system that it is a grant's, and where that is written."""
+    try:
+        yield
+    except OSError as why:
+        text = f"{why.strerror} (granted by --{key}, or by {key} of its policy)"
+        raise OSError(why.errno, f"{text}{remedy(why)}", why.filename) from None
 
 
 def _check_directory(path: str, root: Place) -> None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 OPEN_FILES, CLIENTS, SIZE_BYTES, FILES = range(4)
 """What a ledger counts."""
 
+SHARE = 2
+"""Connections of one child that one turn serves: with more it would have more of the
+host's time than a child that has one."""
+
 
 class OpenSet:
     """Open files, and what tells the file of each from any other.
@@ -82,11 +86,13 @@ class Ledger:
             no directory yet, so they are bounded with the files but not among them.
         open: open files whose growth is bounded, over the whole tree of ledgers.
         threads: bounds the worker threads of the whole tree of ledgers.
+        sends: bounds the files of which a piece is sent in one turn of the loop, likewise.
         turn: who changes what is bounded in a worker thread has it, over the whole tree;
             None where neither growth nor files are.
     """
 
     __slots__ = (
+        "_sends",
         "_threads",
         "before",
         "bounds_files",
@@ -122,6 +128,7 @@ class Ledger:
         self.turn: Turn | None = None
         if parent is None:
             self._threads: trio.CapacityLimiter | None = None
+            self._sends: trio.CapacityLimiter | None = None
         else:
             self.bounds_size |= parent.bounds_size
             self.bounds_files |= parent.bounds_files
@@ -142,6 +149,15 @@ class Ledger:
         if self._threads is None:  # most need none, and it is a part of each start
             self._threads = trio.CapacityLimiter(THREADS_PER_CHILD)
         return self._threads
+
+    @property
+    def sends(self) -> trio.CapacityLimiter:
+        """What bounds how many connections of a child a turn sends large files to."""
+        if self.parent is not None:
+            return self.parent.sends
+        if self._sends is None:  # as above
+            self._sends = trio.CapacityLimiter(SHARE)
+        return self._sends
 
     def charge(self, kind: int, amount: int) -> bool:
         """Charge ``amount`` here and at every ancestor, or nowhere; tell whether.

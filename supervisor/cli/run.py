@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import typer
 
     from supervisor.config.document import Config
+    from supervisor.sandbox.plan import Profile
 
 
 T = TypeVar("T")
@@ -62,9 +63,12 @@ def run_commands(
         sandboxes = configured.sandbox if configured is not None else None
         base = policy_options(policy, sandboxes)
         timeout = "0" if given["timeout"] is None else given["timeout"]
+        limits = _about("limit", _limits, base.limits, given["limit"])
+        walls = _walls(configured, policy, given["sandbox"], given["network"])
+        _check_kept(limits, base.limits, walls["sandbox"])
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
-            limits=_about("limit", _limits, base.limits, given["limit"]),
+            limits=limits,
             settings=settings_of(configured),
             top_level=given["top_level"] or base.top_level,
             root=_root(given["root"], base.root, configured),
@@ -86,7 +90,7 @@ def run_commands(
             journal=given["journal"],
             control=given["control"],
             config=configured,
-            **_walls(configured, policy, given["sandbox"], given["network"]),
+            **walls,
             model=base.model,
             quota=base.quota,
         )
@@ -121,13 +125,31 @@ def _walls(
     asked = network
     if asked is None and policy is not None:
         asked = policy.network
+    named = {
+        "sandbox": "--sandbox",
+        "network": "policy.run.network" if network is None else "--network",
+    }
     for key, why in check_use(name, asked, known):
-        raise OptionError(f"--{key}: {why}")
+        raise OptionError(f"{named[key]}: {why}")
     profile = profile_named(name, known)
-    if profile is not None:
-        for key, why in check_network(profile, asked):
-            raise OptionError(f"--{key}: {why}")
+    if profile is None:
+        raise RuntimeError(f"no profile {name!r}, though it was found before")
+    for key, why in check_network(profile, asked):
+        raise OptionError(f"{named[key]}: {why}")
     return {"sandbox": profile, "network": asked or "none"}
+
+
+def _check_kept(limits: Limits, base: Limits, profile: Profile) -> None:
+    """Refuse a limit that nothing keeps in a profile; the policy's own are in ``base``."""
+    from supervisor.config.sandbox import check_kept  # noqa: PLC0415 - as above
+
+    asked = {
+        name: value for name, value in limits._asdict().items() if value is not None
+    }
+    for name, why in check_kept(profile, asked):
+        is_given = asked[name] != getattr(base, name)
+        what = f"--limit: {name}" if is_given else f"policy.run.limits.{name}"
+        raise OptionError(f"{what}: {why}")
 
 
 def _configure(path: str | None) -> Config | None:

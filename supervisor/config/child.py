@@ -69,6 +69,10 @@ class ChildSection(msgspec.Struct, forbid_unknown_fields=True):
     transport: str = "socketpair"
     log: LogSection = msgspec.field(default_factory=LogSection)
 
+    def under_policy(self) -> str:
+        """Return its policy as it is said behind its name; "" if it has none."""
+        return "" if self.policy is None else f" (policy {self.policy!r})"
+
 
 def check_children(section: Mapping[str, ChildSection]) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that a child cannot have."""

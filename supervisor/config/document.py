@@ -39,7 +39,13 @@ from supervisor.config.places import (
     odd_keys,
     odd_places,
 )
-from supervisor.config.policy import PolicySection, check_policies, limit_texts
+from supervisor.config.policy import (
+    PolicySection,
+    check_policies,
+    limit_texts,
+    odd_policy,
+    odd_policy_limits,
+)
 from supervisor.config.read import Fault, Reader, joined
 from supervisor.config.sandbox import (
     SandboxSection,
@@ -48,9 +54,8 @@ from supervisor.config.sandbox import (
     check_network,
     check_sandboxes,
     check_use,
-    network_left,
-    no_address,
     no_way,
+    odd_walls,
     profile_named,
 )
 from supervisor.config.sidecar import SidecarSection, check_sidecars
@@ -196,25 +201,27 @@ class ConfigError(Exception):
         self.faults = tuple(faults)
 
 
-def warnings(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what can be used and looks like a mistake."""
+def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what can be used and looks like a mistake.
+
+    Args:
+        config: checked.
+        but: a policy that options go before: what they may change is told with them.
+    """
     for key, text in odd_limits(config.limits):
         yield f"limits.{key}", text
     yield from odd_fds(config)
     yield from odd_places(config)
     yield from odd_keys(config)
     for name, policy in config.policy.items():
+        odd = odd_policy(policy, has_model=config.llm is not None)
         profile = profile_named(policy.sandbox, config.sandbox)
-        if profile is not None:
-            for text in network_left(profile, policy.network):
-                yield f"policy.{joined(name)}.network", text
-            what, instead = "the model but by FD 3", "or have a layer netns"
-            why = no_way(profile, policy.network, what, instead)
-            if why and config.llm is not None:
-                yield f"policy.{joined(name)}.sandbox", why
-            if config.toolexec is not None and policy.tools != []:
-                for text in no_address(profile, policy.network, config.toolexec.listen):
-                    yield f"policy.{joined(name)}.sandbox", text
+        if name != but and profile is not None:
+            has_tools = policy.tools != []
+            walls = odd_walls(config, profile, policy.network, has_tools=has_tools)
+            odd = chain(odd, odd_policy_limits(policy), walls)
+        for key, text in odd:
+            yield f"policy.{joined(name)}.{key}", text
 
 
 def load_config(

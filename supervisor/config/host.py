@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config.read import named
-from supervisor.options import OptionError, parse_duration, parse_period, parse_size
+from supervisor.options import (
+    OptionError,
+    odd_open_files,
+    parse_duration,
+    parse_period,
+    parse_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +59,8 @@ def check_host(section: HostSection) -> Iterator[tuple[str, str]]:
 
 def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what ``[limits]`` can have and looks like a mistake."""
+    for text in odd_open_files(section.open_files_per_client):
+        yield "open_files_per_client", text
     if parse_size(section.payload_budget) < parse_size(section.write):
         text = (
             f"{section.payload_budget} is less than write ({section.write}): what is"

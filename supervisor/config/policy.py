@@ -8,7 +8,12 @@ import msgspec
 
 from supervisor.config.llm import check_policy
 from supervisor.config.read import joined, named
-from supervisor.options import OptionError, limit_faults
+from supervisor.options import (
+    OptionError,
+    limit_faults,
+    odd_open_files,
+    parse_limits,
+)
 from supervisor.toolexec.kinds import is_tool_name
 
 if TYPE_CHECKING:
@@ -53,6 +58,20 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
     yield from _check_lists(policy)
     for name, reason in limit_faults(policy.limits):
         yield f"limits.{joined(name)}", reason
+
+
+def odd_policy(policy: PolicySection, *, has_model: bool) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what a policy says of what there is none of."""
+    for key in ("model", "quota"):
+        if getattr(policy, key) and not has_model:
+            yield key, "has no effect: there is no [llm] section"
+
+
+def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of limits of a checked policy that look like a mistake."""
+    limits = parse_limits(limit_texts(policy))
+    for text in odd_open_files(limits.open_files):
+        yield "limits.open_files", text
 
 
 def _check_lists(policy: PolicySection) -> Iterator[tuple[str, str]]:

@@ -79,15 +79,13 @@ def check_use(
         known: names of the configuration's own profiles.
     """
     if sandbox not in PROFILES and sandbox not in known:
-        names = ", ".join((*PROFILES, *known))
+        names = ", ".join(dict.fromkeys((*PROFILES, *known)))
         yield "sandbox", f"no profile {sandbox!r}; there are {names}"
     if network is not None and network not in NETWORKS:
         yield "network", f"none or host, not {network!r}"
     if sandbox == NONE and network == "none":
-        yield (
-            "network",
-            "'none' contradicts sandbox 'none', which keeps nobody from the network",
-        )
+        why = "'none' contradicts sandbox 'none', which keeps nobody from the network"
+        yield "network", f"{why}; choose another sandbox, or network = 'host'"
 
 
 def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, str]]:
@@ -113,17 +111,27 @@ def keeps_network(profile: Profile) -> bool:
     return not profile.layers or bool(profile.layers & KEEP_NETWORK)
 
 
-def network_left(profile: Profile, network: str | None) -> Iterator[str]:
-    """Yield what is to be told of the network ``none`` where nobody has written it.
+def odd_walls(
+    config: Config, profile: Profile, network: str | None, *, has_tools: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what a policy's walls leave open, or shut, without its word.
 
     Args:
-        profile: what a policy names.
+        config: what is offered within them.
+        profile: what the policy names.
         network: of the policy; None for nothing said.
+        has_tools: the policy does not say that there are none.
     """
     if network is None and not keeps_network(profile):
         why = f"sandbox {profile.name!r} has neither the layer netns nor seccomp"
         how = "add one to its layers, or set network = 'host'"
-        yield f"its children have the host's network: {why}; {how}"
+        yield "network", f"its children have the host's network: {why}; {how}"
+    what, instead = "the model but by FD 3", "or have a layer netns"
+    if config.llm is not None and (why := no_way(profile, network, what, instead)):
+        yield "sandbox", why
+    if config.toolexec is not None and has_tools:
+        for text in _no_address(profile, network, config.toolexec.listen):
+            yield "sandbox", text
 
 
 _OF_GROUPS = ("cpus",)
@@ -161,7 +169,7 @@ def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
     )
 
 
-def no_address(
+def _no_address(
     profile: Profile, network: str | None, listen: Collection[str]
 ) -> Iterator[str]:
     """Yield what is to be told where children reach tools by TCP alone, and nobody listens.
@@ -189,7 +197,8 @@ def check_kernel(profile: Profile) -> Iterator[str]:
         return
     from supervisor.sandbox import attempts  # noqa: PLC0415
 
-    left = set(profile.required & profile.layers)
+    told = () if "mountns" in profile.layers else NEEDS_MOUNTNS  # as a profile's fault
+    left = set(profile.required & profile.layers).difference(told)
     for layer, ask in (("landlock", attempts.landlock), ("seccomp", attempts.seccomp)):
         if layer in left:
             try:

@@ -115,9 +115,11 @@ class DaemonOrders:
             if child is None and kept.status is not None:
                 # It was started and has ended already: that is no failure to start.
                 return {"name": kept.name, "id": None, "pid": None, "client_id": None}
-            failure = None if child is None or child.failure is None else child.failure
-            why = failure.text if failure is not None else kept.reason
-            raise OrderError(f"cannot spawn {kept.name}: {why}")
+            why = f"cannot spawn {kept.name}"
+            if child is None or child.failure is None:
+                raise OrderError(f"{why}: {kept.reason}")
+            under = kept.section.under_policy()
+            raise OrderError(f"{why}{under}: {child.failure.text}")
         return _born(kept, child)
 
     def _begin(self, args: SpawnArgs) -> Kept:

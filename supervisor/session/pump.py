@@ -9,7 +9,8 @@ Rules of this file.
    never wakes up.
 3. Trio's other tasks get their turn at least every ``SLICE_S``.
 4. Many that ask at once are served before others (``precedence``).  Of one child's
-   connections, those it has attached included, a turn serves ``SHARE`` (spec S7).
+   connections, those it has attached included, a turn serves ``SHARE`` (spec S7), and
+   a turn of the loop sends large files to as many.
 5. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
    Of one that its task owns the set may still be asked whether its client hangs up.
 6. On the way down the pump may have gone before its sessions: then there is no set, and
@@ -29,17 +30,18 @@ from supervisor.session.base import EOF, SLOW
 from supervisor.session.counts import SAMPLE_TURNS, Counts
 from supervisor.session.precedence import CROWD, Precedence
 from supervisor.session.sent import POLLS
+from vfs.ledger import SHARE
 
 if TYPE_CHECKING:
     from supervisor.session.base import SessionBase
-    from vfs.policy import Ledger
+    from vfs.ledger import Ledger
 
 SLICE_S = 0.001
 """Longest stretch without a checkpoint; one costs 10 us, so this gives up 1 %."""
 
-SHARE = 2
-"""Connections of one child that one turn serves: with more it would have more of the
-host's time than a child that has one."""
+SENDING_SLICE_S = 0.0002
+"""The same while a large file goes out: as long as a piece of it takes (``sent``), so
+that neither has to wait for more of the other."""
 
 _BATCH = 64
 """Events a poll returns at most; more wait for the next one, a few microseconds."""
@@ -51,6 +53,7 @@ class Pump:
     Attributes:
         sessions: those in the epoll set, by descriptor.
         counts: what all sessions count.
+        sending: how many large files wait for the loop's turn, and not for their clients.
     """
 
     def __init__(self) -> None:
@@ -59,6 +62,7 @@ class Pump:
         self._epoll.register(self._bell, select.EPOLLIN)
         self.sessions: dict[int, SessionBase] = {}
         self.counts = Counts()
+        self.sending = 0
         self._left_over: dict[SessionBase, None] = {}
         self._attached = 0  # sessions in the set that are not their child's first
         self._hangups: dict[int, SessionBase] = {}
@@ -90,9 +94,9 @@ class Pump:
     def add(self, session: SessionBase) -> None:
         """Begin to serve a session."""
         if not self._epoll.closed:
+            self._epoll.register(session.read_fd, select.EPOLLIN)
             self.sessions[session.read_fd] = session
             self._attached += session.client.ledger is not session.top
-            self._epoll.register(session.read_fd, select.EPOLLIN)
 
     def suspend(self, session: SessionBase) -> None:
         """Leave a session to its own task."""
@@ -194,7 +198,8 @@ class Pump:
                     continue
                 if time.monotonic() > slice_end:
                     await trio.lowlevel.checkpoint()
-                    slice_end = time.monotonic() + SLICE_S
+                    slice_s = SENDING_SLICE_S if self.sending else SLICE_S
+                    slice_end = time.monotonic() + slice_s
         finally:
             precedence.rest()
             self._epoll.close()

@@ -98,12 +98,19 @@ class Sending(Receiving):
         try:
             with self.patience():
                 while not transfer.is_done:
-                    if transfer.push():
-                        await trio.lowlevel.checkpoint()
-                    else:
+                    if not await self._send_piece(transfer):
                         await trio.lowlevel.wait_writable(self.write_fd)
         finally:
             self.transfer = None
+
+    async def _send_piece(self, transfer: FileTransfer) -> bool:
+        """Send what fits when it is this child's turn; tell whether anything did."""
+        self.pump.sending += 1
+        try:
+            async with self.top.sends:  # which waits for the loop's next turn at least
+                return transfer.push()
+        finally:
+            self.pump.sending -= 1
 
     async def wait_taken(self, redo: Callable[[], bytes]) -> None:
         """Wait until the client has taken the bytes of files that READs lent it.

@@ -228,7 +228,8 @@ def test_the_network_of_a_policy_stands_beside_another_profile(tmp_path: Path) -
         options = ("--config", "c.toml", "--sandbox", profile)
         outcome = sandhost("run", *options, "--", "true", cwd=tmp_path)
         assert outcome.status == 125
-        assert outcome.said(f"--network: '{asked}' contradicts sandbox '{profile}'")
+        told = f"policy.run.network: '{asked}' contradicts sandbox '{profile}'"
+        assert outcome.said(told)
     config.write_text("[policy.run]\nnetwork = 'host'\n")
     words = ("--config", "c.toml", "--sandbox", "auto", "--journal", "journal")
     assert sandhost("run", *words, "--", "true", cwd=tmp_path).status == 0

@@ -5,11 +5,13 @@ The endpoint's is in `tests/llm/test_endpoint.py`, that of ToolExec in `tests/to
 
 import errno
 import os
+import socket
+from pathlib import Path
 
 import pytest
 import trio
 
-from supervisor.accepting import only_this_one
+from supervisor.accepting import accepted_socket, only_this_one
 from supervisor.logs import Log
 from tests.helpers.control import ask, connected, path
 from tests.helpers.hosts import Stage, stage
@@ -82,3 +84,25 @@ async def test_who_is_cancelled_stays_cancelled() -> None:
             await trio.sleep_forever()
         raise AssertionError("it went on")
     assert scope.cancelled_caught
+
+
+# spec S5: what is accepted and cannot be held is given back.
+async def test_a_connection_that_cannot_be_held_leaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    del no_leaks
+    where = str(tmp_path / "s")
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX) as peer,
+    ):
+        listener.bind(where)
+        listener.listen()
+        listener.setblocking(False)
+        peer.connect(where)
+        held = os.listdir("/proc/self/fd")
+        with monkeypatch.context() as patched:
+            patched.setattr("supervisor.accepting.socket.socket", broken)
+            with pytest.raises(LookupError):
+                await accepted_socket(listener, lambda _why: None)
+        assert os.listdir("/proc/self/fd") == held

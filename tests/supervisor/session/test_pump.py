@@ -10,12 +10,13 @@ import trio
 
 from supervisor.session import pump as pump_module
 from supervisor.session.base import EOF
-from supervisor.session.pump import SHARE, SLICE_S, Pump
+from supervisor.session.pump import SLICE_S, Pump
 from supervisor.session.sent import POLLS
 from supervisor.session.session import PIPELINED, Session
 from tests.helpers.dialogue import Dialogue
 from tests.helpers.sessions import Hall, Line, hall, open_hall
 from vfs.backends.host_file import HostHandle
+from vfs.ledger import SHARE, Ledger
 
 __all__ = ["hall"]
 
@@ -104,6 +105,23 @@ def test_who_is_left_over_is_not_left_over_for_ever(tmp_path: Path) -> None:
         assert pump._serve([]) == 0
     finally:
         pump.forget(dialogue.session)
+        dialogue.close()
+
+
+# What the kernel refuses is not counted: its share would never come back.
+def test_a_connection_that_cannot_be_watched_is_not_counted(tmp_path: Path) -> None:
+    dialogue = Dialogue(tmp_path)
+    session, pump = dialogue.session, dialogue.session.pump
+    fd, session.read_fd = session.read_fd, os.open(tmp_path, os.O_RDONLY)
+    session.top = Ledger()  # as if it were attached
+    try:
+        with pytest.raises(PermissionError):  # a directory has nothing to wait for
+            pump.add(session)
+        assert not pump.sessions
+        assert not pump._attached
+    finally:
+        os.close(session.read_fd)
+        session.read_fd = fd
         dialogue.close()
 
 

@@ -1,0 +1,224 @@
+"""What `run` and a daemon say of options and policies that cannot be, or look odd.
+
+Each names the option or the key that its reader has written, and what to do.
+"""
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+
+from supervisor.client import ControlError
+from tests.helpers.command import Outcome, sandhost
+from tests.helpers.daemon import daemon
+
+LEFT = (
+    "its children have the host's network: sandbox 'open' has neither the layer netns nor"
+    " seccomp; add one to its layers, or set network = 'host'"
+)
+PROFILES = (
+    "[sandbox.open]\nlayers = ['landlock']\n"
+    "[sandbox.shut]\nlayers = ['landlock', 'seccomp']\n"
+    "[sandbox.mute]\nlayers = ['landlock', 'seccomp']\nunix_sockets = false\n"
+)
+
+
+def run(where: Path, text: str, *options: str) -> Outcome:
+    """Run `true` with a configuration."""
+    (where / "c.toml").write_text(text)
+    return sandhost("run", "--config", "c.toml", *options, "--", "true", cwd=where)
+
+
+def warned(outcome: Outcome) -> list[str]:
+    """Return the warnings of a command that had no fault."""
+    assert outcome.status == 0, outcome.err
+    lines = [json.loads(line) for line in outcome.err.splitlines()]
+    return [line["message"] for line in lines if line["level"] == "WARNING"]
+
+
+# spec face: the command line goes before the configuration, for what is told as well.
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), [f"policy.run.network: {LEFT}"]),
+        (("--sandbox", "open"), [f"policy.run.network: {LEFT}"]),
+        (("--sandbox", "shut"), []),
+        (("--sandbox", "auto"), []),
+        (("--sandbox", "none"), []),
+        (("--network", "host"), []),
+    ],
+    ids=["nothing", "the same", "shut", "auto", "none", "host"],
+)
+def test_run_warns_of_the_walls_that_its_child_has(
+    tmp_path: Path, options: tuple[str, ...], told: list[str]
+) -> None:
+    text = f"{PROFILES}[policy.run]\nsandbox = 'open'\n"
+    assert warned(run(tmp_path, text, *options)) == told
+
+
+def test_run_warns_of_a_profile_that_it_was_given(tmp_path: Path) -> None:
+    text = f"{PROFILES}[policy.run]\nsandbox = 'shut'\n[policy.b]\nsandbox = 'open'\n"
+    other = f"policy.b.network: {LEFT}"
+    assert warned(run(tmp_path, text)) == [other]
+    given = run(tmp_path, text, "--sandbox", "open")
+    assert warned(given) == [f"--sandbox open: {LEFT}", other]
+
+
+def test_run_warns_of_a_model_out_of_the_reach_of_its_walls(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a-key")
+    (tmp_path / "key").chmod(0o600)
+    text = f"{PROFILES}[llm]\napi_key_file = '{tmp_path}/key'\n"
+    said = "--sandbox mute: its children have no way to the model but by FD 3: "
+    (told,) = warned(run(tmp_path, text, "--sandbox", "mute"))
+    assert told.startswith(said)
+    assert warned(run(tmp_path, text, "--sandbox", "shut")) == []
+
+
+def test_a_contradiction_names_who_has_said_it(tmp_path: Path) -> None:
+    text = f"{PROFILES}[policy.run]\nsandbox = 'shut'\nnetwork = 'none'\n"
+    for option, name in (
+        ((), "policy.run.network"),
+        (("--network", "none"), "--network"),
+    ):
+        for profile, how in (
+            ("none", "choose another sandbox, or network = 'host'"),
+            ("open", "add one to its layers, or set network = 'host'"),
+        ):
+            outcome = run(tmp_path, text, "--sandbox", profile, *option)
+            assert outcome.status == 125
+            assert outcome.said(
+                f"{name}: 'none' contradicts sandbox {profile!r}, which"
+            )
+            assert outcome.said(how)
+
+
+def test_a_limit_that_no_layer_keeps_names_who_has_said_it(tmp_path: Path) -> None:
+    why = (
+        "cpus: nothing keeps it in sandbox 'open': it takes the layer 'cgroup'; name a"
+    )
+    text = f"{PROFILES}[policy.run]\n"
+    outcome = run(tmp_path, text, "--sandbox", "open", "--limit", "cpus=0.5")
+    assert outcome.status == 125
+    assert outcome.said(f"--limit: {why}")
+    outcome = run(tmp_path, f"{text}limits.cpus = 0.5\n", "--sandbox", "open")
+    assert outcome.status == 125
+    assert outcome.said(f"policy.run.limits.{why}")
+
+
+@pytest.mark.parametrize("option", ["read", "write"])
+def test_a_grant_that_is_not_there_names_its_option(
+    tmp_path: Path, option: str
+) -> None:
+    path = str(tmp_path / "none")
+    # What is written may be yet to be made, in a directory that is there.
+    given = path if option == "read" else f"{path}/f"
+    outcome = sandhost("run", f"--{option}", given, "--", "true")
+    assert outcome.status == 125
+    assert outcome.said(
+        f"cannot start a child: cannot use {path!r}: No such file or directory (granted"
+        f" by --{option}, or by {option} of its policy); name what is there, or make it"
+        " first"
+    )
+
+
+@pytest.mark.slow
+def test_what_is_gone_since_a_daemon_began_names_policy_and_key(tmp_path: Path) -> None:
+    for name in ("granted", "root"):
+        (tmp_path / name).mkdir()
+    config = (
+        f"[policy.a]\nsandbox = 'none'\nread = ['{tmp_path}/granted']\n"
+        f"[policy.b]\nsandbox = 'none'\nroot = '{tmp_path}/root'\n"
+    )
+    with daemon(tmp_path, config) as it:
+        for name in ("granted", "root"):
+            (tmp_path / name).rmdir()
+        said = (
+            r"refused: cannot spawn x(?:: did not start)? \(policy 'a'\): cannot start a"
+            r" child: cannot use '.*/granted': No such file or directory \(granted by --read, or by read of"
+            r" its policy\); name what is there, or make it first$"
+        )
+        with pytest.raises(ControlError, match=said):
+            it.client.spawn(["true"], name="x", policy="a")
+        said = (
+            r"refused: cannot spawn y(?:: did not start)? \(policy 'b'\): .*there is no"
+            r" such root; make it first$"
+        )
+        with pytest.raises(ControlError, match=said):
+            it.client.spawn(["true"], name="y", policy="b")
+        assert "Child x did not start (policy 'a'): " in it.said()
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (
+            "files=9223372036854775808",
+            "limit files is 9223372036854775808: at most 9223",
+        ),
+        ("bytes=99999999999999999999", "bytes is 99999999999999999999: at most 92233"),
+        ("open_files=-1", "open_files: '-1'; write a whole number from 0 on"),
+        ("processes=x", "processes: 'x'; write a whole number from 1 on"),
+        ("cpus=100000", "cpus: '100000'; write a number from 0.01 to 9999.999"),
+    ],
+)
+def test_a_limit_that_is_none_says_what_is_one(limit: str, said: str) -> None:
+    outcome = sandhost("run", "--limit", limit, "--", "true")
+    assert outcome.status == 125
+    assert outcome.said(said)
+
+
+def test_limits_may_be_as_large_as_the_kernel_counts() -> None:
+    most = 2**63 - 1
+    limits = f"bytes={most},files={most},file_size={most}"
+    assert sandhost("run", "--limit", limits, "--", "true").status == 0
+
+
+def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        pytest.skip("nothing bounds descriptors here")
+    text = (
+        f"[limits]\nopen_files_per_client = {hard + 1}\n"
+        "[policy.a]\nmodel = 'm'\nquota = 5\n"
+        f"[policy.b]\nquota = 0\nlimits = {{ open_files = '{hard + 1}' }}\n"
+        f"[policy.run]\nlimits = {{ open_files = {hard} }}\n"
+    )
+    (tmp_path / "c.toml").write_text(text)
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path)
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    none = "has no effect: there is no [llm] section"
+    many = (
+        f"{hard + 1} is more than the {hard} descriptors that the host itself may have"
+    )
+    for key, why in (
+        ("limits.open_files_per_client", many),
+        ("policy.a.model", none),
+        ("policy.a.quota", none),
+        ("policy.b.limits.open_files", many),
+    ):
+        assert f"c.toml: {key}: warning: {why}".encode() in outcome.err
+    assert outcome.err.count(b"\n") == 4
+    shorter = text[text.index("[policy.run]") :]
+    assert warned(run(tmp_path, shorter)) == []
+    (told,) = warned(run(tmp_path, shorter, "--limit", f"open_files={hard + 1}"))
+    assert told.startswith(f"--limit: open_files: {many}")
+    above = f"[policy.run]\nlimits = {{ open_files = '{hard + 1}' }}\n"
+    (told,) = warned(run(tmp_path, above))
+    assert told.startswith(f"policy.run.limits.open_files: {many}")
+    assert warned(run(tmp_path, above, "--limit", f"open_files={hard}")) == []
+
+
+def test_what_a_profile_cannot_require_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        "[sandbox.a]\nlayers = ['pidns']\nrequired = ['pidns']\n[policy.a]\nsandbox = 'a'\n"
+        "[sandbox.auto]\n[policy.b]\nsandbox = 'x'\n"
+    )
+    outcome = sandhost("check-config", "--json", "c.toml", cwd=tmp_path)
+    found = [(row["key"], row["reason"]) for row in json.loads(outcome.out)]
+    how = "add it to the layers"
+    assert found == [
+        ("sandbox.a.required", f"'pidns' is required and needs the layer 'mountns'; {how}"),
+        ("sandbox.auto", "'auto' is a profile of its own; choose another name"),
+        ("policy.b.sandbox", "no profile 'x'; there are none, auto, required, a"),
+    ]  # fmt: skip
