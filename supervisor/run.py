@@ -189,9 +189,9 @@ def _tell_odd_options(log: Log, options: RunOptions) -> None:
     is_given = policy is None or policy.sandbox != name
     # A network none that was written is refused where nothing keeps it.
     network = None if options.network == "none" else options.network
-    has_tools = options.tools != frozenset()
+    # Whoever has tools and no way to them is refused when it starts.
     for key, text in odd_walls(
-        options.config, options.sandbox, network, has_tools=has_tools
+        options.config, options.sandbox, network, has_tools=False
     ):
         where = f"--sandbox {name}" if is_given else f"policy.run.{key}"
         log.write("WARNING", f"{where}: {text}")

@@ -25,7 +25,7 @@ import msgspec
 
 from vfs.backends import HostDirectory
 from vfs.errors import AccessDeniedError, RightsError, UnavailableError
-from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES, Ledger
+from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SHARE, SIZE_BYTES, Ledger
 from vfs.paths import open_beneath
 from vfs.places import (
     DURABILITY,
@@ -45,6 +45,7 @@ __all__ = [
     "OPEN_FILES",
     "PUBLISH_DIRECT",
     "PUBLISH_ON_CLOSE",
+    "SHARE",
     "SIZE_BYTES",
     "Ledger",
     "Place",

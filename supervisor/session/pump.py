@@ -30,11 +30,11 @@ from supervisor.session.base import EOF, SLOW
 from supervisor.session.counts import SAMPLE_TURNS, Counts
 from supervisor.session.precedence import CROWD, Precedence
 from supervisor.session.sent import POLLS
-from vfs.ledger import SHARE
+from vfs.policy import SHARE
 
 if TYPE_CHECKING:
     from supervisor.session.base import SessionBase
-    from vfs.ledger import Ledger
+    from vfs.policy import Ledger
 
 SLICE_S = 0.001
 """Longest stretch without a checkpoint; one costs 10 us, so this gives up 1 %."""

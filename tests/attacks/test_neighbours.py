@@ -45,6 +45,7 @@ def looked() -> dict[str, float]:
         "flood of READs, one by one",
         "flood of PINGs by 63 connections",
         "READs of 16 MiB, 4 in advance",
+        "READs of 16 MiB by 32 connections",
         "flood without reading",
         "fork bomb",
         "fork bomb, from its first moment",
