@@ -134,26 +134,11 @@ class SpawnRequest:
             if detail:
                 reason = f"it is there, but {shown} is not: {reason}"
             return SpawnError(number, stage, f"cannot start '{name}': {reason}", reason)
-        if stage == "landlock" and number == errno.E2BIG:
-            reason = "the kernel stacks 16 layers of Landlock, and they are used up"
-            hint = "; nest fewer children, or run the outermost with --sandbox none"
-            text = f"cannot start '{name}': {reason}{hint} (at '{stage}')"
-            return SpawnError(number, stage, text, reason)
-        if stage == "cwd" and number in _ANOTHER_DIRECTORY:
-            reason = "its working directory was replaced by something else meanwhile"
-            text = f"cannot start '{name}': {reason}; put the directory back"
-            return SpawnError(number, stage, text, reason)
-        if stage == "cwd" and number == errno.EACCES:
-            reason = "its working directory may not be entered"
-            text = f"cannot start '{name}': {reason}; change to another one"
-            return SpawnError(number, stage, text, reason)
-        if stage == "mountns" and number == errno.ESTALE:
-            reason = f"{shown}, which is to be hidden from it, was moved meanwhile"
-            text = f"cannot start '{name}': {reason}; put it back"
-            return SpawnError(number, stage, text, reason)
-        if detail:
-            reason = f"{shown}: {reason}"
-        text = f"cannot start '{name}': {reason} (at '{stage}')"
+        reason, how = _of_a_step(stage, number, shown)
+        is_named = number in _ANOTHER_DIRECTORY | {errno.EACCES} and stage == "cwd"
+        is_named |= number == errno.ESTALE
+        where = "" if is_named else f" (at '{stage}')"
+        text = f"cannot start '{name}': {reason}{how}{where}"
         return SpawnError(number, stage, text, reason)
 
     def _refusal(self, number: int, fault: str) -> SpawnError:
@@ -241,6 +226,47 @@ _TO_DO = {
     errno.EISDIR: "; name a program",
 }
 """What to do where a program is not to be executed."""
+
+
+def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:
+    """Return why a step failed, and what to do, as the end of a line.
+
+    Args:
+        stage: the step.
+        number: errno.
+        shown: what it is about, if anything is.
+    """
+    reason, how = os.strerror(number), _USED_UP.get(number, "")
+    if stage == "landlock" and number == errno.E2BIG:
+        reason = "the kernel stacks 16 layers of Landlock, and they are used up"
+        how = "; nest fewer children, or run the outermost with --sandbox none"
+    elif stage == "cwd" and number in _ANOTHER_DIRECTORY:
+        reason = "its working directory was replaced by something else meanwhile"
+        how = "; put the directory back"
+    elif stage == "cwd" and number == errno.EACCES:
+        reason = "its working directory may not be entered"
+        how = "; change to another one"
+    elif stage == "mountns" and number == errno.ESTALE:
+        reason = f"{shown}, which is to be hidden from it, was moved meanwhile"
+        how = "; put it back"
+    elif shown:
+        reason = f"{shown}: {reason}"
+    elif number == errno.ENOSPC:
+        from supervisor.sandbox.namespace_counts import why_refused  # noqa: PLC0415 - seldom
+
+        why, to_do = why_refused(stage)
+        if why:
+            return why, f"; {to_do}"
+    return reason, how
+
+
+_USED_UP = {
+    errno.EMFILE: "; raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "; close files elsewhere, or raise their number (sysctl fs.file-max)",
+    errno.EAGAIN: "; end processes, or raise their number (ulimit -u, pids.max)",
+    errno.ENOMEM: "; free memory, or raise what may be had (ulimit -v, memory.max)",
+}
+"""What to do where a step of a start found too little of something."""
 
 
 def _fault_of_program(path: str) -> int | None:

@@ -27,6 +27,7 @@ import tempfile
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER
 from supervisor.sandbox import delegation
 from supervisor.sandbox.cgroup_files import bounds_of
+from supervisor.sandbox.namespace_counts import why_refused
 
 OLDEST_LINUX = (5, 4)
 """waitid(2) for a pidfd; everything else that is newer has another way."""
@@ -224,7 +225,8 @@ def user_namespace() -> str:
     if status == 0:
         return "made, and a user mapped"
     code, step = status & 127, "unshare" if status < 128 else "mapping a user"
-    raise MissingError(f"{step}: {os.strerror(code)}")
+    why, how = why_refused("userns") if code == errno.ENOSPC else ("", "")
+    raise MissingError(f"{why}; {how}" if why else f"{step}: {os.strerror(code)}")
 
 
 def _status_of(program: str) -> int:

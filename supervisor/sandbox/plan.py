@@ -27,6 +27,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from supervisor.sandbox import giving, seccomp_filter
+from supervisor.sandbox.namespace_counts import is_given_to_nobody
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
@@ -317,6 +318,8 @@ class Plan:
 
 def is_of_the_machine(error: SpawnError) -> bool:
     """Tell whether it may be the machine that lacks what failed here."""
+    if error.errno == errno.ENOSPC:  # which else somebody brings about
+        return is_given_to_nobody(error.stage)
     return error.stage in LAYERS and error.errno in _OF_THE_MACHINE
 
 

@@ -1,0 +1,123 @@
+"""Machines that give no namespaces of a kind, or no more: sysctls of namespaces(7)."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_sandbox import layers, present
+from tests.helpers.command import sandhost
+from tests.helpers.fewer import allowing
+
+UNSHARE = shutil.which("unshare") or "false"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        subprocess.run(
+            [*allowing("net=1"), UNSHARE, "--net", "true"],
+            capture_output=True,
+            check=False,
+        ).returncode
+        != 0,
+        reason="nobody here may make a user namespace",
+    ),
+]
+
+KINDS = {
+    "mountns": "mnt",
+    "pidns": "pid",
+    "netns": "net",
+    "ipcns": "ipc",
+    "utsns": "uts",
+}
+NOBODY = 1000
+
+
+def missing_in(journal: Path) -> dict[str, str]:
+    """Return what the one child of a journal went without, and why."""
+    lines = map(json.loads, journal.read_text().splitlines())
+    (spawned,) = (line for line in lines if line["event"] == "child.spawned")
+    found: dict[str, str] = spawned["isolation"]["missing"]
+    return found
+
+
+# security.md, layers: `auto` is what this machine gives, however it says that it gives none.
+# A container's root enters no pid namespace from one that is not its own.
+@pytest.mark.parametrize(
+    ("layer", "uid"),
+    [
+        *((layer, NOBODY) for layer in KINDS),
+        *((layer, 0) for layer in KINDS if layer != "pidns"),
+    ],
+)
+def test_a_child_does_without_what_nobody_is_given(
+    tmp_path: Path, layer: str, uid: int
+) -> None:
+    journal, kind = tmp_path / "journal", KINDS[layer]
+    wrapper = allowing(f"{kind}=0", uid=uid)
+    words = ("--journal", journal, "--", "true")
+    outcome = sandhost("run", *words, wrapper=wrapper, cwd=tmp_path)
+    assert (outcome.status, outcome.err) == (0, b"")
+    said = f"sysctl user.max_{kind}_namespaces is 0"
+    assert missing_in(journal)[layer] == said
+    rows = layers(wrapper)
+    assert rows[layer]["state"] == "missing"
+    assert said in json.dumps(rows[layer])
+    lost = {layer, "pidns"} if layer == "mountns" else {layer}
+    assert present(rows) == present(layers(allowing("", uid=uid))) - lost
+
+
+def test_who_is_given_no_user_namespaces_has_the_other_layers(tmp_path: Path) -> None:
+    journal, wrapper = tmp_path / "journal", allowing("user=0", uid=NOBODY)
+    for profile in ("auto", "required"):
+        words = ("--sandbox", profile, "--journal", journal, "--", "true")
+        outcome = sandhost("run", *words, wrapper=wrapper, cwd=tmp_path)
+        assert (outcome.status, outcome.err) == (0, b"")
+        missing = missing_in(journal)
+        assert missing["userns"] == "sysctl user.max_user_namespaces is 0"
+        assert missing["netns"] == "neither root nor a user namespace"
+        journal.unlink()
+    outcome = sandhost("doctor", wrapper=wrapper)
+    text = " ".join(outcome.out.decode().split())
+    assert (
+        "user namespaces missing: sysctl user.max_user_namespaces is 0; raise it"
+        in text
+    )
+    assert "seccomp present" in text
+
+
+def profile(where: Path, layers: str, required: str) -> Path:
+    """Write a configuration with one profile, and a policy that names it."""
+    file = where / "config.toml"
+    file.write_text(
+        f"[sandbox.x]\nlayers = {layers}\nrequired = {required}\n"
+        "[policy.run]\nsandbox = 'x'\n"
+    )
+    return file
+
+
+def test_what_nobody_is_given_cannot_be_required(tmp_path: Path) -> None:
+    file = profile(tmp_path, "['seccomp', 'ipcns']", "['ipcns']")
+    said = "sysctl user.max_ipc_namespaces is 0; it takes"
+    for words in (("check-config", file), ("run", "--config", file, "--", "true")):
+        outcome = sandhost(*words, wrapper=allowing("ipc=0"), cwd=tmp_path)
+        assert outcome.status != 0
+        assert said in outcome.err.decode() + outcome.out.decode()
+
+
+# Whoever uses them up must not weaken another's walls.
+def test_namespaces_that_are_used_up_refuse_the_start(tmp_path: Path) -> None:
+    wrapper = (*allowing("net=1"), UNSHARE, "--net")
+    outcome = sandhost("run", "--", "true", wrapper=wrapper, cwd=tmp_path)
+    assert outcome.status == 125
+    assert outcome.said(
+        "as many net namespaces as sysctl user.max_net_namespaces allows"
+    )
+    assert outcome.said("name a profile without the layer 'netns' (at 'netns')")
+    file = profile(tmp_path, "['seccomp']", "[]")
+    words = ("--config", file, "--", "true")
+    outcome = sandhost("run", *words, wrapper=wrapper, cwd=tmp_path)
+    assert (outcome.status, outcome.err) == (0, b"")
