@@ -246,11 +246,8 @@ class Child(ChildClients):
             self.timed_out = True
             raise walled.too_late(executable, limit_s)
         self.walls.missing.update(self._unheard())
-        for what in walled.NO_LAYERS:
-            if why := self.walls.missing.get(what):
-                host.log.write(
-                    "WARNING", f"Child {self.id} goes without its {what}: {why}"
-                )
+        for text in walled.shortfalls(self.walls):
+            host.log.write("WARNING", f"Child {self.id} {text}")
         return process
 
     async def _live(self) -> None:

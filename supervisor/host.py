@@ -24,7 +24,6 @@ import contextlib
 import errno
 import gc
 import os
-import resource
 import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,6 +35,11 @@ import trio
 from supervisor.child import Child
 from supervisor.daemon_places import hidden_from_children
 from supervisor.denials import Denials
+from supervisor.descriptors import (
+    CHILDRENS_DESCRIPTORS,
+    RESERVED_DESCRIPTORS,
+    raise_limit,
+)
 from supervisor.holdings import Baseline
 from supervisor.host_proc import shows_host
 from supervisor.journal import FileEvents, Journal
@@ -67,14 +71,6 @@ if TYPE_CHECKING:
 TIDY_AFTER_S = (0.02, 0.1, 0.5)
 """When groups are tried again that somebody who dies was still in; then with the next
 child that starts."""
-
-RESERVED_DESCRIPTORS = 64
-"""Kept from clients: for the host's own files, and what it opens to spawn, to look and to
-close. What clients hold, and services for them, counts beside their files
-(``Filesystem.set_aside``)."""
-
-CHILDRENS_DESCRIPTORS = RESERVED_DESCRIPTORS // 2
-"""Of these, those for children that are started when others have all the rest open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +174,7 @@ class Host:
         self.forks = ForkWatch(journal)
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
-        soft = raise_descriptor_limit()
+        soft = raise_limit()
         self.fs = Filesystem(max_host_files=max(64, soft - RESERVED_DESCRIPTORS))
         events = FileEvents(journal, self.child_of, log.write)
         self.fs.shows_host = shows_host
@@ -261,10 +257,12 @@ class Host:
         Cancellation: a child that was started all the same is killed; no table knows it.
         """
         nursery = self._opened()
-        if len(self.children) >= self.settings.max_children:
-            raise OSError(11, f"there are {len(self.children)} children already")
+        if (most := self.settings.max_children) <= len(self.children):
+            why = f"there are {most} children already; raise host.max_children"
+            raise OSError(errno.EAGAIN, why)
         if self.fs.spare < -CHILDRENS_DESCRIPTORS:
-            raise OSError(errno.EMFILE, "too few descriptors for one more child")
+            why = "too few descriptors for one more child; raise ulimit -n"
+            raise OSError(errno.EMFILE, why)
         child = Child(self, f"child-{next(self._child_ids)}", spec)
         await self.begin(child)
         if "cgroup" in spec.sandbox.layers:
@@ -390,11 +388,3 @@ async def open_host(
                 host.apart.close()
                 ask_for_slices(0)
                 nursery.cancel_scope.cancel()
-
-
-def raise_descriptor_limit() -> int:
-    """Raise RLIMIT_NOFILE to its hard limit; return what it is then."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_SIZE = re.compile(r"(\d{1,30})([KMGT]?)i?B?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,4000})([KMGT]?)i?B?", re.ASCII)
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|d)?", re.ASCII)
 _DURATION_FACTORS = {
@@ -103,7 +103,7 @@ class Limits(NamedTuple):
         return tuple(found)
 
 
-_WHOLE = re.compile(r"\d{1,30}", re.ASCII)
+_WHOLE = re.compile(r"\d{1,4000}", re.ASCII)
 
 _CPUS = re.compile(r"\d{1,4}(?:\.\d{1,3})?", re.ASCII)
 FEWEST_CPUS = 0.01

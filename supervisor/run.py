@@ -33,7 +33,7 @@ from supervisor.say import line_of, remedy
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
-from supervisor.specs import ChildOptions, make_spec
+from supervisor.specs import ChildOptions, make_spec, policy_options
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
@@ -162,10 +162,11 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
 def _tell_odd_options(log: Log, options: RunOptions) -> None:
     """Warn of options that look like a mistake, also beside what is configured."""
     policy = None if options.config is None else options.config.policy.get("run")
-    kept = {} if policy is None else policy.limits
-    for text in odd_open_files(options.limits.open_files):
-        is_given = str(kept.get("open_files")) != str(options.limits.open_files)
-        name = "--limit: open_files" if is_given else "policy.run.limits.open_files"
+    sandboxes = None if options.config is None else options.config.sandbox
+    most, kept = options.limits.open_files, policy_options(policy, sandboxes).limits
+    is_given = most != kept.open_files
+    name = "--limit: open_files" if is_given else "policy.run.limits.open_files"
+    for text in odd_open_files(most):
         log.write("WARNING", f"{name}: {text}")
     if options.config is None:
         return  # no profile of its own, nor another policy

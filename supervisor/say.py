@@ -10,6 +10,8 @@ import sys
 _TO_DO = {
     errno.ENOENT: "; name what is there, or make it first",
     errno.ENOTDIR: "; name what is there, or make it first",
+    errno.ELOOP: "; name what is there: links go round in a ring",
+    errno.ENAMETOOLONG: "; name it by a shorter path",
     errno.EACCES: "; name one that this user may use, or change its rights",
     errno.EROFS: "; name one that can be written",
     errno.EMFILE: "; raise the limit of open files (ulimit -n)",

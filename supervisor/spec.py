@@ -222,7 +222,8 @@ def _check_directory(path: str, root: Place) -> None:
         return
     # Whoever shows only the reason (``ps``) still says what it is about.
     if os.path.exists(path):  # noqa: PTH110 - a str, and no pathlib yet
-        raise NotADirectoryError(errno.ENOTDIR, "the root is no directory", path)
+        why = "the root is no directory; name another, or put a directory there"
+        raise NotADirectoryError(errno.ENOTDIR, why, path)
     why = "there is no such root; make it first"
     raise FileNotFoundError(errno.ENOENT, why, path)
 

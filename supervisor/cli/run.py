@@ -20,7 +20,7 @@ from supervisor.options import (
     parse_limits,
     parse_names,
 )
-from supervisor.say import CommandError, UsageFault
+from supervisor.say import CommandError, UsageFault, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,11 +180,12 @@ def _existing(path: str | None) -> str | None:
             f"cannot use {path!r}: no such directory; make it first"
         ) from None
     except OSError as why:
-        raise OptionError(f"cannot use {path!r}: {why.strerror}") from None
+        raise OptionError(f"cannot use {path!r}: {why.strerror}{remedy(why)}") from None
     if not stat.S_ISDIR(mode):
         raise OptionError(f"cannot use {path!r}: not a directory")
     if not os.access(path, os.X_OK):
-        raise OptionError(f"cannot use {path!r}: {os.strerror(errno.EACCES)}")
+        denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        raise OptionError(f"cannot use {path!r}: {denied.strerror}{remedy(denied)}")
     try:
         return absolute(path)
     except OSError as why:
@@ -207,7 +208,7 @@ def _beside_others(root: str, config: Config) -> None:
 
     try:
         for why in beside_other_roots(config, "run", root):
-            raise OptionError(f"{why}; choose another one")
+            raise OptionError(why)
     except OSError as why:
         raise OptionError(f"cannot use {root!r}: {why.strerror}") from None
 

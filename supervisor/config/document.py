@@ -62,6 +62,7 @@ from supervisor.config.sidecar import SidecarSection, check_sidecars
 from supervisor.config.source import text_of
 from supervisor.config.toolexec import ToolexecSection, check_toolexec
 from supervisor.sandbox.plan import NONE, PROFILES
+from supervisor.say import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -214,7 +215,7 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
     yield from odd_places(config)
     yield from odd_keys(config)
     for name, policy in config.policy.items():
-        odd = odd_policy(policy, has_model=config.llm is not None)
+        odd = odd_policy(policy, config)
         profile = profile_named(policy.sandbox, config.sandbox)
         if name != but and profile is not None:
             has_tools = policy.tools != []
@@ -263,6 +264,8 @@ def _read(path: str, *, once: bool) -> dict[str, Any]:
     try:
         return tomllib.loads(text_of(path, once=once).decode())
     except OSError as why:
-        raise ConfigError(path, [Fault("", str(why.strerror))], "read") from None
+        raise ConfigError(
+            path, [Fault("", f"{why.strerror}{remedy(why)}")], "read"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as why:
         raise ConfigError(path, [Fault("", f"not TOML: {why}")]) from None

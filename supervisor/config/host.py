@@ -8,6 +8,7 @@ import msgspec
 
 from supervisor.config.read import named
 from supervisor.options import (
+    MOST_BYTES,
     OptionError,
     odd_open_files,
     parse_duration,
@@ -57,6 +58,13 @@ def check_host(section: HostSection) -> Iterator[tuple[str, str]]:
             yield key, f"not a path: {path!r}"
 
 
+def _parse_buffer(text: str) -> int:
+    size = parse_size(text)
+    if size > MOST_BYTES:
+        raise OptionError(f"at most {MOST_BYTES}")
+    return size
+
+
 def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what ``[limits]`` can have and looks like a mistake."""
     for text in odd_open_files(section.open_files_per_client):
@@ -72,7 +80,7 @@ def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
 def check_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[limits]`` cannot have."""
     for key in ("write", "payload_budget"):
-        yield from named(key, parse_size, getattr(section, key), OptionError)
+        yield from named(key, _parse_buffer, getattr(section, key), OptionError)
     try:
         if parse_size(section.line) != 65_536:
             yield "line", "only 64K, the wire's own limit"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.config.read import joined, not_a_directory
 from supervisor.daemon_places import places_of
+from supervisor.say import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -96,7 +97,9 @@ def _not_to_be_granted(path: str, *, is_written: bool) -> str:
         if Path(path).exists() or (is_written and Path(path).parent.is_dir()):
             return ""
     except OSError as why:  # too long, or in what this user may not see
-        return f"cannot use {path!r}: {why.strerror}"
+        return f"cannot use {path!r}: {why.strerror}{remedy(why)}"
+    if os.path.islink(path):  # noqa: PTH114 - as it is
+        return f"{path!r} is a link that leads nowhere; mend it, or make what it names"
     return f"there is no {path!r}; make it first"
 
 
@@ -155,7 +158,7 @@ def in_one_another(root: Place, other: Place, owner: str) -> str:
         return ""
     return (
         f"'{root.path}' and the root '{other.path}' of policy {owner!r} lie in one"
-        " another: one child would reach into the other's"
+        " another: one child would reach into the other's; choose another one"
     )
 
 

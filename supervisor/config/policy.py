@@ -19,6 +19,8 @@ from supervisor.toolexec.kinds import is_tool_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from supervisor.config.document import Config
+
 _WORDS = {
     "publish": ("direct", "on-close"),
     "durability": ("none", "close", "write"),
@@ -60,11 +62,12 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
         yield f"limits.{joined(name)}", reason
 
 
-def odd_policy(policy: PolicySection, *, has_model: bool) -> Iterator[tuple[str, str]]:
+def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what a policy says of what there is none of."""
-    for key in ("model", "quota"):
-        if getattr(policy, key) and not has_model:
-            yield key, "has no effect: there is no [llm] section"
+    of_sections = {"model": "llm", "quota": "llm", "tools": "toolexec"}
+    for key, section in of_sections.items():
+        if getattr(policy, key) and getattr(config, section) is None:
+            yield key, f"has no effect: there is no [{section}] section"
 
 
 def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 
+from supervisor.say import remedy
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -95,7 +97,7 @@ class Reader:
         kind = _required(kind)
         if _is_struct(kind):
             return self._struct(kind, value, path)
-        if get_origin(kind) is dict and _is_struct(_required(get_args(kind)[1])):
+        if get_origin(kind) is dict:
             return self._named(get_args(kind)[1], value, path)
         try:
             return msgspec.convert(value, type=kind)
@@ -201,5 +203,5 @@ def not_a_directory(path: str) -> str:
     except FileNotFoundError:
         return f"there is no {path!r}; make it first"
     except OSError as why:
-        return f"cannot use {path!r}: {why.strerror}"
+        return f"cannot use {path!r}: {why.strerror}{remedy(why)}"
     return "" if is_directory else f"{path!r} is not a directory"

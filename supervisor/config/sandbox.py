@@ -102,13 +102,25 @@ def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, 
         why = (
             f"'none' contradicts sandbox {profile.name!r}, which keeps nobody from the"
         )
-        how = "add one to its layers, or set network = 'host'"
-        yield "network", f"{why} network without the layer netns or seccomp; {how}"
+        if "netns" in profile.layers:
+            yield "network", f"{why} network here: {_NO_NETNS}"
+        else:
+            lacks = "without the layer netns or seccomp; add one to its layers"
+            yield "network", f"{why} network {lacks}, or set network = 'host'"
+
+
+_NO_NETNS = (
+    "where the host is not root the layer netns takes userns; add that or seccomp to its"
+    " layers, or set network = 'host'"
+)
 
 
 def keeps_network(profile: Profile) -> bool:
     """Tell whether something keeps the network ``none``; of ``none`` itself all know."""
-    return not profile.layers or bool(profile.layers & KEEP_NETWORK)
+    keepers = profile.layers & KEEP_NETWORK
+    if os.geteuid() != 0 and "userns" not in profile.layers:
+        keepers -= {"netns"}
+    return not profile.layers or bool(keepers)
 
 
 def odd_walls(
@@ -124,8 +136,10 @@ def odd_walls(
     """
     if network is None and not keeps_network(profile):
         why = f"sandbox {profile.name!r} has neither the layer netns nor seccomp"
-        how = "add one to its layers, or set network = 'host'"
-        yield "network", f"its children have the host's network: {why}; {how}"
+        why = f"{why}; add one to its layers, or set network = 'host'"
+        if "netns" in profile.layers:
+            why = f"sandbox {profile.name!r} keeps nobody from it: {_NO_NETNS}"
+        yield "network", f"its children have the host's network: {why}"
     what, instead = "the model but by FD 3", "or have a layer netns"
     if config.llm is not None and (why := no_way(profile, network, what, instead)):
         yield "sandbox", why

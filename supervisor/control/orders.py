@@ -18,7 +18,7 @@ from supervisor.config.child import (
     is_child_name,
     stop_signal,
 )
-from supervisor.config.document import ConfigError, load_config
+from supervisor.config.document import ConfigError, load_config, warnings
 from supervisor.control.server import OrderError, Orders
 from supervisor.daemon_checks import faults_here
 from supervisor.options import OptionError
@@ -222,6 +222,7 @@ class DaemonOrders:
             self._host.log.write("ERROR", f"Not reloaded: {why}")
             raise OrderError(f"not reloaded: {why}") from None
         else:
+            await self._tell_warnings(config)
             changes = (await self._children.reload(config)).row()
             self._host.journal.write("host.reloaded", **changes)
             if changes["needs_restart"]:
@@ -233,6 +234,13 @@ class DaemonOrders:
         finally:
             self._on_reload(False)
 
+    async def _tell_warnings(self, config: Config) -> None:
+        """Warn of what looks like a mistake, and was not there before."""
+        known, found = await in_thread(_warnings, self._children.config, config)
+        for key, text in found:
+            if (key, text) not in known:
+                self._host.log.write("WARNING", f"{key}: {text}")
+
     async def _read(self, path: str) -> Config:
         """Read the configuration, and ask of it what a daemon asks.
 
@@ -243,6 +251,10 @@ class DaemonOrders:
         if faults := await faults_here(self._host, self._places, config):
             raise ConfigError(path, faults)
         return config
+
+
+def _warnings(*configs: Config) -> list[list[tuple[str, str]]]:
+    return [list(warnings(config)) for config in configs]
 
 
 def _born(kept: Kept, child: Child) -> dict[str, object]:

@@ -29,6 +29,8 @@ from supervisor.spawn_request import SpawnError, SpawnRequest
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from supervisor.launcher import Launcher
     from supervisor.launchpad.stage import Tree
     from supervisor.sandbox.plan import Machine
@@ -153,6 +155,18 @@ def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
         walls.network = "host"
         walls.missing["network"] = "takes the layer netns or the layer seccomp"
     return walls
+
+
+def shortfalls(walls: Walls) -> Iterator[str]:
+    """Yield what is to be told of a child's walls beside its report, in half a sentence."""
+    for what in NO_LAYERS:
+        if why := walls.missing.get(what):
+            yield f"goes without its {what}: {why}"
+    asked = sorted(KEEP_NETWORK & walls.missing.keys())
+    if "network" in walls.missing and asked:
+        why = ", ".join(f"{layer}: {walls.missing[layer]}" for layer in asked)
+        how = "require a layer that keeps it from that, or set network = 'host'"
+        yield f"has the host's network ({why}); {how}"
 
 
 def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:

@@ -107,7 +107,8 @@ class Sending(Receiving):
         """Send what fits when it is this child's turn; tell whether anything did."""
         self.pump.sending += 1
         try:
-            async with self.top.sends:  # which waits for the loop's next turn at least
+            # Which waits for the loop's next turn at least.
+            async with self.client.ledger.sends:
                 return transfer.push()
         finally:
             self.pump.sending -= 1

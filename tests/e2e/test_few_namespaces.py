@@ -121,3 +121,31 @@ def test_namespaces_that_are_used_up_refuse_the_start(tmp_path: Path) -> None:
     words = ("--config", file, "--", "true")
     outcome = sandhost("run", *words, wrapper=wrapper, cwd=tmp_path)
     assert (outcome.status, outcome.err) == (0, b"")
+
+
+# face.md, [policy.NAME]: a network that is written is kept, or it is refused.
+def test_a_network_that_only_root_could_keep_is_refused(tmp_path: Path) -> None:
+    wrapper = allowing("", uid=NOBODY)
+    file = profile(tmp_path, "['landlock', 'netns']", "[]")
+    how = (
+        "where the host is not root the layer netns takes userns; add that or seccomp to"
+        " its layers, or set network = 'host'"
+    )
+    outcome = sandhost("run", "--config", file, "--", "true", wrapper=wrapper)
+    assert outcome.status == 0
+    assert f"sandbox 'x' keeps nobody from it: {how}" in outcome.err.decode()
+    with file.open("a") as more:
+        more.write("network = 'none'\n")
+    outcome = sandhost("run", "--config", file, "--", "true", wrapper=wrapper)
+    assert outcome.status == 125
+    assert outcome.said(f"which keeps nobody from the network here: {how}")
+    file.write_text(file.read_text().replace("'netns'", "'netns', 'userns'"))
+    script = "cut -d: -f1 /proc/net/dev | grep -vc 'lo\\|Inter\\|face'"
+    words = ("--config", file, "--", "sh", "-c", script)
+    outcome = sandhost("run", *words, wrapper=wrapper)
+    assert (outcome.out, outcome.err) == (b"0\n", b"")
+    # That it cannot be kept is seen only when it is tried.
+    outcome = sandhost("run", *words, wrapper=allowing("user=0", uid=NOBODY))
+    assert outcome.said(
+        "has the host's network (netns: neither root nor a user namespace); require a layer"
+    )

@@ -146,6 +146,10 @@ def test_what_is_gone_since_a_daemon_began_names_policy_and_key(tmp_path: Path) 
         )
         with pytest.raises(ControlError, match=said):
             it.client.spawn(["true"], name="y", policy="b")
+        (tmp_path / "root").touch()
+        said = "the root is no directory; name another, or put a directory there$"
+        with pytest.raises(ControlError, match=said):
+            it.client.spawn(["true"], name="z", policy="b")
         assert "Child x did not start (policy 'a'): " in it.said()
 
 
@@ -159,6 +163,8 @@ def test_what_is_gone_since_a_daemon_began_names_policy_and_key(tmp_path: Path) 
         ("bytes=99999999999999999999", "bytes is 99999999999999999999: at most 92233"),
         ("open_files=-1", "open_files: '-1'; write a whole number from 0 on"),
         ("processes=x", "processes: 'x'; write a whole number from 1 on"),
+        (f"cpu={'9' * 32}", f"limit cpu is {'9' * 32}: at most 9223"),
+        (f"bytes={'9' * 32}T", f"limit bytes is {'9' * 32}T: at most 9223"),
         ("cpus=100000", "cpus: '100000'; write a number from 0.01 to 9999.999"),
     ],
 )
@@ -180,7 +186,7 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
         pytest.skip("nothing bounds descriptors here")
     text = (
         f"[limits]\nopen_files_per_client = {hard + 1}\n"
-        "[policy.a]\nmodel = 'm'\nquota = 5\n"
+        "[policy.a]\nmodel = 'm'\nquota = 5\ntools = ['go']\n"
         f"[policy.b]\nquota = 0\nlimits = {{ open_files = '{hard + 1}' }}\n"
         f"[policy.run]\nlimits = {{ open_files = {hard} }}\n"
     )
@@ -195,18 +201,51 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
         ("limits.open_files_per_client", many),
         ("policy.a.model", none),
         ("policy.a.quota", none),
+        ("policy.a.tools", "has no effect: there is no [toolexec] section"),
         ("policy.b.limits.open_files", many),
     ):
         assert f"c.toml: {key}: warning: {why}".encode() in outcome.err
-    assert outcome.err.count(b"\n") == 4
+    assert outcome.err.count(b"\n") == 5
     shorter = text[text.index("[policy.run]") :]
     assert warned(run(tmp_path, shorter)) == []
     (told,) = warned(run(tmp_path, shorter, "--limit", f"open_files={hard + 1}"))
     assert told.startswith(f"--limit: open_files: {many}")
     above = f"[policy.run]\nlimits = {{ open_files = '{hard + 1}' }}\n"
-    (told,) = warned(run(tmp_path, above))
-    assert told.startswith(f"policy.run.limits.open_files: {many}")
+    for written in (above, above.replace("'", "'00", 1)):
+        (told,) = warned(run(tmp_path, written))
+        assert told.startswith(f"policy.run.limits.open_files: {many}")
     assert warned(run(tmp_path, above, "--limit", f"open_files={hard}")) == []
+    outcome = sandhost("run", "--limit", f"open_files={hard + 1}", "--", "true")
+    assert (outcome.status, outcome.said(f"--limit: open_files: {many}")) == (0, True)
+
+
+def test_what_has_an_effect_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a-key")
+    (tmp_path / "key").chmod(0o600)
+    policy = "[policy.run]\nmodel = 'm'\nquota = 5\ntools = ['go']\n"
+    sections = f"[llm]\napi_key_file = '{tmp_path}/key'\n[toolexec]\n"
+    assert warned(run(tmp_path, sections + policy)) == []
+    none = "has no effect: there is no [llm] section"
+    assert warned(run(tmp_path, f"[toolexec]\n{policy}")) == [
+        f"policy.run.model: {none}",
+        f"policy.run.quota: {none}",
+    ]
+
+
+# What is told at a start is told of a configuration that is read anew.
+@pytest.mark.slow
+def test_a_reload_warns_of_what_was_not_there_before(tmp_path: Path) -> None:
+    before = f"{PROFILES}[policy.a]\nmodel = 'm'\n"
+    first = "policy.a.model: has no effect: there is no [llm] section"
+    with daemon(tmp_path, before) as it:
+        assert it.said().count(first) == 1
+        with (tmp_path / "c.toml").open("a") as file:
+            file.write("[policy.b]\nsandbox = 'open'\n")
+        it.client.reload()
+        assert it.said().count(f"policy.b.network: {LEFT}") == 1
+        it.client.reload()
+        assert it.said().count(f"policy.b.network: {LEFT}") == 1
+        assert it.said().count(first) == 1
 
 
 def test_what_a_profile_cannot_require_is_told_once(tmp_path: Path) -> None:
@@ -222,3 +261,53 @@ def test_what_a_profile_cannot_require_is_told_once(tmp_path: Path) -> None:
         ("sandbox.auto", "'auto' is a profile of its own; choose another name"),
         ("policy.b.sandbox", "no profile 'x'; there are none, auto, required, a"),
     ]  # fmt: skip
+
+
+def test_a_limit_of_another_type_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        "[limits]\npayload_budget = '9999999999T'\n"
+        "[policy.p]\nlimits = { open_files = true, cpu = [] }\n"
+    )
+    outcome = sandhost("check-config", "--json", "c.toml", cwd=tmp_path)
+    found = {row["key"]: row["reason"] for row in json.loads(outcome.out)}
+    assert found == {
+        "limits.payload_budget": "at most 9223372036854775807",
+        "policy.p.limits.open_files": "expected a number or a string, got a boolean",
+        "policy.p.limits.cpu": "expected a number or a string, got an array",
+    }
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """A directory with a ring of links, a link to nothing, and two roots in one another."""
+    (tmp_path / "ring").symlink_to("ring")
+    (tmp_path / "dangling").symlink_to("nothing")
+    (tmp_path / "a/b").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("option", ["root", "read", "cwd"])
+def test_what_cannot_be_used_says_what_to_do(places: Path, option: str) -> None:
+    for path, how in (
+        ("ring", "; name what is there: links go round in a ring"),
+        ("x" * 300, "; name it by a shorter path"),
+    ):
+        outcome = sandhost("run", f"--{option}", path, "--", "true", cwd=places)
+        assert outcome.status == 125
+        assert outcome.said(how)
+
+
+def test_a_configuration_that_cannot_be_used_says_what_to_do(places: Path) -> None:
+    for words in (("check-config", "none"), ("run", "--config", "none", "--", "true")):
+        outcome = sandhost(*words, cwd=places)
+        assert outcome.said("No such file or directory; name what is there, or make it")
+    (places / "c.toml").write_text(
+        f"[policy.a]\nroot = '{places}/a'\nread = ['{places}/ring']\n"
+        f"[policy.b]\nroot = '{places}/a/b'\nread = ['{places}/dangling']\n"
+    )
+    outcome = sandhost("check-config", "--json", "c.toml", cwd=places)
+    found = {row["key"]: row["reason"] for row in json.loads(outcome.out)}
+    assert found.keys() == {"policy.a.read", "policy.b.read", "policy.b.root"}
+    assert "is a link that leads nowhere; mend it" in found["policy.a.read"]
+    assert "is a link that leads nowhere; mend it" in found["policy.b.read"]
+    assert found["policy.b.root"].endswith("; choose another one")

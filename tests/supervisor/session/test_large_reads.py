@@ -1,18 +1,23 @@
 """Large READs go out by turns: how many of one child in one turn of the loop (spec S5, S7)."""
 
+import errno
 import itertools
 import os
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
 import trio.testing
 
 from supervisor.session import pump as pump_module
+from supervisor.session.base import SLOW
+from supervisor.session.transport import FileTransfer
 from tests.helpers.sessions import Hall, Line, hall
 from vfs import hostio
 from vfs.hostio import Mount
-from vfs.ledger import SHARE, Ledger
+from vfs.ledger import Ledger
 
 __all__ = ["hall"]
 
@@ -22,15 +27,22 @@ MANY = 6
 
 
 class Wire:
-    """A kernel that takes every piece at once; which turn of the loop had how many."""
+    """A kernel that takes every piece at once; which turn of the loop had how many.
+
+    Attributes:
+        cut: connections whose clients hang up when they are sent a file.
+    """
 
     def __init__(self) -> None:
         self.turn = 0
+        self.cut: set[int] = set()
         self.sent: Counter[int] = Counter()
         self.last: dict[int, int] = {}
 
     def take(self, to: int, _fd: int, _at: int, size: int) -> int:
         """Be `os.sendfile`."""
+        if to in self.cut:
+            raise ConnectionResetError(errno.ECONNRESET, "hung up")
         self.sent[self.turn] += 1
         self.last[to] = self.turn
         return size
@@ -71,10 +83,19 @@ async def reading(hall: Hall, top: Ledger, count: int) -> list[Line]:
     return lines
 
 
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that holds nothing in memory: a file is loaded before it is sent."""
+    monkeypatch.setattr(FileTransfer, "is_in_memory", lambda _: False)
+
+
 # spec S5, S7: what a child has attached brings it no more of a turn; each has its share.
+@pytest.mark.parametrize("disk", [None, "slow_disk"])
 async def test_a_turn_sends_a_piece_to_a_few_of_one_childs_connections(
-    hall: Hall, wire: Wire
+    hall: Hall, wire: Wire, disk: str | None, request: pytest.FixtureRequest
 ) -> None:
+    if disk is not None:
+        request.getfixturevalue(disk)
     turns = Turns(wire)
     trio.lowlevel.add_instrument(turns)
     lines = await reading(hall, Ledger(), MANY)
@@ -82,9 +103,11 @@ async def test_a_turn_sends_a_piece_to_a_few_of_one_childs_connections(
         while wire.pieces < MANY * PIECES:
             await trio.lowlevel.checkpoint()
     trio.lowlevel.remove_instrument(turns)
-    assert max(wire.sent.values()) == SHARE
-    ends = sorted(wire.last[line.session.write_fd] for line in lines)
-    assert ends[-1] - ends[0] <= 2 * MANY  # and not one after the other
+    assert max(wire.sent.values()) <= 2
+    if disk is None:  # else they come when they are loaded
+        assert max(wire.sent.values()) == 2
+        ends = sorted(wire.last[line.session.write_fd] for line in lines)
+        assert ends[-1] - ends[0] <= 2 * MANY  # and not one after the other
     assert hall.pump.sending == 0
 
 
@@ -92,27 +115,78 @@ async def test_each_child_has_its_share_of_a_turn(hall: Hall, wire: Wire) -> Non
     turns = Turns(wire)
     trio.lowlevel.add_instrument(turns)
     for _ in range(2):
-        await reading(hall, Ledger(), SHARE)
+        await reading(hall, Ledger(), 2)
     with trio.fail_after(10):
-        while wire.pieces < 2 * SHARE * PIECES:
+        while wire.pieces < 2 * 2 * PIECES:
             await trio.lowlevel.checkpoint()
     trio.lowlevel.remove_instrument(turns)
-    assert max(wire.sent.values()) > SHARE
+    assert max(wire.sent.values()) > 2
 
 
-# spec S5: who READs a large file beside a flood waits for no more of it than it sends.
-async def test_a_flood_is_served_in_short_slices_while_a_large_file_goes_out(
-    hall: Hall, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tick_s = pump_module.SENDING_SLICE_S / 4
+# spec S5: who hangs up while it is sent a file keeps nobody else's from being sent.
+async def test_who_hangs_up_gives_its_turn_back(hall: Hall, wire: Wire) -> None:
+    top = Ledger()
+    lines = [hall.connect(hall.policy(), Ledger(top)) for _ in range(4)]
+    wire.cut = {line.session.write_fd for line in lines}
+    for line in lines:
+        await line.send(b"READ %d %d\n" % (await line.open(b"large"), SIZE))
+    with trio.fail_after(10):
+        for line in lines:
+            await line.gone()
+    assert (top.sends.borrowed_tokens, hall.pump.sending, wire.pieces) == (0, 0, 0)
+    wire.cut.clear()
+    await reading(hall, top, 1)
+    with trio.fail_after(10):
+        while wire.pieces < PIECES:
+            await trio.lowlevel.checkpoint()
+
+
+# A piece goes out at once; what is more by turns.
+async def test_what_is_more_than_a_piece_goes_by_turns(hall: Hall, wire: Wire) -> None:
+    turns, top = Turns(wire), Ledger()
+    trio.lowlevel.add_instrument(turns)
+    line = hall.connect(hall.policy(), Ledger(top))
+    number = await line.open(b"large")
+    await line.ask(b"READ %d %d\n" % (number, 1 << 20))
+    assert (wire.pieces, top._sends) == (1, None)
+    wire.sent.clear()
+    await line.ask(b"READ %d %d\n" % (number, (1 << 20) + 1))
+    with trio.fail_after(10):
+        while wire.pieces < 2:
+            await trio.lowlevel.checkpoint()
+    trio.lowlevel.remove_instrument(turns)
+    assert list(wire.sent.values()) == [1, 1]
+
+
+# spec F8: whoever takes nothing is not waited for; from a slow disk neither.
+@pytest.mark.usefixtures("slow_disk")
+async def test_a_file_of_a_slow_disk_is_taken_in_time(hall: Hall) -> None:
+    (hall.root / "large").write_bytes(bytes(SIZE))
+    line = hall.connect(deadline_s=0.05)
+    number = await line.open(b"large")
+    await line.send(b"READ %d %d\n" % (number, SIZE))
+    with trio.fail_after(10):
+        await line.gone()
+    assert line.session.why_closed == SLOW
+
+
+@asynccontextmanager
+async def flooded(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, mark: Callable[[], int]
+) -> AsyncIterator[list[int]]:
+    """Have a client flood; its pump's clock is 0.05 ms later at each look.
+
+    Yields:
+        What `mark` says each time that the pump serves.
+    """
     clock = itertools.count()
 
     class Clock:
-        """Each look at it is a quarter of a slice later."""
+        """Counts the looks at it."""
 
         @staticmethod
         def monotonic() -> float:
-            return next(clock) * tick_s
+            return next(clock) * 0.000_05
 
     flood = hall.connect()
 
@@ -120,11 +194,11 @@ async def test_a_flood_is_served_in_short_slices_while_a_large_file_goes_out(
         while True:
             await flood.send(b"PING\n" * 5000)
 
-    served: list[int] = []  # pieces sent until then
+    served: list[int] = []
     serve = hall.pump._serve
 
     def counted(events: list[tuple[int, int]]) -> int:
-        served.append(wire.pieces)
+        served.append(mark())
         return serve(events)
 
     monkeypatch.setattr(hall.pump, "_serve", counted)
@@ -133,13 +207,34 @@ async def test_a_flood_is_served_in_short_slices_while_a_large_file_goes_out(
         nursery.start_soon(ask)
         nursery.start_soon(flood.rest)
         with trio.fail_after(10):
-            await reading(hall, Ledger(), 1)
-            while wire.pieces < PIECES:
-                await trio.lowlevel.checkpoint()
+            yield served
         nursery.cancel_scope.cancel()
+
+
+# spec S5: who READs a large file beside a flood waits for no more of it than it sends.
+async def test_a_flood_is_served_in_short_slices_while_a_large_file_goes_out(
+    hall: Hall, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with flooded(hall, monkeypatch, lambda: wire.pieces) as served:
+        await reading(hall, Ledger(), 1)
+        while wire.pieces < PIECES:
+            await trio.lowlevel.checkpoint()
     turns = [Counter(served)[pieces] for pieces in range(1, PIECES)]
     assert max(turns) <= 8
     assert sum(turns) >= PIECES  # the flood was there
+
+
+# A short slice costs the flood a checkpoint more often: only then.
+async def test_a_flood_alone_is_served_in_long_slices(
+    hall: Hall, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(wire)
+    trio.lowlevel.add_instrument(turns)
+    async with flooded(hall, monkeypatch, lambda: wire.turn) as served:
+        while len(served) < 100:
+            await trio.lowlevel.checkpoint()
+    trio.lowlevel.remove_instrument(turns)
+    assert max(Counter(served).values()) >= 8
 
 
 async def test_who_reads_slowly_shortens_no_slices(hall: Hall) -> None:
