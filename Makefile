@@ -41,8 +41,11 @@ help:  ## this list
 install: $(STAMP)  ## make .venv with everything pinned; .venv/bin/sandhost is the command
 
 # Keyed on the two files that say what is installed: quick when neither changed. Wheels
-# only, so that no compiler is needed; hashes
-# are demanded. The project itself goes in as a link, built by the pinned hatchling.
+# only, so that no compiler is needed; hashes are demanded. --no-deps, for the file names
+# all there is to install, and pip 23 looks at `coverage[toml]`, which pytest-cov asks for,
+# as at something else than the `coverage` that is pinned: once a newer one was published,
+# it refused that as not pinned. `pip check` says if anything was missing after all.
+# The project itself goes in as a link, built by the pinned hatchling.
 $(STAMP): requirements.txt pyproject.toml
 	@set -e; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
@@ -60,12 +63,13 @@ $(STAMP): requirements.txt pyproject.toml
 	    rm -rf $(VENV); exit 1; }; \
 	fi; \
 	echo "installing what requirements.txt pins into $(VENV)"; \
-	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r requirements.txt; \
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements.txt; \
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
+	$(BIN)/python -m pip check; \
 	touch $@
 
 $(FUZZ_STAMP): $(STAMP) requirements-fuzz.txt
-	@$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r requirements-fuzz.txt
+	@$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements-fuzz.txt
 	@touch $@
 
 demo: $(STAMP)  ## the main job on this repository's own files

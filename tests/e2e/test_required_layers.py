@@ -172,8 +172,9 @@ def test_what_could_not_be_tried_is_told_and_refuses_nothing(tmp_path: Path) -> 
     words = ("check-config", "c.toml")
     outcome = sandhost(*words, cwd=tmp_path, wrapper=kernel)
     assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
-    said = "policy.p.sandbox: warning: what it requires could not be tried: netns: No"
+    said = "policy.p.sandbox: warning: what it requires could not be tried: netns: there are"
     assert outcome.said(said)
+    assert outcome.said("as many net namespaces as sysctl user.max_net_namespaces allows")
 
 
 # So does a daemon, which goes on, and each time it reads its configuration anew.
@@ -182,7 +183,7 @@ def test_what_could_not_be_tried_is_told_and_refuses_nothing(tmp_path: Path) -> 
 def test_a_daemon_tells_what_could_not_be_tried_and_begins(tmp_path: Path) -> None:
     kernel = older.without(UNSHARE, errno.ENOSPC)
     text = profile("netns", "layers = ['netns']\n")
-    said = "policy.p.sandbox: what it requires could not be tried: netns: No space"
+    said = "policy.p.sandbox: what it requires could not be tried: netns: there are"
     with daemon(tmp_path, text, wrapper=kernel) as running:
         (line,) = (line for line in running.said().splitlines() if said in line)
         assert "WARNING" in line
