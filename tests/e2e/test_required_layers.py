@@ -174,7 +174,9 @@ def test_what_could_not_be_tried_is_told_and_refuses_nothing(tmp_path: Path) -> 
     assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
     said = "policy.p.sandbox: warning: what it requires could not be tried: netns: there are"
     assert outcome.said(said)
-    assert outcome.said("as many net namespaces as sysctl user.max_net_namespaces allows")
+    assert outcome.said(
+        "as many net namespaces as sysctl user.max_net_namespaces allows"
+    )
 
 
 # So does a daemon, which goes on, and each time it reads its configuration anew.
