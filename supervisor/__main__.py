@@ -82,7 +82,11 @@ def _main(words: list[str]) -> int:
             _close_up()
             launchpad = _inherited(words[0]) or start_launchpad()
         except OSError as why:
-            _say(f"sandhost {words[0]}", f"cannot start the launchpad: {why.strerror}")
+            from supervisor.say import remedy  # noqa: PLC0415 - only what fails needs it
+
+            what = "" if why.filename is None else f"{why.filename!r}: "
+            text = f"cannot start the launchpad: {what}{why.strerror}{remedy(why)}"
+            _say(f"sandhost {words[0]}", text)
             return 125
     from supervisor.cli.app import run_cli  # noqa: PLC0415 - after the launchpad
 

@@ -7,14 +7,21 @@ import errno
 import os
 import sys
 
-_TO_DO = {
+USED_UP = {
+    errno.EMFILE: "; raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "; close files elsewhere, or raise their number (sysctl fs.file-max)",
+    errno.EAGAIN: "; end processes, or raise their number (ulimit -u, pids.max)",
+    errno.ENOMEM: "; free memory, or raise what may be had (ulimit -v, memory.max)",
+}
+"""What to do where there is too little of something, whatever it was for."""
+
+_TO_DO = USED_UP | {
     errno.ENOENT: "; name what is there, or make it first",
     errno.ENOTDIR: "; name what is there, or make it first",
     errno.ELOOP: "; name what is there: links go round in a ring",
     errno.ENAMETOOLONG: "; name it by a shorter path",
     errno.EACCES: "; name one that this user may use, or change its rights",
     errno.EROFS: "; name one that can be written",
-    errno.EMFILE: "; raise the limit of open files (ulimit -n)",
     errno.EISDIR: "; name another",
     errno.EFBIG: "; raise the limit on the size of files (ulimit -f)",
     errno.ENOSPC: "; make room there, or name another",

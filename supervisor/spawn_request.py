@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad import wire
+from supervisor.say import USED_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -236,7 +237,7 @@ def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:
         number: errno.
         shown: what it is about, if anything is.
     """
-    reason, how = os.strerror(number), _USED_UP.get(number, "")
+    reason, how = os.strerror(number), USED_UP.get(number, "")
     if stage == "landlock" and number == errno.E2BIG:
         reason = "the kernel stacks 16 layers of Landlock, and they are used up"
         how = "; nest fewer children, or run the outermost with --sandbox none"
@@ -258,15 +259,6 @@ def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:
         if why:
             return why, f"; {to_do}"
     return reason, how
-
-
-_USED_UP = {
-    errno.EMFILE: "; raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "; close files elsewhere, or raise their number (sysctl fs.file-max)",
-    errno.EAGAIN: "; end processes, or raise their number (ulimit -u, pids.max)",
-    errno.ENOMEM: "; free memory, or raise what may be had (ulimit -v, memory.max)",
-}
-"""What to do where a step of a start found too little of something."""
 
 
 def _fault_of_program(path: str) -> int | None:

@@ -119,6 +119,19 @@ def test_a_host_that_cannot_close_itself_says_so() -> None:
     assert outcome.said("the host may not rule out core files of itself: ")
 
 
+# face.md: what, why, and what to do; an interpreter that this user may not execute, say.
+def test_a_launchpad_that_cannot_be_started_is_told_with_what_to_do() -> None:
+    code = (
+        "import sys; sys.executable = '/nowhere/python'; sys.argv[1:] = ['run', 'true'];"
+        "from supervisor.__main__ import main; main()"
+    )
+    words = [sys.executable, "-c", code]
+    outcome = subprocess.run(words, capture_output=True, text=True, check=False)
+    said = "'/nowhere/python': No such file or directory; name what is there, or make it"
+    assert outcome.returncode == 125
+    assert outcome.stderr == f"sandhost run: cannot start the launchpad: {said} first\n"
+
+
 def test_required_is_what_the_documents_say() -> None:
     required = {"landlock", "seccomp", "no_new_privs", "capabilities"}
     assert PROFILES["required"].required == required
