@@ -127,7 +127,9 @@ def test_a_launchpad_that_cannot_be_started_is_told_with_what_to_do() -> None:
     )
     words = [sys.executable, "-c", code]
     outcome = subprocess.run(words, capture_output=True, text=True, check=False)
-    said = "'/nowhere/python': No such file or directory; name what is there, or make it"
+    said = (
+        "'/nowhere/python': No such file or directory; name what is there, or make it"
+    )
     assert outcome.returncode == 125
     assert outcome.stderr == f"sandhost run: cannot start the launchpad: {said} first\n"
 
