@@ -85,6 +85,7 @@ class FileState(msgspec.Struct):
     is_counted: bool
     staged: StagedState | None = None
     has_reserved: bool = False
+    is_removed: bool = False
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the descriptors that are the file's own."""
@@ -183,6 +184,7 @@ def file_state(file: OpenFile, place: int | None) -> FileState:
         is_counted=file.ledger is not None,
         staged=staged,
         has_reserved=file.has_reserved,
+        is_removed=file.ledger is not None and file.ledger.open.has_removed(file),
     )
 
 
@@ -300,7 +302,7 @@ def enter_file(
         file.has_reserved = True
         ledger.reserve_again()
     if state.is_counted:
-        ledger.open.add(file)
+        ledger.open.add(file, is_removed=state.is_removed)
     return file
 
 

@@ -36,13 +36,19 @@ class OpenSet:
 
     Whether a file is open is told at once, however many are: a child that ends may have
     removed all that it has open, and others wait meanwhile (spec S5).
+
+    Attributes:
+        removed: those of which who counts here took the last name: what they have grown
+            by is given back at their last close. Of what somebody else has removed
+            nothing is: that one has it back already, or nobody was charged for it.
     """
 
-    __slots__ = ("_counts", "_files")
+    __slots__ = ("_counts", "_files", "removed")
 
     def __init__(self) -> None:
         self._files: dict[OpenFile, Identity] = {}
         self._counts: dict[Identity, int] = {}
+        self.removed: set[Identity] = set()
 
     def __iter__(self) -> Iterator[OpenFile]:
         return iter(self._files)
@@ -50,18 +56,27 @@ class OpenSet:
     def __contains__(self, identity: Identity) -> bool:
         return identity in self._counts
 
-    def add(self, file: OpenFile) -> None:
-        """Take note of an open file."""
+    def add(self, file: OpenFile, *, is_removed: bool = False) -> None:
+        """Take note of an open file, and whether it is one of those that were removed."""
         self._files[file] = identity = file.handle.identity()
         self._counts[identity] = self._counts.get(identity, 0) + 1
+        if is_removed:
+            self.removed.add(identity)
 
-    def remove(self, file: OpenFile) -> Identity:
-        """Forget an open file; return what tells it from any other."""
+    def has_removed(self, file: OpenFile) -> bool:
+        """Tell whether who counts here took the last name of an open file."""
+        return self._files[file] in self.removed
+
+    def remove(self, file: OpenFile) -> bool:
+        """Forget an open file; tell whether it was the last one of a removed file."""
         identity = self._files.pop(file)
         self._counts[identity] -= 1
-        if not self._counts[identity]:
-            del self._counts[identity]
-        return identity
+        if self._counts[identity]:
+            return False
+        del self._counts[identity]
+        was_removed = identity in self.removed
+        self.removed.discard(identity)
+        return was_removed
 
 
 class Ledger:

@@ -133,15 +133,17 @@ class Names:
 
     @staticmethod
     def _credit(ledger: Ledger | None, removed: Removed | None) -> None:
-        """Give back the size of what is gone, unless its last close will, or has.
+        """Give back the size of what is gone, or have its last close do that.
 
         Precondition: it went during the caller's turn.
         """
-        if ledger is None or not ledger.bounds_size or removed is None:
+        if ledger is None or not ledger.bounds_size:
             return
-        if ledger.turn is not None and removed.identity in ledger.turn.given_back:
+        if removed is None or not removed.was_last:
             return
-        if removed.identity not in ledger.open:
+        if removed.identity in ledger.open:
+            ledger.open.removed.add(removed.identity)
+        else:
             ledger.charge(SIZE_BYTES, -removed.size)
 
     @staticmethod

@@ -258,20 +258,13 @@ class OpenFile:
             self.has_reserved = False
             self.client.ledger.release_files(1)
 
-    def give_back_unlinked(self, identity: tuple[int, int]) -> None:
+    def give_back_removed(self, ledger: Ledger) -> None:
         """Take back what the content of a removed file was charged, at its last close.
 
-        Precondition: the file is no longer among its ledger's open files.
-
-        Args:
-            identity: what tells it from any other.
+        Precondition: who counts there took its last name (``OpenSet.removed``).
         """
-        ledger = self.ledger
-        if ledger is None or self.staged or self.handle.links():
-            return
-        ledger.charge(SIZE_BYTES, -self.handle.size())
-        if ledger.turn is not None and ledger.turn.is_taken:
-            ledger.turn.given_back.add(identity)
+        if not self.handle.links():  # somebody may have given it another
+            ledger.charge(SIZE_BYTES, -self.handle.size())
 
     # Its end
 

@@ -235,10 +235,8 @@ class OpenFiles(Names):
         client.ledger.charge(OPEN_FILES, -1)
         if file.staged:
             self.hold(client, -1)
-        if file.ledger is not None:
-            identity = file.ledger.open.remove(file)
-            if identity not in file.ledger.open:
-                file.give_back_unlinked(identity)
+        if file.ledger is not None and file.ledger.open.remove(file):
+            file.give_back_removed(file.ledger)
 
     def hold(self, client: Client, count: int) -> None:
         """See ``Filesystem``, which knows the bound."""

@@ -10,8 +10,8 @@ Rules of this file.
    Who has it waits for threads and for nothing else: for no client, and no second turn.
 2. What is changed in the Trio thread needs no turn, unless somebody has it (``is_taken``):
    then it waits for its own. Where nothing is bounded nobody waits (``turn_of``).
-3. A CLOSE, and the end of a client, wait for no turn: what they give back of a file that
-   has lost its last name meanwhile whoever has the turn gives back no more.
+3. A CLOSE, and the end of a client, wait for no turn: of a file that has lost its last
+   name meanwhile they give back nothing, for whoever has the turn does.
 """
 
 from __future__ import annotations
@@ -30,18 +30,13 @@ if TYPE_CHECKING:
 class Turn:
     """Whose turn it is; an asynchronous context manager, not to be taken twice.
 
-    Attributes:
-        given_back: (device, inode) of files whose size others have given back since the
-            turn was taken.
-
     Cancellation: the wait for it can be cancelled.
     """
 
-    __slots__ = ("_lock", "given_back")
+    __slots__ = ("_lock",)
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
-        self.given_back: set[tuple[int, int]] = set()
 
     @property
     def is_taken(self) -> bool:
@@ -55,7 +50,6 @@ class Turn:
         except BaseException:
             note_work(-1)
             raise
-        self.given_back.clear()
 
     async def __aexit__(self, *_: object) -> None:
         self._lock.release()

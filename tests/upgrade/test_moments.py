@@ -241,6 +241,27 @@ def test_bounds_and_numbers_go_on_counting(where: Path) -> None:
             end(host, one)
 
 
+# spec S7, attack 20: what was removed while it was open is given back at its last close, to
+# whoever removed it and once.
+def test_what_was_removed_while_it_was_open_is_given_back_once(where: Path) -> None:
+    with hands(where, "one") as (one,):
+        with replaced(where, one.spec(max_bytes=1000)) as host:
+            kept, gone = opened(one, b"a", b"w"), opened(one, b"b", b"w")
+            for fileno in (kept, gone):
+                assert one.ask(b"WRITE %d 500\n" % fileno + b"x" * 500) == b"OK 500"
+            assert one.ask(b"REMOVE false a\n") == b"OK"
+            (where / "root" / "b").unlink()
+            host.replace()
+            third = opened(one, b"c", b"w")
+            refused = b"ERROR failed to write: Disk quota exceeded"
+            assert one.ask(b"CLOSE %d\n" % gone) == b"OK"
+            assert one.ask(b"WRITE %d 1\nx" % third) == refused
+            assert one.ask(b"CLOSE %d\n" % kept) == b"OK"
+            assert one.ask(b"WRITE %d 501\n" % third + b"x" * 501) == refused
+            assert one.ask(b"WRITE %d 500\n" % third + b"x" * 500) == b"OK 500"
+            end(host, one)
+
+
 # spec S7: the largest that a file may be stays that, with no other bound beside it.
 def test_the_size_of_one_file_stays_bounded(where: Path) -> None:
     with hands(where, "one") as (one,):

@@ -29,10 +29,12 @@ class Removed(NamedTuple):
     Attributes:
         size: bytes that are free once nobody has the file open; 0 if it has more names.
         identity: what told it from any other.
+        was_last: it was the last name of a file, so its bytes will be free.
     """
 
     size: int
     identity: tuple[int, int]
+    was_last: bool
 
 
 class Removals:

@@ -240,7 +240,7 @@ class HostDirectory:
         with self._entry(name) as (fd, last):
             status = os.stat(last, dir_fd=fd, follow_symlinks=False)
             _check_slash(name, status.st_mode)
-            goes = what_goes(fd, last) or Removed(0, (0, 0))
+            goes = what_goes(fd, last) or Removed(0, (0, 0), was_last=False)
             if stat.S_ISDIR(status.st_mode):
                 os.rmdir(last, dir_fd=fd)
             else:

@@ -260,9 +260,9 @@ def what_goes(dir_fd: int, last: bytes) -> Removed | None:
         status = os.stat(last, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    only_name = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-    size = status.st_size if only_name else 0
-    return Removed(size, (status.st_dev, status.st_ino))
+    is_last = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    size = status.st_size if is_last else 0
+    return Removed(size, (status.st_dev, status.st_ino), is_last)
 
 
 def _hidden_name() -> bytes:

@@ -292,7 +292,7 @@ class MemoryDirectory:
         if isinstance(node, _Directory) and node.entries:
             raise _error(errno.ENOTEMPTY)
         directory.drop(last)
-        return _removed(node) or Removed(0, (_DEVICE, node.inode))
+        return _removed(node) or Removed(0, (_DEVICE, node.inode), False)
 
     def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
         if type(target) is not MemoryDirectory:
@@ -353,7 +353,7 @@ class MemoryDirectory:
 def _removed(node: _Node | None) -> Removed | None:
     if not isinstance(node, _File):
         return None
-    return Removed(len(node.data), (_DEVICE, node.inode))
+    return Removed(len(node.data), (_DEVICE, node.inode), True)
 
 
 def _check_name(name: bytes) -> None:
