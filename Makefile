@@ -70,6 +70,7 @@ $(STAMP): requirements.txt pyproject.toml
 
 $(FUZZ_STAMP): $(STAMP) requirements-fuzz.txt
 	@$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements-fuzz.txt
+	@$(BIN)/python -m pip check
 	@touch $@
 
 demo: $(STAMP)  ## the main job on this repository's own files

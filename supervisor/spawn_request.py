@@ -135,11 +135,8 @@ class SpawnRequest:
             if detail:
                 reason = f"it is there, but {shown} is not: {reason}"
             return SpawnError(number, stage, f"cannot start '{name}': {reason}", reason)
-        reason, how = _of_a_step(stage, number, shown)
-        is_named = number in _ANOTHER_DIRECTORY | {errno.EACCES} and stage == "cwd"
-        is_named |= number == errno.ESTALE
-        where = "" if is_named else f" (at '{stage}')"
-        text = f"cannot start '{name}': {reason}{how}{where}"
+        reason, rest = _of_a_step(stage, number, shown)
+        text = f"cannot start '{name}': {reason}{rest}"
         return SpawnError(number, stage, text, reason)
 
     def _refusal(self, number: int, fault: str) -> SpawnError:
@@ -230,35 +227,34 @@ _TO_DO = {
 
 
 def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:
-    """Return why a step failed, and what to do, as the end of a line.
+    """Return why a step failed, and the end of a line: what to do, and where it was.
 
     Args:
         stage: the step.
         number: errno.
         shown: what it is about, if anything is.
     """
+    if stage == "cwd" and number in _ANOTHER_DIRECTORY:
+        reason = "its working directory was replaced by something else meanwhile"
+        return reason, "; put the directory back"
+    if stage == "cwd" and number == errno.EACCES:
+        reason = "its working directory may not be entered"
+        return reason, "; change to another one"
+    if stage == "mountns" and number == errno.ESTALE:
+        reason = f"{shown}, which is to be hidden from it, was moved meanwhile"
+        return reason, "; put it back"
     reason, how = os.strerror(number), USED_UP.get(number, "")
     if stage == "landlock" and number == errno.E2BIG:
         reason = "the kernel stacks 16 layers of Landlock, and they are used up"
         how = "; nest fewer children, or run the outermost with --sandbox none"
-    elif stage == "cwd" and number in _ANOTHER_DIRECTORY:
-        reason = "its working directory was replaced by something else meanwhile"
-        how = "; put the directory back"
-    elif stage == "cwd" and number == errno.EACCES:
-        reason = "its working directory may not be entered"
-        how = "; change to another one"
-    elif stage == "mountns" and number == errno.ESTALE:
-        reason = f"{shown}, which is to be hidden from it, was moved meanwhile"
-        how = "; put it back"
     elif shown:
         reason = f"{shown}: {reason}"
     elif number == errno.ENOSPC:
         from supervisor.sandbox.namespace_counts import why_refused  # noqa: PLC0415 - seldom
 
         why, to_do = why_refused(stage)
-        if why:
-            return why, f"; {to_do}"
-    return reason, how
+        reason, how = why or reason, f"; {to_do}" if why else ""
+    return reason, f"{how} (at '{stage}')"
 
 
 def _fault_of_program(path: str) -> int | None:

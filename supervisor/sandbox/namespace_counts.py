@@ -25,6 +25,13 @@ _KINDS = {
 }
 """What the kernel calls the namespaces that a layer makes."""
 
+_OR_ELSE = {
+    "mnt": "as many mounts as fs.mount-max, ",
+    "pid": "32 lie in one another, ",
+    "user": "32 lie in one another, ",
+}
+"""What else has the same answer: mount(2), pid_namespaces(7), user_namespaces(7)."""
+
 
 def is_given_to_nobody(layer: str) -> bool:
     """Tell whether this machine gives nobody what a layer makes."""
@@ -48,7 +55,7 @@ def why_refused(layer: str) -> tuple[str, str]:
     kind = _KINDS[layer]
     why = f"there are as many {kind} namespaces as sysctl {sysctl} allows"
     how = f"end what has them, raise it, or name a profile without the layer {layer!r}"
-    return f"{why}, or an outer sandbox allows none", how
+    return f"{why}, {_OR_ELSE.get(kind, '')}or an outer sandbox allows none", how
 
 
 def _name(layer: str) -> str:

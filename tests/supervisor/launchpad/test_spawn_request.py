@@ -131,3 +131,47 @@ def test_what_is_there_but_no_program_is_not_executable(tmp_path: Path) -> None:
     assert lookup("./fifo", None, tmp_path) == (errno.EACCES, 126)
     (tmp_path / "directory").mkdir()
     assert lookup("./directory", None, tmp_path) == (errno.EISDIR, 126)
+
+
+# face.md: what, why and what to do; a step that is not named otherwise says where it was.
+@pytest.mark.parametrize(
+    ("number", "stage", "detail", "said"),
+    [
+        (
+            errno.ESTALE,
+            "mountns",
+            b"/x",
+            "/x, which is to be hidden from it, was moved",
+        ),
+        (errno.ESTALE, "netns", b"", "Stale file handle (at 'netns')"),
+        (errno.ESTALE, "cwd", b"", "replaced by something else meanwhile; put the dir"),
+        (errno.EACCES, "cwd", b"", "may not be entered; change to another one"),
+        (errno.EACCES, "uid", b"/y", "/y: Permission denied (at 'uid')"),
+        (errno.E2BIG, "landlock", b"", "--sandbox none (at 'landlock')"),
+        (
+            errno.EMFILE,
+            "uid",
+            b"",
+            "raise the limit of open files (ulimit -n) (at 'uid')",
+        ),
+        (errno.ENFILE, "uid", b"", "(sysctl fs.file-max) (at 'uid')"),
+        (errno.EAGAIN, "fork", b"", "end processes, or raise their number (ulimit -u"),
+        (errno.ENOMEM, "fork", b"", "free memory, or raise what may be had (ulimit -v"),
+        (errno.ENOSPC, "mountns", b"", "max_mnt_namespaces allows, as many mounts as"),
+        (
+            errno.ENOSPC,
+            "pidns",
+            b"",
+            "max_pid_namespaces allows, 32 lie in one another",
+        ),
+        (errno.ENOSPC, "utsns", b"", "max_uts_namespaces allows, or an outer sandbox"),
+        (errno.ENOSPC, "cgroup", b"", "No space left on device (at 'cgroup')"),
+    ],
+)
+def test_a_step_that_failed_is_told_with_what_to_do(
+    number: int, stage: str, detail: bytes, said: str
+) -> None:
+    error = SpawnRequest("/bin/true", ("true",), {}, 0, ()).error(number, stage, detail)
+    assert said in str(error)
+    assert str(error).startswith("cannot start '/bin/true': ")
+    assert (error.errno, error.stage) == (number, stage)

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -234,7 +235,8 @@ async def test_a_flood_alone_is_served_in_long_slices(
         while len(served) < 100:
             await trio.lowlevel.checkpoint()
     trio.lowlevel.remove_instrument(turns)
-    assert max(Counter(served).values()) >= 8
+    # Not the longest: the first after a rest is always a long one.
+    assert statistics.median(Counter(served).values()) >= 8
 
 
 async def test_who_reads_slowly_shortens_no_slices(hall: Hall) -> None:
