@@ -37,7 +37,7 @@ from supervisor.daemon_places import hidden_from_children
 from supervisor.denials import Denials
 from supervisor.descriptors import (
     CHILDRENS_DESCRIPTORS,
-    RESERVED_DESCRIPTORS,
+    clients_share,
     raise_limit,
 )
 from supervisor.holdings import Baseline
@@ -175,7 +175,7 @@ class Host:
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
         soft = raise_limit()
-        self.fs = Filesystem(max_host_files=max(64, soft - RESERVED_DESCRIPTORS))
+        self.fs = Filesystem(max_host_files=clients_share(soft))
         events = FileEvents(journal, self.child_of, log.write)
         self.fs.shows_host = shows_host
         self.denials = Denials(journal, self.child_of, log.write)

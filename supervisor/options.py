@@ -7,7 +7,7 @@ import resource
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
 _SIZE = re.compile(r"(\d{1,4000})([KMGT]?)i?B?", re.ASCII)
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -30,8 +30,15 @@ def parse_size(text: str) -> int:
     """Return bytes from ``512M``, ``64K``, ``1G`` or a plain number.
 
     Raises:
-        OptionError: it is none of these.
+        OptionError: it is none of these, or more than a kernel counts.
     """
+    size = _whole_size(text)
+    if size > MOST_BYTES:
+        raise OptionError(f"not a size: {text!r}; at most {MOST_BYTES}")
+    return size
+
+
+def _whole_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise OptionError(f"not a size: {text!r}; write bytes, or 64K, 512M, 1G")
@@ -88,6 +95,10 @@ class Limits(NamedTuple):
     cpus: float | None = None
     time: float | None = None
 
+    def bounds(self) -> dict[str, Any]:
+        """Return those that bound something, by their names."""
+        return {name: most for name, most in self._asdict().items() if most is not None}
+
     def rlimits(self) -> tuple[tuple[int, int, int], ...]:
         """Return what the kernel keeps, as (resource, soft, hard)."""
         found = []
@@ -101,6 +112,11 @@ class Limits(NamedTuple):
         if self.file_size is not None:
             found.append((resource.RLIMIT_FSIZE, self.file_size, self.file_size))
         return tuple(found)
+
+
+def limit_named(name: str, asked: Container[str]) -> str:
+    """Return where a limit of ``run`` was written: ``asked`` are those of --limit."""
+    return f"--limit: {name}" if name in asked else f"policy.run.limits.{name}"
 
 
 _WHOLE = re.compile(r"\d{1,4000}", re.ASCII)
@@ -177,7 +193,7 @@ def _limit(name: str, value: str) -> int | float:
         return _time_limit(value)
     least, most = _LEAST.get(name, 0), _MOST.get(name, MOST_BYTES)
     if name in _SIZES:
-        number = parse_size(value)
+        number = _whole_size(value)
     elif _WHOLE.fullmatch(value):
         number = int(value)
     else:
@@ -218,17 +234,6 @@ def _check_hard_limit(name: str, number: int, value: str) -> None:
                 f"limit {name} is {value}: the host's own hard limit is {most};"
                 " write no more than that, or raise it where the host is started"
             )
-
-
-def odd_open_files(most: int | None) -> Iterator[str]:
-    """Yield what is to be told of a cap on open files that no host here can reach."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most is not None and resource.RLIM_INFINITY != hard < most:
-        yield (
-            f"{most} is more than the {hard} descriptors that the host itself may have"
-            " (ulimit -Hn): they run out before; raise that where the host is started, or"
-            " write less"
-        )
 
 
 def _may_raise_limits() -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
 
+from supervisor.descriptors import odd_open_files
 from supervisor.here import absolute
 from supervisor.host import Host, Settings, open_host
 from supervisor.journal import open_journal
@@ -27,13 +28,13 @@ from supervisor.lifecycle import START_PATIENCE_S
 from supervisor.logs import Log, put_line
 from supervisor.metrics.registry import open_metrics
 from supervisor.offers import offered
-from supervisor.options import odd_open_files
+from supervisor.options import limit_named
 from supervisor.sandbox import cgroups
 from supervisor.say import line_of, remedy
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
-from supervisor.specs import ChildOptions, make_spec, policy_options
+from supervisor.specs import ChildOptions, make_spec
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
@@ -53,10 +54,15 @@ STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(ChildOptions):
-    """What the command line asked for; see ``sandhost run --help``."""
+    """What the command line asked for; see ``sandhost run --help``.
+
+    Attributes:
+        limited: the names of what --limit bounds; the policy bounds the rest.
+    """
 
     commands: tuple[tuple[str, ...], ...]
     settings: Settings
+    limited: frozenset[str] = frozenset()
     keep: bool = False
     log_level: str = "WARNING"
     log_json: bool | None = None
@@ -162,11 +168,8 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
 def _tell_odd_options(log: Log, options: RunOptions) -> None:
     """Warn of options that look like a mistake, also beside what is configured."""
     policy = None if options.config is None else options.config.policy.get("run")
-    sandboxes = None if options.config is None else options.config.sandbox
-    most, kept = options.limits.open_files, policy_options(policy, sandboxes).limits
-    is_given = most != kept.open_files
-    name = "--limit: open_files" if is_given else "policy.run.limits.open_files"
-    for text in odd_open_files(most):
+    for text in odd_open_files(options.limits.open_files):
+        name = limit_named("open_files", options.limited)
         log.write("WARNING", f"{name}: {text}")
     if options.config is None:
         return  # no profile of its own, nor another policy

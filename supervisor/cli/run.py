@@ -15,6 +15,7 @@ from supervisor.here import absolute
 from supervisor.options import (
     Limits,
     OptionError,
+    limit_named,
     parse_duration,
     parse_env,
     parse_limits,
@@ -23,7 +24,7 @@ from supervisor.options import (
 from supervisor.say import CommandError, UsageFault, remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     import typer
 
@@ -63,12 +64,14 @@ def run_commands(
         sandboxes = configured.sandbox if configured is not None else None
         base = policy_options(policy, sandboxes)
         timeout = "0" if given["timeout"] is None else given["timeout"]
-        limits = _about("limit", _limits, base.limits, given["limit"])
+        asked = _about("limit", parse_limits, given["limit"] or []).bounds()
+        limits = base.limits._replace(**asked)
         walls = _walls(configured, policy, given["sandbox"], given["network"])
-        _check_kept(limits, base.limits, walls["sandbox"])
+        _check_kept(limits, asked, walls["sandbox"])
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
             limits=limits,
+            limited=frozenset(asked),
             settings=settings_of(configured),
             top_level=given["top_level"] or base.top_level,
             root=_root(given["root"], base.root, configured),
@@ -139,17 +142,12 @@ def _walls(
     return {"sandbox": profile, "network": asked or "none"}
 
 
-def _check_kept(limits: Limits, base: Limits, profile: Profile) -> None:
-    """Refuse a limit that nothing keeps in a profile; the policy's own are in ``base``."""
+def _check_kept(limits: Limits, asked: Container[str], profile: Profile) -> None:
+    """Refuse a limit that nothing keeps in a profile; ``asked`` are those of --limit."""
     from supervisor.config.sandbox import check_kept  # noqa: PLC0415 - as above
 
-    asked = {
-        name: value for name, value in limits._asdict().items() if value is not None
-    }
-    for name, why in check_kept(profile, asked):
-        is_given = asked[name] != getattr(base, name)
-        what = f"--limit: {name}" if is_given else f"policy.run.limits.{name}"
-        raise OptionError(f"{what}: {why}")
+    for name, why in check_kept(profile, limits.bounds()):
+        raise OptionError(f"{limit_named(name, asked)}: {why}")
 
 
 def _configure(path: str | None) -> Config | None:
@@ -161,13 +159,6 @@ def _configure(path: str | None) -> Config | None:
         return load_config(path, once=True, for_daemon=False)
     except ConfigError as why:
         raise CommandError(str(why)) from None
-
-
-def _limits(limits: Limits, texts: list[str] | None) -> Limits:
-    given = parse_limits(texts or [])
-    return limits._replace(
-        **{k: v for k, v in given._asdict().items() if v is not None}
-    )
 
 
 def _existing(path: str | None) -> str | None:

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config.read import named
-from supervisor.options import (
-    MOST_BYTES,
-    OptionError,
-    odd_open_files,
-    parse_duration,
-    parse_period,
-    parse_size,
-)
+from supervisor.descriptors import odd_open_files
+from supervisor.options import OptionError, parse_duration, parse_period, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,13 +52,6 @@ def check_host(section: HostSection) -> Iterator[tuple[str, str]]:
             yield key, f"not a path: {path!r}"
 
 
-def _parse_buffer(text: str) -> int:
-    size = parse_size(text)
-    if size > MOST_BYTES:
-        raise OptionError(f"at most {MOST_BYTES}")
-    return size
-
-
 def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what ``[limits]`` can have and looks like a mistake."""
     for text in odd_open_files(section.open_files_per_client):
@@ -80,7 +67,7 @@ def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
 def check_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[limits]`` cannot have."""
     for key in ("write", "payload_budget"):
-        yield from named(key, _parse_buffer, getattr(section, key), OptionError)
+        yield from named(key, parse_size, getattr(section, key), OptionError)
     try:
         if parse_size(section.line) != 65_536:
             yield "line", "only 64K, the wire's own limit"

@@ -8,12 +8,8 @@ import msgspec
 
 from supervisor.config.llm import check_policy
 from supervisor.config.read import joined, named
-from supervisor.options import (
-    OptionError,
-    limit_faults,
-    odd_open_files,
-    parse_limits,
-)
+from supervisor.descriptors import odd_open_files
+from supervisor.options import OptionError, limit_faults, parse_limits
 from supervisor.toolexec.kinds import is_tool_name
 
 if TYPE_CHECKING:

@@ -104,6 +104,9 @@ def test_a_limit_that_no_layer_keeps_names_who_has_said_it(tmp_path: Path) -> No
     outcome = run(tmp_path, f"{text}limits.cpus = 0.5\n", "--sandbox", "open")
     assert outcome.status == 125
     assert outcome.said(f"policy.run.limits.{why}")
+    words = ("--sandbox", "open", "--limit", "cpus=0.5")
+    outcome = run(tmp_path, f"{text}limits.cpus = 0.5\n", *words)
+    assert outcome.said(f"--limit: {why}")
 
 
 @pytest.mark.parametrize("option", ["read", "write"])
@@ -182,20 +185,20 @@ def test_limits_may_be_as_large_as_the_kernel_counts() -> None:
 
 def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        pytest.skip("nothing bounds descriptors here")
+    share = hard - 64  # what the host keeps for itself
     text = (
-        f"[limits]\nopen_files_per_client = {hard + 1}\n"
+        f"[limits]\nopen_files_per_client = {share + 1}\n"
         "[policy.a]\nmodel = 'm'\nquota = 5\ntools = ['go']\n"
-        f"[policy.b]\nquota = 0\nlimits = {{ open_files = '{hard + 1}' }}\n"
-        f"[policy.run]\nlimits = {{ open_files = {hard} }}\n"
+        f"[policy.b]\nquota = 0\nlimits = {{ open_files = '{share + 1}' }}\n"
+        f"[policy.run]\nlimits = {{ open_files = {share} }}\n"
     )
     (tmp_path / "c.toml").write_text(text)
     outcome = sandhost("check-config", "c.toml", cwd=tmp_path)
     assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
     none = "has no effect: there is no [llm] section"
     many = (
-        f"{hard + 1} is more than the {hard} descriptors that the host itself may have"
+        f"{share + 1} is more than the {share} files that all children together can have"
+        f" open: the host itself may have {hard} descriptors (ulimit -Hn); raise that"
     )
     for key, why in (
         ("limits.open_files_per_client", many),
@@ -208,14 +211,17 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
     assert outcome.err.count(b"\n") == 5
     shorter = text[text.index("[policy.run]") :]
     assert warned(run(tmp_path, shorter)) == []
-    (told,) = warned(run(tmp_path, shorter, "--limit", f"open_files={hard + 1}"))
+    (told,) = warned(run(tmp_path, shorter, "--limit", f"open_files={share + 1}"))
     assert told.startswith(f"--limit: open_files: {many}")
-    above = f"[policy.run]\nlimits = {{ open_files = '{hard + 1}' }}\n"
+    above = f"[policy.run]\nlimits = {{ open_files = '{share + 1}' }}\n"
     for written in (above, above.replace("'", "'00", 1)):
         (told,) = warned(run(tmp_path, written))
         assert told.startswith(f"policy.run.limits.open_files: {many}")
-    assert warned(run(tmp_path, above, "--limit", f"open_files={hard}")) == []
-    outcome = sandhost("run", "--limit", f"open_files={hard + 1}", "--", "true")
+    # Who writes the same beside it is told of what he wrote.
+    (told,) = warned(run(tmp_path, above, "--limit", f"open_files={share + 1}"))
+    assert told.startswith(f"--limit: open_files: {many}")
+    assert warned(run(tmp_path, above, "--limit", f"open_files={share}")) == []
+    outcome = sandhost("run", "--limit", f"open_files={share + 1}", "--", "true")
     assert (outcome.status, outcome.said(f"--limit: open_files: {many}")) == (0, True)
 
 
@@ -266,12 +272,14 @@ def test_what_a_profile_cannot_require_is_told_once(tmp_path: Path) -> None:
 def test_a_limit_of_another_type_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(
         "[limits]\npayload_budget = '9999999999T'\n"
+        "[child.c]\ncommand = ['/bin/true']\nlog = { max_size = '9999999999T' }\n"
         "[policy.p]\nlimits = { open_files = true, cpu = [] }\n"
     )
     outcome = sandhost("check-config", "--json", "c.toml", cwd=tmp_path)
     found = {row["key"]: row["reason"] for row in json.loads(outcome.out)}
     assert found == {
-        "limits.payload_budget": "at most 9223372036854775807",
+        "limits.payload_budget": "not a size: '9999999999T'; at most 9223372036854775807",
+        "child.c.log.max_size": "not a size: '9999999999T'; at most 9223372036854775807",
         "policy.p.limits.open_files": "expected a number or a string, got a boolean",
         "policy.p.limits.cpu": "expected a number or a string, got an array",
     }
