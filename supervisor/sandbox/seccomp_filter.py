@@ -15,8 +15,11 @@ Rules of this file.
    but what a tool makes in its child's root is the host's user's on the disk, root's say,
    and there every local user could run it.
 5. Who sees other processes of its user, the host's among them, sets limits for none but
-   itself: with a limit of processor's time the kernel would end them.  Landlock, which
-   keeps signals in, does not know prlimit(2).
+   itself: with a limit of processor's time the kernel would end them.  Nor does it say
+   when others run, and where: a relay that has no processor answers nobody.  Landlock,
+   which keeps signals in, knows none of these calls.
+6. Contexts for asynchronous I/O are counted over the whole machine (aio(7)), and one
+   child could have them all: ENOSYS, and a program takes another way.
 """
 
 from __future__ import annotations
@@ -112,6 +115,15 @@ _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
+_IO_SETUP = {"x86_64": 206, "aarch64": 0}
+# sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr: whom comes first.
+_SCHEDULING = {"x86_64": (142, 144, 203, 314), "aarch64": (118, 119, 122, 274)}
+# setpriority(2), ioprio_set(2): what kind of whom, then whom; the kind that is a process
+# (<linux/resource.h>, <linux/ioprio.h>).
+_PRIORITIES = {
+    "x86_64": {"nice": (141, 0), "ioprio": (251, 1)},
+    "aarch64": {"nice": (140, 0), "ioprio": (30, 1)},
+}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 # <linux/sched.h>: CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET.
 _NAMESPACES = 0x7E020000
@@ -198,7 +210,8 @@ def _program(
         Instruction(_JUMP_EQUAL, _SOCKET[machine], yes="socket"),
         Instruction(_JUMP_EQUAL, _SOCKETPAIR[machine], yes="pair"),
         Instruction(_JUMP_EQUAL, _OPENAT2, yes="nosys"),
-        *(() if alone else (Instruction(_JUMP_EQUAL, _PRLIMIT[machine], yes="limit"),)),
+        Instruction(_JUMP_EQUAL, _IO_SETUP[machine], yes="nosys"),
+        *(() if alone else _of_others(machine)),
         *(
             Instruction(_JUMP_EQUAL, number, yes=name)
             for name, numbers in _OPENING.items()
@@ -222,6 +235,17 @@ def _program(
         Instruction(_LOAD, _argument(2), label="openat"),
         Instruction(_JUMP_BITS, _MAKES, yes="mode 3", no="allow"),
         *chain.from_iterable(map(_mode, range(1, 4))),
+        *chain.from_iterable(
+            (
+                Instruction(_LOAD, _argument(0), label=name),
+                Instruction(_JUMP_EQUAL, kind, no="perm"),
+                Instruction(_LOAD, _argument(1)),
+                Instruction(_JUMP_EQUAL, 0, yes="allow", no="perm"),
+            )
+            for name, (_, kind) in _PRIORITIES[machine].items()
+        ),
+        Instruction(_LOAD, _argument(0), label="schedule"),
+        Instruction(_JUMP_EQUAL, 0, yes="allow", no="perm"),
         # Its own by 0, or nothing to be set: a null pointer, both halves of it.
         Instruction(_LOAD, _argument(0), label="limit"),
         Instruction(_JUMP_EQUAL, 0, yes="allow"),
@@ -246,6 +270,18 @@ def _program(
         Instruction(_RETURN, _ALLOW, label="allow"),
     ]
     return code
+
+
+def _of_others(machine: str) -> list[Instruction]:
+    """Find the calls that name a process by its number, and change how it runs."""
+    return [
+        Instruction(_JUMP_EQUAL, _PRLIMIT[machine], yes="limit"),
+        *(Instruction(_JUMP_EQUAL, n, yes="schedule") for n in _SCHEDULING[machine]),
+        *(
+            Instruction(_JUMP_EQUAL, number, yes=name)
+            for name, (number, _) in _PRIORITIES[machine].items()
+        ),
+    ]
 
 
 def _mode(index: int) -> tuple[Instruction, Instruction]:

@@ -237,6 +237,29 @@ print(attempt(lambda: resource.setrlimit(cpu, (50, 60))), *resource.getrlimit(cp
     assert resource.prlimit(victim.process.pid, resource.RLIMIT_CPU) == before
 
 
+# attack 25, spec N4: nor does it take anybody's processor away, a relay's say.
+async def test_a_child_says_for_none_but_itself_when_it_runs(
+    attacker: Attacker,
+) -> None:
+    attacker.stage.sandbox = KERNELS
+    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
+    os.read(out, 3)
+    os.close(out)
+    assert victim.process is not None
+    program = """
+idle, one = os.sched_param(0), {min(os.sched_getaffinity(0))}
+for pid in (int(sys.argv[1]), int(sys.argv[2]), os.getpid(), 0):
+    print(attempt(lambda: os.setpriority(os.PRIO_PROCESS, pid, 19)))
+    print(attempt(lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, idle)))
+    print(attempt(lambda: os.sched_setaffinity(pid, one)))
+print(attempt(lambda: os.setpriority(os.PRIO_USER, 0, 19)))
+print(attempt(lambda: os.setpriority(os.PRIO_PGRP, 0, 19)))
+"""
+    pids = (str(victim.process.pid), str(attacker.stage.launchpad))
+    said = (await attacker.says(program, *pids)).split()
+    assert said == [*["EPERM"] * 9, *["None"] * 3, *["EPERM"] * 2]
+
+
 # attack 25: children of one user, who see each other in /proc.
 async def test_a_sibling_cannot_be_looked_into_without_namespaces(
     attacker: Attacker,

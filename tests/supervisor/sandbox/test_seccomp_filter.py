@@ -47,12 +47,13 @@ def test_what_is_listed_is_refused_and_nothing_else(
     column = list(MACHINES).index(machine)
     denied = {numbers[column] for numbers in DENIED.values()}
     own = {"x86_64": {16, 41, 53, 56}, "aarch64": {29, 198, 199, 220}}[machine]
-    special = {435, 437, *own}
+    nosys = {435, 437, {"x86_64": 206, "aarch64": 0}[machine]}
+    special = {*nosys, *own}
     for number in range(600):
         if number not in special:
             expected = errno.EPERM if number in denied else None
             assert verdict(code, number, arch) == expected, number
-    assert verdict(code, 435, arch) == verdict(code, 437, arch) == errno.ENOSYS
+    assert {verdict(code, number, arch) for number in nosys} == {errno.ENOSYS}
 
 
 # <asm/unistd.h>, written down here once more: what falls off the list is to be missed.
@@ -137,6 +138,37 @@ def test_who_sees_others_sets_limits_for_none_but_itself(machine: str) -> None:
         assert verdict(code, prlimit, arch, 5, 7, address, 0) == errno.EPERM
         alone = build(machine, network=True)
         assert verdict(alone, prlimit, arch, 5, 7, address, 0) is None
+
+
+# attack 25, spec N4: who sees a relay, or the host, does not take its processor away.
+@pytest.mark.parametrize("machine", MACHINES)
+def test_who_sees_others_says_for_none_when_it_runs(machine: str) -> None:
+    arch, code = MACHINES[machine], build(machine, network=True, alone=False)
+    alone = build(machine, network=True)
+    by_pid, nice, ioprio = {
+        "x86_64": ((142, 144, 203, 314), 141, 251),
+        "aarch64": ((118, 119, 122, 274), 140, 30),
+    }[machine]
+    for number in by_pid:
+        assert verdict(code, number, arch, 0, 1, 2) is None
+        assert verdict(code, number, arch, 7, 1, 2) == errno.EPERM
+        assert verdict(alone, number, arch, 7, 1, 2) is None
+    for number, process in ((nice, 0), (ioprio, 1)):
+        assert verdict(code, number, arch, process, 0, 19) is None
+        assert verdict(alone, number, arch, process, 7, 19) is None
+        for kind in range(4):  # of a process, a group of them, a user
+            assert verdict(code, number, arch, kind, 7, 19) == errno.EPERM
+            expected = None if kind == process else errno.EPERM
+            assert verdict(code, number, arch, kind, 0, 19) == expected
+
+
+# Counted over the whole machine, fs.aio-max-nr: one child could have them all.
+@pytest.mark.parametrize("machine", MACHINES)
+def test_there_is_no_asynchronous_io(machine: str) -> None:
+    number = {"x86_64": 206, "aarch64": 0}[machine]
+    for alone in (True, False):
+        code = build(machine, network=True, alone=alone)
+        assert verdict(code, number, MACHINES[machine], 128) == errno.ENOSYS
 
 
 MAKING = {
