@@ -69,8 +69,6 @@ def _main(words: list[str]) -> int:
         _be_stopped_with_status()
     launchpad = None
     spawns = bool(words) and words[0] in SPAWNING
-    if words[:1] == ["doctor"]:
-        spawns = "--leaks" not in words  # it starts a child to see what it runs in
     if spawns and not {"-h", "--help"} & set(words[1:2]):
         if words[0] == "relay" and not _has_door():
             text = "not inside a child: FD 3 is not open; start it with sandhost run"
@@ -85,7 +83,8 @@ def _main(words: list[str]) -> int:
             from supervisor.say import remedy  # noqa: PLC0415 - only what fails needs it
 
             what = "" if why.filename is None else f"{why.filename!r}: "
-            text = f"cannot start the launchpad: {what}{why.strerror}{remedy(why)}"
+            how = remedy(why) or "; sandhost doctor says what this machine lacks"
+            text = f"cannot start the launchpad: {what}{why.strerror}{how}"
             _say(f"sandhost {words[0]}", text)
             return 125
     from supervisor.cli.app import run_cli  # noqa: PLC0415 - after the launchpad

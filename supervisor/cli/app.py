@@ -292,7 +292,7 @@ def doctor(
         if leaks:
             text, status = find_leaks(control, as_text=not as_json)
         else:
-            text, status = examine_machine(ctx.obj, as_text=not as_json)
+            text, status = examine_machine(as_text=not as_json)
     except ControlError as why:
         raise CommandError(str(why)) from None
     _print(text)

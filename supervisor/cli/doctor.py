@@ -18,8 +18,6 @@ from supervisor.tables import WIDTH, as_json, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.launchpad.start import LaunchpadProcess
-
 CLEAN = 0
 FOUND = 1
 CANNOT_ASK = 2
@@ -44,26 +42,24 @@ _HEADS = {
 """What is listed, by its key in the reports."""
 
 
-def examine_machine(
-    launchpad: LaunchpadProcess | None = None, *, as_text: bool = True
-) -> tuple[str, int]:
-    """Probe the machine (``doctor``).
+def examine_machine(*, as_text: bool = True) -> tuple[str, int]:
+    """Probe the machine (``doctor``), and start a child to see what it runs in.
 
     Args:
-        launchpad: to try the layers of a sandbox with; they are unknown without.
         as_text: text for people, else JSON.
 
     Returns:
-        The report, and ``CLEAN``, or ``FOUND`` if something is missing that no host
-        works without.
+        The report, and ``CLEAN``, or ``FOUND`` if no host works here: something is
+        missing, or no child could be started.
     """
     findings = probe_machine()
-    walls, why = None, "not tried"
-    if launchpad is not None:
-        walls, why = doctor_layers.try_layers(launchpad)
+    lacking = [f.what for f in findings if f.is_needed and f.state == MISSING]
+    if lacking:  # a launchpad could not begin, or not end
+        walls, why = None, f"not tried without {', '.join(lacking)}"
+    else:
+        walls, why = doctor_layers.try_layers()
     layers = doctor_layers.rows(walls, why)
-    lacking = any(f.is_needed and f.state == MISSING for f in findings)
-    status = FOUND if lacking else CLEAN
+    status = CLEAN if walls is not None else FOUND
     if as_text:
         head = _WALLS if walls is not None else f"{_NO_WALLS} {why}"
         return machine_text(findings) + layers_text(head, layers), status

@@ -20,7 +20,7 @@ PRESENT, MISSING, UNKNOWN = "present", "missing", "unknown"
 NOT_NEEDED = "not needed"
 
 
-def try_layers(launchpad: LaunchpadProcess) -> tuple[Walls | None, str]:
+def try_layers() -> tuple[Walls | None, str]:
     """Start a child in everything that can be had.
 
     Returns:
@@ -28,11 +28,16 @@ def try_layers(launchpad: LaunchpadProcess) -> tuple[Walls | None, str]:
     """
     import trio  # noqa: PLC0415 - the report on leaks needs none
 
+    from supervisor.launchpad.start import start_launchpad  # noqa: PLC0415
+    from supervisor.spawned import LaunchpadLost  # noqa: PLC0415
+
+    try:
+        launchpad = start_launchpad()
+    except OSError as error:
+        return None, f"cannot start the launchpad: {error.strerror}"
     try:
         return trio.run(_try, launchpad), ""
-    except* SpawnError as group:
-        why = _first(group)
-    except* OSError as group:
+    except* (SpawnError, LaunchpadLost, OSError) as group:
         why = _first(group)
     return None, why
 

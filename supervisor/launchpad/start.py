@@ -90,7 +90,22 @@ def start_launchpad() -> LaunchpadProcess:
             setsid=True,
         )
     ours.setblocking(False)
-    return LaunchpadProcess(pid, os.pidfd_open(pid), ours)
+    return LaunchpadProcess(pid, _open_pidfd(pid, ours), ours)
+
+
+def _open_pidfd(pid: int, control: socket.socket) -> int:
+    """Return what tells of its end, and could end it: without, children would live on.
+
+    Raises:
+        OSError: a kernel, or a filter, that refuses one of both; it has ended.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+        _signal.pidfd_send_signal(pidfd, 0)
+    except OSError as why:
+        control.close()
+        raise OSError(why.errno, f"no pidfds: {why.strerror}") from None
+    return pidfd
 
 
 def _open_standard_descriptors() -> None:

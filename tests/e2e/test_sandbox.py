@@ -1,5 +1,6 @@
 """Sandboxes from outside: what `doctor` says, profiles, networks, nested children."""
 
+import errno
 import json
 import os
 import shutil
@@ -114,9 +115,31 @@ def test_groups_that_bound_nothing_are_told_of_so(whole: set[str]) -> None:
 # Without prlimit64 a host cannot rule out core files of itself.
 def test_a_host_that_cannot_close_itself_says_so() -> None:
     number = 302 if IS_X86_64 else 261
-    outcome = sandhost("doctor", wrapper=without(number, 1))
+    outcome = sandhost("run", "--", "true", wrapper=without(number, 1))
     assert outcome.status == 125
     assert outcome.said("the host may not rule out core files of itself: ")
+
+
+# doctor is for machines on which a host does not start: it says why, and leaves nothing.
+@pytest.mark.skipif(not IS_X86_64, reason="its numbers")
+@pytest.mark.parametrize(
+    ("number", "answer", "said"),
+    [
+        (434, errno.ENOSYS, "pidfds missing: Function not implemented"),
+        (424, errno.EPERM, "pidfds missing: Operation not permitted"),
+        (289, errno.ENOSYS, "unknown: the launchpad ended unexpectedly"),
+        (56, errno.EPERM, "unknown: cannot start '"),
+    ],
+    ids=["pidfd_open", "pidfd_send_signal", "signalfd4", "clone"],
+)
+def test_doctor_tells_of_a_machine_that_has_no_host(
+    number: int, answer: int, said: str
+) -> None:
+    outcome = sandhost("doctor", wrapper=without(number, answer))
+    assert outcome.status == 1
+    assert said in " ".join(outcome.out.decode().split())
+    outcome = sandhost("run", "--", "true", wrapper=without(number, answer))
+    assert outcome.status in {125, 126}
 
 
 # face.md: what, why, and what to do; an interpreter that this user may not execute, say.

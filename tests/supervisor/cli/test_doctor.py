@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli import doctor
+from supervisor.cli import doctor, doctor_layers
 from supervisor.cli.doctor import examine_machine, find_leaks, leaks_text
 from supervisor.control.client import ControlError
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
@@ -208,21 +208,31 @@ def test_no_process_to_try_it_in_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     assert found("user namespaces").state == UNKNOWN
 
 
+@pytest.fixture
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No child can be started: these tests are no host."""
+    why = None, "cannot start the launchpad: it is not there"
+    monkeypatch.setattr(doctor_layers, "try_layers", lambda: why)
+
+
+@pytest.mark.usefixtures("no_child")
 def test_the_report_fits_80_columns_and_is_honest_about_walls() -> None:
     text, status = examine_machine()
-    assert status == doctor.CLEAN
+    # A machine on which nobody can be started is not a sound one.
+    assert status == doctor.FOUND
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
     # Nothing is reported that was not tried.
-    assert "landlock unknown: not tried" in flat
+    assert "landlock unknown: cannot start the launchpad" in flat
     for probe in PROBES:
         assert " ".join(probe.probed.split()) in flat
 
 
+@pytest.mark.usefixtures("no_child")
 def test_the_report_as_json_has_a_row_for_each() -> None:
     text, status = examine_machine(as_text=False)
     report = json.loads(text)
-    assert status == doctor.CLEAN
+    assert status == doctor.FOUND
     assert report["isolation"] is None
     assert [row["layer"] for row in report["layers"]] == list(LAYERS)
     assert {row["state"] for row in report["layers"]} == {UNKNOWN}
@@ -241,8 +251,10 @@ def test_a_machine_without_what_is_needed_is_told_by_the_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "pidfd_open", refusing(errno.ENOSYS))
-    _, status = examine_machine()
+    text, status = examine_machine()
     assert status == doctor.FOUND
+    # A launchpad could not end what it starts: none is started.
+    assert "landlock unknown: not tried without pidfds" in " ".join(text.split())
 
 
 # ---------------------------------------------------------------- sockets, and asking
