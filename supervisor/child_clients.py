@@ -20,7 +20,7 @@ from supervisor.inner_listener import InnerListener
 from supervisor.lifecycle import State
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Walls
-from supervisor.sandbox.walled import LISTENER
+from supervisor.sandbox.walled import LISTENER, instead_of_listener
 from supervisor.session.traffic import Traffic
 from vfs.filesystem import timestamp
 from vfs.policy import Ledger
@@ -229,7 +229,8 @@ class ChildClients:
         layers = dict(self.walls.applied)
         if not self._listens or self.walls.network == "host" or "netns" in layers:
             return {}
-        return {LISTENER: "it has no net namespace; use the service's socket by path"}
+        how = instead_of_listener(self.spec.sandbox)
+        return {LISTENER: f"it has no net namespace; {how}"}
 
     # Looking at it
 
@@ -281,7 +282,8 @@ class ChildClients:
             ],
             "client_id": session.client.id if session is not None else None,
             "started_at": timestamp(session.client.connected_at) if session else None,
-            "isolation": self.walls.row(),
+            # Of who has not begun nothing was tried yet.
+            "isolation": None if process is None else self.walls.row(),
             "traffic": self.traffic().row(),
         }
 

@@ -366,7 +366,7 @@ class Kept:
             "command": self.section.command,
             "client_id": None,
             "started_at": None,
-            "isolation": {"profile": "none", "layers": []},
+            "isolation": None,  # nothing is reported that was not tried
             **self.more(),
             "status": self.status,
             "usage": None,
@@ -388,10 +388,11 @@ def _ending(child: Child, status: int) -> str:
     exit_status = child.exit
     if exit_status is None or status == NOT_STARTED:
         return "ended, nobody knows how"
+    why = ": its time limit was up" if child.timed_out else ""
     if exit_status.signal is None:
-        return f"exited with {status}"
+        return f"exited with {status}{why}"
     try:
         name = signal.Signals(exit_status.signal).name
     except ValueError:  # a real-time signal has no name
         name = f"signal {exit_status.signal}"
-    return f"was killed by {name}"
+    return f"was killed by {name}{why}"

@@ -244,11 +244,16 @@ def test_a_child_whose_time_is_up_is_ended(options: tuple[str, ...]) -> None:
 
 def test_a_policy_says_how_long_its_children_may_run(tmp_path: Path) -> None:
     config = (
-        '[policy.p]\nsandbox = "none"\nlimits = { time = "300ms", files = 3 }\n'
+        '[policy.p]\nlimits = { time = "300ms", files = 3 }\n'
         '[child.long]\ncommand = ["sleep", "1000"]\npolicy = "p"\n'
     )
     with daemon(tmp_path, config) as running:
         running.wait(lambda: running.row("long").state == "ended")
+        words = ("ps", "--json", "--control", tmp_path / "run" / "control")
+        (row,) = json.loads(sandhost(*words).out)
+        assert row["reason"] == "was killed by SIGTERM: its time limit was up"
+        # Of who has no process nothing is reported that it would run in.
+        assert row["isolation"] is None
         assert running.end() == 0
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(
