@@ -143,9 +143,13 @@ class Node:
         return self
 
     def lower(self, limit: float) -> None:
-        """Set a limit that may not grow; what is under way stays reserved (I7)."""
+        """Set a limit that may not grow; what is under way stays reserved (I7).
+
+        It is no larger than any above, which would only be a promise that nobody keeps.
+        """
         wanted = max(limit, self.spent + self.reserved) if self.under_way else limit
-        self.limit = wanted if self.limit is None else min(self.limit, wanted)
+        bounds = (node.limit for node in self.path() if node.limit is not None)
+        self.limit = min((wanted, *bounds))
 
     def forget_spending(self) -> None:
         """Begin a new window; what is under way stays reserved."""

@@ -290,7 +290,7 @@ def levels_of(chance: random.Random) -> list[list[str]]:
     found = []
     left = {"read": READS, "write": WRITES}
     quota = 500
-    for _ in range(3):
+    for _ in range(3):  # a larger quota than what is left is asked for, too
         given = {
             option: chance.sample(names, min(len(names), chance.choice((0, 1, 2))))
             for option, names in left.items()
@@ -309,8 +309,9 @@ def levels_of(chance: random.Random) -> list[list[str]]:
         if chance.random() < 0.3:
             words += ["--model", "small"]
         if chance.random() < 0.6:
-            quota = max(50, quota // chance.choice((1, 2, 4)))
-            words += ["--quota", str(quota)]
+            asked = chance.choice((4 * quota, quota, quota // 2, quota // 4))
+            words += ["--quota", str(max(50, asked))]
+            quota = max(50, min(quota, asked))
         found.append(words)
     return found
 

@@ -123,7 +123,8 @@ class Tree(RuleBasedStateMachine):
         before = math.inf if node.limit is None else node.limit
         node.lower(limit)
         assert node.limit is not None
-        assert node.limit <= before
+        above = [n.limit for n in node.path() if n.limit is not None]
+        assert node.limit == min((before, *above))
 
     @rule()
     def new_window(self) -> None:
