@@ -43,6 +43,9 @@ def main() -> None:
             raise
         text = f"internal error: {type(why).__name__}: {why}"
         hint = "; set SANDHOST_TRACEBACK=1 for a report"
+        if _is_for_want_of_memory(why):
+            text = "there is too little memory for it"
+            hint = "; raise the limit memory, or ulimit -v, to 100M at least"
         _say("sandhost", " ".join((text + hint).split()))
         status = 125
     for stream in (sys.stdout, sys.stderr):
@@ -53,6 +56,12 @@ def main() -> None:
             status = status or 1
     # Everything that has an end has had it; taking modules apart is 20 ms of nothing.
     os._exit(status)
+
+
+def _is_for_want_of_memory(why: Exception) -> bool:
+    # What dlopen(3) says where mmap(2) fails; there is no errno.
+    unmapped = isinstance(why, ImportError) and "failed to map segment" in str(why)
+    return unmapped or isinstance(why, MemoryError)
 
 
 def _main(words: list[str]) -> int:

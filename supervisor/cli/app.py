@@ -9,6 +9,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -264,6 +265,10 @@ def relay(  # noqa: PLR0913, PLR0917 - a command line
     if model is not None:
         rights["model"] = model
     if quota is not None:
+        if not 0 <= quota < math.inf:
+            raise UsageFault(
+                f"--quota: not a number of tokens: {quota}; write 0 or more"
+            )
         rights["quota"] = quota
     return run_nested(ctx.obj, tuple(command), rights or None, fds)
 

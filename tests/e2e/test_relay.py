@@ -134,6 +134,15 @@ def test_the_model_cannot_be_narrowed_where_there_is_none(
     assert b"this host has no model, and so no quota" in err
 
 
+@pytest.mark.parametrize("quota", ["nan", "inf", "1e400", "-1"])
+def test_a_quota_that_is_no_number_of_tokens_is_refused(quota: str) -> None:
+    script = f"{SANDHOST} relay --quota={quota} -- true"
+    outcome = sandhost("run", "--", "sh", "-c", script)
+    assert outcome.status == 125
+    assert outcome.err.startswith(b"sandhost relay: --quota: not a number of tokens: ")
+    assert outcome.said("; write 0 or more; see 'sandhost relay --help'")
+
+
 def test_outside_a_child_it_says_so() -> None:
     outcome = sandhost("relay", "--", "true")
     assert outcome.status == 125

@@ -157,6 +157,24 @@ def test_a_launchpad_that_cannot_be_started_is_told_with_what_to_do() -> None:
     assert outcome.stderr == f"sandhost run: cannot start the launchpad: {said} first\n"
 
 
+# A limit of memory that is too small for the command itself, a relay say.
+@pytest.mark.parametrize(
+    "why",
+    ["MemoryError()", "ImportError('x.so: failed to map segment from shared object')"],
+)
+def test_too_little_memory_is_no_internal_error(why: str) -> None:
+    code = (
+        "import supervisor.__main__ as command\n"
+        f"def fail(words): raise {why}\n"
+        "command._main = fail; command.main()"
+    )
+    words = [sys.executable, "-c", code]
+    outcome = subprocess.run(words, capture_output=True, text=True, check=False)
+    said = "there is too little memory for it; raise the limit memory, or ulimit -v, to"
+    assert outcome.returncode == 125
+    assert outcome.stderr == f"sandhost: {said} 100M at least\n"
+
+
 def test_required_is_what_the_documents_say() -> None:
     required = {"landlock", "seccomp", "no_new_privs", "capabilities"}
     assert PROFILES["required"].required == required
