@@ -10,7 +10,7 @@ import _socket
 import os
 import socket
 
-import trio
+from supervisor.watches import wait_writable
 
 
 class Ends:
@@ -101,4 +101,4 @@ async def send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> int:
         try:
             return socket.send_fds(sock, [data], fds, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            await trio.lowlevel.wait_writable(sock)
+            await wait_writable(sock)

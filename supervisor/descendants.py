@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor import proctree
+from supervisor.watches import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -42,7 +43,7 @@ async def _reap(pid: int) -> None:
     """Wait for a dying child of this process; nobody else does, so its pid is its."""
     pidfd = os.pidfd_open(pid)
     try:
-        await trio.lowlevel.wait_readable(pidfd)
+        await wait_readable(pidfd)
         collect(pidfd)
     finally:
         os.close(pidfd)

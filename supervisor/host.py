@@ -4,6 +4,7 @@
     |- launcher              the launchpad's messages, and who stands by
     |- pump.run              every client's fast requests
     |- pump.watch_deadlines  messages that began and do not end
+    |- pump.look_at_unwatched  clients for whom no epoll watch is left
     |- child nursery
        |- child.run          one task a child: start, wait for its exit, clean up
           |- session.run     its conversation's slow work
@@ -374,6 +375,7 @@ async def open_host(
             nursery.start_soon(host.forks.run)
             nursery.start_soon(host.pump.run)
             nursery.start_soon(host.pump.watch_deadlines)
+            nursery.start_soon(host.pump.look_at_unwatched)
             if launchpad.handed_over is None:
                 journal.write("host.started", pid=os.getpid())
             ask_for_slices(SHORT_SLICE_NS)  # many wait for it, each for a little

@@ -35,6 +35,7 @@ from supervisor.launchpad import calls, wire
 from supervisor.launchpad.order import missing_interpreter
 from supervisor.spawned import Born, LaunchpadLost, Record, SpawnedProcess
 from supervisor.standby import Offers
+from supervisor.watches import wait_readable, wait_writable
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class Launcher:
         async with self._sending:
             while not self._has_put(message, fds):
                 with contextlib.suppress(trio.ClosedResourceError):  # lost: check
-                    await trio.lowlevel.wait_writable(self._control)
+                    await wait_writable(self._control)
 
     def _has_put(self, message: tuple[object, ...], fds: tuple[int, ...]) -> bool:
         """Send as ``send`` where there is room; the caller is the one who sends."""
@@ -310,7 +311,7 @@ class Launcher:
             try:
                 received = wire.receive_message(self._control)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._control)
+                await wait_readable(self._control)
                 continue
             if received is None:
                 return
@@ -374,7 +375,7 @@ class Launcher:
         pidfd = self._launchpad.pidfd
         try:
             signals.pidfd_send_signal(pidfd, signals.SIGCONT)  # should it be stopped
-            await trio.lowlevel.wait_readable(pidfd)
+            await wait_readable(pidfd)
             went_well = collect(pidfd)
         finally:
             os.close(pidfd)

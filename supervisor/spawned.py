@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from supervisor.launchpad import wire
+from supervisor.watches import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +142,7 @@ class Record:
             try:
                 is_refused = os.read(report, 1)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(report)
+                await wait_readable(report)
         os.close(self.report.pop())
         if is_refused and self.failure is None:
             self.started = trio.Event()
@@ -201,7 +202,7 @@ class SpawnedProcess:
         Cancellation: nothing is lost, wait again.
         """
         self._is_awaited = True
-        await trio.lowlevel.wait_readable(self._pidfd)
+        await wait_readable(self._pidfd)
         with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
             await self._record.exited.wait()
         return self._status()

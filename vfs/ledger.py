@@ -101,7 +101,8 @@ class Ledger:
             no directory yet, so they are bounded with the files but not among them.
         open: open files whose growth is bounded, over the whole tree of ledgers.
         threads: bounds the worker threads of the whole tree of ledgers.
-        sends: bounds the files of which a piece is sent in one turn of the loop, likewise.
+        sends: bounds the files of which a piece is sent in one turn of the loop, for the
+            whole tree: of the topmost ledger alone.
         turn: who changes what is bounded in a worker thread has it, over the whole tree;
             None where neither growth nor files are.
     """
@@ -167,9 +168,10 @@ class Ledger:
 
     @property
     def sends(self) -> trio.CapacityLimiter:
-        """What bounds how many connections of a child a turn sends large files to."""
-        if self.parent is not None:
-            return self.parent.sends
+        """What bounds how many connections of a child a turn sends large files to.
+
+        Precondition: it is the child's own, which has no parent.
+        """
         if self._sends is None:  # as above
             self._sends = trio.CapacityLimiter(SHARE)
         return self._sends

@@ -13,12 +13,15 @@ Rules of this file.
    a turn of the loop sends large files to as many.
 5. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
    Of one that its task owns the set may still be asked whether its client hangs up.
-6. On the way down the pump may have gone before its sessions: then there is no set, and
+6. Whom no epoll watch is left for (``watches``) is looked at from time to time: that is a
+   task of its own, and costs nothing as long as there is nobody.
+7. On the way down the pump may have gone before its sessions: then there is no set, and
    nobody is in it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -30,6 +33,7 @@ from supervisor.session.base import EOF, SLOW
 from supervisor.session.counts import SAMPLE_TURNS, Counts
 from supervisor.session.precedence import CROWD, Precedence
 from supervisor.session.sent import POLLS
+from supervisor.watches import LOOK_PAUSE_S, wait_readable
 from vfs.policy import SHARE
 
 if TYPE_CHECKING:
@@ -63,6 +67,8 @@ class Pump:
         self.sessions: dict[int, SessionBase] = {}
         self.counts = Counts()
         self.sending = 0
+        self._unwatched: set[int] = set()
+        self._unwatched_added = trio.Event()
         self._left_over: dict[SessionBase, None] = {}
         self._attached = 0  # sessions in the set that are not their child's first
         self._hangups: dict[int, SessionBase] = {}
@@ -94,7 +100,9 @@ class Pump:
     def add(self, session: SessionBase) -> None:
         """Begin to serve a session."""
         if not self._epoll.closed:
-            self._epoll.register(session.read_fd, select.EPOLLIN)
+            if not self._is_watched(session.read_fd, select.EPOLLIN):
+                self._unwatched.add(session.read_fd)
+                self._unwatched_added.set()
             self.sessions[session.read_fd] = session
             self._attached += session.client.ledger is not session.top
 
@@ -104,7 +112,9 @@ class Pump:
         if self.sessions.get(session.read_fd) is session:
             del self.sessions[session.read_fd]
             self._attached -= session.client.ledger is not session.top
-            if not self._epoll.closed:
+            if session.read_fd in self._unwatched:
+                self._unwatched.remove(session.read_fd)
+            elif not self._epoll.closed:
                 self._epoll.unregister(session.read_fd)
         self._left_over.pop(session, None)
         self._deadlines.pop(session, None)
@@ -127,9 +137,10 @@ class Pump:
         if self._epoll.closed:
             return
         for fd in {session.read_fd, session.write_fd}:
-            self._hangups[fd] = session
             # Nothing is asked for: EPOLLHUP and EPOLLERR always come (epoll_ctl(2)).
-            self._epoll.register(fd, 0)
+            # Without a watch its job goes on till it is to say something.
+            if self._is_watched(fd, 0):
+                self._hangups[fd] = session
 
     def ignore_hangup(self, session: SessionBase) -> None:
         """End ``watch_hangup``."""
@@ -150,6 +161,16 @@ class Pump:
         if not self._epoll.closed:
             self._epoll.unregister(fd)
 
+    def _is_watched(self, fd: int, events: int) -> bool:
+        """Have the set tell of a descriptor; False: there is no watch for it (``watches``)."""
+        try:
+            self._epoll.register(fd, events)
+        except OSError as why:
+            if why.errno != errno.ENOSPC:
+                raise
+            return False
+        return True
+
     def _watch(self, session: SessionBase) -> None:
         """Start or stop the clock of a message that has begun (spec F8)."""
         known = self._deadlines.get(session)
@@ -169,7 +190,7 @@ class Pump:
         poll = self._epoll.poll
         yield_core = os.sched_yield
         misses = 0
-        slice_end = time.monotonic() + SLICE_S
+        slice_end = self._slice_end()
         precedence = Precedence()
         try:
             while True:
@@ -192,18 +213,21 @@ class Pump:
                     continue
                 else:
                     precedence.rest()
-                    await trio.lowlevel.wait_readable(self._epoll.fileno())
+                    await wait_readable(self._epoll)
                     misses = 0
-                    slice_end = time.monotonic() + SLICE_S
+                    slice_end = self._slice_end()
                     continue
                 if time.monotonic() > slice_end:
                     await trio.lowlevel.checkpoint()
-                    slice_s = SENDING_SLICE_S if self.sending else SLICE_S
-                    slice_end = time.monotonic() + slice_s
+                    slice_end = self._slice_end()
         finally:
             precedence.rest()
             self._epoll.close()
             os.close(self._bell)
+
+    def _slice_end(self) -> float:
+        """Return until when others wait, from now on."""
+        return time.monotonic() + (SENDING_SLICE_S if self.sending else SLICE_S)
 
     def _turn(self, events: list[tuple[int, int]]) -> dict[SessionBase, None]:
         """Return who is served now, in order."""
@@ -267,6 +291,24 @@ class Pump:
         if self._deadlines or conn.body_left or not conn.idle:
             self._watch(session)
         del turn[session]
+
+    async def look_at_unwatched(self) -> None:
+        """Serve those for whom there is no epoll watch, until there is (``watches``)."""
+        while True:
+            self._unwatched_added = trio.Event()
+            while self._unwatched and not self._epoll.closed:
+                poll = select.poll()
+                for fd in tuple(self._unwatched):
+                    if self._is_watched(fd, select.EPOLLIN):
+                        self._unwatched.remove(fd)
+                    else:
+                        poll.register(fd, select.POLLIN)
+                ready = poll.poll(0) if self._unwatched else []
+                self._left_over |= {self.sessions[fd]: None for fd, _ in ready}
+                if ready:
+                    os.eventfd_write(self._bell, 1)
+                await trio.sleep(LOOK_PAUSE_S)
+            await self._unwatched_added.wait()
 
     async def watch_deadlines(self) -> None:
         """Close the sessions whose message does not end in time (spec F8)."""

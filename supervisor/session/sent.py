@@ -19,6 +19,7 @@ from protocol import error
 from supervisor.session.received import Receiving
 from supervisor.session.replies import reason
 from supervisor.session.transport import FileTransfer, bytes_unread, deepen
+from supervisor.watches import wait_writable
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Sending(Receiving):
                         self.bytes_out += sent
                         self.unsent = self.unsent[sent:]
                     except BlockingIOError:
-                        await trio.lowlevel.wait_writable(self.write_fd)
+                        await wait_writable(self.write_fd)
         finally:
             self.unsent = None
 
@@ -99,7 +100,7 @@ class Sending(Receiving):
             with self.patience():
                 while not transfer.is_done:
                     if not await self._send_piece(transfer):
-                        await trio.lowlevel.wait_writable(self.write_fd)
+                        await wait_writable(self.write_fd)
         finally:
             self.transfer = None
 
@@ -108,7 +109,7 @@ class Sending(Receiving):
         self.pump.sending += 1
         try:
             # Which waits for the loop's next turn at least.
-            async with self.client.ledger.sends:
+            async with self.top.sends:
                 return transfer.push()
         finally:
             self.pump.sending -= 1

@@ -31,6 +31,7 @@ from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability, NoAnswerError
 from supervisor.toolexec.backend import Backend, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
+from supervisor.watches import wait_readable
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ async def _finish(process: SpawnedProcess, reader: int) -> tuple[int, bytes]:
     said = bytearray()
     try:
         while True:
-            await trio.lowlevel.wait_readable(reader)
+            await wait_readable(reader)
             more = os.read(reader, 4096)
             if not more:
                 break

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.toolexec.outputlog import PIECE_BYTES
+from supervisor.watches import wait_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,7 +164,7 @@ class ChunkedReader:
             try:
                 view = self._send(view)
             except BlockingIOError:
-                await trio.lowlevel.wait_writable(self._sock)
+                await wait_writable(self._sock)
         self._log.advanced()
         await trio.lowlevel.checkpoint()
 
@@ -205,5 +206,5 @@ class ChunkedReader:
         if patience_s <= 0:
             return False
         with trio.move_on_after(patience_s) as patience:
-            await trio.lowlevel.wait_writable(self._sock)
+            await wait_writable(self._sock)
         return not patience.cancelled_caught

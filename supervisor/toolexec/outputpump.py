@@ -22,6 +22,7 @@ import trio
 from supervisor.toolexec.logstores import HEAD_BYTES
 from supervisor.toolexec.outputlog import PIECE_BYTES
 from supervisor.toolexec.splicing import SPLICED_BYTES, Tap, waiting_in
+from supervisor.watches import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,5 +191,5 @@ class OutputPump:
         self._waited = True
         # Not a scope that is cancelled: it would be made for each wait.
         with suppress(trio.ClosedResourceError):
-            await trio.lowlevel.wait_readable(self._pipe)
+            await wait_readable(self._pipe)
         return True

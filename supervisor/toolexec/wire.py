@@ -36,6 +36,7 @@ from protocol.toolexec_body import (
 )
 from supervisor.toolexec import heads
 from supervisor.toolexec.heads import RefusedAtOnceError
+from supervisor.watches import wait_readable, wait_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -281,7 +282,7 @@ class Wire:
             try:
                 return self.sock.recv(RECEIVE_BYTES)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self.sock)
+                await wait_readable(self.sock)
 
     def _has_more(self) -> bool:
         try:
@@ -322,7 +323,7 @@ class Wire:
                 sent = self.sock.send(view, socket.MSG_NOSIGNAL)
                 view = self.unsent = view[sent:]
             except BlockingIOError:
-                await trio.lowlevel.wait_writable(self.sock)
+                await wait_writable(self.sock)
 
     def make_room(self) -> None:
         """Let the kernel hold more than a small reply: as much of this as wmem_max allows.

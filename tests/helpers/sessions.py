@@ -265,6 +265,7 @@ async def open_hall(where: Path) -> AsyncIterator[Hall]:
         hall = Hall(where, nursery)
         nursery.start_soon(hall.pump.run)
         nursery.start_soon(hall.pump.watch_deadlines)
+        nursery.start_soon(hall.pump.look_at_unwatched)
         try:
             yield hall
             await hall.close()

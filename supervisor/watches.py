@@ -1,0 +1,64 @@
+"""Waiting for descriptors, also where no epoll watch is left.
+
+What it is: Trio's waits, and a way without them.  What it is not: the pump, which waits
+for many at once and has its own (``session.pump``).
+
+Rules of this file.
+
+1. The kernel counts epoll watches by user, over all user namespaces (epoll(7),
+   max_user_watches).  A host that is not root shares that number with its children, so
+   one of them may have used it up: that ends neither the host nor what waits.
+2. Who has no watch looks again and again, and is late by ``LOOK_PAUSE_S`` at most.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Protocol
+
+    class HasFileno(Protocol):
+        """A socket, say."""
+
+        def fileno(self) -> int:
+            """Return its descriptor."""
+
+
+LOOK_PAUSE_S = 0.02
+"""Between looks at what cannot be watched: late by no more than a busy machine makes it,
+and a thousand such looks are some milliseconds of a second."""
+
+
+async def wait_readable(fd: int | HasFileno) -> None:
+    """Wait as ``trio.lowlevel.wait_readable``."""
+    await _wait(trio.lowlevel.wait_readable, fd, select.POLLIN)
+
+
+async def wait_writable(fd: int | HasFileno) -> None:
+    """Wait as ``trio.lowlevel.wait_writable``."""
+    await _wait(trio.lowlevel.wait_writable, fd, select.POLLOUT)
+
+
+async def _wait(
+    wait: Callable[[int | HasFileno], Awaitable[None]], fd: int | HasFileno, what: int
+) -> None:
+    try:
+        await wait(fd)
+    except OSError as why:
+        if why.errno != errno.ENOSPC:
+            raise
+        # A new one each time: it may be closed meanwhile, and its number given again.
+        while not _is_ready(fd, what):  # noqa: ASYNC110 - no event tells of it
+            await trio.sleep(LOOK_PAUSE_S)
+
+
+def _is_ready(fd: int | HasFileno, what: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, what)
+    return bool(poll.poll(0))
