@@ -246,7 +246,7 @@ class Child(ChildClients):
             self.timed_out = True
             raise walled.too_late(executable, limit_s)
         self.walls.missing.update(self._unheard())
-        for text in walled.shortfalls(self.walls):
+        for text in walled.shortfalls(self.walls, spec.sandbox):
             host.log.write("WARNING", f"Child {self.id} {text}")
         return process
 

@@ -15,6 +15,7 @@ from supervisor.options import Limits
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.sandbox.ways import check_ways
 from supervisor.say import remedy
+from vfs.errors import AccessDeniedError
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class ChildSpec:
             grants = tuple(dict.fromkeys((*self.read, *self.write)))
             for path in grants:
                 may_read, may_write = path in self.read, path in self.write
-                with _granted("read" if may_read else "write"):
+                with _granted("read" if may_read else "write", path):
                     places.append(hold(path, read=may_read, write=may_write))
             paths = (os.fsdecode(place.prefixes[-1]) for place in places)
             held = dict(zip((self.root, *grants), paths, strict=True))
@@ -204,13 +205,34 @@ class ChildSpec:
 
 
 @contextmanager
-def _granted(key: str) -> Iterator[None]:
+def _granted(key: str, path: str) -> Iterator[None]:
     """Say of an error of the system that it is a grant's, and where that is written."""
     try:
         yield
-    except OSError as why:
+    except (OSError, AccessDeniedError) as error:
+        why = not_held(path, error)
         text = f"{why.strerror} (granted by --{key}, or by {key} of its policy)"
         raise OSError(why.errno, f"{text}{remedy(why)}", why.filename) from None
+
+
+def not_held(path: str, error: OSError | AccessDeniedError) -> OSError:
+    """Return why a grant cannot be held in the words of the kernel, and with a path.
+
+    Args:
+        path: as it is written.
+        error: of ``open_place``.
+    """
+    if not isinstance(error, OSError):
+        # As many links as the kernel follows, and nothing behind them.
+        return OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    why = error
+    if error.errno == errno.EISDIR:
+        # It ends as a directory's name does, and names a file, or nothing.
+        try:
+            os.stat(path)  # noqa: PTH116 - pathlib drops that end
+        except OSError as told:
+            why = told
+    return OSError(why.errno, why.strerror, error.filename or path)
 
 
 def _check_directory(path: str, root: Place) -> None:

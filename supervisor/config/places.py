@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 GRANTS = ("read", "write")
 
+_ENDS = ("", ".", "..")
+"""What follows the last slash of a name that only a directory has."""
+
 _KEY_WITHIN = (
     "'{}' lies in '{}', where children or their tools work: walls without a mountns, or a"
     " container, leave it open to them, and who may write there can put another one in its"
@@ -89,18 +92,29 @@ def place_of(path: str) -> Place:
 
 
 def _not_to_be_granted(path: str, *, is_written: bool) -> str:
-    """Return why a grant cannot be held; what is no path at all is said elsewhere."""
+    """Return why a grant cannot be held; what is no path at all is said elsewhere.
+
+    It is held for a moment, as a start does: a look by another way finds something else
+    (``pathlib`` drops the end of ``file/``, and the ring that links go round in).
+    """
     if not path or "\0" in path:
         return ""
+    from supervisor.spec import not_held  # noqa: PLC0415 - for a policy that has grants
+    from vfs.errors import AccessDeniedError  # noqa: PLC0415 - likewise
+    from vfs.policy import close_places, open_place  # noqa: PLC0415 - likewise
+
     try:
-        # A file that is written may be one that the child will make.
-        if Path(path).exists() or (is_written and Path(path).parent.is_dir()):
-            return ""
-    except OSError as why:  # too long, or in what this user may not see
+        close_places((open_place(path, write=is_written),))
+    except (OSError, AccessDeniedError) as error:
+        why = not_held(path, error)
+    else:
+        return ""
+    if why.errno != errno.ENOENT:
         return f"cannot use {path!r}: {why.strerror}{remedy(why)}"
     if os.path.islink(path):  # noqa: PTH114 - as it is
         return f"{path!r} is a link that leads nowhere; mend it, or make what it names"
-    return f"there is no {path!r}; make it first"
+    what = "directory " if os.path.basename(path) in _ENDS else ""  # noqa: PTH119 - as it is
+    return f"there is no {what}{path!r}; make it first"
 
 
 def check_grants(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -110,7 +124,8 @@ def check_grants(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
         where = f"policy.{joined(name)}"
         for key in GRANTS:
             for path in getattr(policy, key):
-                if why := _not_to_be_granted(path, is_written=key == "write"):
+                # What is to be read and written is held once, for both.
+                if why := _not_to_be_granted(path, is_written=path in policy.write):
                     yield f"{where}.{key}", why
 
 
@@ -180,7 +195,7 @@ def beside_other_roots(config: Config, name: str, path: str) -> Iterator[str]:
 
 
 def odd_places(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of roots and grants to write that reach another policy's root."""
+    """Yield (key, text) of what is there for two policies, or for none, and hardly meant."""
     seen: list[tuple[str, Place]] = []
     roots = list(_roots(config))
     for name, root in roots:
@@ -190,8 +205,21 @@ def odd_places(config: Config) -> Iterator[tuple[str, str]]:
         seen.append((name, root))
     for name, policy in config.policy.items():
         others = [(owner, root) for owner, root in roots if owner != name]
-        for text in _reaching(others, policy.write):
+        for text in (*_yet_to_be_made(policy.write), *_reaching(others, policy.write)):
             yield f"policy.{joined(name)}.write", text
+
+
+def _yet_to_be_made(paths: Iterable[str]) -> Iterator[str]:
+    """Yield what is to be told of grants of a file that the child may make.
+
+    A directory whose name is misspelt is one, and all beneath it is out of reach then.
+    """
+    for path in paths:
+        if not os.path.exists(path):  # noqa: PTH110 - as it is
+            yield (
+                f"there is no {path!r}: the grant is for a file of that name, which the"
+                " child may make; make the directory first if it is to be one"
+            )
 
 
 def reaching_roots(config: Config, name: str, paths: Iterable[str]) -> Iterator[str]:

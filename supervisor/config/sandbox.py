@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config.read import joined
+from supervisor.sandbox.foreseen import foreseen, keeps_network, no_netns
+from supervisor.sandbox.hold import HOLDERS, is_held
 from supervisor.sandbox.plan import (
-    KEEP_NETWORK,
     LAYERS,
     NEEDS_MOUNTNS,
     NONE,
@@ -103,24 +104,15 @@ def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, 
             f"'none' contradicts sandbox {profile.name!r}, which keeps nobody from the"
         )
         if "netns" in profile.layers:
-            yield "network", f"{why} network here: {_NO_NETNS}"
+            yield "network", f"{why} network here: {_without_netns(profile)}"
         else:
             lacks = "without the layer netns or seccomp; add one to its layers"
             yield "network", f"{why} network {lacks}, or set network = 'host'"
 
 
-_NO_NETNS = (
-    "where the host is not root the layer netns takes userns; add that or seccomp to its"
-    " layers, or set network = 'host'"
-)
-
-
-def keeps_network(profile: Profile) -> bool:
-    """Tell whether something keeps the network ``none``; of ``none`` itself all know."""
-    keepers = profile.layers & KEEP_NETWORK
-    if os.geteuid() != 0 and "userns" not in profile.layers:
-        keepers -= {"netns"}
-    return not profile.layers or bool(keepers)
+def _without_netns(profile: Profile) -> str:
+    why, how = no_netns(profile)
+    return f"{why}; {how} seccomp to its layers, or set network = 'host'"
 
 
 def odd_walls(
@@ -138,7 +130,7 @@ def odd_walls(
         why = f"sandbox {profile.name!r} has neither the layer netns nor seccomp"
         why = f"{why}; add one to its layers, or set network = 'host'"
         if "netns" in profile.layers:
-            why = f"sandbox {profile.name!r} keeps nobody from it: {_NO_NETNS}"
+            why = f"sandbox {profile.name!r} keeps nobody from it: {_without_netns(profile)}"
         yield "network", f"its children have the host's network: {why}"
     what, instead = "the model but by FD 3", "or have a layer netns"
     if config.llm is not None and (why := no_way(profile, network, what, instead)):
@@ -160,9 +152,15 @@ def check_kept(profile: Profile, limits: Collection[str]) -> Iterator[tuple[str,
         limits: names of the policy's limits.
     """
     for limit in _OF_GROUPS:
-        if limit in limits and "cgroup" not in profile.layers:
-            why = f"nothing keeps it in sandbox {profile.name!r}: it takes the layer 'cgroup'"
-            yield limit, f"{why}; name a profile that has it, or leave the limit out"
+        if limit not in limits:
+            continue
+        why = f"nothing keeps it in sandbox {profile.name!r}: "
+        if "cgroup" not in profile.layers:
+            why += "it takes the layer 'cgroup'; name a profile that has it"
+            yield limit, f"{why}, or leave the limit out"
+        elif not is_held(foreseen(profile)):
+            why += f"its children can leave their groups, for want of {HOLDERS}"
+            yield limit, f"{why}; add such layers, or leave the limit out"
 
 
 def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
@@ -175,12 +173,13 @@ def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
         instead: what else can be done.
     """
     # In a net namespace of its own the child listens, for the host.
-    if profile.unix_sockets or network == "host" or "netns" in profile.layers:
+    if profile.unix_sockets or network == "host" or "netns" in foreseen(profile):
         return ""
-    return (
+    why = (
         f"its children have no way to {to}: sandbox {profile.name!r} has unix_sockets ="
         f" false, and the network is none; set network = 'host', {instead}"
     )
+    return f"{why}; {no_netns(profile)[0]}" if "netns" in profile.layers else why
 
 
 def _no_address(

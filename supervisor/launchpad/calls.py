@@ -205,7 +205,11 @@ class Shapes:
 
 def applied(order: Order) -> tuple[tuple[str, str], ...]:
     """Return (layer, detail) of what a program runs in, if each of its calls goes well."""
-    return (("session", "own"), *order.limits_said(), order.fds_said())
+    return (
+        ("session", "own"),
+        *order.limits_said(len(order.rlimits)),
+        order.fds_said(),
+    )
 
 
 def fault(memory: ctypes.Array[ctypes.c_char], start: int) -> tuple[int, str] | None:

@@ -60,6 +60,9 @@ FAILED_STATUS = 127
 
 _STOCK_NAME = b"sandhost-stock"
 
+# By so many descriptors a child has fewer: more than a message for each processor holds.
+HOSTS_MORE = 1024
+
 
 def become(order: Order, launchpad: int, report: int) -> NoReturn:
     """Turn this forked process into what `order` says.
@@ -260,10 +263,27 @@ def _place_descriptors(order: Order, _launchpad: int) -> None:
 
 
 def _limit_resources(order: Order, _launchpad: int) -> None:
-    for which, soft, hard in order.rlimits:
+    limits = order.rlimits
+    if "rlimits" in order.layers:
+        limits = (_fewer_descriptors(), *limits)
+    for which, soft, hard in limits:
         # Not setrlimit: it turns EPERM into a ValueError.
         resource.prlimit(0, which, (soft, hard))
-    order.applied += order.limits_said()
+    order.applied += order.limits_said(len(limits))
+
+
+def _fewer_descriptors() -> tuple[int, int, int]:
+    """Return a limit of descriptors that is less than the host's.
+
+    What is in flight over unix sockets is counted by user, and whoever sends compares that
+    with a limit of its own (unix(7), ETOOMANYREFS): a child of its host's user that had as
+    many could stuff its own sockets until the host sends nobody a descriptor.
+    """
+    soft, hard = resource.prlimit(0, resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:  # Linux knows none; others that play it may
+        hard = 1 << 20
+    hard -= min(HOSTS_MORE, hard // 4)
+    return resource.RLIMIT_NOFILE, min(soft, hard), hard
 
 
 def _forbid_new_privileges(_order: Order, _nothing: None) -> str:

@@ -129,11 +129,11 @@ class Order:
         if listens:
             self.listener_fd = self.sources.pop()
 
-    def limits_said(self) -> tuple[tuple[str, str], ...]:
-        """Return what is told of its limits once they are set, if they are a layer."""
+    def limits_said(self, count: int) -> tuple[tuple[str, str], ...]:
+        """Return what is told once so many limits are set, if they are a layer."""
         if "rlimits" not in self.layers:
             return ()
-        return (("rlimits", f"{len(self.rlimits)} set"),)
+        return (("rlimits", f"{count} set"),)
 
     def fds_said(self) -> tuple[str, str]:
         """Return what is told of its descriptors once they are in their places."""

@@ -168,10 +168,12 @@ class Machine:
 
     Attributes:
         lacking: reason by layer that could not be had.
+        ungiven: of these, the layers that nobody is given, by a sysctl that can change.
     """
 
     def __init__(self, launchpad_pid: int | None = None) -> None:
         self.lacking: dict[str, str] = {}
+        self.ungiven: set[str] = set()
         self._users: set[int] = set()
         self._launchpad_pid = launchpad_pid
         if os.geteuid() != 0:
@@ -182,6 +184,13 @@ class Machine:
             seccomp_filter.build_here(network=False)
         except seccomp_filter.UnknownMachineError as why:
             self.lacking["seccomp"] = f"no list of system calls for {why}"
+
+    def look_again(self) -> None:
+        """Forget that a layer cannot be had, where somebody has raised its sysctl."""
+        for layer in tuple(self.ungiven):
+            if not is_given_to_nobody(layer):
+                self.ungiven.discard(layer)
+                self.lacking.pop(layer, None)
 
     def take_user(self) -> int:
         """Return a user number that no other child of this machine's hosts has.
@@ -236,6 +245,7 @@ class Plan:
             SpawnError: one that is required cannot be had.
         """
         self.missing.clear()
+        self.machine.look_again()
         layers = set(self.profile.layers)
         for layer, why in (*self.machine.lacking.items(), *self.without.items()):
             self.leave(layers, layer, why)
@@ -295,25 +305,24 @@ class Plan:
         if layer in self.profile.required:
             raise missing_layer(layer, error.reason, error.errno)
         self.machine.lacking[layer] = error.reason
+        if error.errno == errno.ENOSPC:
+            self.machine.ungiven.add(layer)
         return True
 
-    def failed_for_it(self, error: SpawnError, paths: Iterable[str]) -> None:
+    def failed_for_it(self, error: SpawnError) -> bool:
         """Take note of a layer that failed for this child, and not for the machine.
 
         Only that of owners is left out then: the file system of a directory that
         whoever runs the host has named may be unable to show them otherwise.
 
-        Args:
-            error: as the launchpad has it.
-            paths: what of the child's is not everybody's.
-
-        Raises:
-            SpawnError: it is another one, or required.
+        Returns:
+            Whether it is to be tried without: it is that one, and not required.
         """
         layer = error.stage
         if layer != "uid" or layer in self.profile.required:
-            raise failed_for_paths(error, paths)
+            return False
         self.without[layer] = error.reason
+        return True
 
 
 def is_of_the_machine(error: SpawnError) -> bool:
@@ -321,24 +330,6 @@ def is_of_the_machine(error: SpawnError) -> bool:
     if error.errno == errno.ENOSPC:  # which else somebody brings about
         return is_given_to_nobody(error.stage)
     return error.stage in LAYERS and error.errno in _OF_THE_MACHINE
-
-
-def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
-    """Word that a layer that the machine has cannot be had for what is a child's own."""
-    layer, why = error.stage, error.reason
-    if layer == "uid":  # the launchpad has said which path it is
-        how = (
-            "its file system cannot show its files as another user's: put it on one that"
-            " can (ext4, xfs, btrfs, tmpfs, say), or do without the layer 'uid'"
-        )
-    else:
-        why = f"{why}, at one of {', '.join(dict.fromkeys(paths))}"
-        how = "look at what stands and what is mounted there, or name another directory"
-    text = (
-        f"cannot start a child: this machine has the sandbox layer {layer!r}, but not for"
-        f" this child's own paths: {why}; {how}"
-    )
-    return SpawnError(error.errno, layer, text, why)
 
 
 def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnError:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, cast
 
 from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import giving
+from supervisor.sandbox.foreseen import keeps_network
+from supervisor.sandbox.hold import HOLDERS, is_held
 from supervisor.sandbox.orders import layers_on_the_wire, neutral
 from supervisor.sandbox.plan import (
     KEEP_NETWORK,
@@ -29,19 +31,24 @@ from supervisor.spawn_request import SpawnError, SpawnRequest
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from supervisor.launcher import Launcher
     from supervisor.launchpad.stage import Tree
-    from supervisor.sandbox.plan import Machine
+    from supervisor.sandbox.plan import Machine, Profile
     from supervisor.spawned import SpawnedProcess
 
-PROCESSES, OWN_DIRECTORIES = "limit of processes", "own directories"
-LISTENER = "listener on its loopback"
-"""What is no layer, and said to be missing all the same: a limit of processes; a way to
-TMPDIR and to the sockets of services; a service's port in its net namespace."""
+PROCESSES, MEMORY = "limit of processes", "limit of memory of all its processes"
+OWN_DIRECTORIES, LISTENER = "own directories", "listener on its loopback"
+"""What is no layer, and said to be missing all the same: limits; a way to TMPDIR and to the
+sockets of services; a service's port in its net namespace."""
 
-NO_LAYERS = (PROCESSES, OWN_DIRECTORIES, LISTENER)
+NO_LAYERS = (PROCESSES, MEMORY, OWN_DIRECTORIES, LISTENER)
+
+HOLD = "hold of its groups"
+"""Likewise, and no more than said: a warning is for the limits that it is missed for."""
+
+_LEAVES = f"it can leave its groups, for want of {HOLDERS}"
 
 _OF_THE_LISTENER = "listener"
 """The step in which a child makes that one."""
@@ -74,7 +81,7 @@ async def spawn(
             if attempt.listener is not None:
                 attempt.listener.forget()
             if why.stage == _OF_THE_LISTENER:  # no wall: nothing is open without it
-                how = "use the service's socket by path"
+                how = instead_of_listener(wanted.profile)
                 unheard[LISTENER] = f"it cannot be made: {why.reason}; {how}"
                 request = replace(request, listener=None)
                 continue
@@ -114,7 +121,8 @@ async def _do_without(
     if why.stage in OF_PATHS:
         fault = await _neutral_fault(launcher, attempt)
     if fault.stage == "exec":
-        plan.failed_for_it(why, paths)
+        if not plan.failed_for_it(why):
+            raise failed_for_paths(why, paths)
     elif not plan.failed(fault):
         raise why
 
@@ -151,32 +159,56 @@ async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnErro
 def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
     """Say what a child runs in; its network is none only if something keeps it so."""
     walls = Walls(wanted.profile.name, wanted.network, process.applied, plan.missing)
-    if wanted.network == "none" and not KEEP_NETWORK & dict(walls.applied).keys():
+    layers = dict(walls.applied).keys()
+    if "cgroup" in layers and not is_held(layers):
+        walls.missing[HOLD] = _LEAVES
+    if wanted.network == "none" and not KEEP_NETWORK & layers:
         walls.network = "host"
         walls.missing["network"] = "takes the layer netns or the layer seccomp"
     return walls
 
 
-def shortfalls(walls: Walls) -> Iterator[str]:
-    """Yield what is to be told of a child's walls beside its report, in half a sentence."""
+def shortfalls(walls: Walls, profile: Profile) -> Iterator[str]:
+    """Yield what is to be told of a child's walls beside its report, in half a sentence.
+
+    That its network is the host's is told of its policy where it was foreseen.
+    """
     for what in NO_LAYERS:
         if why := walls.missing.get(what):
             yield f"goes without its {what}: {why}"
     asked = sorted(KEEP_NETWORK & walls.missing.keys())
-    if "network" in walls.missing and asked:
+    if "network" in walls.missing and asked and keeps_network(profile):
         why = ", ".join(f"{layer}: {walls.missing[layer]}" for layer in asked)
         how = "require a layer that keeps it from that, or set network = 'host'"
         yield f"has the host's network ({why}); {how}"
 
 
 def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
-    """Say of a limit of processes that nobody keeps it, if that is so (setrlimit(2))."""
+    """Say of limits that nobody keeps them, where that is so (setrlimit(2))."""
     limits = {which for which, *_ in request.rlimits}
     is_root = os.geteuid() == 0 and "uid" not in request.layers
-    is_kept = wanted.processes is not None or not is_root
-    if is_kept or resource.RLIMIT_NPROC not in limits:
-        return {}
-    return {PROCESSES: "the kernel does not count the processes of root"}
+    is_kept = wanted.processes is not None and _groups_keep(request.layers)
+    is_left = "cgroup" in request.layers and not is_held(request.layers)
+    end = f", and {_LEAVES}; add such layers" if is_left else ""
+    unkept = {}
+    if resource.RLIMIT_NPROC in limits and is_root and not is_kept:
+        why = "the kernel does not count the processes of root"
+        unkept[PROCESSES] = f"{why}{end}"
+    if resource.RLIMIT_AS in limits and is_left:
+        unkept[MEMORY] = f"each process has its own alone{end}"
+    return unkept
+
+
+def _groups_keep(layers: Collection[str]) -> bool:
+    """Tell whether groups bound who is in these layers, and are not to be left."""
+    return "cgroup" in layers and is_held(layers)
+
+
+def instead_of_listener(profile: Profile) -> str:
+    """Say what to do for a child that goes without a service's port on its loopback."""
+    if profile.unix_sockets:
+        return "use the service's socket by path"
+    return "the service is out of reach; require netns, or set network = 'host'"
 
 
 def _unreceived(request: SpawnRequest) -> dict[str, str]:
@@ -247,10 +279,12 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
             await in_thread(giving.give, wanted.own, user, share=wanted.share)
     if "uid" not in layers:
         _stay_root(wanted)
-    if wanted.needs_groups and "cgroup" not in layers:
-        raise cpus_not_kept(plan.missing.get("cgroup", ""))
+    is_kept = _groups_keep(layers)
+    if wanted.needs_groups and not is_kept:
+        leaves = "cgroup" in layers
+        raise cpus_not_kept(plan.missing.get("cgroup", ""), leaves=leaves)
     rlimits = request.rlimits
-    if "cgroup" in layers:
+    if is_kept:
         rlimits = tuple(_beside_its_group(limit, wanted.processes) for limit in rlimits)
     if "rlimits" in layers:
         rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
@@ -279,6 +313,24 @@ def _asked(
         raise
     except Exception as why:
         raise unforeseen(why) from why
+
+
+def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
+    """Word that a layer that the machine has cannot be had for what is a child's own."""
+    layer, why = error.stage, error.reason
+    if layer == "uid":  # the launchpad has said which path it is
+        how = (
+            "its file system cannot show its files as another user's: put it on one that"
+            " can (ext4, xfs, btrfs, tmpfs, say), or do without the layer 'uid'"
+        )
+    else:
+        why = f"{why}, at one of {', '.join(dict.fromkeys(paths))}"
+        how = "look at what stands and what is mounted there, or name another directory"
+    text = (
+        f"cannot start a child: this machine has the sandbox layer {layer!r}, but not for"
+        f" this child's own paths: {why}; {how}"
+    )
+    return SpawnError(error.errno, layer, text, why)
 
 
 def unforeseen(why: Exception) -> SpawnError:
@@ -323,9 +375,17 @@ def _beside_its_group(
     return which, twice, max(twice, hard)
 
 
-def cpus_not_kept(why: str) -> SpawnError:
-    """Word that nothing here keeps a limit that only a group of processes can keep."""
+def cpus_not_kept(why: str, *, leaves: bool = False) -> SpawnError:
+    """Word that nothing here keeps a limit that only a group of processes can keep.
+
+    Args:
+        why: there is no group, or none that keeps it; "" for what that takes.
+        leaves: there is one, which the child can leave.
+    """
     why = why or "no group of processes with the controller 'cpu' can be made for it"
-    how = "leave the limit out, or delegate that controller (systemd: Delegate=cpu)"
+    how = "delegate that controller (systemd: Delegate=cpu)"
+    if leaves:
+        why, how = _LEAVES, "add such layers"
+    how = f"leave the limit out, or {how}"
     text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
     return SpawnError(errno.EOPNOTSUPP, "cgroup", text)

@@ -22,6 +22,7 @@ import trio
 
 from supervisor.accepting import listener_on
 from supervisor.control.socket import identity_in, listening, listening_on
+from supervisor.sandbox.foreseen import foreseen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -153,7 +154,7 @@ async def listening_within(
         OSError: it has no loopback of its own, and so no way to its tools.
     """
     spec = child.spec
-    if spec.network == "host" or "netns" not in spec.sandbox.layers:
+    if spec.network == "host" or "netns" not in foreseen(spec.sandbox):
         if spec.tools == frozenset():
             return None
         raise OSError(errno.EINVAL, NO_WAY)

@@ -384,3 +384,37 @@ async def test_many_children_start_and_end_at_once(stage: Stage) -> None:
             nursery.start_soon(one)
     assert statuses == [0] * 60
     stage.assert_nothing_left()
+
+
+# attacks 18, 30: what is in flight over unix sockets counts for its user, the host's where a
+# host is not root; others still get their descriptors (spec S7). It takes the layer rlimits.
+@only("auto")
+async def test_who_stuffs_its_own_sockets_keeps_descriptors_from_nobody(
+    attacker: Attacker,
+) -> None:
+    program = """
+import array, errno, socket
+null, pairs = os.open('/dev/null', os.O_RDONLY), []
+many = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [null] * 253))]
+try:
+    while True:
+        pairs.append(socket.socketpair())
+        pairs[-1][0].setblocking(False)
+        try:
+            while True:
+                pairs[-1][0].sendmsg([b'x'], many)
+        except BlockingIOError:
+            pass
+except OSError as why:
+    print(errno.errorcode[why.errno], flush=True)
+time.sleep(600)
+"""
+    stuffing, out = await attacker.start(program)
+    victim = await attacker.stage.puppet()
+    with os.fdopen(out) as said:
+        assert await trio.to_thread.run_sync(said.readline) == "ETOOMANYREFS\n"
+        for _ in range(20):
+            assert await victim.do("attached()") > 0
+            assert await attacker.says("print('up')") == "up"
+        stuffing.stop(0.0)
+        await stuffing.wait_gone()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost, without
+from tests.helpers.fewer import allowing
 
 pytestmark = pytest.mark.slow
 
@@ -209,6 +210,31 @@ def test_a_profile_that_closes_every_way_is_told(
         assert outcome.said(f"policy.run.sandbox: {said}")
 
 
+# Whoever is not root makes a net namespace in a user namespace, or none.
+@pytest.mark.parametrize(
+    "network", ["", "network = 'none'\n"], ids=["usual", "written"]
+)
+def test_a_way_through_a_namespace_that_cannot_be_made_is_none(
+    tmp_path: Path, network: str
+) -> None:
+    profile = "[sandbox.x]\nlayers = ['seccomp', 'netns']\nunix_sockets = false\n"
+    policy = f"[policy.run]\nsandbox = 'x'\n{network}"
+    words, nobody = ("c.toml", "--", "true"), allowing("", uid=1000)
+    for section in ("[toolexec]\n", "[llm]\n"):
+        (tmp_path / "c.toml").write_text(section + policy + profile)
+        outcome = sandhost("check-config", "c.toml", cwd=tmp_path, wrapper=nobody)
+        to = "their tools" if section == "[toolexec]\n" else "the model but by FD 3"
+        assert outcome.said(f"its children have no way to {to}: sandbox 'x' has unix_")
+        assert outcome.said("where the host is not root the layer netns takes userns")
+        assert outcome.status == (2 if section == "[toolexec]\n" else 0)
+        started = sandhost("run", "--config", *words, cwd=tmp_path, wrapper=nobody)
+        assert started.status == (125 if section == "[toolexec]\n" else 0)
+    text = (section + policy + profile).replace("'netns'", "'netns', 'userns'")
+    (tmp_path / "c.toml").write_text(f"[toolexec]\n{text}")
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path, wrapper=nobody)
+    assert (outcome.status, outcome.err) == (0, b"")
+
+
 # spec E1: in the host's network it has no namespace to listen in, whatever its layers are;
 # who starts the host may give it a port, so nothing is refused before.
 @pytest.mark.parametrize(
@@ -286,6 +312,39 @@ def test_a_limit_that_nobody_keeps_in_a_profile_is_told(tmp_path: Path) -> None:
         ("policy.a.limits.cpus", f"nothing keeps it in sandbox 'small': {why}"),
         ("policy.b.limits.cpus", f"nothing keeps it in sandbox 'none': {why}"),
     ]
+
+
+# A group keeps nothing of who can leave it.
+@pytest.mark.parametrize(
+    ("layers", "is_root", "is_kept"),
+    [
+        ("'seccomp'", True, False),
+        ("'seccomp', 'landlock'", True, True),
+        ("'seccomp', 'mountns', 'pidns'", True, True),
+        ("'seccomp', 'mountns', 'pidns'", False, False),  # it has neither
+        ("'seccomp', 'mountns', 'pidns', 'userns'", False, True),
+        ("'mountns', 'uid'", True, True),
+        ("'mountns', 'uid', 'userns'", False, False),  # nor a user to give
+        ("'uid', 'landlock'", True, False),  # which takes mountns
+    ],
+)
+def test_a_limit_that_a_group_keeps_takes_what_keeps_a_child_in_it(
+    tmp_path: Path, layers: str, *, is_root: bool, is_kept: bool
+) -> None:
+    profile = f"[sandbox.small]\nlayers = ['cgroup', {layers}]\n"
+    policy = (
+        "[policy.a]\nsandbox = 'small'\nnetwork = 'host'\nlimits = { cpus = 0.5 }\n"
+    )
+    (tmp_path / "c.toml").write_text(profile + policy)
+    wrapper = allowing("", uid=0 if is_root else 1000)
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path, wrapper=wrapper)
+    assert outcome.status == (0 if is_kept else 2)
+    if not is_kept:
+        assert outcome.said(
+            "policy.a.limits.cpus: nothing keeps it in sandbox 'small': its children can"
+            " leave their groups, for want of landlock with seccomp or mountns, mountns"
+            " with uid, or mountns with pidns and seccomp; add such layers, or leave the"
+        )
 
 
 @pytest.mark.parametrize(

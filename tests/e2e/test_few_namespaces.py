@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_sandbox import layers, present
-from tests.helpers.command import sandhost
+from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 from tests.helpers.fewer import allowing
 
 UNSHARE = shutil.which("unshare") or "false"
@@ -144,8 +144,64 @@ def test_a_network_that_only_root_could_keep_is_refused(tmp_path: Path) -> None:
     words = ("--config", file, "--", "sh", "-c", script)
     outcome = sandhost("run", *words, wrapper=wrapper)
     assert (outcome.out, outcome.err) == (b"0\n", b"")
-    # That it cannot be kept is seen only when it is tried.
-    outcome = sandhost("run", *words, wrapper=allowing("user=0", uid=NOBODY))
-    assert outcome.said(
-        "has the host's network (netns: neither root nor a user namespace); require a layer"
+
+
+# Nor where nobody is given one: by a host that is root, and by one that is not.
+@pytest.mark.parametrize(
+    ("sysctls", "uid", "name"),
+    [("net=0", 0, "net"), ("net=0", NOBODY, "net"), ("user=0", NOBODY, "user")],
+)
+def test_a_network_that_nobody_is_given_is_refused(
+    tmp_path: Path, sysctls: str, uid: int, name: str
+) -> None:
+    wrapper = allowing(sysctls, uid=uid)
+    file = profile(tmp_path, "['landlock', 'netns', 'userns']", "[]")
+    how = (
+        f"sysctl user.max_{name}_namespaces is 0; raise it, or add seccomp to its layers,"
+        " or set network = 'host'"
     )
+    words = ("run", "--config", file, "--", "true")
+    outcome = sandhost(*words, wrapper=wrapper)
+    assert outcome.status == 0
+    # Once, though each start finds it out.
+    told = (
+        f"its children have the host's network: sandbox 'x' keeps nobody from it: {how}"
+    )
+    assert outcome.said(told)
+    with file.open("a") as more:
+        more.write("network = 'none'\n")
+    for refused in (words, ("check-config", file)):
+        outcome = sandhost(*refused, wrapper=wrapper)
+        assert outcome.status in {2, 125}
+        assert (
+            f"which keeps nobody from the network here: {how}"
+            in (outcome.err + outcome.out).decode()
+        )
+
+
+# doctor says "raise it": a host that is there already heeds that.
+def test_a_sysctl_that_was_raised_is_heeded(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[policy.p]\n[host]\nruntime_dir = 'run'\nstate_dir = 'state'\n")
+    script = f"""
+set -e
+{SANDHOST} serve --config c.toml 2>log & host=$!
+trap 'kill $host; wait $host' EXIT
+until {SANDHOST} ps --control run/control >/dev/null 2>&1; do sleep 0.05; done
+export SANDHOST_CONTROL=run/control
+layers() {{
+  {SANDHOST} spawn --policy p -- sleep 1000 >/dev/null
+  {SANDHOST} ps --json
+}}
+layers
+echo 1000 >/proc/sys/user/max_ipc_namespaces
+layers
+"""
+    wrapper = allowing("ipc=0")
+    outcome = subprocess.run(
+        [*wrapper, "/bin/sh", "-c", script],
+        cwd=tmp_path, capture_output=True, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    first, both = json.loads(b"[" + outcome.stdout.replace(b"]\n[", b"],[") + b"]")
+    assert "ipcns" in first[0]["isolation"]["missing"]
+    assert [("ipcns" in row["isolation"]["layers"]) for row in both] == [False, True]

@@ -145,6 +145,7 @@ def test_what_is_borrowed_is_no_root_and_no_grant(
     assert scratch.parent == tmp
     (scratch / "one").mkdir(parents=True)
     (scratch / "one" / "file").touch()
+    Path(f"{scratch}er").mkdir()
     (tmp / "link").symlink_to(scratch)
     (tmp / "other").mkdir()
     for name in ("scratch", "mine", "logs"):

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from supervisor.leaks import held
 from supervisor.llm import endpoint, handover_endpoint
 from supervisor.llm.handover_endpoint import DoorState, EndpointState
 from supervisor.sandbox import walled
-from supervisor.sandbox.plan import PROFILES, named
+from supervisor.sandbox.plan import PROFILES, Profile, named
 from tests.helpers.hosts import descriptors, eventually
 from tests.helpers.innerscene import Scene, descriptors_of, made, scene
 from tests.helpers.leaks import no_descriptor_left
@@ -190,16 +191,27 @@ async def test_where_a_child_has_no_loopback_of_its_own_nothing_changes(
         assert await puppet.do("get()") == reached
 
 
+AUTO = PROFILES["auto"]
+INSTEAD = {
+    AUTO: "use the service's socket by path",
+    replace(AUTO, unix_sockets=False): (
+        "the service is out of reach; require netns, or set network = 'host'"
+    ),
+}
+"""What is told to do, by profile: who makes no unix sockets has none by path."""
+
+
+@pytest.mark.parametrize("profile", INSTEAD, ids=["paths", "no paths"])
 async def test_a_machine_without_net_namespaces_has_none(
-    scene: Scene, capfd: pytest.CaptureFixture[str]
+    scene: Scene, capfd: pytest.CaptureFixture[str], profile: Profile
 ) -> None:
     scene.stage.host.machine.lacking["netns"] = "not here"
-    puppet = await scene.puppet()
+    puppet = await scene.puppet(sandbox=profile)
     assert made(puppet) is None
     assert not scene.listeners()
     assert descriptors_of(puppet) == []
     assert puppet.child.walls.missing["netns"] == "not here"
-    said = "it has no net namespace; use the service's socket by path"
+    said = f"it has no net namespace; {INSTEAD[profile]}"
     assert puppet.child.walls.missing[walled.LISTENER] == said
     assert f"goes without its {walled.LISTENER}: {said}" in capfd.readouterr().err
 
@@ -271,8 +283,12 @@ async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
     assert descriptors_of(puppet) == []
 
 
+@pytest.mark.parametrize("profile", INSTEAD, ids=["paths", "no paths"])
 async def test_a_child_that_cannot_make_it_goes_without(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    profile: Profile,
 ) -> None:
     def shut(*args: Any) -> None:
         made_so(*args)
@@ -281,9 +297,9 @@ async def test_a_child_that_cannot_make_it_goes_without(
     made_so = InnerListener.__init__
     with monkeypatch.context() as patched:
         patched.setattr(InnerListener, "__init__", shut)
-        puppet = await scene.puppet()
+        puppet = await scene.puppet(sandbox=profile)
     assert puppet.child.walls.missing[walled.LISTENER] == (
-        "it cannot be made: Broken pipe; use the service's socket by path"
+        f"it cannot be made: Broken pipe; {INSTEAD[profile]}"
     )
     assert "netns" in dict(puppet.child.walls.applied)
     assert "goes without its listener" in capfd.readouterr().err
