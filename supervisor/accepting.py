@@ -2,8 +2,9 @@
 
 Rules of this file.
 
-1. A process that has no descriptor or memory to spare for a moment goes on listening:
-   who connects waits in the kernel's queue.  Each try that fails so can be told of.
+1. A process that has no descriptor, memory or epoll watch to spare for a moment goes on
+   listening: who connects waits in the kernel's queue.  Each try that fails so can be
+   told of.
 2. Of bounded connections the one that idles longest makes room, once.
 3. Whatever goes wrong with one connection ends that one and no other.
 """
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
+from supervisor.launchpad.family import NO_WATCH
+
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
     from supervisor.logs import Log
 
 ACCEPT_PAUSE_S = 0.1
-"""Between tries to accept while the process has no descriptor or memory to spare."""
+"""Between tries to accept while the process lacks something for it."""
 
-OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+OUT_OF_RESOURCES = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN}
+)
+"""What passes: EAGAIN is said of a thread (``vfs.hostio``)."""
 
 OF_ONE_CONNECTION = frozenset(
     {
@@ -102,9 +108,10 @@ async def _patiently(
         try:
             return await accept()
         except OSError as why:
-            if why.errno not in OUT_OF_RESOURCES:
+            is_unwatched = why.errno == errno.ENOSPC  # accept(2) itself fills no disk
+            if not is_unwatched and why.errno not in OUT_OF_RESOURCES:
                 raise
-            tell(why)
+            tell(OSError(why.errno, NO_WATCH) if is_unwatched else why)
             await trio.sleep(ACCEPT_PAUSE_S)
 
 

@@ -11,6 +11,8 @@ Rules of this file.
    more than the disk takes waits in its own write(2), and nobody else does.
 3. A full disk or a directory that vanished never stops a child: what cannot be kept is
    dropped, counted, and said once until it works again.
+4. Nor does it end the host that its user has no thread left, or no epoll watch
+   (``watches``): without a thread a piece is written in the host's own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.watches import wait_readable
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -78,7 +81,10 @@ class ChildLog:
     async def take(self, data: bytes) -> None:
         """Keep a piece, or count it as dropped."""
         before = self.segments.dropped_bytes
-        kept = await in_thread(self.segments.append, data, share=WRITERS)
+        try:
+            kept = await in_thread(self.segments.append, data, share=WRITERS)
+        except BlockingIOError:  # no thread is to be had; so small a write seldom waits
+            kept = self.segments.append(data)
         if not kept:
             self._on_drop(self.segments.dropped_bytes - before)
         failure = self.segments.failure
@@ -136,7 +142,7 @@ class Capture:
                     if self._finishing:
                         return
                     with trio.CancelScope() as self._waiting:
-                        await trio.lowlevel.wait_readable(self._fd)
+                        await wait_readable(self._fd)
                     continue
                 if not data:
                     return

@@ -160,8 +160,13 @@ class Children:
             kept.log.close()
             self._adhoc_logs.append(kept.name)
             while len(self._adhoc_logs) > ADHOC_LOGS:
-                doomed = Path(self._log_dir) / self._adhoc_logs.popleft()
-                await in_thread(remove_tree, doomed, share=WRITERS)
+                name = self._adhoc_logs.popleft()
+                try:
+                    path = Path(self._log_dir) / name
+                    await in_thread(remove_tree, path, share=WRITERS)
+                except BlockingIOError:  # no thread: it goes with the next one
+                    self._adhoc_logs.appendleft(name)
+                    return
 
     def spawn(self, name: str | None, section: ChildSection) -> Kept:
         """Begin a child that no configuration names; its row goes when it has ended.

@@ -12,6 +12,9 @@ USED_UP = {
     errno.ENFILE: "; close files elsewhere, or raise their number (sysctl fs.file-max)",
     errno.EAGAIN: "; end processes, or raise their number (ulimit -u, pids.max)",
     errno.ENOMEM: "; free memory, or raise what may be had (ulimit -v, memory.max)",
+    # unix(7): more are on their way than one process may open, of all of its user.
+    errno.ETOOMANYREFS: "; end what holds descriptors in flight, or raise the limit of"
+    " open files (ulimit -n)",
 }
 """What to do where there is too little of something, whatever it was for."""
 

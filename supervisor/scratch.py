@@ -25,11 +25,19 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from supervisor.sandbox import giving
 from supervisor.temporary import temporary_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    Removing = Generator[None, None, OSError | None]
+    """A removal, one entry of a directory after another; returns what went wrong first."""
 
 PREFIX = "sandhost-"
 """How the names of scratch directories begin."""
@@ -39,7 +47,12 @@ KEPT_PREFIX = "sandhost-kept-"
 ``PREFIX``."""
 
 REMOVE_TIMEOUT_S = 30.0
-"""Longest wait for a worker thread to begin a removal while everything is cancelled."""
+"""Longest wait for a worker thread to begin a removal while everything is cancelled, and
+longest removal for which no thread can be started."""
+
+SLICE_S = 0.001
+"""What others wait for at once while a removal has no thread: a directory of any size is
+removed in turns with them."""
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -122,18 +135,22 @@ class Scratch:
 
         with trio.move_on_after(REMOVE_TIMEOUT_S, shield=True):
             try:
-                why = await in_thread(self._remove)
+                why = await in_thread(_at_once, self._removing())
+            except BlockingIOError:  # the host's user has as many as it may
+                why = await _in_turns(self._removing())
             finally:
                 self._unlock()
             return None if why is None else _line(self._base, why)
-        return f"cannot remove {str(self._base)!r}: no thread was free for it"
+        why_not = "no thread was free for it, and it is long; end processes"
+        return f"cannot remove {str(self._base)!r}: {why_not}, and remove it by hand"
 
-    def _remove(self) -> OSError | None:
+    def _removing(self) -> Removing:
         if self._keep:
             giving.take_back_held(self._fd)  # for whoever wants what it holds
-            tmp, run = (remove_tree(Path(name), self._fd) for name in ("tmp", "run"))
+            tmp = yield from _tree_removing(Path("tmp"), self._fd)
+            run = yield from _tree_removing(Path("run"), self._fd)
             return tmp or run
-        return _emptied(self._fd, self._base, None)
+        return (yield from _emptying(self._fd, self._base, None))
 
     def _unlock(self) -> None:
         fd, self._fd = self._fd, -1
@@ -183,6 +200,38 @@ def remove_tree(top: Path, dir_fd: int | None = None) -> OSError | None:
     Returns:
         The first thing that went wrong; as much as possible is removed all the same.
     """
+    return _at_once(_tree_removing(top, dir_fd))
+
+
+def _at_once(removing: Removing) -> OSError | None:
+    """Go through with a removal."""
+    while True:
+        try:
+            next(removing)
+        except StopIteration as done:
+            why: OSError | None = done.value
+            return why
+
+
+async def _in_turns(removing: Removing) -> OSError | None:
+    """Go through with a removal in the host's own thread, in turns with all others."""
+    import trio  # noqa: PLC0415 - as above
+
+    with contextlib.closing(removing):
+        until_s = time.monotonic() + SLICE_S
+        while True:
+            try:
+                next(removing)
+            except StopIteration as done:
+                why: OSError | None = done.value
+                return why
+            if time.monotonic() > until_s:
+                await trio.lowlevel.checkpoint()
+                until_s = time.monotonic() + SLICE_S
+
+
+def _tree_removing(top: Path, dir_fd: int | None) -> Removing:
+    """Remove a directory, as ``remove_tree``."""
     try:
         top_fd = os.open(top, os.O_RDONLY | _DIRECTORY, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -190,15 +239,15 @@ def remove_tree(top: Path, dir_fd: int | None = None) -> OSError | None:
     except OSError as why:
         return why
     try:
-        return _emptied(top_fd, top, dir_fd)
+        return (yield from _emptying(top_fd, top, dir_fd))
     finally:
         os.close(top_fd)
 
 
-def _emptied(top_fd: int, top: Path, dir_fd: int | None) -> OSError | None:
+def _emptying(top_fd: int, top: Path, dir_fd: int | None) -> Removing:
     """Remove what a held directory holds, and then its name."""
     removal = _Removal(top_fd)
-    removal.run()
+    yield from removal.run()
     try:
         os.rmdir(top, dir_fd=dir_fd)
     except OSError as why:
@@ -220,8 +269,8 @@ class _Removal:
         self._numbers = count()
         self._moved: list[str] = []
 
-    def run(self) -> None:
-        self._empty(self._top_fd)
+    def run(self) -> Iterator[None]:
+        yield from self._empty(self._top_fd)
         while self._moved:
             name = self._moved.pop()
             try:
@@ -230,7 +279,7 @@ class _Removal:
                 self._note(why)
                 continue
             try:
-                self._empty(fd)
+                yield from self._empty(fd)
             finally:
                 os.close(fd)
             try:
@@ -238,15 +287,19 @@ class _Removal:
             except OSError as why:
                 self._note(why)
 
-    def _empty(self, fd: int) -> None:
+    def _empty(self, fd: int) -> Iterator[None]:
         """Remove what a directory holds; pass over it until nothing more can be."""
         progress = True
         while progress:
             progress = False
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    if not entry.name.startswith(self._mark):
-                        progress = self._remove(fd, entry.name) or progress
+            try:
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        if not entry.name.startswith(self._mark):
+                            progress = self._remove(fd, entry.name) or progress
+                            yield
+            except OSError as why:  # no descriptor for it
+                self._note(why)
 
     def _remove(self, fd: int, name: str) -> bool:
         try:

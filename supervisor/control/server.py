@@ -40,6 +40,7 @@ from supervisor.accepting import (
 from supervisor.control.answers import Answers
 from supervisor.control.client import QUESTIONS, VERSION
 from supervisor.control.socket import identity_of, listening, listening_on
+from supervisor.watches import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -350,11 +351,9 @@ def _understand(line: bytes) -> tuple[bytes | None, Question | None]:
 
 async def _cancel_at_end(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
     """Cancel when the other end is gone; what it says meanwhile is thrown away."""
-    try:
-        while await stream.receive_some(_RECEIVE_BYTES):
+    with suppress(trio.BrokenResourceError):
+        while await _receive(stream, bytearray()):
             pass
-    except trio.BrokenResourceError:
-        pass
     scope.cancel()
 
 
@@ -377,6 +376,7 @@ def _may_ask(stream: trio.SocketStream) -> bool:
 
 async def _receive(stream: trio.SocketStream, pending: bytearray) -> bool:
     """Take what has come; False at the end of the stream."""
+    await wait_readable(stream.socket)
     data = await stream.receive_some(_RECEIVE_BYTES)
     pending += data
     return bool(data)

@@ -9,6 +9,8 @@ in `by_report` until its start has ended, well or badly.
 
 from __future__ import annotations
 
+# `signal` imports `enum`: 4 ms of a start that takes 9.
+import _signal  # type: ignore[import-not-found]
 import errno
 import os
 import select
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 NOBODY = -1
 """The ident of a child that is in stock."""
+
+NO_WATCH = (
+    "no epoll watch is left to its user; end what holds them, or raise"
+    " sysctl fs.epoll.max_user_watches"
+)
+"""What ENOSPC of epoll_ctl(2) says: a user's children share that number with its host."""
 
 
 class Child:
@@ -121,6 +129,17 @@ class Child:
         if not told:
             yield (ENDED,)
 
+    def end(self, failure: tuple[int, str, bytes]) -> None:
+        """Kill one that makes calls; its end is told as a start that failed.
+
+        Not before it is dead: it reads its calls until then.
+        """
+        self.failure = failure
+        try:
+            _signal.pidfd_send_signal(self.pidfd, _signal.SIGKILL)
+        except PermissionError:  # a set-uid program by now
+            return
+
     def read_calls(self) -> CallList | None:
         """Take in what became of its calls: it is its program now, or has ended.
 
@@ -128,7 +147,7 @@ class Child:
             The calls, which nobody needs any more.
         """
         done, self.calls = self.calls, None
-        if done is not None:
+        if done is not None and self.failure is None:
             self.failure = done.fault()
         return done
 
@@ -152,15 +171,46 @@ class Child:
 
 
 class Family:
-    """The tables of one launchpad."""
+    """The tables of one launchpad.
 
-    def __init__(self) -> None:
+    Args:
+        epoll: tells that a start may be over.
+    """
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll = epoll
         self.children: dict[int, Child] = {}  # by pid, until reaped
         self.by_ident: dict[int, Child] = {}  # of those that have an order
         self.by_report: dict[int, Child] = {}  # until exec or failure
         self.inits: set[int] = set()  # of pid namespaces whose child is there
         # What was starting when all was forgotten.
         self._unfinished: tuple[Child, ...] = ()
+
+    def listen(self, report: int) -> None:
+        """Hear of it when all is told that comes by a pipe.
+
+        Raises:
+            OSError: ``ENOSPC``: there is no watch for it; ``filename`` says what to do.
+        """
+        try:
+            # Nothing is asked for: EPOLLHUP always comes, when it is known what becomes
+            # of a child. What it tells before is read with that, or before somebody is
+            # reaped.
+            self._epoll.register(report, 0)
+        except OSError as why:
+            if why.errno != errno.ENOSPC:
+                raise
+            raise OSError(why.errno, why.strerror, NO_WATCH) from None
+
+    def close_report(self, report: int) -> None:
+        """Close a pipe, whether it was listened to or not."""
+        try:
+            # By hand: the copy in a forked child that has not exec'd keeps it there.
+            self._epoll.unregister(report)
+        except OSError:  # there was no watch for it
+            pass
+        finally:
+            os.close(report)
 
     def enter(self, child: Child, init: int) -> None:
         """Take note of a child that was forked, and of its namespace's init."""
@@ -192,7 +242,7 @@ class Family:
 
     def start_is_over(self, child: Child) -> None:
         """Take note that nothing more is heard of a start; close its end of the pipe."""
-        os.close(child.report)
+        self.close_report(child.report)
         del self.by_report[child.report]
         child.report = -1
 
@@ -245,6 +295,12 @@ class Family:
         self.by_report.clear()
         self.inits.clear()
         return groups
+
+
+def no_fork(error: OSError) -> tuple[int, str, bytes]:
+    """Return why nobody could be forked, as the host is told."""
+    about = error.filename if isinstance(error.filename, str) else ""
+    return error.errno or errno.EIO, "fork", os.fsencode(about)
 
 
 def _has_ended(pipe: int) -> bool:

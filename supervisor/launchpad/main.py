@@ -43,7 +43,7 @@ import select
 from supervisor.launchpad import kernel, life, owners, setup, wire
 from supervisor.launchpad.child import become
 from supervisor.launchpad.ends import Ends
-from supervisor.launchpad.family import Child, Family
+from supervisor.launchpad.family import Child, Family, no_fork
 from supervisor.launchpad.fork import PidNamespaces, fork_into
 from supervisor.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
 from supervisor.launchpad.outbox import Outbox
@@ -74,9 +74,9 @@ class _Launchpad:
     def __init__(self, control: _socket.socket) -> None:
         self._control = control
         self._pid = os.getpid()
-        self._family = Family()
-        self._stock = Stock()
         self._epoll = select.epoll()
+        self._family = Family(self._epoll)
+        self._stock = Stock()
         self._outbox = Outbox(control, self._epoll)
         self._ends = Ends(self._family, self._hear_all, self._bury, self._outbox.put)
         self._has_begun = False  # somebody, a moment ago
@@ -146,7 +146,7 @@ class _Launchpad:
         except (TypeError, ValueError):
             self._outbox.fail(ident, errno.EINVAL, "request")
         except OSError as error:  # no process, no pipe, no memory to be had
-            self._outbox.fail(ident, error.errno or errno.EIO, "fork")
+            self._outbox.fail(ident, *no_fork(error))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -186,7 +186,7 @@ class _Launchpad:
             return
         child = child or self._fork(order, life.STARTING)
         self._family.order(child, ident)
-        if child.calls is not None:
+        if child.calls is not None and child.failure is None:
             self._happened(child, life.BEGAN)
             self._look_for_standby()
         for unwanted in self._stock.surplus():
@@ -203,7 +203,11 @@ class _Launchpad:
             self._ends.sweep()  # of what nobody knows: leftovers
             raise
         if child is not None:
-            self._enter(child, -1)
+            self._family.enter(child, -1)
+            try:
+                self._family.listen(child.report)
+            except OSError as error:
+                child.end(no_fork(error))
         return child
 
     def _take_from_stock(
@@ -272,6 +276,7 @@ class _Launchpad:
         try:
             ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             try:
+                self._family.listen(ours)  # before there is anybody to be killed
                 order.init = self._namespaces.fork_init()
                 # Within a user namespace it forks once more, and joins then.
                 into = -1 if "userns" in order.layers else order.group
@@ -280,7 +285,7 @@ class _Launchpad:
                     become(order, self._pid, theirs)
                 child = Child(state, pid, ours)
             except OSError:
-                os.close(ours)
+                self._family.close_report(ours)
                 self._ends.sweep()  # of what nobody knows: leftovers
                 raise
             finally:
@@ -291,15 +296,8 @@ class _Launchpad:
             self._namespaces.come_back()
         groups = order.layers.get("cgroup", ())
         child.groups = tuple(directory for directory, _ in groups)
-        self._enter(child, order.init)
+        self._family.enter(child, order.init)
         return child
-
-    def _enter(self, child: Child, init: int) -> None:
-        """Take note of a child that begins, and listen to it."""
-        self._family.enter(child, init)
-        # Nothing is asked for: EPOLLHUP always comes, when it is known what becomes of
-        # it. What it tells before is read with that, or before somebody is reaped.
-        self._epoll.register(child.report, 0)
 
     # ------------------------------------------------------------ what is heard
 
@@ -343,8 +341,6 @@ class _Launchpad:
             self._starter.is_over(done)
         if not child.orders_at:
             self._has_begun = True
-            # By hand: the copy in a forked child that has not exec'd keeps it there.
-            self._epoll.unregister(child.report)
         self._family.start_is_over(child)
 
     def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.accepting import accepted_socket, only_this_one
+from supervisor.accepting import accepted, accepted_socket, only_this_one
 from supervisor.logs import Log
 from tests.helpers.control import ask, connected, path
 from tests.helpers.hosts import Stage, stage
@@ -106,3 +106,56 @@ async def test_a_connection_that_cannot_be_held_leaks_nothing(
             with pytest.raises(LookupError):
                 await accepted_socket(listener, lambda _why: None)
         assert os.listdir("/proc/self/fd") == held
+
+
+class Unwatched:
+    """A listener for which there was no epoll watch, once."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def accept(self) -> str:
+        """Fail as Trio does, and then accept."""
+        await trio.lowlevel.checkpoint()
+        self.tries += 1
+        if self.tries == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return "a connection"
+
+
+# attack 18, spec S5: epoll(7) counts the watches of a user, its children's included.
+async def test_a_listener_without_an_epoll_watch_goes_on() -> None:
+    listener = Unwatched()
+    stream: object = await accepted(listener)  # type: ignore[arg-type]
+    assert stream == "a connection"
+    assert listener.tries == 2
+
+
+# attack 18, spec S5: the same where it is told, and what is to be done.
+async def test_who_connects_to_it_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    del no_leaks
+    told: list[str | None] = []
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX) as peer,
+    ):
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        listener.setblocking(False)
+
+        async def no_watch(_listener: object) -> None:
+            await trio.lowlevel.checkpoint()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def tell(why: OSError) -> None:
+            if not told:
+                peer.connect(str(tmp_path / "s"))
+            told.append(why.strerror)
+
+        monkeypatch.setattr("trio.lowlevel.wait_readable", no_watch)
+        (await accepted_socket(listener, tell)).close()
+    (text,) = told
+    assert text is not None
+    assert text.endswith("or raise sysctl fs.epoll.max_user_watches")

@@ -244,6 +244,89 @@ async def test_a_removal_that_finds_no_thread_is_given_up(
     assert remove_tree(base) is None
 
 
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many processes and threads as the user of the host may have."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("trio.to_thread.run_sync", refuse)
+
+
+# attack 29, spec S4
+@pytest.mark.usefixtures("no_thread")
+@pytest.mark.parametrize("keep", [True, False])
+async def test_it_is_removed_although_no_thread_can_be_started(
+    tmp: Path, *, keep: bool
+) -> None:
+    made = Scratch(None, keep=keep)
+    touch(made.tmp, "a", "b", "c")
+    touch(made.root, "a")
+    assert await made.remove() is None
+    assert made.descriptors() == ()
+    if keep:
+        assert listing(tmp / listing(tmp)[0]) == ["root"]
+    else:
+        assert listing(tmp) == []
+
+
+# attack 29, spec S5: others have their turn, however much there is.
+@pytest.mark.usefixtures("no_thread")
+async def test_a_long_removal_without_a_thread_is_done_in_turns(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "SLICE_S", 0.0)
+    made = Scratch(None)
+    for number in range(20):
+        touch(made.tmp, str(number))
+    turns = 0
+
+    async def look() -> None:
+        nonlocal turns
+        while made.descriptors():
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await made.remove()
+    assert listing(tmp) == []
+    assert turns > 10
+
+
+# attack 29: what is left is told, and found by who looks for leftovers.
+@pytest.mark.usefixtures("no_thread")
+async def test_a_removal_without_a_thread_that_takes_too_long_is_given_up(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "SLICE_S", 0.0)
+    monkeypatch.setattr(scratch, "REMOVE_TIMEOUT_S", 0.0)
+    made = Scratch(None)
+    touch(made.tmp, "a")
+    told = await made.remove()
+    assert told is not None
+    assert "no thread was free for it" in told
+    assert is_abandoned(tmp / listing(tmp)[0])
+
+
+# attack 18, spec S4: what cannot be looked into is told, and ends nobody's host.
+async def test_a_directory_that_cannot_be_listed_is_told(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Scratch(None)
+
+    def no_descriptor(_fd: int) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.scandir", no_descriptor)
+        told = await made.remove()
+    assert told is not None
+    assert "Too many open files" in told
+    assert remove_tree(tmp / listing(tmp)[0]) is None
+
+
 def test_what_is_gone_already_needs_no_removal(tmp: Path) -> None:
     assert remove_tree(tmp / "nothing") is None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.launchpad.family import NO_WATCH
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 
 
@@ -157,6 +158,13 @@ def test_what_is_there_but_no_program_is_not_executable(tmp_path: Path) -> None:
         (errno.ENFILE, "uid", b"", "(sysctl fs.file-max) (at 'uid')"),
         (errno.EAGAIN, "fork", b"", "end processes, or raise their number (ulimit -u"),
         (errno.ENOMEM, "fork", b"", "free memory, or raise what may be had (ulimit -v"),
+        (errno.ETOOMANYREFS, "pidfd", b"", "descriptors in flight, or raise the limit"),
+        (
+            errno.ENOSPC,
+            "fork",
+            NO_WATCH.encode(),
+            "or raise sysctl fs.epoll.max_user_w",
+        ),
         (errno.ENOSPC, "mountns", b"", "max_mnt_namespaces allows, as many mounts as"),
         (
             errno.ENOSPC,

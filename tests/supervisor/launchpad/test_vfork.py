@@ -6,6 +6,7 @@ What they find when they run is in `test_launcher.py`, which asks both ways of s
 import ctypes
 import gc
 import os
+import select
 import shutil
 import signal
 import struct
@@ -210,7 +211,8 @@ def test_an_order_that_is_longer_than_the_room_has_its_own() -> None:
 # ADR 61: a list is kept until its child has become its program, or has ended.
 def test_who_is_starting_when_the_host_goes_keeps_its_calls() -> None:
     found = list_of(order(b"/a"))
-    family = Family()
+    epoll = select.epoll()
+    family = Family(epoll)
     reader, writer = os.pipe()
     child = Child(life.STARTING, os.getpid(), reader)
     child.calls = found
@@ -219,6 +221,7 @@ def test_who_is_starting_when_the_host_goes_keeps_its_calls() -> None:
     holders = len(gc.get_referrers(found))
     family.clear()
     assert len(gc.get_referrers(found)) == holders
+    epoll.close()
     os.close(reader)
     os.close(writer)
 

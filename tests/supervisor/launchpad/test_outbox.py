@@ -1,0 +1,78 @@
+"""What a launchpad has to say and cannot: a start of which nothing is left."""
+
+import _socket
+import errno
+import os
+import resource
+import select
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from supervisor.launchpad import wire
+from supervisor.launchpad.outbox import Outbox
+
+pytestmark = pytest.mark.slow
+
+
+# attack 18, spec S5: unix(7) counts what is in flight by user, its children's included.
+@pytest.mark.parametrize("kind", [wire.SPAWNED, wire.BEGUN])
+def test_who_cannot_be_handed_to_the_host_is_killed_and_told_of(
+    kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = wire.send_message
+
+    def too_many(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
+        if fds:
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        send(sock, message)
+
+    monkeypatch.setattr("supervisor.launchpad.wire.send_message", too_many)
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    with subprocess.Popen(["/bin/sleep", "1000"]) as child, select.epoll() as epoll:
+        outbox = Outbox(ours, epoll)
+        outbox.put((wire.SWEPT, (1,), 0))
+        pidfd = os.pidfd_open(child.pid)
+        outbox.put((kind, 7, child.pid, 0, (), -1), pidfd)
+        assert child.wait() == -signal.SIGKILL
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(pidfd)
+        outbox.put((wire.SWEPT, (2,), 0))
+    told = [wire.receive_message(theirs) for _ in range(3)]
+    failed = (wire.FAILED, 7, errno.ETOOMANYREFS, "pidfd", b"")
+    swept: list[object] = [((wire.SWEPT, (ident,), 0), []) for ident in (1, 2)]
+    assert told == [swept[0], (failed, []), swept[1]]
+    ours.close()
+    theirs.close()
+
+
+# Its children have the soft limit that it has; for what it says the hard one counts.
+def test_what_fits_into_the_hard_limit_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, soft_limits = wire.send_message, []
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = (min(soft, hard - 1), hard)
+
+    def many(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
+        soft_limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        if soft_limits[-1] < hard:
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        send(sock, message, fds)
+
+    monkeypatch.setattr("supervisor.launchpad.wire.send_message", many)
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, low)
+        with select.epoll() as epoll:
+            Outbox(ours, epoll).put((wire.SPAWNED, 7, 1, 0, (), -1), os.dup(0))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == low
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        ours.close()
+    received = wire.receive_message(theirs)
+    theirs.close()
+    assert received is not None
+    message, fds = received
+    os.close(*fds)
+    assert (message, soft_limits) == ((wire.SPAWNED, 7, 1, 0, (), -1), [low[0], hard])

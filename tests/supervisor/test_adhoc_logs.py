@@ -1,0 +1,45 @@
+"""The logs of children that had no name: the oldest go when others have ended."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from supervisor.children import Children
+from supervisor.config.document import Config
+
+
+async def end(children: Children, name: str) -> None:
+    """Have a child end that nobody has configured."""
+
+    async def run(_after: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    log = SimpleNamespace(close=lambda: None)
+    kept: Any = SimpleNamespace(name=name, run=run, configured=False, log=log)
+    children._kept[name] = kept
+    await children._run(kept, [])
+
+
+# attack 29: as many processes and threads as the user of the host may have.
+async def test_a_log_that_no_thread_removes_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("supervisor.children.ADHOC_LOGS", 1)
+    for number in range(1, 4):
+        (tmp_path / f"spawn-{number}").mkdir()
+    host: Any = SimpleNamespace(holders=set(), roster=None)
+    async with trio.open_nursery() as nursery:
+        children = Children(host, Config(), str(tmp_path), None, nursery)
+        with monkeypatch.context() as patched:
+            patched.setattr("trio.to_thread.run_sync", no_thread)
+            await end(children, "spawn-4")
+        assert len(os.listdir(tmp_path)) == 3
+        await end(children, "spawn-5")
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,98 @@
+"""What children say is kept, also by a host whose user has no thread or watch left."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor.childlogs import Capture, ChildLog
+from supervisor.logs import Log
+from supervisor.segments import Segments, read_at
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[ChildLog]:
+    """The log of a child."""
+    segments = Segments(str(tmp_path / "log"), 1_000_000, 1)
+    made = ChildLog("one", segments, Log("WARNING"), lambda _size: None)
+    yield made
+    made.close()
+
+
+def kept(log: ChildLog) -> bytes:
+    """Return what is in a log."""
+    return read_at(log.segments.directory, 0, 1_000_000).data
+
+
+async def until_kept(log: ChildLog, size: int) -> None:
+    """Wait until so many bytes are in a log."""
+    with trio.fail_after(PATIENCE_S):
+        while log.segments.end < size:
+            await log.changed.wait()
+
+
+# attack 18, spec S5
+async def test_a_pipe_without_an_epoll_watch_is_looked_at_again(
+    log: ChildLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    async def no_watch(_fd: object) -> None:
+        nonlocal tries
+        tries += 1
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ours, theirs = os.pipe()
+    async with trio.open_nursery() as nursery:
+        with monkeypatch.context() as patched:
+            patched.setattr("trio.lowlevel.wait_readable", no_watch)
+            nursery.start_soon(Capture(log, ours).run)
+            await trio.testing.wait_all_tasks_blocked()
+            os.write(theirs, b"a")
+            await until_kept(log, 1)
+        os.write(theirs, b"b")
+        await until_kept(log, 2)
+        os.close(theirs)
+    assert tries >= 1
+    assert kept(log) == b"ab"
+
+
+# spec S4: it is over when its child is.
+async def test_a_pipe_without_an_epoll_watch_is_done_with_at_the_end(
+    log: ChildLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_watch(_fd: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("trio.lowlevel.wait_readable", no_watch)
+    ours, theirs = os.pipe()
+    capture = Capture(log, ours)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(capture.run)
+            await trio.testing.wait_all_tasks_blocked()
+            os.write(theirs, b"last words")
+            capture.finish()
+    assert kept(log) == b"last words"
+    assert capture.descriptors() == ()
+    os.close(theirs)
+
+
+# attack 29
+async def test_a_piece_for_which_there_is_no_thread_is_kept(
+    log: ChildLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("trio.to_thread.run_sync", no_thread)
+    await log.take(b"a")
+    assert kept(log) == b"a"
