@@ -10,7 +10,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import errno
 import os
-import resource
 import select
 
 from supervisor.launchpad import wire
@@ -71,33 +70,20 @@ class Outbox:
     def _send(self, message: tuple[object, ...], fds: tuple[int, ...]) -> None:
         """Send a message; one whose descriptors may not travel is a start that failed.
 
-        The kernel counts what is in flight per user, its children's included, compares it
-        with the sender's soft limit of open files (unix(7)), and tells nobody when it is
-        less again.  That limit is the children's as well, so it is raised for this alone.
+        Nobody tells when fewer are in flight again.
         """
-        if self._is_sent(message, fds):
-            return
-        soft, hard = resource.prlimit(0, resource.RLIMIT_NOFILE)
-        try:
-            resource.prlimit(0, resource.RLIMIT_NOFILE, (hard, hard))
-            if self._is_sent(message, fds):
-                return
-        finally:
-            resource.prlimit(0, resource.RLIMIT_NOFILE, (soft, hard))
-        try:
-            _signal.pidfd_send_signal(fds[0], _signal.SIGKILL)
-        except ProcessLookupError:  # it was told before, when the host was busy
-            return
-        finally:
-            failed = (wire.FAILED, message[1], errno.ETOOMANYREFS, "pidfd", b"")
-            wire.send_message(self._control, failed)
-
-    def _is_sent(self, message: tuple[object, ...], fds: tuple[int, ...]) -> bool:
-        """Send a message; False: too many descriptors are in flight."""
         try:
             wire.send_message(self._control, message, fds)
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS:
                 raise
-            return False
-        return True
+            _kill(fds[0])
+            failed = (wire.FAILED, message[1], error.errno, "pidfd", b"")
+            wire.send_message(self._control, failed)
+
+
+def _kill(pidfd: int) -> None:
+    try:
+        _signal.pidfd_send_signal(pidfd, _signal.SIGKILL)
+    except ProcessLookupError:  # killed before, when the host was busy, and reaped
+        return

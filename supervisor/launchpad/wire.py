@@ -53,6 +53,7 @@ import _socket
 import errno
 import marshal
 import os
+import resource
 import struct
 
 TYPE_CHECKING = False
@@ -99,7 +100,8 @@ def send_message(
 
     Raises:
         BlockingIOError: The other end's buffer is full.
-        OSError: The other end is gone (EPIPE, ECONNRESET), or no memfd could be made.
+        OSError: The other end is gone (EPIPE, ECONNRESET), no memfd could be made, or
+            too many descriptors are in flight (ETOOMANYREFS).
     """
     body = marshal.dumps(message)
     if len(body) <= DATAGRAM_BYTES:
@@ -116,7 +118,30 @@ def send_message(
 def _send(sock: _socket.socket, body: bytes, fds: Sequence[int]) -> None:
     rights = struct.pack(f"{len(fds)}i", *fds)
     control = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if fds else []
-    sock.sendmsg([body], control, _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
+    flags = _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL
+    try:
+        sock.sendmsg([body], control, flags)
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        _send_at_the_hard_limit(sock, body, control, flags)
+
+
+def _send_at_the_hard_limit(
+    sock: _socket.socket, body: bytes, control: list[Any], flags: int
+) -> None:
+    """Send what the soft limit of open files refuses.
+
+    The kernel counts what is in flight per user, its children's included, and compares
+    it with the sender's soft limit (unix(7)).  The launchpad's is its children's as well,
+    who are to have it as it is; so it is raised for this alone.
+    """
+    soft, hard = resource.prlimit(0, resource.RLIMIT_NOFILE)
+    resource.prlimit(0, resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        sock.sendmsg([body], control, flags)
+    finally:
+        resource.prlimit(0, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def receive_message(sock: _socket.socket) -> tuple[tuple[Any, ...], list[int]] | None:

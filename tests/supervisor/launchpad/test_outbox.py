@@ -48,24 +48,31 @@ def test_who_cannot_be_handed_to_the_host_is_killed_and_told_of(
     theirs.close()
 
 
-# Its children have the soft limit that it has; for what it says the hard one counts.
-def test_what_fits_into_the_hard_limit_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    send, soft_limits = wire.send_message, []
+class Crowded:
+    """A socket of a user who has as much in flight as a soft limit allows, and more."""
+
+    def __init__(self, real: _socket.socket, hard: int) -> None:
+        self._real = real
+        self._hard = hard
+        self.limits: list[int] = []
+
+    def sendmsg(self, *arguments: Any) -> int:
+        """Send, as the kernel does."""
+        self.limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        if self.limits[-1] < self._hard:
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return self._real.sendmsg(*arguments)
+
+
+# A launchpad's children have the soft limit that it has; when it sends the hard one counts.
+def test_what_fits_into_the_hard_limit_is_sent() -> None:
     before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = (min(soft, hard - 1), hard)
-
-    def many(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
-        soft_limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        if soft_limits[-1] < hard:
-            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
-        send(sock, message, fds)
-
-    monkeypatch.setattr("supervisor.launchpad.wire.send_message", many)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    crowded = Crowded(ours, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, low)
-        with select.epoll() as epoll:
-            Outbox(ours, epoll).put((wire.SPAWNED, 7, 1, 0, (), -1), os.dup(0))
+        wire.send_message(crowded, (wire.SPAWNED, 7), (0,))  # type: ignore[arg-type]
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == low
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -75,4 +82,4 @@ def test_what_fits_into_the_hard_limit_is_sent(monkeypatch: pytest.MonkeyPatch) 
     assert received is not None
     message, fds = received
     os.close(*fds)
-    assert (message, soft_limits) == ((wire.SPAWNED, 7, 1, 0, (), -1), [low[0], hard])
+    assert (message, crowded.limits) == ((wire.SPAWNED, 7), [low[0], hard])
