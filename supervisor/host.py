@@ -57,6 +57,7 @@ from supervisor.session.base import FAULT, SLOW
 from supervisor.session.pump import Pump
 from supervisor.session.session import Session
 from supervisor.spawned import LaunchpadLost
+from supervisor.watches import tell_by
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 
@@ -361,6 +362,7 @@ async def open_host(
     """
     log = log or Log()
     journal = journal or Journal(-1, lambda text: log.write("WARNING", text))
+    tell_by(lambda text: log.write("WARNING", text))
     with contextlib.closing(Reserve()) as groups:  # removed when all in them are dead
         async with trio.open_nursery() as nursery:
             launcher = Launcher(launchpad)

@@ -8,7 +8,8 @@ Rules of this file.
 1. The kernel counts epoll watches by user, over all user namespaces (epoll(7),
    max_user_watches).  A host that is not root shares that number with its children, so
    one of them may have used it up: that ends neither the host nor what waits.
-2. Who has no watch looks again and again, and is late by ``LOOK_PAUSE_S`` at most.
+2. Who has no watch looks again and again, and is late by ``LOOK_PAUSE_S`` at most.  That
+   this has begun is told, once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import select
 from typing import TYPE_CHECKING
 
 import trio
+
+from supervisor.launchpad.family import NO_WATCH
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,6 +36,25 @@ if TYPE_CHECKING:
 LOOK_PAUSE_S = 0.02
 """Between looks at what cannot be watched: late by no more than a busy machine makes it,
 and a thousand such looks are some milliseconds of a second."""
+
+
+_tell: trio.lowlevel.RunVar[Callable[[str], None]] = trio.lowlevel.RunVar("tell")
+
+
+def tell_by(tell: Callable[[str], None]) -> None:
+    """Have it told when no epoll watch is left for something, the first time."""
+    _tell.set(tell)
+
+
+def note_unwatched() -> None:
+    """Take note that there is no watch for something, and that it is looked at."""
+    tell = _tell.get(_to_nobody)
+    _tell.set(_to_nobody)
+    tell(f"What is waited for may be noticed late: {NO_WATCH}")
+
+
+def _to_nobody(_: str) -> None:
+    """Tell nobody: it was told before, or nobody asked for it."""
 
 
 async def wait_readable(fd: int | HasFileno) -> None:
@@ -53,6 +75,7 @@ async def _wait(
     except OSError as why:
         if why.errno != errno.ENOSPC:
             raise
+        note_unwatched()
         # A new one each time: it may be closed meanwhile, and its number given again.
         while not _is_ready(fd, what):  # noqa: ASYNC110 - no event tells of it
             await trio.sleep(LOOK_PAUSE_S)

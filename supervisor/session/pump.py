@@ -33,7 +33,7 @@ from supervisor.session.base import EOF, SLOW
 from supervisor.session.counts import SAMPLE_TURNS, Counts
 from supervisor.session.precedence import CROWD, Precedence
 from supervisor.session.sent import POLLS
-from supervisor.watches import LOOK_PAUSE_S, wait_readable
+from supervisor.watches import LOOK_PAUSE_S, note_unwatched, wait_readable
 from vfs.policy import SHARE
 
 if TYPE_CHECKING:
@@ -168,6 +168,7 @@ class Pump:
         except OSError as why:
             if why.errno != errno.ENOSPC:
                 raise
+            note_unwatched()
             return False
         return True
 

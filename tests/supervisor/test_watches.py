@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.watches import wait_readable, wait_writable
+from supervisor.watches import tell_by, wait_readable, wait_writable
 from tests.helpers.sessions import Hall, hall
 
 __all__ = ["hall"]
@@ -94,6 +94,8 @@ async def test_a_wait_without_a_watch_ends_when_it_may(
 ) -> None:
     monkeypatch.setattr(trio.lowlevel, "wait_readable", unwatched)
     monkeypatch.setattr(trio.lowlevel, "wait_writable", unwatched)
+    told: list[str] = []
+    tell_by(told.append)
     one, other = socket.socketpair()
     with one, other:
         one.setblocking(False)
@@ -108,6 +110,8 @@ async def test_a_wait_without_a_watch_ends_when_it_may(
             assert one.recv(9) == b"x"
             other.close()
             await wait_readable(one)  # its end
+    (text,) = told  # once
+    assert text.endswith("or raise sysctl fs.epoll.max_user_watches")
 
 
 async def test_another_fault_of_a_wait_is_its_callers(tmp_path: Path) -> None:
