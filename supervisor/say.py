@@ -10,7 +10,8 @@ import sys
 USED_UP = {
     errno.EMFILE: "; raise the limit of open files (ulimit -n)",
     errno.ENFILE: "; close files elsewhere, or raise their number (sysctl fs.file-max)",
-    errno.EAGAIN: "; end processes, or raise their number (ulimit -u, pids.max)",
+    errno.EAGAIN: "; end processes, or raise their number (ulimit -u, pids.max) or the memory"
+    " that each may have (ulimit -v)",
     errno.ENOMEM: "; free memory, or raise what may be had (ulimit -v, memory.max)",
     # unix(7): more are on their way than one process may open, of all of its user.
     errno.ETOOMANYREFS: "; end what holds descriptors in flight, or raise the limit of"
@@ -26,6 +27,8 @@ _TO_DO = USED_UP | {
     errno.EACCES: "; name one that this user may use, or change its rights",
     errno.EROFS: "; name one that can be written",
     errno.EISDIR: "; name another",
+    # Of a child's connections alone (spec S7).
+    errno.EUSERS: "; close connections, or raise [limits] clients_per_child",
     errno.EFBIG: "; raise the limit on the size of files (ulimit -f)",
     errno.ENOSPC: "; make room there, or name another",
     errno.EDQUOT: "; make room there, or name another",

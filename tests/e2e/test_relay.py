@@ -143,6 +143,15 @@ def test_a_quota_that_is_no_number_of_tokens_is_refused(quota: str) -> None:
     assert outcome.said("; write 0 or more; see 'sandhost relay --help'")
 
 
+# spec S7: the connections of a child and of all in it are bounded.
+def test_a_child_without_a_connection_left_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[limits]\nclients_per_child = 1\n")
+    words = ("run", "--config", "c.toml", "--", SANDHOST, "relay", "--", "true")
+    outcome = sandhost(*words, cwd=tmp_path)
+    assert outcome.status == 125
+    assert outcome.said("; close connections, or raise [limits] clients_per_child")
+
+
 def test_outside_a_child_it_says_so() -> None:
     outcome = sandhost("relay", "--", "true")
     assert outcome.status == 125
