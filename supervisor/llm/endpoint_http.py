@@ -118,6 +118,11 @@ class HttpConnection:
         if not isinstance(event, h11.Request):
             return None
         head = event
+        if {b"content-length", b"transfer-encoding"} <= {
+            name for name, _ in head.headers
+        }:
+            # RFC 9112 6.1: it may be two requests to whoever stands between (attack 33).
+            raise _malformed("both Content-Length and Transfer-Encoding")
         pieces = []
         left = MAX_BODY_BYTES
         while True:

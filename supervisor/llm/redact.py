@@ -2,14 +2,24 @@
 
 A provider can echo a key in an error or an answer, as it is or encoded.  So every text
 from outside passes here once, whole, before anybody else sees it.
+
+Rules of this file.
+
+1. What is looked for is a secret, and what of it shows in base64.  Of either, each
+   character may be written in any way of its own: as it is, or as URLs and JSON write it.
+2. Ordinary text is searched for what is written as it is, and for the few characters that
+   begin any other writing.  Only where one of those is there is anything else done.
+3. Who searches and who holds the end of a piece back go through a secret in one way, a
+   character at a time: what may still become a secret is held back, and nothing else.
 """
 
 from __future__ import annotations
 
 import base64
-import json
+import re
+from functools import cache, cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
-from urllib.parse import quote, quote_plus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,6 +28,15 @@ MIN_SECRET_CHARS = 4
 """A shorter one is refused: to blot it out would spoil ordinary text."""
 
 BLOT = "[redacted]"
+
+MAX_BACKSLASHES = 8
+"""What three levels of JSON make of one: an answer is JSON, so are a tool's arguments in
+it, and what they hold may be.  Of the one before another character they make seven."""
+
+_JSON_LETTERS = {
+    '"': '"', "/": "/", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t",
+}  # fmt: skip
+"""What may stand after a backslash for a character (RFC 8259, 7)."""
 
 
 def _encoded(secret: bytes) -> Iterator[str]:
@@ -36,19 +55,108 @@ def _encoded(secret: bytes) -> Iterator[str]:
                 yield piece
 
 
-def forms_of(secret: str) -> tuple[str, ...]:
-    """Return every form of a secret that is looked for, longest first."""
-    in_json = json.dumps(secret)[1:-1]
-    found = {
-        secret,
-        quote(secret, safe=""),
-        quote_plus(secret),
-        in_json,
-        json.dumps(secret, ensure_ascii=False)[1:-1],
-        json.dumps(in_json)[1:-1],  # a tool's arguments are JSON within JSON
-        *_encoded(secret.encode()),
-    }
-    return tuple(sorted(found, key=len, reverse=True))
+@cache
+def _writings(char: str) -> tuple[str, ...]:
+    """Return every way in which a character is written, itself first.
+
+    In a URL by its bytes in UTF-8, in JSON by its units in UTF-16; a blank in a form is
+    a plus sign.
+    """
+    units = re.findall("....", char.encode("utf-16-be").hex())
+    slashes = ["\\" * count for count in range(1, MAX_BACKSLASHES)]
+    found = [char, "+"] if char == " " else [char]
+    for upper in (False, True):
+        digits = (f"{byte:02x}" for byte in char.encode())
+        found.append("".join("%" + (two.upper() if upper else two) for two in digits))
+        four = [unit.upper() if upper else unit for unit in units]
+        found += ["".join(f"{slash}u{unit}" for unit in four) for slash in slashes]
+    if char in _JSON_LETTERS:
+        found += [slash + _JSON_LETTERS[char] for slash in slashes]
+    if char == "\\":
+        found += ["\\" * count for count in range(2, MAX_BACKSLASHES + 1)]
+    return tuple(dict.fromkeys(found))
+
+
+@cache
+def _by_beginning(char: str) -> dict[str, tuple[str, ...]]:
+    """Return the ways of writing a character, by the character they begin with."""
+    found: dict[str, list[str]] = {}
+    for written in _writings(char):
+        found.setdefault(written[0], []).append(written)
+    return {beginning: tuple(ways) for beginning, ways in found.items()}
+
+
+def _signs(chars: Iterable[str]) -> Iterator[str]:
+    """Yield what is in every writing of these characters that is not the plain one."""
+    for char in chars:
+        for written in _writings(char)[1:]:
+            # Where there are more backslashes there is this too.
+            if not written.startswith("\\\\") or written == "\\\\":
+                yield written
+
+
+def _first(sign: str) -> str:
+    """Return the first unit of a character that UTF-16 has in two."""
+    return sign if sign == "\\\\" else sign[0] + sign[1:].partition("\\")[0]
+
+
+def _pattern(char: str) -> str:
+    """Return the regular expression of a character in any writing."""
+    # Each way begins with a character, so that what is none is passed over quickly.
+    more = rf"\\\\{{0,{MAX_BACKSLASHES - 2}}}"
+    ways = (re.escape(way) for way in (char, *_signs(char)))
+    return "(?:" + "|".join(way.replace(r"\\", more) for way in ways) + ")"
+
+
+class _Wanted:
+    """A text that is looked for, however each of its characters is written.
+
+    Attributes:
+        text: as it is.
+        longest: the most characters that it can take.
+        beginnings: what it may begin with.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.longest = sum(map(_longest, text))
+        self.beginnings = _by_beginning(text[0]).keys()
+
+    def end(self, text: str, at: int) -> int | None:
+        """Return where it ends if it begins at a place; None if it does not."""
+        return self._follow(text, at)[0]
+
+    def may_begin(self, text: str, at: int) -> bool:
+        """Whether what stands from a place to the end is a beginning of it."""
+        return text[at] in self.beginnings and self._follow(text, at)[1]
+
+    def _follow(self, text: str, at: int) -> tuple[int | None, bool]:
+        """Return (where it ends, whether the text ended before it did).
+
+        More than one place is followed at a time where a character begins another's
+        writing: a percent sign or a backslash of the secret's own.
+        """
+        size = len(text)
+        places, is_cut = {at}, False
+        for char in self.text:
+            ways, after = _by_beginning(char), set()
+            for place in places:
+                if place == size:
+                    is_cut = True
+                    continue
+                for way in ways.get(text[place], ()):
+                    if text.startswith(way, place):
+                        after.add(place + len(way))
+                    elif way.startswith(text[place : place + len(way)]):
+                        is_cut = True
+            places = after
+            if not places:
+                return None, is_cut
+        return max(places), is_cut
+
+
+def _longest(char: str) -> int:
+    return max(map(len, _writings(char)))
 
 
 class Redactor:
@@ -59,33 +167,80 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {form for secret in secrets for form in forms_of(secret)}
-        self._forms = tuple(sorted(forms, key=len, reverse=True))
-        self._encoded = tuple(form.encode() for form in self._forms)
+        found = {form for one in secrets for form in (one, *_encoded(one.encode()))}
+        # The longest first: a part of it may be a secret too.
+        self._plain = tuple(sorted(found, key=len, reverse=True))
+        self._wanted = tuple(map(_Wanted, self._plain))
+        self._longest = max((one.longest for one in self._wanted), default=0)
+        self._heads = {one.text[:MIN_SECRET_CHARS] for one in self._wanted}
+        self._longest_head = max(
+            (sum(map(_longest, h)) for h in self._heads), default=0
+        )
+        signs: dict[str, list[str]] = {}
+        for sign in sorted(set(map(_first, _signs(set("".join(self._plain)))))):
+            mark = sign[: 1 + sign.startswith("\\")]
+            signs.setdefault(mark, []).append(re.escape(sign.removeprefix(mark)))
+        # A pattern that begins with one text is searched for by that.
+        self._signs = {
+            mark: re.compile(f"{re.escape(mark)}(?:{'|'.join(rests)})")
+            for mark, rests in signs.items()
+        }
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
-        for form in self._forms:
+        if any(
+            # Of one character it is memchr(3), 20 times as fast as of two.
+            mark[0] in text and mark in text and sign.search(text)
+            for mark, sign in self._signs.items()
+        ):
+            return "".join(self._without(text))
+        for form in self._plain:
             if form in text:
                 text = text.replace(form, BLOT)
         return text
 
     def data(self, data: bytes) -> bytes:
         """Return UTF-8 bytes without secrets."""
-        for form in self._encoded:
-            if form in data:
-                data = data.replace(form, BLOT.encode())
-        return data
+        text = data.decode(errors="surrogateescape")
+        return self.text(text).encode(errors="surrogateescape")
 
     def held_back(self, text: str) -> int:
         """Return how many characters at the end may be the beginning of a secret."""
-        longest = 0
-        for form in self._forms:
-            for size in range(min(len(form) - 1, len(text)), longest, -1):
-                if text.endswith(form[:size]):
-                    longest = size
-                    break
-        return longest
+        size = len(text)
+        near = max(0, size - self._longest_head + 1)
+        far = max(0, size - self._longest + 1)
+        heads = self._places(text, far) if far < near else ()
+        for at in chain(heads, range(near, size)):
+            if any(one.may_begin(text, at) for one in self._wanted):
+                return size - at
+        return 0
+
+    def _without(self, text: str) -> Iterator[str]:
+        """Yield a text without secrets, in pieces, however they are written."""
+        done = 0
+        for start in self._places(text, 0):
+            if start < done:
+                continue
+            ends = (one.end(text, start) for one in self._wanted)
+            end = next((end for end in ends if end is not None), None)
+            if end is not None:
+                before = text[done:start]
+                # A backslash that was left would take what follows it, in JSON.
+                yield before.rstrip("\\") if text[start] == "\\" else before
+                yield BLOT
+                done = end
+        yield text[done:]
+
+    def _places(self, text: str, at: int) -> Iterator[int]:
+        """Yield where the first characters of a secret are, from a place on."""
+        while (head := self._head.search(text, at)) is not None:
+            yield head.start()
+            at = head.start() + 1
+
+    @cached_property
+    def _head(self) -> re.Pattern[str]:
+        heads = ("".join(map(_pattern, head)) for head in sorted(self._heads))
+        return re.compile("|".join(heads))
 
 
 class StreamRedactor:

@@ -6,6 +6,7 @@ it can read.  What it wrote, and all that the daemon tells anybody, is searched.
 """
 
 import base64
+import json
 import secrets
 import socket
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from tests.attacks.conftest import words_of
 from tests.helpers.canary import VARIABLE
+from tests.helpers.canary_forms import NAMES, searched_forms
 from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.hosts import CHILDREN
@@ -26,34 +28,36 @@ from tests.helpers.provider import provider_process
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
-def forms(key: str) -> Iterator[bytes]:
-    """Yield how a key could show: as it is, in a URL, in base64 at any offset."""
-    yield key.encode()
-    yield quote(key, safe="").encode()
-    for offset in range(3):
-        # Characters that depend on what stands before or after it are left out.
-        text = base64.b64encode(bytes(offset) + key.encode())
-        piece = text[(0, 2, 3)[offset] : len(text) // 4 * 4 - 4]
-        yield piece
-        yield piece.translate(bytes.maketrans(b"+/", b"-_"))
-
-
-def hits(keys: tuple[str, ...], told: dict[str, bytes]) -> list[tuple[str, bytes]]:
-    """Return where a key is, and in which form."""
-    found = ((where, form) for key in keys for form in forms(key) for where in told)
-    return [(where, form) for where, form in found if form in told[where]]
+def hits(keys: tuple[str, ...], told: dict[str, bytes]) -> list[tuple[str, str]]:
+    """Return where a key is, and in which form; also within JSON, and JSON in that."""
+    found = []
+    for name, form in (pair for key in keys for pair in searched_forms(key).items()):
+        wanted = {form, in_json := json.dumps(form)[1:-1], json.dumps(in_json)[1:-1]}
+        for where, data in told.items():
+            if any(one.encode() in data for one in wanted):
+                found.append((where, name))
+    return found
 
 
 @pytest.fixture
 def canary() -> str:
     """A key that no other test of this machine has."""
-    return f"sk-canary+{secrets.token_hex(12)}/aa=b"
+    return new_key("canary")
+
+
+def new_key(name: str) -> str:
+    """Make a key that every form writes in another way.
+
+    The two alphabets of base64 differ in what comes of five question marks, wherever they
+    begin.
+    """
+    return f"sk-{name}+{secrets.token_hex(12)}/?????=b"
 
 
 @pytest.fixture
 def provider(canary: str) -> Iterator[str]:
     """A stand-in that expects the canary, as a process of its own; its base URL."""
-    with provider_process(key=canary) as base_url:
+    with provider_process(key=canary, in_every_form=True) as base_url:
         yield base_url
 
 
@@ -72,7 +76,7 @@ def told_outside(running: Daemon, port: int) -> Iterator[tuple[str, bytes]]:
 
 def other_key(where: Path) -> str:
     """Make a key, and the file `key` with it, for a second model."""
-    other = f"sk-other+{secrets.token_hex(12)}/aa=b"
+    other = new_key("other")
     (where / "key").write_text(other + "\n")
     (where / "key").chmod(0o600)
     return other
@@ -130,8 +134,10 @@ sandbox = "{profile}"
         running.wait(lambda: b"looked everywhere" in running.log("searcher"), "its end")
         told = dict(told_outside(running, port))
         told |= {"found": (tmp_path / "root" / "found").read_bytes()}
-        # Else nothing was given away that could have been found.
-        assert b"[redacted]" in told["found"]
+        # Else nothing was given away that could have been found: by an answer, an error.
+        for place in (b'"content":"', b"400 "):
+            after = b"".join(told["found"].split(place)[1:])
+            assert [n for n in NAMES if n.encode() + b": " not in after] == [], place
         assert b"looked everywhere" in told["logs"]
         assert b"sandhost_" in told["/metrics"]
         running.end()
@@ -208,12 +214,20 @@ allow = ["sh"]
     assert hits((canary, other), told) == []
 
 
-# The search finds what is there: each form, wherever it begins.
+# The search finds what is there: each form, wherever it begins, and JSON in JSON.
 def test_the_search_finds_a_key_in_every_form() -> None:
-    key = "sk-canary+0123456789abcdef/aa=b"
+    key = "sk-canary+0123456789abcdef/?????=b"
     for before in (b"", b"x", b"xy", b"xyz"):
-        text = base64.b64encode(before + key.encode() + b"tail")
-        assert any(form in text for form in forms(key)), before
-        url = base64.urlsafe_b64encode(before + key.encode() + b"tail")
-        assert any(form in url for form in forms(key)), before
-    assert any(form in quote(key, safe="").encode() for form in forms(key))
+        data = before + key.encode() + b"tail"
+        offset = len(before) % 3
+        text, url = base64.b64encode(data), base64.urlsafe_b64encode(data)
+        assert hits((key,), {"": text}) == [("", f"base64 at {offset}")]
+        assert hits((key,), {"": url}) == [("", f"base64 of URLs at {offset}")]
+    for said, name in (
+        (quote(key, safe=""), "URL"),
+        (quote(key), "URL with slashes"),
+        ("sk-canary%2b0123456789abcdef%2f%3f%3f%3f%3f%3f%3db", "URL in lower case"),
+        (r"sk-canary+0123456789abcdef\/?????=b", "JSON of PHP"),
+    ):
+        for told in (said, json.dumps(said), json.dumps(json.dumps(said))):
+            assert hits((key,), {"": told.encode()}) == [("", name)]

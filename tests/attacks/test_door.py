@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -50,18 +51,41 @@ async def test_pipes_are_two_real_pipes(stage: Stage) -> None:
     assert await child.read(fileno, 200_000) == b"x" * 100_000
 
 
-# attack 6: what the host has open, inheritable even, is not there in a child.
-async def test_fifty_inheritable_descriptors_stay_in_the_host(
-    stage: Stage, tmp_path: Path
-) -> None:
+@pytest.fixture
+def junk(tmp_path: Path) -> Iterator[list[int]]:
+    """What whoever starts a host left open, inheritable: fifty files and directories."""
+    names = (tmp_path / "junk", tmp_path / "junk-directory")
+    names[0].touch()
+    names[1].mkdir()
     with ExitStack() as stack:
-        for number in range(50):
-            name = tmp_path / f"junk-{number}"
-            fd = os.open(name, os.O_RDWR | os.O_CREAT)
+        numbers = [os.open(names[number % 2], os.O_RDONLY) for number in range(50)]
+        for fd in numbers:
             stack.callback(os.close, fd)
             os.set_inheritable(fd, True)
+        yield numbers
+
+
+def links(pid: int) -> set[str]:
+    """Return where the descriptors of a process lead."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+# attack 6: what a host was started with, inheritable even, is not there in a child, nor in
+# the launchpad. `junk` comes first: it is there when the launchpad is started.
+async def test_fifty_inheritable_descriptors_stay_in_the_host(
+    junk: list[int], stage: Stage
+) -> None:
+    assert not any(map(os.get_inheritable, junk))
+    names = {os.readlink(f"/proc/self/fd/{fd}") for fd in junk}
+    for _ in range(2):  # who stood by before there was an order, and who did not
         child = await stage.puppet()
         assert set(await child.do("descriptors()")) == {0, 1, 2, 3}
+        if os.geteuid() == 0:  # it lets nobody else look into it, its own user neither
+            assert not names & links(stage.launchpad)
 
 
 # attack 6: names that lead to the host's own descriptors or root are no way in.

@@ -298,7 +298,10 @@ async def test_a_stop_ends_a_child_that_is_just_being_started(
 
 
 def start_with_pid(*wanted: int) -> int:
-    """Start a process that has one of these pids, or skip the test."""
+    """Start a process that has one of these pids, or skip the test.
+
+    In a pid namespace of its own any user may; `test_unprivileged.py` runs this in one.
+    """
     for pid in wanted:
         try:
             with open("/proc/sys/kernel/ns_last_pid", "w") as last:

@@ -21,9 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 OPENS = int(os.environ.get("SWAPPER_OPENS", "1000"))
 
-# A mount namespace of the test's own: nothing is mounted on this machine.
 MOUNTS = 'mount --bind "$0/outside" "$0/root/dir" && mount -t proc proc "$0/root/proc"'
-MOUNTED = ("unshare", "-m", "sh", "-c", f'{MOUNTS} && exec "$@"')
+MOUNTED = ("sh", "-c", f'{MOUNTS} && exec "$@"')
 
 SCRIPT = """
 for name in dir/secret dir/../file dir/../../outside/secret dir/../../beside \
@@ -32,21 +31,28 @@ do sandhost fs cat "$name" 2>&1; done
 """
 
 
+# Nothing is mounted on this machine. Who is not root has the rights to in a user namespace
+# of its own, and to mount a proc where there is a pid namespace as well.
+OF_ROOT = ("unshare", "-m")
+OF_OTHERS = ("unshare", "-Urmpf", "--mount-proc")
+
+
 @pytest.fixture(scope="module")
-def why_no_mounts() -> str:
-    """Why nothing can be mounted; empty if it can be."""
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        return "only root mounts, in a namespace that unshare(1) makes"
-    tried = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
-    return tried.stderr.decode().strip()
+def own_mounts() -> tuple[str, ...]:
+    """What starts a command in a mount namespace of its own, with the rights to mount."""
+    words = OF_ROOT if os.geteuid() == 0 else OF_OTHERS
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare (util-linux) is missing")
+    tried = subprocess.run([*words, "true"], capture_output=True, check=False)
+    if said := tried.stderr.decode().strip():
+        pytest.skip(said)
+    return words
 
 
 # attack 10: what is mounted in the root belongs to it; it leads nowhere else.
 def test_a_mount_in_the_root_is_no_way_out(
-    tmp_path: Path, why_no_mounts: str, kind: str
+    tmp_path: Path, own_mounts: tuple[str, ...], kind: str
 ) -> None:
-    if why_no_mounts:
-        pytest.skip(why_no_mounts)
     for name in ("root/dir", "root/proc", "outside"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "root" / "file").write_text("of the root\n")
@@ -56,7 +62,7 @@ def test_a_mount_in_the_root_is_no_way_out(
     outcome = sandhost(
         "run", *options, "--root", tmp_path / "root",
         "--", *wrapper, "sh", "-c", SCRIPT,
-        wrapper=(*MOUNTED, str(tmp_path)), cwd="/", env=ENVIRONMENT,
+        wrapper=(*own_mounts, *MOUNTED, str(tmp_path)), cwd="/", env=ENVIRONMENT,
     )  # fmt: skip
     said = outcome.out.decode().splitlines()
     assert said[:2] == ["mounted", "of the root"]
@@ -70,19 +76,18 @@ LOOK = """
 grep -q " shared:" /proc/self/mountinfo || exit 9
 "$@"; status=$?; cat /proc/self/mountinfo >&2; exit $status
 """
-SHARED = ("unshare", "-m", "--propagation", "shared", "sh", "-c", LOOK, "sh")
+SHARED = ("--propagation", "shared", "sh", "-c", LOOK, "sh")
 
 
 # attack 10: the mounts of a child are its own, and so are those of the host.
 def test_what_is_mounted_for_a_child_is_mounted_for_nobody_else(
-    tmp_path: Path, why_no_mounts: str
+    tmp_path: Path, own_mounts: tuple[str, ...]
 ) -> None:
-    if why_no_mounts:
-        pytest.skip(why_no_mounts)
     tmp_path.chmod(0o755)
     outcome = sandhost(
         "run", "--", "cat", "/proc/self/mountinfo",
-        wrapper=SHARED, cwd=tmp_path, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
+        wrapper=(*own_mounts, *SHARED), cwd=tmp_path,
+        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert outcome.status == 0, outcome
     if str(tmp_path).encode() not in outcome.out:
@@ -104,15 +109,13 @@ sandhost fs cat "$0/m/self/environ" 2>&1
 # attack 24: a number that was a tmpfs's is a proc's by now
 @pytest.mark.parametrize("view", ["--top-level", "--read"])
 def test_what_is_mounted_in_anothers_place_is_known_for_what_it_is(
-    tmp_path: Path, why_no_mounts: str, view: str
+    tmp_path: Path, own_mounts: tuple[str, ...], view: str
 ) -> None:
-    if why_no_mounts:
-        pytest.skip(why_no_mounts)
     (tmp_path / "m").mkdir()
     words = (view,) if view == "--top-level" else (view, tmp_path)
     outcome = sandhost(
         "run", "--sandbox", "none", *words, "--", "sh", "-c", REUSED, str(tmp_path),
-        wrapper=("unshare", "-m"), cwd="/", env={**ENVIRONMENT, "CANARY": "s3cret"},
+        wrapper=own_mounts, cwd="/", env={**ENVIRONMENT, "CANARY": "s3cret"},
     )  # fmt: skip
     first, text, second, said = outcome.out.splitlines()
     assert text == b"before", outcome

@@ -62,14 +62,44 @@ async def test_links_out_lead_nowhere(stage: Stage, outside: Path) -> None:
             assert said == denied(name), request
 
 
-# attack 7: a hard link that somebody put into the root is the root's; a child makes none.
+# attack 7, spec A4: a hard link that somebody put into the root is the root's, as a name: who
+# takes it away takes no more than that, and it leads to nothing beside it.
+async def test_a_hard_link_in_the_root_is_the_roots(
+    stage: Stage, outside: Path
+) -> None:
+    (outside / "other").write_bytes(b"not linked")
+    (stage.root / "hard").hardlink_to(outside / "file")
+    child = await stage.puppet()
+    assert await child.read(await child.open(b"hard"), 99) == b"outside"
+    await untouched(child, [os.fsencode(outside / "file")], outside)
+    away = os.fsencode(outside / "moved")
+    moved = b"RENAME false 4 %d\nhard%b" % (len(away), away)
+    assert await child.ask(moved) == denied(away)
+    for name in (b"hard/../../root-evil/other", b"hard/other"):
+        assert (await child.ask(b"OPEN %b r false\n" % name)).startswith(b"ERROR ")
+    assert await child.ask(b"REMOVE false hard\n") == b"OK"
+    assert sorted(os.listdir(outside)) == ["file", "other"]
+    assert (outside / "file").read_bytes() == b"outside"
+
+
+# attack 7: a child makes none, by no command.
 async def test_a_child_makes_no_hard_link(stage: Stage, outside: Path) -> None:
     child = await stage.puppet()
     name = os.fsencode(outside / "file")
     asked = await child.ask(b"RENAME false %d %d\n%bmine" % (len(name), 4, name))
-    assert asked.startswith(b"ERROR")
+    assert asked == denied(name)
     assert os.stat(outside / "file").st_nlink == 1
     assert os.listdir(stage.root) == []
+
+
+# attack 7: nor by its own calls, but without walls, where its user may.
+async def test_walls_let_a_child_make_no_hard_link(
+    stage: Stage, outside: Path, kind: str
+) -> None:
+    child = await stage.puppet()
+    link = f"ln {outside}/file {stage.root}/mine 2>/dev/null"
+    assert (await child.do(f"os.system({link!r})") == 0) == (kind == "none")
+    assert os.stat(outside / "file").st_nlink == 1 + (kind == "none")
 
 
 # attack 8, spec O7

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.architecture.test_attack_walls import attacks_of, kinds_of_attacks
+from tests.architecture.tree import ROOT
+from tests.attacks.conftest import KINDS
+
 NOBODY = 65534
 
 
@@ -73,23 +76,37 @@ def nobodys_command(where: Path) -> tuple[list[str], dict[str, str]]:
     pytest.skip("no interpreter that everybody may execute has the packages")
 
 
-def passed_by_nobody(where: Path, *options: str) -> int:
-    """Run tests as that user; return how many passed, and fail if not all did."""
-    command, env = nobodys_command(where)
-    usual = ("-q", "-p", "no:cacheprovider", f"--basetemp={where}/base")
+PASSED = re.compile(r"^PASSED (tests/\S+\.py)::(\w+)(?:\[(.*)\])?$", re.MULTILINE)
+
+
+def passed_by_nobody(
+    where: Path, *options: str, wrapper: tuple[str, ...] = ()
+) -> list[tuple[str, str, str]]:
+    """Run tests as that user; fail if not all that were not skipped passed.
+
+    Args:
+        where: the user's directory.
+        options: of pytest.
+        wrapper: words before the interpreter.
+
+    Returns:
+        (file, test, parameters) of each that passed.
+    """
+    (*become, python), env = nobodys_command(where)
+    usual = ("-q", "-rp", "-p", "no:cacheprovider", f"--basetemp={where}/base")
     done = subprocess.run(
-        [*command, "-m", "pytest", *usual, *options],
+        [*become, *wrapper, python, "-m", "pytest", *usual, *options],
         cwd=ROOT, env=env, capture_output=True, text=True, timeout=560, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    found = re.search(r"(\d+) passed", done.stdout)
-    assert found is not None, done.stdout[-1000:]
-    return int(found[1])
+    said = PASSED.sub("", done.stdout)
+    assert done.returncode == 0, said[-4000:] + done.stderr[-1000:]
+    return PASSED.findall(done.stdout)
 
 
 BY_NOBODY = (
-    "crash", "door", "ends", "fewer_walls", "host_proc", "lengths", "mounts", "names",
-    "nesting", "reports", "roots", "shut_files", "stalls", "tools", "walls",
+    "crash", "door", "ends", "fewer_walls", "groups_left", "host_proc", "lengths",
+    "mounts", "names", "nesting", "reports", "roots", "shut_files", "stalls", "tools",
+    "walls",
 )  # fmt: skip
 NOT_BY_NOBODY = {
     "canary": "the canary below is that user's",
@@ -99,7 +116,7 @@ NOT_BY_NOBODY = {
 }
 """Files of attacks that are not run, and why."""
 
-MEASURED = ("flood_delays", "never_reads")
+MEASURED = ("flood_delays", "never_reads_is_closed")
 """Tests in them that measure how long others wait: once is enough."""
 
 AT_LEAST = {
@@ -112,21 +129,44 @@ AT_LEAST = {
 """So many tests there are of each kind of walls, and of those that choose their own."""
 
 
-# Each kind apart, so that they can be run at once.
+OWN_PIDS = ("unshare", "-Urpf", "--mount-proc")
+"""Where whoever is nobody may say which pid is the next; it is root in there."""
+
+WITH_OWN_PIDS = "pid_that_was_given"
+"""The test that needs that."""
+
+
+def attacks_tried(passed: list[tuple[str, str, str]], kind_of: str) -> set[str]:
+    """Return the attacks that tests of a kind of walls have tried."""
+    tests = {(f, test) for f, test, words in passed if kind_of in words.split("-")}
+    named = {f: tuple(attacks_of(ROOT / f)) for f, _ in tests}
+    return {name for f in named for test, name in named[f] if (f, test) in tests}
+
+
+# Each kind apart, so that they can be run at once. What is skipped for that user is noticed:
+# each attack that somebody tries in such walls is one that it has tried.
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind_of", AT_LEAST)
 def test_the_attacks_fail_for_a_host_without_rights(place: Path, kind_of: str) -> None:
     files = [f"{ROOT}/tests/attacks/test_{name}.py" for name in BY_NOBODY]
     chosen = " and ".join((kind_of, *(f"not {name}" for name in MEASURED)))
-    assert passed_by_nobody(place, "-k", chosen, *files) >= AT_LEAST[kind_of]
+    passed = passed_by_nobody(place, "-k", chosen, *files)
+    assert len(passed) >= AT_LEAST[kind_of]
+    if kind_of in KINDS:
+        words = ("-k", f"{kind_of} and {WITH_OWN_PIDS}", *files)
+        passed += passed_by_nobody(place, *words, wrapper=OWN_PIDS)
+        wanted = {
+            name for name, kinds in kinds_of_attacks().items() if kind_of in kinds
+        }
+        assert wanted - attacks_tried(passed, kind_of) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_table_is_true_for_a_host_without_rights(place: Path) -> None:
     file = f"{ROOT}/tests/e2e/test_sandbox.py"
-    assert passed_by_nobody(place, "-k", "switched_off", file) > 10
+    assert len(passed_by_nobody(place, "-k", "switched_off", file)) > 10
 
 
 # spec L13: what lies in a user namespace has a net namespace with the model's port.
@@ -136,7 +176,7 @@ def test_the_endpoint_is_within_reach_for_a_host_without_rights(place: Path) -> 
     names = ("llm/test_inner_listener", "e2e/test_llm_walled")
     files = (f"{ROOT}/tests/{name}.py" for name in names)
     # A child of that installation does not see the packages that `relay` imports.
-    assert passed_by_nobody(place, "-k", "not nested", *files) > 20
+    assert len(passed_by_nobody(place, "-k", "not nested", *files)) > 20
 
 
 @pytest.mark.slow
@@ -145,7 +185,7 @@ def test_own_directories_are_hidden_by_a_host_without_rights(place: Path) -> Non
     names = ("e2e/test_own_directories.py", "toolexec_sidecars/test_own_places.py")
     files = (f"{ROOT}/tests/{name}" for name in names)
     # The packages of these tests are none of a child's to see, as an installation's are.
-    assert passed_by_nobody(place, "-k", "not nested", *files) >= 11
+    assert len(passed_by_nobody(place, "-k", "not nested", *files)) >= 11
 
 
 # attack 24: a child of the host's own user, and no walls between them.

@@ -16,20 +16,29 @@ BARE = {name: text for name, text in ENVIRONMENT.items() if name != VARIABLE}
 PROGRAM = """
 import sys, trio
 from demo import provider
+if "--in-every-form" in sys.argv:
+    from tests.helpers.canary_forms import in_every_form
+    sys.argv.remove("--in-every-form")
+    provider.Provider._refuse_as_told = in_every_form
 sys.argv += ["--key", sys.stdin.readline().strip()]
 trio.run(provider.main)
 """
 
 
 @contextmanager
-def provider_process(log: Path | None = None, key: str = KEY) -> Iterator[str]:
+def provider_process(
+    log: Path | None = None, key: str = KEY, *, in_every_form: bool = False
+) -> Iterator[str]:
     """Run it; yield its base URL.
 
     Args:
         log: what it appends a line to for each request, and for each piece sent.
         key: what requests have to carry.
+        in_every_form: what it gives away is the key in all forms (`canary_forms.py`).
     """
     command = [sys.executable, "-c", PROGRAM]
+    if in_every_form:
+        command.append("--in-every-form")
     if log is not None:
         command += ["--log", str(log)]
     with subprocess.Popen(

@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from supervisor.llm.handover_endpoint import EndpointState
 from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService
 from tests.helpers.canary import KEY
+from tests.helpers.canary_forms import NAMES, in_every_form, searched_forms
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
 from tests.helpers.llmscene import key_file, section
 
@@ -24,6 +25,10 @@ pytestmark = pytest.mark.slow
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 BEARER = b"Authorization: Bearer TOKEN\r\n"
+
+# A request that would be answered by the model.
+_ASKED = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_ASKED), _ASKED)
 
 
 @dataclass
@@ -272,6 +277,39 @@ async def test_a_tools_arguments_are_redacted(scene: Scene, stream: bool) -> Non
     assert json.loads(arguments) == {"key": "Bearer [redacted]"}
 
 
+# spec L13, I10: in each form, and one character a piece where it comes in pieces.
+@pytest.mark.parametrize(
+    "order", ["!leak", "!leak !plain", "!leak-tool", "!leak-refused"]
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_form_of_the_key_passes(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, order: str, stream: bool
+) -> None:
+    monkeypatch.setattr(Provider, "_refuse_as_told", in_every_form)
+    scene.service.section.max_tokens = None
+    door = await scene.puppet()
+    _, body = await door.ask(ask(order, stream=stream))
+    found = [json.loads(body)] if body.startswith(b"{") else events_of(body)
+    said = "".join(texts_of(found))
+    if order == "!leak-tool":
+        said = json.loads(said)["key"]
+    assert [name for name in NAMES if f"{name}: " not in said] == []
+    forms = searched_forms(KEY).items()
+    assert [name for name, form in forms if form in said] == []
+
+
+def texts_of(value: object) -> Iterator[str]:
+    """Yield what an answer or its events say, and what a tool or whoever failed is told."""
+    if isinstance(value, list):
+        yield from (text for one in value for text in texts_of(one))
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("content", "arguments", "message") and isinstance(inner, str):
+                yield inner
+            else:
+                yield from texts_of(inner)
+
+
 # spec L13, I10: what spells a text out, token by token, goes or stays with it.
 @pytest.mark.parametrize("stream", [True, False])
 async def test_log_probabilities_do_not_spell_the_key(
@@ -323,7 +361,14 @@ async def test_a_stream_that_breaks_says_so(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked, gzip\r\n\r\n{}",
+        POST + BEARER + b"Transfer-Encoding: chunked, gzip\r\n\r\n" + CHUNKED,
+        POST + BEARER + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKED,
+        POST + BEARER + 2 * b"Transfer-Encoding: chunked\r\n" + b"\r\n" + CHUNKED,
+        POST
+        + BEARER
+        + b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n" % len(CHUNKED)
+        + CHUNKED,
+        POST + BEARER + b"Content-Length: 5\r\nContent-Length: 2\r\n\r\n" + CHUNKED,
         POST + b"Content-Length: -1\r\n\r\n",
         POST + b"Authorization: Basic TOKEN\r\nContent-Length: 2\r\n\r\n{}",
         POST + BEARER + b"Authorization: Bearer x\r\nContent-Length: 2\r\n\r\n{}",
