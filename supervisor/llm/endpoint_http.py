@@ -118,11 +118,7 @@ class HttpConnection:
         if not isinstance(event, h11.Request):
             return None
         head = event
-        if {b"content-length", b"transfer-encoding"} <= {
-            name for name, _ in head.headers
-        }:
-            # RFC 9112 6.1: it may be two requests to whoever stands between (attack 33).
-            raise _malformed("both Content-Length and Transfer-Encoding")
+        _check_length(head)
         pieces = []
         left = MAX_BODY_BYTES
         while True:
@@ -226,6 +222,12 @@ def _request(head: h11.Request, body: bytes) -> HttpRequest:
             token = "" if token or scheme.lower() != "bearer" else rest.strip()
     path = head.target.decode("latin-1").partition("?")[0]
     return HttpRequest(head.method.decode("latin-1"), path, token, body)
+
+
+def _check_length(head: Any) -> None:
+    """Refuse what says its length twice: it may be two requests to others (RFC 9112 6.1)."""
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in head.headers}:
+        raise _malformed("both Content-Length and Transfer-Encoding")
 
 
 def _malformed(text: str, status: int = 400) -> RefusedRequestError:
