@@ -36,6 +36,11 @@ NO_WATCH = (
 )
 """What ENOSPC of epoll_ctl(2) says: a user's children share that number with its host."""
 
+_NOT_SEEN = (
+    "its processes are not to be seen in /proc; mount that without hidepid="
+    " (systemd: ProtectProc=default)"
+)
+
 
 class Child:
     """One child from its fork to its reaping.
@@ -312,7 +317,10 @@ def _has_ended(pipe: int) -> bool:
 
 def _create_time(pid: int) -> int:
     """Start of an unreaped child, in clock ticks since boot."""
-    stat = proctree.read_parent_and_start(pid)
+    try:
+        stat = proctree.read_parent_and_start(pid)
+    except PermissionError:
+        stat = None
     if stat is None:
-        raise OSError(errno.EIO, "a child is not to be seen in /proc")
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), _NOT_SEEN)
     return stat[1]

@@ -203,6 +203,27 @@ def subreaper() -> str:
     return "set, and set back"
 
 
+def processes() -> str:
+    """Look whether a host sees processes that it may not look into, its own among them.
+
+    Closed up as it is, so is its launchpad, and so are children until they exec.
+    """
+    if os.geteuid() == 0:
+        return "root sees all"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+        mounts = [line.split() for line in table]
+    shown_to = {f"gid={group}" for group in os.getgroups()}
+    for fields in mounts:
+        options = set(fields[-1].split(","))
+        hides = {one for one in options if one.startswith("hidepid=")} - _HIDES_NOTHING
+        if fields[4] == "/proc" and hides and not options & shown_to:
+            raise MissingError(f"/proc is mounted with {', '.join(hides)}")
+    return "all are to be seen"
+
+
+_HIDES_NOTHING = frozenset({"hidepid=0", "hidepid=off"})
+
+
 def children_lists() -> str:
     """Read this thread's list of children."""
     with open("/proc/thread-self/children", "rb") as file:
@@ -294,19 +315,20 @@ def own_cgroup() -> str:
     Raises:
         MissingError: there is none.
     """
+    with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as table:
+        own = [line[3:].strip() for line in table if line.startswith("0::")]
+    if not own:
+        raise MissingError("this process is in no group of version 2")
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
         for line in table:
             fields = line.split()
-            if fields[fields.index("-") + 1] == "cgroup2":
+            if fields[fields.index("-") + 1] != "cgroup2":
+                continue
+            inside = os.path.relpath(own[0], fields[3])
+            if inside.split("/")[0] != "..":  # else a group beneath is mounted there
                 mount = fields[4].replace("\\040", " ")
-                break
-        else:
-            raise MissingError("no cgroup2 file system is mounted")
-    with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as table:
-        for line in table:
-            if line.startswith("0::"):
-                return mount + line[3:].strip().rstrip("/")
-    raise MissingError("this process is in no group of version 2")
+                return os.path.normpath(f"{mount}/{inside}")
+    raise MissingError("no cgroup2 file system is mounted")
 
 
 def bubblewrap() -> str:

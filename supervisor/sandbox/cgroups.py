@@ -178,7 +178,11 @@ def hierarchies(
         for name in _OF_USE.intersection(names):
             if name in own:
                 path = own[name]
-                inside = os.path.relpath(path, top) if top != "/" else path.lstrip("/")
+                inside = os.path.relpath(path, top)
+                if (
+                    inside.split("/")[0] == ".."
+                ):  # what is mounted there lies beneath it
+                    continue
                 group = os.path.normpath(os.path.join(where, inside))
                 if name == "v2":
                     group = delegation.place_of_children(group)
@@ -320,9 +324,12 @@ def remove_stale(among: tuple[Hierarchy, ...] | None = None) -> int:
     """
     removed = 0
     for hierarchy in hierarchies() if among is None else among:
-        for path in Path(hierarchy.group).glob(f"{PREFIX}*"):
+        found: list[Path] = []
+        with contextlib.suppress(OSError):  # it is mounted where this user may not look
+            found += Path(hierarchy.group).iterdir()
+        for path in found:
             pid = path.name.removeprefix(PREFIX).partition("-")[0]
-            if Path(f"/proc/{pid}").exists():
+            if not path.name.startswith(PREFIX) or Path(f"/proc/{pid}").exists():
                 continue
             with contextlib.suppress(OSError):  # somebody is in it, or it is not ours
                 path.rmdir()

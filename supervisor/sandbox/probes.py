@@ -101,6 +101,14 @@ PROBES = (
         is_needed=True,
     ),
     _Probe(
+        "processes in /proc",
+        attempts.processes,
+        "looked for hidepid= among the options of /proc",
+        "no host: it must see its launchpad and children; mount it without (systemd:"
+        " ProtectProc=default)",
+        is_needed=True,
+    ),
+    _Probe(
         "descriptors",
         attempts.descriptors,
         "getrlimit(2) RLIMIT_NOFILE",

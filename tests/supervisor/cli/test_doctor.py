@@ -203,6 +203,35 @@ def test_what_could_not_be_tried_is_unknown(
     assert found("user namespaces").state == UNKNOWN
 
 
+# A host sees its launchpad, which is closed up, or it starts nobody.
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts, and it sees all")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("hidepid=2", "missing /proc is mounted with hidepid=invisible"),
+        ("hidepid=1", "missing /proc is mounted with hidepid=noaccess"),
+        ("hidepid=2,gid=65534", "present all are to be seen"),
+        ("hidepid=0", "present all are to be seen"),
+    ],
+)
+def test_hidden_processes_are_told_of(options: str, said: str) -> None:
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from supervisor.sandbox.probes import probe_machine\n"
+        "os.setgroups([65534]); os.setresuid(65534, 65534, 65534)\n"
+        "(one,) = (f for f in probe_machine() if f.what == 'processes in /proc')\n"
+        "print(one.state, one.detail)"
+    )
+    mount = f'mount -t proc -o {options} proc /proc && exec "$@"'
+    root = str(Path(__file__).parents[3])
+    words = [
+        "unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", code, root
+    ]  # fmt: skip
+    outcome = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert outcome.stdout.strip() == said, outcome.stderr
+
+
 def test_no_process_to_try_it_in_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_spawn", refusing(errno.EAGAIN))
     assert found("user namespaces").state == UNKNOWN

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,9 @@ def test_the_own_groups_are_found_in_both_versions(tmp_path: Path) -> None:
         "31 23 0:27 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
         "32 23 0:28 /box /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
         "33 23 0:29 / /proc rw - proc proc rw\n"
+        # Groups beneath, or beside, the own ones: no way to these from there.
+        "34 23 0:26 /d/below /mnt/v2 rw - cgroup2 cgroup2 rw\n"
+        "35 23 0:27 /elsewhere /mnt/pids rw - cgroup cgroup rw,pids\n"
     )
     groups.write_text("3:pids:/a\n2:memory:/box/b\n1:cpu:/c\n0::/d\n")
     assert hierarchies(str(mounts), str(groups)) == (
@@ -140,6 +144,30 @@ def test_groups_of_hosts_that_are_gone_are_removed(tmp_path: Path) -> None:
     assert remove_stale(among) == 1
     assert sorted(os.listdir(tmp_path)) == sorted([names[1], "somebodys"])
     assert remove_stale(among) == 0
+
+
+# Somebody has mounted one in a directory of his own.
+def test_a_hierarchy_that_may_not_be_looked_into_is_passed_over() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    # Not pytest's own, into which root lets nobody.
+    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
+        where = Path(name)
+        where.chmod(0o777)
+        (where / f"{PREFIX}{ended.pid}-child-1").mkdir()
+        closed = where / "closed"
+        (closed / "mount").mkdir(parents=True)
+        closed.chmod(0)
+        among = tuple(
+            Hierarchy("pids", str(path)) for path in (closed / "mount", where)
+        )
+        own = os.geteuid()
+        try:
+            os.seteuid(own or 65534)  # root may look everywhere
+            assert remove_stale(among) == 1
+        finally:
+            os.seteuid(own)
+            closed.chmod(0o700)
 
 
 def test_the_time_of_processors_has_a_group_of_its_own_only_if_it_is_limited(
