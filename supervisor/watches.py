@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 LOOK_PAUSE_S = 0.02
-"""Between looks at what cannot be watched: late by no more than a busy machine makes it,
-and a thousand such looks are some milliseconds of a second."""
+"""Between looks at what cannot be watched: late by no more than a busy machine makes it.
+Each who waits so takes 0.7 ms of a second; Trio keeps the watches that it has, so these
+are the few that have come since."""
 
 
 _tell: trio.lowlevel.RunVar[Callable[[str], None]] = trio.lowlevel.RunVar("tell")

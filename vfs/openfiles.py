@@ -235,8 +235,10 @@ class OpenFiles(Names):
         client.ledger.charge(OPEN_FILES, -1)
         if file.staged:
             self.hold(client, -1)
-        if file.ledger is not None and file.ledger.open.remove(file):
-            file.give_back_removed(file.ledger)
+        # What is staged is given back whole, published or not, by whoever closes it.
+        ledger = file.ledger
+        if ledger is not None and ledger.open.remove(file) and not file.staged:
+            file.give_back_removed(ledger)
 
     def hold(self, client: Client, count: int) -> None:
         """See ``Filesystem``, which knows the bound."""

@@ -253,7 +253,10 @@ class Gateway:
         data = msgspec.json.encode(found)
         clean = self._redactor.data(data)
         if clean != data:
-            found = msgspec.json.decode(clean)
+            try:
+                found = msgspec.json.decode(clean)
+            except msgspec.DecodeError:  # what was blotted out has escaped what follows
+                raise AnswerError("it holds a secret, and is nothing without") from None
             for choice in found["choices"]:
                 if "logprobs" in choice:
                     choice["logprobs"] = None  # they would spell it out

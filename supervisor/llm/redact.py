@@ -29,6 +29,10 @@ MIN_SECRET_CHARS = 4
 
 BLOT = "[redacted]"
 
+HEAD_CHARS = 16
+"""What a text is searched for before the rest is followed: more than what keys of one
+provider have in common, for a model can be asked to say that again and again."""
+
 MAX_BACKSLASHES = 8
 """What three levels of JSON make of one: an answer is JSON, so are a tool's arguments in
 it, and what they hold may be.  Of the one before another character they make seven."""
@@ -172,7 +176,7 @@ class Redactor:
         self._plain = tuple(sorted(found, key=len, reverse=True))
         self._wanted = tuple(map(_Wanted, self._plain))
         self._longest = max((one.longest for one in self._wanted), default=0)
-        self._heads = {one.text[:MIN_SECRET_CHARS] for one in self._wanted}
+        self._heads = {one.text[:HEAD_CHARS] for one in self._wanted}
         self._longest_head = max(
             (sum(map(_longest, h)) for h in self._heads), default=0
         )

@@ -2,13 +2,17 @@
 
 import base64
 import json
+from types import SimpleNamespace
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llm.redact import BLOT, Redactor, StreamRedactor
+from supervisor.llm.answer import AnswerError
+from supervisor.llm.gateway import Gateway
+from supervisor.llm.quota import Usage
+from supervisor.llm.redact import BLOT, Redactor, StreamRedactor, _Wanted
 
 KEY = 'sk-ca/na+ry="7f3e91'
 
@@ -182,3 +186,37 @@ def test_what_may_become_a_key_is_held_back(end: str) -> None:
     stream = StreamRedactor(Redactor([KEY]))
     assert stream.feed("hello " + end) == "hello "
     assert stream.feed("?") == end + "?"
+
+
+# spec L11: what ends in a backslash takes the quote behind it along, in JSON within JSON.
+def test_an_answer_that_is_nothing_without_the_key_is_none() -> None:
+    key = "pass+word\\"
+    gateway = SimpleNamespace(_redactor=Redactor([key]))
+
+    def redacted(content: str) -> bytes:
+        found = {"choices": [{"message": {"content": content}}]}
+        return Gateway._redacted(gateway, found, Usage(1, 1)).data  # type: ignore[arg-type]
+
+    assert b"pass" not in redacted(f"it is {key} there")
+    with pytest.raises(AnswerError, match="nothing without"):
+        redacted(json.dumps({"y": key}))
+
+
+# The beginning that the keys of one provider have in common is nothing secret: whoever has
+# it said again and again, in any writing, has nobody follow it each time.
+def test_a_beginning_that_is_said_often_is_not_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    redactor = Redactor(["sk-ant-api03-" + "aZ09+/bq" * 18])
+    followed = 0
+    follow = _Wanted._follow
+
+    def counted(wanted: _Wanted, text: str, at: int) -> tuple[int | None, bool]:
+        nonlocal followed
+        followed += 1
+        return follow(wanted, text, at)
+
+    monkeypatch.setattr(_Wanted, "_follow", counted)
+    text = "".join(f"\\u{ord(char):04x}" for char in "sk-ant-api03-") * 1000
+    assert redactor.text(text) == text
+    assert followed == 0

@@ -119,3 +119,29 @@ async def test_what_got_another_name_meanwhile_is_not_given_back(
     room.fs.close(held)
     assert (set(os.listdir(root)), room.used["bytes"]) == ({"file", "b"}, 300)
     room.fs.disconnect(room.client, "test")
+
+
+# attack 20: on a file system that knows no O_TMPFILE a staged file has a name meanwhile.
+@pytest.mark.parametrize("how", ["closed", "ended"])
+async def test_a_staged_file_that_was_removed_is_given_back_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(
+        os, "O_TMPFILE", os.O_DIRECTORY
+    )  # as such a one answers: EISDIR
+    room = Room(world, size_bytes=1000)
+    place = world.place("root", read=True, write=True, relative=b"", publish="on-close")
+    room.policy = type(world.policy())((place,), cwd_fd=world.cwd)
+    for _ in range(3):
+        client = room.connect()
+        file = room.fs.open(client, b"report", b"w", False)
+        room.fs.write(file, bytes(900))
+        (hidden,) = (n for n in os.listdir(world.where / "root") if n.startswith("."))
+        await room.fs.remove_waiting(client, os.fsencode(hidden), claim=False)
+        if how == "closed":
+            with pytest.raises(FileNotFoundError):
+                room.fs.close(file)
+        room.fs.disconnect(client, "test")
+        assert room.used["bytes"] == 0
+    assert not room.top.open.removed
+    room.fs.disconnect(room.client, "test")

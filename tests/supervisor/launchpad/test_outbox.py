@@ -36,7 +36,10 @@ def test_who_cannot_be_handed_to_the_host_is_killed_and_told_of(
         outbox.put((wire.SWEPT, (1,), 0))
         pidfd = os.pidfd_open(child.pid)
         outbox.put((kind, 7, child.pid, 0, (), -1), pidfd)
-        assert child.wait() == -signal.SIGKILL
+        try:
+            assert child.wait(timeout=30) == -signal.SIGKILL
+        finally:
+            child.kill()
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(pidfd)
         outbox.put((wire.SWEPT, (2,), 0))
