@@ -23,7 +23,7 @@ import trio
 from supervisor.launchpad.family import NO_WATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from typing import Protocol
 
     class HasFileno(Protocol):
@@ -60,26 +60,28 @@ def _to_nobody(_: str) -> None:
 
 async def wait_readable(fd: int | HasFileno) -> None:
     """Wait as ``trio.lowlevel.wait_readable``."""
-    await _wait(trio.lowlevel.wait_readable, fd, select.POLLIN)
+    try:
+        await trio.lowlevel.wait_readable(fd)
+    except OSError as why:
+        await _look(why, fd, select.POLLIN)
 
 
 async def wait_writable(fd: int | HasFileno) -> None:
     """Wait as ``trio.lowlevel.wait_writable``."""
-    await _wait(trio.lowlevel.wait_writable, fd, select.POLLOUT)
-
-
-async def _wait(
-    wait: Callable[[int | HasFileno], Awaitable[None]], fd: int | HasFileno, what: int
-) -> None:
     try:
-        await wait(fd)
+        await trio.lowlevel.wait_writable(fd)
     except OSError as why:
-        if why.errno != errno.ENOSPC:
-            raise
-        note_unwatched()
-        # A new one each time: it may be closed meanwhile, and its number given again.
-        while not _is_ready(fd, what):  # noqa: ASYNC110 - no event tells of it
-            await trio.sleep(LOOK_PAUSE_S)
+        await _look(why, fd, select.POLLOUT)
+
+
+async def _look(why: OSError, fd: int | HasFileno, what: int) -> None:
+    """Look until it is ready, if there was no watch to wait by."""
+    if why.errno != errno.ENOSPC:
+        raise why
+    note_unwatched()
+    # A new one each time: it may be closed meanwhile, and its number given again.
+    while not _is_ready(fd, what):  # noqa: ASYNC110 - no event tells of it
+        await trio.sleep(LOOK_PAUSE_S)
 
 
 def _is_ready(fd: int | HasFileno, what: int) -> bool:
