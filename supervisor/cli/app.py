@@ -279,7 +279,6 @@ cli_tables.register(app)
 
 @app.command(epilog="Example: sandhost doctor --leaks --control run.sock")
 def doctor(
-    ctx: typer.Context,
     leaks: Annotated[
         bool, typer.Option("--leaks", help="A host's tables against /proc.")
     ] = False,

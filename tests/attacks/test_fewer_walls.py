@@ -218,9 +218,7 @@ async def test_what_stands_in_its_dev_shm_is_bounded_in_number(
 # signals in, does not know of it.
 async def test_a_child_sets_limits_for_none_but_itself(attacker: Attacker) -> None:
     attacker.stage.sandbox = KERNELS
-    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
-    os.read(out, 3)
-    os.close(out)
+    victim = await attacker.victim()
     assert victim.process is not None
     before = resource.prlimit(victim.process.pid, resource.RLIMIT_CPU)
     program = """
@@ -242,9 +240,7 @@ async def test_a_child_says_for_none_but_itself_when_it_runs(
     attacker: Attacker,
 ) -> None:
     attacker.stage.sandbox = KERNELS
-    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
-    os.read(out, 3)
-    os.close(out)
+    victim = await attacker.victim()
     assert victim.process is not None
     program = """
 idle, one = os.sched_param(0), {min(os.sched_getaffinity(0))}
@@ -265,9 +261,7 @@ async def test_a_sibling_cannot_be_looked_into_without_namespaces(
     attacker: Attacker,
 ) -> None:
     attacker.stage.sandbox = KERNELS
-    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
-    os.read(out, 3)
-    os.close(out)
+    victim = await attacker.victim()
     assert victim.process is not None
     said = (await attacker.says(LOOKING, str(victim.process.pid))).split()
     assert len(said) == 10
@@ -285,9 +279,7 @@ async def test_signals_and_abstract_sockets_stay_inside(attacker: Attacker) -> N
     if landlock.version() < 6:
         pytest.skip("this kernel's Landlock has no scopes")
     attacker.stage.sandbox = KERNELS
-    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
-    os.read(out, 3)
-    os.close(out)
+    victim = await attacker.victim()
     assert victim.process is not None
     pids = map(str, (victim.process.pid, attacker.stage.launchpad, os.getpid()))
     with socket.socket(socket.AF_UNIX) as server:

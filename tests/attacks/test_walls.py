@@ -68,6 +68,13 @@ class Attacker:
             os.close(theirs)
         return child, ours
 
+    async def victim(self) -> Child:
+        """Start somebody who is there, and does nothing."""
+        child, ours = await self.start("print('up', flush=True); time.sleep(60)")
+        os.read(ours, 3)
+        os.close(ours)
+        return child
+
     async def says(self, program: str, *words: str, **changes: object) -> str:
         """Return what a program prints until its end."""
         child, ours = await self.start(program, *words, **changes)
@@ -104,11 +111,9 @@ print(attempt(lambda: os.kill(pid, 0)))
 # one user can look into each other.
 @only("auto", "namespaces", "bubblewrap")
 async def test_a_sibling_cannot_be_looked_into(attacker: Attacker) -> None:
-    victim, out = await attacker.start("print('up', flush=True); time.sleep(60)")
-    os.read(out, 3)
+    victim = await attacker.victim()
     assert victim.process is not None
     said = (await attacker.says(LOOKING, str(victim.process.pid))).split()
-    os.close(out)
     assert len(said) == 10
     assert set(said) <= {"EPERM", "EACCES", "ESRCH", "ENOENT"}, said
     assert victim.exit is None
@@ -138,9 +143,7 @@ print(attempt(lambda: fcntl.ioctl(0, 0x5412, b'x')))
 async def test_a_kill_of_everybody_reaches_the_child_alone(
     attacker: Attacker, kind: str
 ) -> None:
-    bystander, out = await attacker.start("print('up', flush=True); time.sleep(60)")
-    os.read(out, 3)
-    os.close(out)
+    bystander = await attacker.victim()
     layers = bystander.walls.row()["layers"]
     if kind != "bubblewrap" and "pidns" not in layers:  # type: ignore[operator]
         pytest.skip(f"no pid namespace under {kind}: 'kill -9 -1' ends the tests")
@@ -353,9 +356,7 @@ print(found, resource.getrlimit(resource.RLIMIT_CORE)[0])
 async def test_signals_and_statuses_are_those_of_the_program(
     attacker: Attacker,
 ) -> None:
-    child, out = await attacker.start("print('up', flush=True); time.sleep(60)")
-    os.read(out, 3)
-    os.close(out)
+    child = await attacker.victim()
     assert child.process is not None
     with open(f"/proc/{child.process.pid}/comm") as comm:  # noqa: ASYNC230 - procfs
         name = comm.read()
