@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from protocol import toolexec_form
+from protocol.toolexec_head import REPLAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -327,10 +328,10 @@ def _read_notify(_head: Head, asked: _Asked) -> Request | Refusal:
 _HEALTH = b"/healthz"
 """The only path without a token, without a version and without a form."""
 
-# In lower case; `/exec/` stands for those with an id.
+# In lower case, but for what stands for those with an id.
 _PATHS = {
     b"/exec": _Path(b"POST", _is_executable, _read_exec),
-    b"/exec/": _Path(b"GET", _is_streamable, _read_replay),
+    REPLAY: _Path(b"GET", _is_streamable, _read_replay),
     b"/signal": _Path(b"POST", lambda head: head.speaks != 0, _read_signal),
     b"/notify": _Path(
         b"POST", lambda head: head.speaks == 2, _read_notify, BAD_NOTIFY_VERSION

@@ -20,6 +20,9 @@ KNOWN_BODY_BYTES = 512
 KNOWN_BODIES = 8
 """Most of them; with one more all are forgotten."""
 
+REPLAY = b"/exec/ID"
+"""Stands for the paths of executions; no path in lower case is the same."""
+
 _ABSOLUTE = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 
 
@@ -57,13 +60,13 @@ class Head:
 
     @cached_property
     def place(self) -> tuple[bytes, bytes, bytes]:
-        """(path in lower case, query, id) of its target; ``/exec/`` has an id."""
+        """(path in lower case, query, id) of its target; ``REPLAY`` has an id."""
         absolute = _ABSOLUTE.match(self.target)
         target = self.target[absolute.end() :] if absolute else self.target
         path, _, query = target.partition(b"?")
         name = path.lower()
-        if name.startswith(b"/exec/"):
-            return b"/exec/", query, path[len(b"/exec/") :]
+        if name.startswith(b"/exec/") and name != b"/exec/":
+            return REPLAY, query, path[len(b"/exec/") :]
         return name, query, b""
 
     @cached_property

@@ -303,8 +303,11 @@ def _parsed(call: Json) -> tuple[str, str, dict[str, object] | None]:
             return call_id, "", None
         case _:
             return "", "", None
+    text = rest.get("arguments")
+    if text is None or text == "":  # so some models call what needs no arguments
+        return call_id, name, {}
     try:
-        arguments = json.loads(str(rest.get("arguments") or "{}"))
+        arguments = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         return call_id, name, None
     return call_id, name, arguments if isinstance(arguments, dict) else None

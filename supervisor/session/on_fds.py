@@ -93,7 +93,9 @@ def _parse(document: bytes) -> tuple[str, dict[str, object]]:
         raise ValueError(f"not JSON: {why}") from None
     match call:
         case {"name": str(name), **rest} if not set(rest) - {"arguments"}:
-            arguments = rest.get("arguments") or {}
+            arguments = rest.get("arguments")
+            if arguments is None:
+                return name, {}
             if isinstance(arguments, dict):
                 return name, arguments
     raise ValueError('write {"name": TEXT, "arguments": OBJECT}')

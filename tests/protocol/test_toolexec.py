@@ -235,8 +235,17 @@ def test_a_path_is_compared_without_case_and_query() -> None:
         2, "a", b".", (b"1", b"2")
     )
     assert isinstance(ask(target=b"http://localhost/exec"), Exec)
-    for target in (b"/exec/", b"/execs", b"//exec", b"/%65xec", b"exec", b"*"):
-        assert status(ask(target=target)) in {404, 405}, target
+    for target in (
+        b"/exec/",
+        b"/EXEC/?arg=1",
+        b"/execs",
+        b"//exec",
+        b"/%65xec",
+        b"exec",
+    ):
+        assert status(ask(target=target)) == 404, target
+        assert status(replay(target)) == 404, target
+    assert status(ask(target=b"/exec/id")) == 405
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,9 @@ async def test_curl_reaches_every_path(scene: Scene) -> None:
     assert ran.headers[b"x-exec-id"] == b"one"
     again = await scene.curl(path="/exec/one?from=1")
     assert (again.status, again.body, again.code) == (200, b"bc", 0)
+    for path in ("/exec/", "/exec/?from=0"):  # spec toolexec 1: paths are exact
+        assert (await scene.curl("tool=printf", path=path)).status == 404
+        assert (await scene.curl(path=path)).status == 404
     gone = await scene.curl("exec_id=one", path="/signal")
     assert (gone.status, gone.body) == (404, b"not found\n")
 

@@ -10,7 +10,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import re2
 
@@ -19,7 +19,7 @@ from vfs.content.errors import INVALID_PARAMETER, FdError
 from vfs.content.pages import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tree_sitter import Node, Point, Tree
 
@@ -68,6 +68,28 @@ class Language:
     function: frozenset[str]
     classes: frozenset[str]
     hint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A function or class around others: its name, and what is around it in turn."""
+
+    name: str
+    outer: Scope | None
+
+
+class Code(NamedTuple):
+    """A function or class.
+
+    Attributes:
+        name: as its definition has it.
+        span: not to the ends of its lines yet: ``whole_lines`` tells that.
+        scope: what it is defined in; None: in the file itself.
+    """
+
+    name: str
+    span: Span
+    scope: Scope | None
 
 
 _JS_FUNCTIONS = frozenset(
@@ -189,15 +211,19 @@ def _by_name(name: str) -> str:
     return _BY_SUFFIX.get(name[dot:].lower(), "") if dot >= 0 else ""
 
 
-def find_code(fd: LlmFd, unit: str) -> Iterator[tuple[str, Span]]:
-    """Yield names of functions or classes, and where they are, as the text has them.
+def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[Code]:
+    """Yield the functions or classes of a source.
 
-    Where one is does not reach to the ends of its lines yet: ``whole_lines`` tells that.
+    Args:
+        fd: the source.
+        unit: which of the two.
+        name: of its language; None: it is guessed.
 
     Raises:
         FdError: ``invalid_parameter``: there is no grammar for it, or it is too long.
     """
-    name = guess(fd)
+    if name is None:
+        name = guess(fd)
     language = LANGUAGES.get(name)
     if language is None:
         known = ", ".join(LANGUAGES)
@@ -212,13 +238,15 @@ def find_code(fd: LlmFd, unit: str) -> Iterator[tuple[str, Span]]:
         raise FdError(INVALID_PARAMETER, text, fd=fd.id)
     data = blob.data
     kinds = language.function if unit == "function" else language.classes
+    scopes = _Scopes(language.function | language.classes, data)
     with _turn(blob.size):
         tree = _parse(fd, name, language, data)
-        for count, (node, wrapper) in enumerate(_walk(tree)):
+        for count, (node, wrapper, scope) in enumerate(_walk(tree, scopes.within)):
             if not count % NODES_AT_ONCE:
                 stop_if_cancelled()
             if _is_wanted(node, kinds, unit):
-                yield _name_of(node, data), wrapper or _span(node)
+                found = scopes.of_receiver(node) or scope
+                yield Code(_name_of(node, data), wrapper or _span(node), found)
 
 
 _one_long_source = threading.Lock()
@@ -294,8 +322,45 @@ def _parse(fd: LlmFd, name: str, language: Language, data: Buffer) -> Tree:
     return tree
 
 
-def _walk(tree: Tree) -> Iterator[tuple[Node, Span | None]]:
-    """Yield every node, and where the outermost is of the wrappers around it.
+class _Scopes:
+    """The scopes of a source.
+
+    Args:
+        kinds: of nodes that are scopes.
+        data: the source.
+    """
+
+    def __init__(self, kinds: frozenset[str], data: Buffer) -> None:
+        self._kinds = kinds
+        self._data = data
+
+    def within(self, node: Node, outer: Scope | None) -> Scope | None:
+        """Return the scope of what is in a node."""
+        if node.type not in self._kinds:
+            return outer
+        return Scope(self._bare(_name_of(node, self._data)), outer)
+
+    def of_receiver(self, node: Node) -> Scope | None:
+        """Return the type that a method of Go is of; None for other functions."""
+        if node.type != "method_declaration":
+            return None
+        receiver = node.child_by_field_name("receiver")
+        if receiver is None:  # Java has such nodes too
+            return None
+        written = self._data[receiver.start_byte : receiver.end_byte]
+        words = written[:MOST_NAME_BYTES].decode("utf-8", "replace").strip("() \t,")
+        return Scope(self._bare(words.rpartition(" ")[2].lstrip("*")), None)
+
+    @staticmethod
+    def _bare(name: str) -> str:
+        """Return the name of a type without its parameters."""
+        return name.partition("<")[0].partition("[")[0].strip()
+
+
+def _walk(
+    tree: Tree, within: Callable[[Node, Scope | None], Scope | None]
+) -> Iterator[tuple[Node, Span | None, Scope | None]]:
+    """Yield every node, where the outermost is of the wrappers around it, and its scope.
 
     Without recursion: source may be nested a million deep.  Linear in the text: no node
     is asked for its parent, which is looked for from the root, nor for the list of its
@@ -303,16 +368,19 @@ def _walk(tree: Tree) -> Iterator[tuple[Node, Span | None]]:
     """
     cursor = tree.walk()
     wrappers: list[Span | None] = [None]  # around what is in each ancestor
+    scopes: list[Scope | None] = [None]  # likewise
     while (node := cursor.node) is not None:
-        yield node, wrappers[-1]
+        yield node, wrappers[-1], scopes[-1]
         if cursor.goto_first_child():
             is_wrapper = node.type in _WRAPPERS
             wrappers.append(wrappers[-1] or _span(node) if is_wrapper else None)
+            scopes.append(within(node, scopes[-1]))
             continue
         while not cursor.goto_next_sibling():
             if not cursor.goto_parent():
                 return
             wrappers.pop()
+            scopes.pop()
 
 
 def _span(node: Node) -> Span:

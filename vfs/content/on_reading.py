@@ -45,10 +45,11 @@ def read_fd(  # noqa: PLR0913 - the parameters of the call
     unit: str | None = None,
     index: int | None = None,
     name: str | None = None,
+    language: str | None = None,
     extract_to_new_fd: bool | None = None,
 ) -> bytes:
     """Show a part of a content, or make it a content of its own."""
-    of_unit = unit is not None or index is not None
+    of_unit = unit is not None or index is not None or language is not None
     if of_unit and fd is None:
         text = "Missing parameter: fd (with unit, name is the name of the unit)"
         raise FdError(INVALID_PARAMETER, text)
@@ -64,6 +65,7 @@ def read_fd(  # noqa: PLR0913 - the parameters of the call
         unit=unit,
         index=index,
         name=name if of_unit else None,
+        language=language,
     )
     selection = select(found, selector)
     if extract_to_new_fd:

@@ -20,7 +20,7 @@ from vfs.content.errors import (
 )
 from vfs.content.index import BLOCK_BYTES
 from vfs.content.pages import Span
-from vfs.content.units import find_units, whole
+from vfs.content.units import CODE_UNITS, find_units, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,6 +64,7 @@ class Selector:
     unit: str | None = None
     index: int | None = None
     name: str | None = None
+    language: str | None = None
 
     def kinds(self) -> list[str]:
         """Return the selectors that were used."""
@@ -72,7 +73,7 @@ class Selector:
             "read_all": bool(self.read_all),
             "start_line and end_line": _any(self.start_line, self.end_line),
             "mode": _any(self.mode, self.start, self.count),
-            "unit": _any(self.unit, self.index, self.name),
+            "unit": _any(self.unit, self.index, self.name, self.language),
         }
         return [name for name, is_used in used.items() if is_used]
 
@@ -201,7 +202,10 @@ def _characters(fd: LlmFd, start: int, count: int | None) -> Selection:
 def _by_unit(fd: LlmFd, wanted: Selector) -> Selection:
     unit = wanted.unit
     if unit is None:
-        text = "Missing parameter: unit (index and name go with it)"
+        text = "Missing parameter: unit (index, name and language go with it)"
+        raise FdError(INVALID_PARAMETER, text, fd=fd.id)
+    if wanted.language is not None and unit not in CODE_UNITS:
+        text = "language goes with unit function or class"
         raise FdError(INVALID_PARAMETER, text, fd=fd.id)
     if wanted.index is not None and wanted.name is not None:
         text = "index and name exclude each other"
@@ -218,11 +222,11 @@ def _look_for(fd: LlmFd, unit: str, wanted: Selector) -> _Search:
         index = 1
     found: list[Unit] = []
     matching = total = 0
-    with closing(find_units(fd, unit)) as units:
+    with closing(find_units(fd, unit, wanted.language)) as units:
         for candidate in units:
             total += 1
             if candidate.number == index or (
-                wanted.name is not None and candidate.name == wanted.name
+                wanted.name is not None and candidate.is_called(wanted.name)
             ):
                 matching += 1
                 found.append(candidate)

@@ -13,6 +13,7 @@ from vfs.content.arguments import (
     Param,
     Tool,
 )
+from vfs.content.code import LANGUAGES
 from vfs.content.on_files import MODES
 from vfs.content.units import UNITS
 
@@ -47,7 +48,17 @@ _ROWS = (
             Param("count", INTEGER, "How many, in the unit of mode"),
             Param("unit", STRING, "Read one unit of this kind", choices=UNITS),
             Param("index", INTEGER, "Which unit, from 1"),
-            Param("name", STRING, "Name of the unit; without unit, of the descriptor"),
+            Param(
+                "name",
+                STRING,
+                "Name of the unit, as in f or A.f; without unit, of the descriptor",
+            ),
+            Param(
+                "language",
+                STRING,
+                "Language of the source, with unit function or class; else guessed",
+                choices=tuple(LANGUAGES),
+            ),
             Param(
                 "extract_to_new_fd",
                 BOOLEAN,

@@ -18,9 +18,13 @@ from vfs.content.pages import Span
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from vfs.content.code import Scope
     from vfs.content.table import LlmFd
 
-UNITS = ("paragraph", "section", "function", "class")
+CODE_UNITS = ("function", "class")
+"""Found by a grammar."""
+
+UNITS = ("paragraph", "section", *CODE_UNITS)
 
 MOST_TITLE_BYTES = 4096
 """Longest name of a section; what is longer is cut."""
@@ -38,17 +42,40 @@ class Unit(NamedTuple):
         number: among those of its kind, from 1.
         name: what it is called; empty if it is not.
         span: in bytes of the text; of functions and classes see ``whole``.
+        scope: the function or class that it is defined in.
     """
 
     number: int
     name: str
     span: Span
+    scope: Scope | None = None
+
+    def is_called(self, name: str) -> bool:
+        """Tell whether a name is its own, or that with scopes before it: ``A.g``."""
+        if self.name == name:
+            return True
+        *outer, last = name.split(".")
+        if not outer or last != self.name:
+            return False
+        scope = self.scope
+        for word in reversed(outer):
+            if scope is None or scope.name != word:
+                return False
+            scope = scope.outer
+        return True
 
 
-def find_units(fd: LlmFd, unit: str) -> Generator[Unit, None, None]:
+def find_units(
+    fd: LlmFd, unit: str, language: str | None = None
+) -> Generator[Unit, None, None]:
     """Yield the units of one kind, each when its end is known.
 
-    Who does not want all of them closes it: it may hold a tree.
+    A caller that does not want all of them closes it: it may hold a tree.
+
+    Args:
+        fd: the content.
+        unit: their kind.
+        language: of functions and classes; None: it is guessed.
 
     Raises:
         FdError: ``invalid_parameter``: the language is not known, its grammar not
@@ -67,8 +94,8 @@ def find_units(fd: LlmFd, unit: str) -> Generator[Unit, None, None]:
     else:
         from vfs.content.code import find_code  # noqa: PLC0415 - loads grammars
 
-        for number, (name, span) in enumerate(find_code(fd, unit), 1):
-            yield Unit(number, name, span)
+        for number, code in enumerate(find_code(fd, unit, language), 1):
+            yield Unit(number, *code)
 
 
 def whole(fd: LlmFd, unit: str, found: Unit) -> Unit:
@@ -76,7 +103,7 @@ def whole(fd: LlmFd, unit: str, found: Unit) -> Unit:
 
     To look for their ends takes time, and most of what is found is not shown.
     """
-    if unit not in ("function", "class"):
+    if unit not in CODE_UNITS:
         return found
     from vfs.content.code import whole_lines  # noqa: PLC0415 - loads grammars
 

@@ -96,6 +96,11 @@ async def test_a_token_belongs_to_its_client(hall: Hall, service: FdService) -> 
         (b"[]", b"write {"),
         (b'{"name":1}', b"write {"),
         (b'{"name":"read_fd","arguments":[1]}', b"write {"),
+        # spec llm-fd 6: only null and absent are no arguments.
+        (b'{"name":"list_fds","arguments":[]}', b"write {"),
+        (b'{"name":"list_fds","arguments":""}', b"write {"),
+        (b'{"name":"list_fds","arguments":0}', b"write {"),
+        (b'{"name":"list_fds","arguments":false}', b"write {"),
         (b'{"name":"read_fd","more":1}', b"write {"),
         (b'{"name":"close_fd"}', b"unknown name: close_fd"),
         (b'{"name":"search_fd"}', b"not enabled: search_fd"),
@@ -108,6 +113,17 @@ async def test_what_is_no_call_is_an_error_line(
     line = connected(hall, service)
     assert (await said(line, document)).startswith(b"ERROR invalid fd call: " + why)
     assert await line.ask(b"PING\n") == b"OK"
+
+
+# spec llm-fd 6
+@pytest.mark.parametrize("arguments", [b"", b',"arguments":null', b',"arguments":{}'])
+async def test_a_call_without_arguments_says_none_or_null(
+    hall: Hall, service: FdService, arguments: bytes
+) -> None:
+    line = connected(hall, service)
+    document = b'{"name":"list_fds"%b}' % arguments
+    await line.send(b"FD_CALL %d\n%b" % (len(document), document))
+    assert await line.body() == b'<fd_list count="0"/>'
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,109 @@ def _defines(line: str, thing: str) -> bool:
     return any(line.startswith(f"{word} {thing}") for word in words)
 
 
+METHODS = {
+    "python": (
+        (
+            "class A:\n    def g(self):\n        def h(): pass\n\n\n"
+            "class B:\n    class A:\n        def g(self): return 2\n"
+        ),
+        {
+            "B.A.g": "        def g(self): return 2\n",
+            "A.g.h": "        def h(): pass\n",
+        },
+    ),
+    "javascript": (
+        "class A {\n  g() {}\n}\nclass B {\n  g() { return 2 }\n}\n",
+        {"A.g": "  g() {}\n", "B.g": "  g() { return 2 }\n"},
+    ),
+    "typescript": (
+        "export class A {\n  g(): void {}\n}\nclass B {\n  g(): number { return 2 }\n}\n",
+        {"A.g": "  g(): void {}\n", "B.g": "  g(): number { return 2 }\n"},
+    ),
+    "go": (
+        "package a\n\nfunc (t *A) g() {}\nfunc (B[T]) g() int { return 2 }\n",
+        {"A.g": "func (t *A) g() {}\n", "B.g": "func (B[T]) g() int { return 2 }\n"},
+    ),
+    "rust": (
+        "impl<T> A<T> {\n    fn g() {}\n}\nimpl C for B {\n    fn g() { 2; }\n}\n",
+        {"A.g": "    fn g() {}\n", "B.g": "    fn g() { 2; }\n"},
+    ),
+    "java": (
+        "class A {\n  void g() {}\n}\nclass B {\n  int g() { return 2; }\n}\n",
+        {"A.g": "  void g() {}\n", "B.g": "  int g() { return 2; }\n"},
+    ),
+}
+
+
+# Outside checks: the same method of two classes is told apart by its class.
+@pytest.mark.parametrize("language", METHODS)
+def test_a_method_is_found_by_its_class_and_name(language: str) -> None:
+    source, methods = METHODS[language]
+    made = holding(source)
+    for name, body in methods.items():
+        answer = ask(
+            made, "read_fd", "fd:1", unit="function", name=name, language=language
+        )
+        assert text_of(answer) == body
+        assert answer.get("name") == name
+    answer = ask(made, "read_fd", "fd:1", unit="function", name="g", language=language)
+    assert failed(answer)[0] == "ambiguous"
+    for name in ("X.g", "A.x", "A.", ".g", "A..g", "X.A.g"):
+        answer = ask(
+            made, "read_fd", "fd:1", unit="function", name=name, language=language
+        )
+        assert failed(answer)[0] == "not_found", name
+
+
+def test_a_name_that_two_classes_end_in_is_ambiguous_and_the_whole_is_not() -> None:
+    made = holding(METHODS["python"][0], source="file:a.py")
+    answer = ask(made, "read_fd", fd="fd:1", unit="function", name="A.g")
+    assert failed(answer)[0] == "ambiguous"
+    assert answer.findtext("details") == "Lines: 2-3, 8-8"
+    answer = ask(made, "read_fd", fd="fd:1", unit="class", name="B.A")
+    assert answer.get("lines") == "7-8"
+
+
+def test_a_heading_with_a_dot_is_one_name() -> None:
+    made = holding("# 1.2 A\n\ntext\n\n# A\n\nmore\n")
+    answer = ask(made, "read_fd", fd="fd:1", unit="section", name="1.2 A")
+    assert answer.get("lines") == "1-4"
+
+
+# Outside checks: prose that the guess takes for no code, and a file of another name.
+def test_a_language_that_is_said_is_not_guessed() -> None:
+    made = holding("x = 1\ndef f(): pass\n", source="file:a.txt")
+    made.add_text("class A { int f() { return 1; } }\n", "file:b.py")
+    answer = ask(
+        made, "read_fd", fd="fd:1", unit="function", name="f", language="python"
+    )
+    assert text_of(answer) == "def f(): pass\n"
+    answer = ask(made, "read_fd", fd="fd:2", unit="class", name="A", language="java")
+    assert answer.get("lines") == "1-1"
+    assert ask(made, "fd_info", fd="fd:2").get("type") == "python"  # as it was guessed
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            {"unit": "function", "language": "cobol"},
+            "Parameter language must be one of",
+        ),
+        ({"unit": "function", "language": 1}, "Parameter language must be a string"),
+        ({"unit": "section", "language": "c"}, "language goes with unit function"),
+        ({"language": "c"}, "Missing parameter: unit"),
+        ({"page": 1, "language": "c"}, "Selectors exclude each other: page, unit"),
+    ],
+)
+def test_a_language_stands_with_a_function_or_class(
+    asked: dict[str, object], why: str
+) -> None:
+    answer = ask(holding("int f() {}\n"), "read_fd", fd="fd:1", **asked)
+    assert failed(answer)[0] == "invalid_parameter"
+    assert failed(answer)[2].startswith(why)
+
+
 def test_decorators_belong_to_what_they_decorate() -> None:
     made = holding(PYTHON, source="file:a.py")
     answer = ask(made, "read_fd", fd="fd:1", unit="function", index=1)
