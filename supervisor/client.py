@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from supervisor.control.client import (
-    ORDER_TIMEOUT_S,
-    ControlError,
-    call,
-    control_path,
-    stream,
-)
+from supervisor.control.client import ControlError, call, control_path, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -223,7 +217,7 @@ class HostClient:
         if not isinstance(before, int):
             raise ControlError("only the program of `sandhost serve` can be replaced")
         try:
-            call(self.path, "replace", {}, timeout_s=ORDER_TIMEOUT_S)
+            call(self.path, "replace", {})
         except ControlError:
             # No answer is a good one: the program that was asked is gone.  The next
             # one takes the connection that waits at the same socket.
@@ -260,8 +254,7 @@ class HostClient:
             yield msgspec.convert(item, Event)
 
     def _order(self, do: str, kind: type[T], args: dict[str, Any]) -> T:
-        result = call(self.path, do, _given(args), timeout_s=ORDER_TIMEOUT_S)
-        return msgspec.convert(result, kind)
+        return msgspec.convert(call(self.path, do, _given(args)), kind)
 
 
 def _given(args: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,8 @@ EVENTS = (
     "sidecar.started",
     "sidecar.ended",
     "sidecar.restarting",
+    "host.ordered",
+    "host.order_dropped",
     "host.reloaded",
     "host.replacing",
     "host.not_replaced",

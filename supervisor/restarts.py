@@ -135,7 +135,7 @@ class RestartPolicy:
     restart: str = "no"
     backoff_s: float = 1.0
     max_restarts: int = 5
-    within_s: float = 10.0
+    within_s: float = 300.0
 
     def wants(self, status: int) -> bool:
         """Tell whether a child that ended with this status comes back."""

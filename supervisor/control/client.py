@@ -11,7 +11,8 @@ Wire: one JSON object a line each way.
 
 An order has arguments, ``{"v":1,"do":"kill","args":{"name":"web"}}``.  A stream is
 answered by any number of ``{"v":1,"item":...}`` and, unless the host ends, ``{"v":1,
-"end":true}``.
+"end":true}``.  While an order or a stream has nothing to say, the host sends a space now
+and then: JSON's white space before the next line.
 """
 
 from __future__ import annotations
@@ -34,14 +35,12 @@ ORDERS = ("spawn", "kill", "stop-child", "reload", "replace")
 STREAMS = ("logs", "events", "stop")
 """What a daemon does besides."""
 
-ORDER_TIMEOUT_S = 600.0
-"""For an order: a reload waits for the grace periods of those that changed."""
-
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")
 """What may be asked."""
 
 TIMEOUT_S = 10.0
-"""For the whole exchange; a host closes a slower one as well."""
+"""For all of a question, as the host has it; of an order or a stream, which may take
+longer, for the first byte, and then for each next one."""
 
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 """A longer answer is no host's: a row has some 300 bytes, a host a million files."""
@@ -83,13 +82,13 @@ def call(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> Any:
-    """Ask one question and return the answer.
+    """Ask one question, or give one order, and return the answer.
 
     Args:
         path: the host's control socket.
         do: one of ``QUESTIONS`` or ``ORDERS``.
         args: of an order.
-        timeout_s: seconds for all of it.
+        timeout_s: seconds for a question; of an order, until the next sign of life.
 
     Returns:
         What the host says: rows of a table, or an object; plain JSON values.
@@ -97,7 +96,6 @@ def call(
     Raises:
         ControlError: nobody answers, or the host refuses.
     """
-    deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         _connect(line, path, timeout_s)
         request = _request(do, args)
@@ -105,12 +103,9 @@ def call(
             # A host that is busy says so and closes before it was asked.
             with contextlib.suppress(BrokenPipeError):
                 line.sendall(request, socket.MSG_NOSIGNAL)
-            reply = _receive_line(line, deadline)
+            reply = _receive_line(line, timeout_s, may_last=do in ORDERS)
         except TimeoutError:
-            raise ControlError(
-                f"no answer at {path!r} within {timeout_s:g} s: the host is stopped or"
-                " very busy; try again"
-            ) from None
+            raise _silence(path, timeout_s) from None
         except OSError as why:
             raise ControlError(f"no answer at {path!r}: {why.strerror}") from None
     return _result(path, reply)
@@ -129,9 +124,8 @@ def stream(path: str, do: str, args: dict[str, Any] | None = None) -> Iterator[A
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         _connect(line, path, TIMEOUT_S)
-        line.settimeout(None)
-        line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
         try:
+            line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
             with line.makefile("rb") as replies:
                 for reply in replies:
                     answer = json.loads(reply)
@@ -141,13 +135,22 @@ def stream(path: str, do: str, args: dict[str, Any] | None = None) -> Iterator[A
                     if answer.get("end"):
                         return
                     yield answer["item"]
-        except ConnectionResetError:
+        except TimeoutError:
+            raise _silence(path, TIMEOUT_S) from None
+        except ConnectionError:
             return  # the host has ended
         except (ValueError, KeyError, AttributeError):
             raise ControlError(
                 f"what answers at {path!r} is not a sandhost of this version; name its"
                 " control socket"
             ) from None
+
+
+def _silence(path: str, timeout_s: float) -> ControlError:
+    return ControlError(
+        f"no answer at {path!r} within {timeout_s:g} s: the host is stopped or very"
+        " busy; try again"
+    )
 
 
 def _request(do: str, args: dict[str, Any] | None) -> bytes:
@@ -180,6 +183,8 @@ def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
             f"cannot ask {path!r}: permission denied; a host answers its own user and"
             " root"
         ) from None
+    except TimeoutError:  # as many wait already as may
+        raise _silence(path, timeout_s) from None
     except OSError as why:
         raise ControlError(f"cannot ask {path!r}: {why.strerror or why}") from None
 
@@ -202,16 +207,25 @@ def within_reach(path: str) -> Iterator[str]:
         os.close(fd)
 
 
-def _receive_line(line: socket.socket, deadline: float) -> bytes:
-    """Receive up to the first LF, or what came before the end."""
+def _receive_line(line: socket.socket, timeout_s: float, *, may_last: bool) -> bytes:
+    """Receive up to the first LF, or what came before the end.
+
+    Args:
+        line: the connection.
+        timeout_s: for all of it, or, if it ``may_last``, from one byte to the next.
+        may_last: it is as late as what was ordered.
+    """
     parts = []
     size = 0
+    deadline = time.monotonic() + timeout_s
     while size <= MAX_REPLY_BYTES:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
         line.settimeout(left_s)
         part = line.recv(_RECEIVE_BYTES)
+        if may_last:
+            deadline = time.monotonic() + timeout_s
         parts.append(part)
         size += len(part)
         if not part or b"\n" in part:

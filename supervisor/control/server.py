@@ -15,11 +15,16 @@ Rules of this file.
 4. An order or a stream may take its time: it has a connection of its own, of which there
    are ``MAX_LONG``, and ends when whoever asked is gone.  One that does not read waits
    in its own send; nothing is kept for it.
+5. An order is begun only while its asker is there: a host that hung does not do later
+   what was given up meanwhile.  The journal and the log say who ordered.
+6. A connection with an order or a stream gets a space at least every ``BEAT_S``: JSON's
+   white space before the next line, so that silence means a host that hangs.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -59,11 +64,18 @@ MAX_CONNECTIONS = 16
 MAX_LONG = 64
 """Orders and streams at once."""
 
+BEAT_S = 3.0
+"""Between two heart-beats; a client waits for more than three of them."""
+
+READING = frozenset({"logs", "events"})
+"""Streams that change nothing: the journal does not tell of them."""
+
 _ERROR_CHARS = 10_000
 """Of an error: a fault of a configuration names two paths, each of 4,096 bytes at most."""
 _RECEIVE_BYTES = 4096
 _UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
 _ENCODER = msgspec.json.Encoder()
+_NAME_CHARS = 64  # of a child's name: the longest that is one
 
 
 class Question(msgspec.Struct, forbid_unknown_fields=True):
@@ -297,24 +309,46 @@ class ControlServer:
             return
         self._connections.discard(connection)
         self._long.add(connection)
+        if not self._is_wanted(stream, question):
+            connection.scope.cancel()
+            return
+        sender = _Sender(stream)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
+            nursery.start_soon(sender.beat)
             # Caught here: what leaves a nursery is in a group.
             with suppress(trio.BrokenResourceError, trio.TooSlowError):
-                refusal = await self._attempt(stream, question)
+                refusal = await self._attempt(sender, question)
                 if refusal is not None:
                     with trio.move_on_after(DEADLINE_S):
-                        await stream.send_all(_error(refusal))
+                        await sender.send(_error(refusal))
             nursery.cancel_scope.cancel()
         # A connection that was used for long is not used again.
         connection.scope.cancel()
 
-    async def _attempt(
-        self, stream: trio.SocketStream, question: Question
-    ) -> str | None:
+    def _is_wanted(self, stream: trio.SocketStream, question: Question) -> bool:
+        """Tell whether the asker is there, and write down what it orders (rule 5)."""
+        is_there = not _has_hung_up(stream)
+        if question.do in READING:
+            return is_there
+        pid, uid = _peer(stream)
+        name = question.args.get("name")
+        fields: dict[str, object] = {"order": question.do, "uid": uid, "pid": pid}
+        if isinstance(name, str):
+            fields["name"] = name[:_NAME_CHARS]
+        event, said = "host.ordered", "Order"
+        if not is_there:
+            event, said = "host.order_dropped", "Not done, its client is gone: order"
+        self._host.journal.write(event, **fields)
+        what = f"{question.do} {fields.get('name', '')}".rstrip()
+        text = f"{said} {what} of uid {uid}, pid {pid}"
+        self._host.log.write("INFO" if is_there else "WARNING", text, **fields)
+        return is_there
+
+    async def _attempt(self, sender: _Sender, question: Question) -> str | None:
         """Do an order or send a stream; return why it was refused, if it was."""
         try:
-            await self._do(stream, question)
+            await self._do(sender, question)
         except (trio.BrokenResourceError, trio.TooSlowError):
             raise  # gone, or too slow to be told so
         except (OrderError, msgspec.ValidationError) as why:
@@ -323,20 +357,41 @@ class ControlServer:
             return self._fault(question, why)
         return None
 
-    async def _do(self, stream: trio.SocketStream, question: Question) -> None:
+    async def _do(self, sender: _Sender, question: Question) -> None:
         order = self._orders.orders.get(question.do)
         if order is not None:
             result = await order(question.args)
             with trio.fail_after(DEADLINE_S):
-                await stream.send_all(_result(result))
+                await sender.send(_result(result))
             return
 
         async def send(item: object) -> None:
             line = _ENCODER.encode({"v": VERSION, "item": item})
-            await stream.send_all(line + b"\n")
+            await sender.send(line + b"\n")
 
         await self._orders.streams[question.do](question.args, send)
-        await stream.send_all(_ENCODER.encode({"v": VERSION, "end": True}) + b"\n")
+        await sender.send(_ENCODER.encode({"v": VERSION, "end": True}) + b"\n")
+
+
+class _Sender:
+    """The one writer of a connection with an order or a stream (rule 6)."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._sending = trio.Lock()
+
+    async def send(self, data: bytes) -> None:
+        """Send whole lines, or one heart-beat."""
+        async with self._sending:
+            await self._stream.send_all(data)
+
+    async def beat(self) -> None:
+        """Send heart-beats until cancelled; none while something is being sent."""
+        with suppress(trio.BrokenResourceError):
+            while True:
+                await trio.sleep(BEAT_S)
+                if not self._sending.locked():
+                    await self.send(b" ")
 
 
 def _understand(line: bytes) -> tuple[bytes | None, Question | None]:
@@ -366,12 +421,25 @@ def _error(text: str) -> bytes:
     return _ENCODER.encode({"v": VERSION, "ok": False, "error": line}) + b"\n"
 
 
-def _may_ask(stream: trio.SocketStream) -> bool:
+def _peer(stream: trio.SocketStream) -> tuple[int, int]:
+    """Return pid and uid of the process that connected."""
     credentials = stream.socket.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size
     )
-    _, uid, _ = _UCRED.unpack(credentials)
+    pid, uid, _ = _UCRED.unpack(credentials)
+    return pid, uid
+
+
+def _may_ask(stream: trio.SocketStream) -> bool:
+    _, uid = _peer(stream)
     return uid in {0, os.geteuid()}
+
+
+def _has_hung_up(stream: trio.SocketStream) -> bool:
+    """Tell whether the other end is closed; one that only ends its words may listen."""
+    poll = select.poll()
+    poll.register(stream.socket.fileno(), 0)  # POLLHUP is always told (poll(2))
+    return bool(poll.poll(0))
 
 
 async def _receive(stream: trio.SocketStream, pending: bytearray) -> bool:

@@ -2,9 +2,12 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.config.child import ChildSection
+from supervisor.kept import restart_policy
 from supervisor.restarts import (
     MAX_BACKOFF_S,
     SPREAD,
@@ -97,6 +100,22 @@ def test_more_than_so_many_restarts_within_the_period_is_too_often() -> None:
     # Once the first of them is older than the period there is room for one.
     clock.now += 7.0
     assert child.ended(0) is Happening.ENDED_AGAIN
+
+
+# A crash loop ends: its own waits do not carry it out of the period.
+@pytest.mark.parametrize("dice", [0.0, 0.5, 0.999])
+def test_with_the_defaults_a_child_that_always_fails_is_given_up(dice: float) -> None:
+    clock = Clock()
+    section = ChildSection(command=["false"], restart="always")
+    for policy in (restart_policy(section), RestartPolicy(restart="always")):
+        child = Restarts(policy, clock, lambda: dice)
+        for _ in range(policy.max_restarts):
+            child.started()
+            clock.now += 1.0
+            assert child.ended(1) is Happening.ENDED_AGAIN
+            clock.now += child.wait_s()
+        child.started()
+        assert child.ended(1) is Happening.ENDED_TOO_OFTEN
 
 
 def test_no_restart_may_be_too_many() -> None:

@@ -1,0 +1,171 @@
+"""A daemon that hangs: its clients say so and end, and what they gave up is not done."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import (
+    ENVIRONMENT,
+    TIMEOUT_S,
+    finished,
+    heard,
+    running,
+)
+from tests.helpers.daemon import Daemon, daemon
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[child.x]
+command = ["sh", "-c", "echo ready; exec sleep 1000"]
+"""
+
+STREAMS = (("logs", "x"), ("logs", "-f", "x"), ("events",), ("trace", "-f", "child-1"))
+QUESTIONS = (
+    ("ps",),
+    ("clients",),
+    ("files",),
+    ("quota",),
+    ("stats",),
+    ("top", "--once"),
+)
+ORDERS = (
+    ("stop",),
+    ("stop", "x"),
+    ("kill", "x"),
+    ("reload",),
+    ("reload", "--exec"),
+    ("spawn", "--name", "late", "--", "sleep", "1000"),
+)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with one child that has said its word."""
+    with daemon(tmp_path, CONFIG) as it:
+        it.wait(lambda: b"ready" in it.log("x"), "its word")
+        yield it
+        it.send(signal.SIGCONT)
+        assert it.end() == 0, it.said()
+
+
+def hang(served: Daemon) -> None:
+    """Stop the daemon, as whoever debugs it does."""
+    served.send(signal.SIGSTOP)
+    status = Path(f"/proc/{served.process.pid}/stat")
+    served.wait(lambda: ") T " in status.read_text(), "the stop")
+
+
+def environment(served: Daemon) -> dict[str, str]:
+    return {**ENVIRONMENT, "SANDHOST_CONTROL": served.client.path}
+
+
+def journal(served: Daemon) -> list[dict[str, object]]:
+    """Return all events that are written down."""
+    files = sorted((served.where / "state" / "journal").glob("*.log"))
+    lines = (line for file in files for line in file.read_text().splitlines())
+    return [json.loads(line) for line in lines]
+
+
+def dropped(served: Daemon) -> list[dict[str, object]]:
+    """Return the orders that were not done."""
+    return [row for row in journal(served) if row["event"] == "host.order_dropped"]
+
+
+# spec S5: who asks a host that hangs is not held up by it for ever.
+def test_every_command_ends_while_the_daemon_hangs(served: Daemon) -> None:
+    before = served.row("x").pid
+    hang(served)
+    with ExitStack() as stack:
+        commands = {
+            words: stack.enter_context(running(*words, env=environment(served)))
+            for words in (*STREAMS, *QUESTIONS, *ORDERS)
+        }
+        for words, process in commands.items():
+            outcome = finished(process)
+            assert outcome.status == 2, words
+            assert outcome.said("within 10 s: the host is stopped or very busy"), words
+    served.send(signal.SIGCONT)
+    # What was given up is not done, and that is written down; `reload --exec` asks first.
+    wanted = ["kill", "reload", "spawn", "stop", "stop-child"]
+    served.wait(lambda: len(dropped(served)) == len(wanted), "the orders")
+    assert sorted(str(row["order"]) for row in dropped(served)) == wanted
+    (row,) = served.client.ps()
+    assert (row.name, row.pid, row.restarts) == ("x", before, 0)
+    assert served.client.stats()["generation"] == 0
+
+
+# The one that was interrupted is as gone as the one that gave up.
+def test_an_order_whose_client_was_interrupted_is_not_done(served: Daemon) -> None:
+    hang(served)
+    with running("stop", env=environment(served)) as process:
+        waits_in = Path(f"/proc/{process.pid}/syscall")
+        numbers = ("45 ", "207 ", "7 ", "73 ")  # recvfrom, poll, ppoll
+        served.wait(lambda: waits_in.read_text().startswith(numbers), "its question")
+        process.send_signal(signal.SIGINT)
+        process.wait(TIMEOUT_S)
+    served.send(signal.SIGCONT)
+    served.wait(lambda: dropped(served), "the order")
+    (row,) = dropped(served)
+    assert (row["order"], row["uid"], row["pid"]) == ("stop", os.geteuid(), process.pid)
+    assert "its client is gone: order stop" in served.said()
+    assert served.row("x").state == "running"
+
+
+def test_streams_notice_a_daemon_that_hangs_later(served: Daemon) -> None:
+    with ExitStack() as stack:
+        env = environment(served)
+        logs = stack.enter_context(running("logs", "-f", "x", env=env))
+        events = stack.enter_context(running("events", "--lines", "1", env=env))
+        heard(logs, b"ready")
+        heard(events, b"\n")
+        hang(served)
+        for process in (logs, events):
+            assert finished(process).said("the host is stopped or very busy")
+
+
+def test_a_quiet_stream_and_a_long_order_show_signs_of_life(served: Daemon) -> None:
+    said = {}
+    stubborn = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
+    served.client.spawn(stubborn, name="stubborn")
+    served.wait(lambda: b"ready" in served.log("stubborn"), "its word")
+    for line in (
+        b'{"v":1,"do":"logs","args":{"name":"x","follow":true,"lines":0}}\n',
+        b'{"v":1,"do":"stop-child","args":{"name":"stubborn","grace":5}}\n',
+    ):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(served.client.path)
+            sock.sendall(line)
+            said[line] = sock.recv(100)
+    # White space of JSON: who reads lines and knows nothing of it is not disturbed.
+    assert set(said.values()) == {b" "}
+
+
+def test_an_order_that_takes_longer_than_the_patience_is_waited_for(
+    served: Daemon,
+) -> None:
+    stubborn = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
+    served.client.spawn(stubborn, name="stubborn")
+    served.wait(lambda: b"ready" in served.log("stubborn"), "its word")
+    assert served.client.stop_child("stubborn", 12.0) == 137
+
+
+def test_the_journal_and_the_log_say_who_ordered(served: Daemon) -> None:
+    with running("kill", "-s", "USR1", "x", env=environment(served)) as process:
+        assert finished(process).status == 0
+    (row,) = (row for row in journal(served) if row["event"] == "host.ordered")
+    told = {key: row[key] for key in ("order", "name", "uid", "pid")}
+    assert told == {
+        "order": "kill",
+        "name": "x",
+        "uid": os.geteuid(),
+        "pid": process.pid,
+    }
+    assert f"Order kill x of uid {os.geteuid()}, pid {process.pid}" in served.said()
