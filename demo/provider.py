@@ -36,6 +36,7 @@ ORDERS = {
     "!cached=N": "report N tokens of the prompt as cached; null works too",
     "!usage=TEXT": "none: report no usage; bad: report texts instead of numbers",
     "!prompt-tokens=N": "report N tokens for the prompt",
+    "!dense": "count each byte of the prompt as a token, and an image as 2,000",
     "!plain": "do not stream, whatever was asked for",
     "!broken": "answer with what is no JSON",
     "!truncated": "break off in the middle",
@@ -54,6 +55,9 @@ ORDERS = {
 
 ORDER = re.compile(r"!([a-z-]+)(?:=(\S+))?")
 PROMPT_BYTES_PER_TOKEN = 5
+IMAGE_TOKENS = 2000
+MESSAGE_TOKENS = 4
+COUNTED = ("tools", "functions", "response_format", "tool_choice", "stop", "user")
 ARGUMENT_PIECE_CHARS = 12
 MAX_BODY_BYTES = 64 << 20
 
@@ -182,7 +186,8 @@ class Provider:
         text = _last_text(served.body)
         orders = {**dict(re.findall(ORDER, text)), **_scripted(served.body)}
         served.prompt_tokens = int(
-            orders.get("prompt-tokens") or _prompt_tokens(served.body)
+            orders.get("prompt-tokens")
+            or (_dense_tokens if "dense" in orders else _prompt_tokens)(served.body)
         )
         self.note(served, "request")
         if not await self._refuse_as_told(line, served, orders, text):
@@ -513,6 +518,25 @@ def _prompt_tokens(body: dict[str, Any]) -> int:
         for message in body.get("messages") or ()
     )
     return -(-size // PROMPT_BYTES_PER_TOKEN)
+
+
+def _dense_tokens(body: dict[str, Any]) -> int:
+    """Count as many tokens as a provider may at most: one for each byte of text."""
+    total = sum(_size(body[name]) for name in COUNTED if name in body)
+    for message in body.get("messages") or ():
+        content = message.get("content") or ""
+        total += MESSAGE_TOKENS + len(message.get("name", "").encode())
+        total += _size(message.get("tool_calls") or "")
+        parts = [{"text": content}] if isinstance(content, str) else content
+        for part in parts:
+            text = part.get("text")
+            total += IMAGE_TOKENS if text is None else len(text.encode())
+    return total
+
+
+def _size(value: Any) -> int:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return len(text.encode())
 
 
 def _words(orders: dict[str, str], text: str, served: Served) -> list[str]:

@@ -170,6 +170,7 @@ class Child(ChildClients):
             cwd_fd=cwd_fd,
             tools=spec.tools,
             model=spec.model,
+            image_tokens=spec.image_tokens,
         )
 
     def _hold_directory(self, stack: AsyncExitStack, path: str) -> int:

@@ -64,6 +64,7 @@ class ChildSpec:
         name: what a configuration calls it; None for one that has no name.
         model: the model that it may ask; None for the one of its view (spec L6).
         quota: weighted tokens for it and all nested in it; None for the host's alone.
+        image_tokens: reserved for each image that it shows a model; None for the default.
         account: what its charges are kept by, also over its restarts; None for those of
             a child that no configuration names, which end with it.
     """
@@ -97,6 +98,7 @@ class ChildSpec:
     group_limits: Limits = _UNLIMITED
     model: str | None = None
     quota: float | None = None
+    image_tokens: int | None = None
     account: str | None = None
     made_in: int = -1
 

@@ -51,6 +51,7 @@ class ChildOptions:
     tools: frozenset[str] | None = None
     model: str | None = None
     quota: float | None = None
+    image_tokens: int | None = None
 
 
 def policy_options(
@@ -86,6 +87,7 @@ def policy_options(
         tools=None if policy.tools is None else frozenset(policy.tools),
         model=policy.model,
         quota=policy.quota,
+        image_tokens=policy.image_tokens,
     )
 
 
@@ -142,6 +144,7 @@ def make_spec(
         tools=options.tools,
         model=options.model,
         quota=options.quota,
+        image_tokens=options.image_tokens,
     )
 
 

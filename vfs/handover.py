@@ -32,7 +32,7 @@ from vfs.policy import Policy
 if TYPE_CHECKING:
     from vfs.filesystem import Filesystem
 
-POLICY_EXTRAS = ("model", "quota", "tools")
+POLICY_EXTRAS = ("image_tokens", "model", "quota", "tools")
 """What a policy may hold beside files, by name: plain values, or sets of them."""
 
 

@@ -71,6 +71,8 @@ class Policy:
         tools: the tools that may be run for it; None for those of every sidecar.
         model: the model that the client's own right gives it; None for the host's.
         quota: weighted tokens that the last narrowing left; None if it said nothing.
+        image_tokens: reserved for each part of a prompt that is not text; None for the
+            default.
 
     Attributes:
         is_distant: one of the places may wait for another machine or process.
@@ -78,6 +80,7 @@ class Policy:
 
     __slots__ = (
         "host",
+        "image_tokens",
         "is_distant",
         "model",
         "places",
@@ -97,6 +100,7 @@ class Policy:
         tools: frozenset[str] | None = None,
         model: str | None = None,
         quota: float | None = None,
+        image_tokens: int | None = None,
     ) -> None:
         self.top_level = top_level
         self.tools = tools
@@ -104,6 +108,7 @@ class Policy:
         self.places = places
         self.model = model
         self.quota = quota
+        self.image_tokens = image_tokens
         self.root = root if root is not None else places[0] if places else None
         self.is_distant = any(place.is_distant for place in places)
         _share_rights(places)
@@ -198,7 +203,12 @@ class Policy:
         # The model of the top-level right goes with it.
         model = wanted.model or (None if self.top_level else self.model)
         make = partial(
-            Policy, root=self.root, tools=tools, model=model, quota=wanted.quota
+            Policy,
+            root=self.root,
+            tools=tools,
+            model=model,
+            quota=wanted.quota,
+            image_tokens=self.image_tokens,
         )
         if wanted.read is None and wanted.write is None:
             return make(self.places)

@@ -96,6 +96,7 @@ def run_commands(
             **walls,
             model=base.model,
             quota=base.quota,
+            image_tokens=base.image_tokens,
         )
     except OptionError as why:
         raise UsageFault(str(why)) from None

@@ -22,6 +22,9 @@ WINDOWS = ("run", "day", "never")
 BOUNDS = ("max_tokens", "max_completion_tokens")
 """The names under which servers take the bound on the output."""
 
+MOST_IMAGE_TOKENS = 1_000_000
+"""Of one image: as many as the longest context of today's models."""
+
 MAX_TIMEOUT_S = 3600.0
 """A call that may take longer than an hour is a mistake of units."""
 
@@ -187,9 +190,13 @@ def check_preset_tools(
             yield f"llm.presets.{joined(name)}.tools", text
 
 
-def check_policy(model: str | None, quota: float | None) -> Iterator[tuple[str, str]]:
+def check_policy(
+    model: str | None, quota: float | None, image_tokens: int | None
+) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) of what a policy cannot say of the model."""
     if model is not None and not model.strip():
         yield "model", "a model's name"
     if quota is not None and not (math.isfinite(quota) and quota >= 0):
         yield "quota", "weighted tokens, from 0 on"
+    if image_tokens is not None and not 0 <= image_tokens <= MOST_IMAGE_TOKENS:
+        yield "image_tokens", f"tokens for an image, from 0 to {MOST_IMAGE_TOKENS}"

@@ -37,6 +37,7 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     network: str | None = None
     model: str | None = None
     quota: float | None = None
+    image_tokens: int | None = None
     tools: list[str] | None = None
 
 
@@ -48,7 +49,7 @@ def check_policies(section: Mapping[str, PolicySection]) -> Iterator[tuple[str, 
 
 
 def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
-    yield from check_policy(policy.model, policy.quota)
+    yield from check_policy(policy.model, policy.quota, policy.image_tokens)
     for key, allowed in _WORDS.items():
         value = getattr(policy, key)
         if value not in allowed:
@@ -60,7 +61,12 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
 
 def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what a policy says of what there is none of."""
-    of_sections = {"model": "llm", "quota": "llm", "tools": "toolexec"}
+    of_sections = {
+        "model": "llm",
+        "quota": "llm",
+        "image_tokens": "llm",
+        "tools": "toolexec",
+    }
     for key, section in of_sections.items():
         if getattr(policy, key) and getattr(config, section) is None:
             yield key, f"has no effect: there is no [{section}] section"

@@ -9,8 +9,6 @@ import errno
 import os
 from typing import TYPE_CHECKING, Protocol, cast
 
-import msgspec
-
 from supervisor.fds.toolloop import ModelError, Reply
 from vfs.hostio import in_thread
 
@@ -152,19 +150,21 @@ class _LlmAsker:
         self, client: Client, body: Mapping[str, object], *, claim: bool
     ) -> Completion:
         """See ``Asker``."""
+        from supervisor.llm.prompt_size import (  # noqa: PLC0415 - with a model
+            size_of_body,
+        )
+
         llm = self._llm
         section = llm.section
         # Encoded once more than it is sent: a prompt is paid with all that is in it.
-        encoded = await in_thread(
-            msgspec.json.encode, body, share=client.ledger.threads
-        )
+        size = await in_thread(size_of_body, body, share=client.ledger.threads)
         if section.temperature is not None:
             body = {**body, "temperature": section.temperature}
         call = llm.prepared(
             client,
             llm.model_name(client, claim=claim and client.policy.top_level),
             body,
-            size_bytes=len(encoded),
+            size=size,
             max_tokens=section.max_tokens,
         )
         return await llm.gateway.complete(call)

@@ -22,6 +22,7 @@ from supervisor.llm.answer import DONE
 from supervisor.llm.deltas import ChoiceRedactor
 from supervisor.llm.endpoint_http import RefusedRequestError
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
+from supervisor.llm.prompt_size import size_of_body
 from supervisor.llm.quota import QuotaError
 from vfs.hostio import in_thread
 
@@ -148,14 +149,12 @@ def _call(
     model = service.model_name(client, claim=True)
     if isinstance(name, str) and name in service.models_of(client):
         model = name
-    texts = [passed.get(key) for key in ("messages", "tools", "functions")]
-    size = sum(len(msgspec.json.encode(text)) for text in texts if text)
     bounds = (asked.get("max_tokens"), asked.get("max_completion_tokens"))
     call = service.prepared(
         client,
         model,
         passed,
-        size_bytes=size,
+        size=size_of_body(passed),
         max_tokens=_bound(section.max_tokens, bounds),
         node=node,
     )

@@ -73,6 +73,7 @@ class Call:
         model: who is asked.
         body: the request but for its model, its stream and its bound on the output.
         prompt_tokens: the estimate for its messages (spec L10).
+        most_prompt_tokens: the most that a provider can count for them.
         max_tokens: most tokens of output; None for no bound of the caller's.
         node: pays.
         child_id: for the journal.
@@ -82,6 +83,7 @@ class Call:
     model: Model
     body: Mapping[str, object]
     prompt_tokens: int
+    most_prompt_tokens: int
     max_tokens: int | None
     node: Node
     child_id: str
@@ -198,7 +200,7 @@ class Gateway:
     def _reserve(self, call: Call) -> Reservation:
         try:
             return call.node.reserve(
-                call.prompt_tokens, call.max_tokens, call.model.weights
+                call.most_prompt_tokens, call.max_tokens, call.model.weights
             )
         except QuotaError:
             self._journal.write(

@@ -162,7 +162,7 @@ class Node:
         """Reserve the worst case of a call here and at every ancestor (spec L10).
 
         Args:
-            prompt_tokens: the estimate for the messages.
+            prompt_tokens: the most that the prompt may take.
             max_tokens: most tokens of output; None where nothing is configured.
             weights: of the model.
 
@@ -217,7 +217,7 @@ class Reservation:
         path: the nodes that pay, the client's own first.
         amounts: weighted tokens reserved at each of them.
         max_tokens: what the output is held to; None for no bound.
-        prompt_tokens: the estimate for the messages.
+        prompt_tokens: what was reserved for the prompt.
         weights: of the model.
         cost: weighted tokens that were charged; None before the end.
     """

@@ -23,7 +23,8 @@ from supervisor.llm.dialogues import PlainDialogues
 from supervisor.llm.gateway import Call, Gateway, Model
 from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.presets import presets
-from supervisor.llm.quota import Node, Weights, quota_text, status_text, tokens_of
+from supervisor.llm.prompt_size import PromptSize
+from supervisor.llm.quota import Node, Weights, quota_text, status_text
 from supervisor.llm.redact import MIN_SECRET_CHARS, Redactor
 from supervisor.options import parse_duration
 from supervisor.services import Account
@@ -277,7 +278,7 @@ class LlmService:
             client,
             self.model_name(client, claim=claim),
             body,
-            size_bytes=size,
+            size=PromptSize(size, len(messages)),
             max_tokens=section.max_tokens,
         )
 
@@ -287,7 +288,7 @@ class LlmService:
         model: str,
         body: Mapping[str, object],
         *,
-        size_bytes: int,
+        size: PromptSize,
         max_tokens: int | None,
         node: Node | None = None,
     ) -> Call:
@@ -297,14 +298,15 @@ class LlmService:
             client: who asks.
             model: a name, as ``model`` takes it.
             body: the request.
-            size_bytes: of its messages.
+            size: of its messages and all else that is forwarded.
             max_tokens: most tokens of output; None for no bound.
             node: pays; None for the client's own.
         """
         return Call(
             model=self.model(model),
             body=body,
-            prompt_tokens=tokens_of(size_bytes),
+            prompt_tokens=size.estimated_tokens,
+            most_prompt_tokens=size.most_tokens(client.policy.image_tokens),
             max_tokens=max_tokens,
             node=self.node_of(client) if node is None else node,
             child_id=self._host.child_of(client),

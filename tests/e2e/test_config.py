@@ -102,6 +102,7 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ),
         ("[llm.presets.'a b']\nsystem = ''\n", "a name without blanks"),
         ("[policy.run]\nquota = -5\n", "policy.run.quota: weighted tokens"),
+        ("[policy.run]\nimage_tokens = -1\n", "policy.run.image_tokens: tokens for"),
         ("[policy.run]\nmodel = ' '\n", "policy.run.model: a model's name"),
         ("[policy.x]\nread = ['/no/such']\n", "policy.x.read: there is no '/no/such'"),
         ("[policy.x]\nroot = '/no/such'\n", "policy.x.root: there is no '/no/such'"),

@@ -29,13 +29,13 @@ FAILED = b"ERROR OpenAI API call failed: "
 async def test_of_many_callers_with_room_for_one_one_goes_through(
     tmp_path: Path,
 ) -> None:
-    # 4 bytes are a token of 1.0, 10 tokens of output cost 40.0.
-    async with open_scene(tmp_path, max_tokens=10, quota={"max_tokens": 44}) as scene:
+    # A byte is a token of 1.0, a message 16, 10 tokens of output cost 40.0.
+    async with open_scene(tmp_path, max_tokens=10, quota={"max_tokens": 75}) as scene:
         parent = scene.connect()
         lines = [scene.nested(parent) for _ in range(32)]
         lines += [scene.connect() for _ in range(32)]
-        prompt = b"!wait=0.3 !words=10"  # 19 bytes: 5 tokens
-        scene.service.root.limit = 46.0  # what is left is nobody's while one is made
+        prompt = b"!wait=0.3 !words=10"  # 19 bytes
+        scene.service.root.limit = 77.0  # what is left is nobody's while one is made
         replies: list[bytes] = []
 
         async def call(line: ChatLine) -> None:
@@ -51,11 +51,11 @@ async def test_of_many_callers_with_room_for_one_one_goes_through(
 
 # spec L10: the maximum is lowered until the worst case fits.
 async def test_the_maximum_is_lowered_to_what_is_left(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, max_tokens=50, quota={"max_tokens": 104}) as scene:
+    async with open_scene(tmp_path, max_tokens=50, quota={"max_tokens": 129}) as scene:
         line = scene.connect()
-        await line.chat(b"!words=1 ___")  # 12 bytes: 3 tokens; 101 left: 25 tokens
+        await line.chat(b"!words=1 ___")  # 12 bytes, 1 message; 101 left: 25 tokens
         assert scene.provider.served[0].body["max_tokens"] == 25
-        scene.service.root.spent = 103.0
+        scene.service.root.spent = 128.0
         await line.chat(b"!words=0 !prompt-tokens=1")
         assert scene.provider.served[1].body["max_tokens"] == 1
         assert (await line.chat(b"a")).line == EXCEEDED
@@ -71,7 +71,7 @@ async def test_without_a_maximum_all_that_remains_is_reserved(tmp_path: Path) ->
         assert "max_tokens" not in scene.provider.served[0].body
         assert (await second.chat(b"a")).line == EXCEEDED
         assert (await first.reply()).line.startswith(b"OK ")
-        scene.service.root.spent = 1_000_000 - 41
+        scene.service.root.spent = 1_000_000 - 61
         await second.chat(b"abcd")
         assert scene.provider.served[1].body["max_tokens"] == 10
 

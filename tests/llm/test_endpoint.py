@@ -231,6 +231,61 @@ async def test_the_quota_is_that_of_the_child(scene: Scene) -> None:
     assert (await other.ask(ask("a")))[0] == 200
 
 
+PICTURES = [
+    {"type": "text", "text": "!dense !wait=0.5 !words=10 it"},
+    {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+]
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"description": "\u9f98" * 300}},
+}
+
+
+# attack 45, spec L10, I7: what is not text and what is not a message cost tokens, too.
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": PICTURES}]},
+        ask("!dense !wait=0.5 !words=10", response_format=SCHEMA),
+        ask("!dense !wait=0.5 !words=10", stop=["\u9f98" * 300]),
+    ],
+    ids=["images", "schema", "stop"],
+)
+async def test_many_calls_at_once_do_not_pass_the_quota(
+    scene: Scene, body: dict[str, object], stream: bool
+) -> None:
+    door = await scene.puppet()
+    root = scene.service.root
+    root.limit = 5000.0
+    statuses: list[int] = []
+
+    async def call() -> None:
+        data = {**body, "model": "m", "max_tokens": 10, "stream": stream}
+        statuses.append((await door.ask(data))[0])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(endpoint.PER_CHILD):
+            nursery.start_soon(call)
+    most = max(one.prompt_tokens for one in scene.provider.served)
+    assert most > 900  # the provider counts what it may
+    assert root.spent <= root.limit + most + 40.0
+    assert scene.provider.most_at_once > 1
+    assert sorted(set(statuses)) == [200, 429]
+
+
+# spec L10: the policy says what a part that is not text may cost.
+async def test_the_tokens_of_an_image_are_a_policys(scene: Scene) -> None:
+    cheap, dear = await scene.puppet(image_tokens=100), await scene.puppet()
+    content = [{"type": "text", "text": "and?"}, PICTURES[1]]
+    body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    scene.service.root.limit = 1000.0
+    assert (await cheap.ask(body))[0] == 200
+    assert (await dear.ask(body))[0] == 200  # alone, with one token of output
+    bounds = [one.body["max_tokens"] for one in scene.provider.served]
+    assert bounds == [50, 1]
+
+
 # spec L13, I10: a key in a stream, one character a piece.
 @pytest.mark.parametrize("order", ["!leak", "!leak !plain", "!leak !usage=none"])
 async def test_a_stream_is_redacted(scene: Scene, order: str) -> None:

@@ -1,0 +1,86 @@
+"""How much a request says to a model: its bytes, messages, and parts that are not text.
+
+Two figures come of it (spec L10): the most tokens that a provider can count, which are
+reserved before a call, and an estimate, which is charged where no usage is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.llm.quota import tokens_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MESSAGE_TOKENS = 16
+"""Most tokens that a message takes beside its text: role and separators take 3 to 7."""
+
+IMAGE_TOKENS = 2000
+"""Of a part that is not text: models of today count 85 to 1,600 for an image."""
+
+_TEXT_KEYS = frozenset({"type", "text", "refusal", "cache_control"})
+"""Keys of a part that is text; what has any other may name an image, a sound, a file."""
+
+_FURTHER_PARTS = ("audio",)
+"""Keys of a message, beside its content, that stand for what is not text."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """The size of a prompt.
+
+    Attributes:
+        size_bytes: of everything that is forwarded.
+        messages: how many there are.
+        other_parts: parts of them that are not text.
+    """
+
+    size_bytes: int
+    messages: int
+    other_parts: int = 0
+
+    @property
+    def estimated_tokens(self) -> int:
+        """The estimate of spec L10: four bytes are a token."""
+        return tokens_of(self.size_bytes)
+
+    def most_tokens(self, image_tokens: int | None = None) -> int:
+        """Return the worst case of spec L10: each byte is a token.
+
+        Args:
+            image_tokens: for each part that is not text; None for the default.
+        """
+        each = IMAGE_TOKENS if image_tokens is None else image_tokens
+        return (
+            self.size_bytes + MESSAGE_TOKENS * self.messages + each * self.other_parts
+        )
+
+
+def size_of_body(body: Mapping[str, object]) -> PromptSize:
+    """Return the size of a request: every field counts, for a provider reads them all."""
+    messages = body.get("messages")
+    found = messages if isinstance(messages, list) else []
+    parts = sum(_other_parts(message) for message in found)
+    return PromptSize(len(msgspec.json.encode(body)), len(found), parts)
+
+
+def _other_parts(message: object) -> int:
+    """Return how many parts of a message are not text."""
+    if not isinstance(message, dict):
+        return 0
+    further = sum(message.get(key) is not None for key in _FURTHER_PARTS)
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return further
+    parts = content if isinstance(content, list) else [content]
+    return further + sum(not _is_text(part) for part in parts)
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, str) or (
+        isinstance(part, dict) and part.keys() <= _TEXT_KEYS
+    )
