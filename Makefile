@@ -45,7 +45,9 @@ install: $(STAMP)  ## make .venv with everything pinned; .venv/bin/sandhost is t
 # all there is to install, and pip 23 looks at `coverage[toml]`, which pytest-cov asks for,
 # as at something else than the `coverage` that is pinned: once a newer one was published,
 # it refused that as not pinned. `pip check` says if anything was missing after all.
-# The project itself goes in as a link, built by the pinned hatchling.
+# The project itself goes in as a link, built by the pinned hatchling. Its modules are
+# compiled as pip compiles the others: where PYTHONDONTWRITEBYTECODE is set, each start
+# would compile them again, which takes half of it.
 $(STAMP): requirements.txt pyproject.toml
 	@set -e; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
@@ -66,6 +68,7 @@ $(STAMP): requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements.txt; \
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
 	$(BIN)/python -m pip check; \
+	$(BIN)/python -m compileall -q supervisor vfs protocol; \
 	touch $@
 
 $(FUZZ_STAMP): $(STAMP) requirements-fuzz.txt

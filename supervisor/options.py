@@ -7,7 +7,7 @@ import resource
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
 _SIZE = re.compile(r"(\d{1,4000})([KMGT]?)i?B?", re.ASCII)
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -144,7 +144,7 @@ processes (PID_MAX_LIMIT), and ``pids.max`` takes no higher number."""
 _CAP_SYS_RESOURCE = 24
 
 
-def parse_limits(texts: list[str]) -> Limits:
+def parse_limits(texts: Sequence[str]) -> Limits:
     """Return limits from ``memory=512M,cpu=60`` lists.
 
     Raises:
@@ -245,7 +245,7 @@ def _may_raise_limits() -> bool:
     return False
 
 
-def parse_env(texts: list[str]) -> dict[str, str]:
+def parse_env(texts: Sequence[str]) -> dict[str, str]:
     """Return variables from ``K=V`` texts.
 
     Raises:
@@ -260,7 +260,7 @@ def parse_env(texts: list[str]) -> dict[str, str]:
     return found
 
 
-def parse_names(texts: list[str]) -> tuple[str, ...]:
+def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the names of variables.
 
     Raises:

@@ -39,7 +39,7 @@ class CommandError(Exception):
     """What was asked for cannot be done; the text says what and why."""
 
 
-class UsageFault(CommandError):  # noqa: N818 - beside typer's own words
+class UsageFault(CommandError):  # noqa: N818 - beside click's own words
     """The words of the command are off."""
 
 

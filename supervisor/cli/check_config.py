@@ -6,11 +6,13 @@ the trial of what profiles require (``profile_trials``), for which it has a laun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from supervisor.cli.options import Json  # noqa: TC001 - typer reads it at run time
+from supervisor.cli.help import Command
+from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import files
 from supervisor.say import print_text, say
 
 if TYPE_CHECKING:
@@ -20,13 +22,15 @@ FAULTY = 2
 """Exit status: there is a fault."""
 
 
-def check_config(
-    file: Annotated[str, typer.Argument(metavar="F", help="TOML file.")],
-    as_json: Json = False,
-) -> int:
-    """Tell every fault of a configuration with its key and the reason.
+@click.command(
+    "check-config", cls=Command, epilog="Example: sandhost check-config sandhost.toml"
+)
+@click.argument("file", metavar="F", shell_complete=files, help="TOML file.")
+@json_option
+def check_config(file: str, *, as_json: bool) -> int:
+    """Tell every fault of a configuration.
 
-    What can be used and looks like a mistake is a warning, and no fault.
+    Each comes with its key and the reason. What can be used and looks like a mistake is a warning, and no fault.
 
     Exit status: 0 none, 2 some.
     """

@@ -1,123 +1,87 @@
-"""The daemon's commands: ``serve``, and those that order something of it.
+"""The daemon's commands: those that order something of it, or read what it wrote.
 
-What it is: options and words.  What they do stands in ``serve`` and ``client``, imported
-when a command is called.
+What it is: options and words.  What they do stands in ``client``, imported when a command
+is called.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from supervisor.cli.options import (  # noqa: TC001 - typer reads them at run time
-    ControlOf,
-    Json,
-)
+from supervisor.cli.help import Command
+from supervisor.cli.options import COMMAND_LINE, directories, files, one_of
+from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import control as control_option
 from supervisor.here import absolute
 from supervisor.options import OptionError, parse_duration, parse_env
 from supervisor.say import CommandError, UsageFault, print_bytes, print_text, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from supervisor.client import HostClient
 
-_COMMAND_LINE: Any = {"allow_interspersed_args": False}
-_Child = Annotated[str, typer.Argument(metavar="CHILD", help="A name, or an id of ps.")]
-_Lines = Annotated[
-    int | None,
-    typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last N lines."),
-]
-_Grace = Annotated[
-    str | None,
-    typer.Option("--grace", metavar="S", help="Until SIGKILL; else host.grace."),
-]
+_lines = click.option(
+    "--lines",
+    "-n",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Only the last N lines.",
+)
+_child = click.argument("child", metavar="CHILD", help="A name, or an id of ps.")
 
 
-def serve(
-    ctx: typer.Context,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="F", help="TOML file.")
-    ] = None,
-    control: Annotated[
-        str | None,
-        typer.Option("--control", metavar="PATH", help="Control socket's place."),
-    ] = None,
-    log_level: Annotated[
-        str,
-        typer.Option("--log-level", metavar="L", help="debug, info, warning, error."),
-    ] = "info",
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", metavar="text|json")
-    ] = None,
+@click.command(
+    cls=Command,
+    context_settings=COMMAND_LINE,
+    epilog="Example: sandhost spawn --policy worker -- /usr/bin/worker --once",
+)
+@click.argument(
+    "command", metavar="[-- COMMAND [ARG]...]", nargs=-1, shell_complete=files
+)
+@click.option("--name", metavar="NAME", help="What the child is called.")
+@click.option("--policy", metavar="P", help="[policy.P].")
+@click.option(
+    "--restart",
+    metavar="no|on-failure|always",
+    default="no",
+    shell_complete=one_of("no", "on-failure", "always"),
+    help="What follows when it has ended; default no.",
+)
+@click.option("--env", metavar="K=V", multiple=True, help="Set a variable; repeatable.")
+@click.option(
+    "--cwd", metavar="DIR", shell_complete=directories, help="Working directory."
+)
+@control_option
+@json_option
+def spawn(  # noqa: PLR0913 - one option each
+    command: tuple[str, ...],
+    *,
+    name: str | None,
+    policy: str | None,
+    restart: str,
+    env: tuple[str, ...],
+    cwd: str | None,
+    control: str | None,
+    as_json: bool,
 ) -> int:
-    """Be the daemon: keep the configured children, serve the control socket.
+    """Start a child in the daemon.
 
-    SIGTERM and SIGINT stop it, SIGHUP reloads. Exit status: 0 all went well, else 1.
+    It is a command, or --name of a configured child.
     """
-    from supervisor.config.document import Config, ConfigError, load_config  # noqa: PLC0415
-    from supervisor.logs import LEVELS  # noqa: PLC0415
-    from supervisor.serve import FAILED, ServeOptions, run_daemon  # noqa: PLC0415
-
-    if log_level.upper() not in LEVELS:
-        raise UsageFault(
-            f"not a log level: {log_level!r}; write debug, info, warning, error"
-        )
-    if log_format not in (None, "text", "json"):
-        raise UsageFault(f"not a log format: {log_format!r}; write text or json")
-    try:
-        configured = Config() if config is None else load_config(config)
-    except ConfigError as why:
-        for fault in why.faults:
-            say("sandhost serve", f"cannot use {config}: {fault}")
-        return FAILED
-    wanted = log_format or configured.host.log_format
-    options = ServeOptions(
-        config=configured,
-        config_path=None if config is None else absolute(config),
-        control=control,
-        log_level=log_level.upper(),
-        log_json=None if wanted is None else wanted == "json",
-    )
-    return run_daemon(ctx.obj, options)
-
-
-def spawn(  # noqa: PLR0913, PLR0917
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND [ARG]...]")
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="What the child is called."),
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", metavar="P", help="[policy.P].")
-    ] = None,
-    restart: Annotated[
-        str, typer.Option("--restart", metavar="no|on-failure|always")
-    ] = "no",
-    env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="K=V", help="Repeatable.")
-    ] = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", metavar="DIR")] = None,
-    control: ControlOf = None,
-    as_json: Json = False,
-) -> int:
-    """Start a child in the daemon: a command, or --name of a configured one."""
     if not command and name is None:
         raise UsageFault("give a command after --, or --name of a configured child")
     try:
         cwd = None if cwd is None else absolute(cwd)
-        variables = parse_env(env or [])
+        variables = parse_env(env)
     except OptionError as why:
         raise UsageFault(str(why)) from None
     except FileNotFoundError as why:
         raise CommandError(f"--cwd: cannot use {cwd!r}: {why.strerror}") from None
     more = {"restart": restart, "env": variables, "cwd": cwd} if command else {}
     with _asking(control) as host:
-        child = host.spawn(command or None, name=name, policy=policy, **more)
+        child = host.spawn(list(command) or None, name=name, policy=policy, **more)
     row = {
         "name": child.name,
         "id": child.id,
@@ -128,34 +92,37 @@ def spawn(  # noqa: PLR0913, PLR0917
     return 0
 
 
-def kill(
-    child: _Child,
-    signal: Annotated[
-        str, typer.Option("--signal", "-s", metavar="S", help="TERM, KILL, 9 ...")
-    ] = "TERM",
-    tree: Annotated[
-        bool, typer.Option("--tree", help="All processes beneath.")
-    ] = False,
-    control: ControlOf = None,
-) -> int:
-    """Signal a child; its restart policy decides what follows."""
+@click.command(cls=Command, epilog="Example: sandhost kill --signal HUP web")
+@_child
+@click.option(
+    "--signal",
+    "-s",
+    metavar="S",
+    default="TERM",
+    shell_complete=one_of("TERM", "KILL", "HUP", "INT", "USR1", "USR2", "STOP", "CONT"),
+    help="TERM, KILL, 9 ...; default TERM.",
+)
+@click.option("--tree", is_flag=True, help="All processes beneath.")
+@control_option
+def kill(child: str, *, signal: str, tree: bool, control: str | None) -> int:
+    """Signal a child; its restart policy decides the rest."""
     with _asking(control) as host:
         host.kill(child, signal, tree=tree)
     return 0
 
 
-def stop(
-    children: Annotated[list[str] | None, typer.Argument(metavar="[CHILD]...")] = None,
-    grace: _Grace = None,
-    control: ControlOf = None,
-) -> int:
-    """Stop children for good; without a name: the daemon, and wait for its end.
+@click.command(cls=Command, epilog="Example: sandhost stop web")
+@click.argument("children", metavar="[CHILD]...", nargs=-1)
+@click.option("--grace", metavar="S", help="Until SIGKILL; else host.grace.")
+@control_option
+def stop(children: tuple[str, ...], grace: str | None, control: str | None) -> int:
+    """Stop children for good, or the daemon.
 
-    Who keeps it waiting is told on stderr.
+    Without a name it is the daemon, and its end is waited for. Who keeps it waiting is told on stderr.
     """
     grace_s = _seconds(grace)
     with _asking(control) as host:
-        for name in children or ():
+        for name in children:
             host.stop_child(name, grace_s)
         if not children:
             _stop_daemon(host, grace_s)
@@ -173,15 +140,20 @@ def _stop_daemon(host: HostClient, grace_s: float | None) -> None:
                 say("sandhost stop", f"waiting: {sentence(row)}")
 
 
-def reload(
-    control: ControlOf = None,
-    as_json: Json = False,
-    execute: Annotated[
-        bool,
-        typer.Option("--exec", help="Replace the host's program; children go on."),
-    ] = False,
-) -> int:
-    """Have the daemon read its configuration anew; only changed children restart."""
+@click.command(cls=Command, epilog="Example: sandhost reload")
+@click.option(
+    "--exec",
+    "execute",
+    is_flag=True,
+    help="Replace the host's program; children go on.",
+)
+@control_option
+@json_option
+def reload(*, execute: bool, control: str | None, as_json: bool) -> int:
+    """Have the daemon read its configuration anew.
+
+    Only changed children restart.
+    """
     if execute:
         with _asking(control) as host:
             generation = host.replace()
@@ -201,16 +173,19 @@ def reload(
     return 0
 
 
+@click.command(cls=Command, epilog="Example: sandhost logs -f web")
+@_child
+@click.option("--follow", "-f", is_flag=True, help="Wait for more.")
+@_lines
+@control_option
+@json_option
 def logs(
-    child: _Child,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for more.")
-    ] = False,
-    lines: _Lines = None,
-    control: ControlOf = None,
-    as_json: Json = False,
+    child: str, *, follow: bool, lines: int | None, control: str | None, as_json: bool
 ) -> int:
-    """Print what a child said: stdout and stderr, in the order in which it said it."""
+    """Print what a child said.
+
+    Both stdout and stderr, in the order in which it said it.
+    """
     with _asking(control) as host:
         for entry in host.logs(child, follow=follow, lines=lines):
             if entry.missed:
@@ -225,14 +200,17 @@ def logs(
     return 0
 
 
-def events(
-    follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", "-f", help="Wait for more.")
-    ] = True,
-    lines: _Lines = None,
-    control: ControlOf = None,
-) -> int:
-    """Print the journal as it is written, JSON lines; --no-follow: what is there."""
+@click.command(cls=Command, epilog="Example: sandhost events --lines 20")
+@click.option(
+    "--follow/--no-follow", "-f", default=True, help="Wait for more, the default."
+)
+@_lines
+@control_option
+def events(*, follow: bool, lines: int | None, control: str | None) -> int:
+    """Print the journal as it is written, JSON lines.
+
+    With --no-follow: what is there.
+    """
     if lines is None and follow:
         lines = 0
     with _asking(control) as host:
@@ -245,7 +223,10 @@ def events(
     return 0
 
 
-def stats(control: ControlOf = None, as_json: Json = False) -> int:
+@click.command(cls=Command, epilog="Example: sandhost stats --json")
+@control_option
+@json_option
+def stats(control: str | None, *, as_json: bool) -> int:
     """Print figures of the daemon itself."""
     with _asking(control) as host:
         figures = host.stats()
@@ -284,21 +265,3 @@ def _seconds(text: str | None) -> float | None:
         return None if text is None else parse_duration(text)
     except OptionError as why:
         raise UsageFault(str(why)) from None
-
-
-_EXAMPLES: tuple[tuple[Callable[..., int], str, Any], ...] = (
-    (serve, "sandhost serve --config sandhost.toml", None),
-    (spawn, "sandhost spawn --policy worker -- /usr/bin/worker --once", _COMMAND_LINE),
-    (kill, "sandhost kill --signal HUP web", None),
-    (stop, "sandhost stop web", None),
-    (reload, "sandhost reload", None),
-    (logs, "sandhost logs -f web", None),
-    (events, "sandhost events --lines 20", None),
-    (stats, "sandhost stats --json", None),
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    for function, example, settings in _EXAMPLES:
-        app.command(epilog=f"Example: {example}", context_settings=settings)(function)

@@ -9,10 +9,16 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from supervisor.cli import doctor_layers
+from supervisor.cli.help import Command
+from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import control as control_option
 from supervisor.control.client import ControlError, call, control_path
 from supervisor.leftovers import find_leftovers, is_deaf
 from supervisor.sandbox.probes import MISSING, Finding, probe_machine
+from supervisor.say import CommandError, print_text
 from supervisor.tables import WIDTH, as_json, printable
 
 if TYPE_CHECKING:
@@ -40,6 +46,30 @@ _HEADS = {
     "staged": "names of files that were being published",
 }
 """What is listed, by its key in the reports."""
+
+
+@click.command(
+    cls=Command, epilog="Example: sandhost doctor --leaks --control run.sock"
+)
+@click.option("--leaks", is_flag=True, help="A host's tables against /proc.")
+@control_option
+@json_option
+def doctor(control: str | None, *, leaks: bool, as_json: bool) -> int:
+    """Tell what this machine gives, or lacks.
+
+    With --leaks: what hosts have left behind on it.
+
+    Exit status: 0 nothing found, 1 something found, 2 cannot ask.
+    """
+    try:
+        if leaks:
+            text, status = find_leaks(control, as_text=not as_json)
+        else:
+            text, status = examine_machine(as_text=not as_json)
+    except ControlError as why:
+        raise CommandError(str(why)) from None
+    print_text(text)
+    return status
 
 
 def examine_machine(*, as_text: bool = True) -> tuple[str, int]:

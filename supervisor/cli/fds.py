@@ -1,45 +1,33 @@
-"""The commands of LLM fds: ``sandhost fd`` (for ``--help`` only) and ``sandhost mcp``."""
+"""The commands of LLM fds: ``sandhost fd`` (see ``inside``) and ``sandhost mcp``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import click
 
-import typer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_LINE = {"allow_interspersed_args": False}
+from supervisor.cli.help import Command
+from supervisor.cli.options import INSIDE, directories, files
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    commands: tuple[tuple[str, Callable[..., int], str | None], ...] = (
-        ("fd", _fd, None),
-        ("mcp", _mcp, "Example: sandhost mcp --root notes"),
-    )
-    for name, run, epilog in commands:
-        settings = _LINE if name == "fd" else None
-        app.command(name, context_settings=settings, epilog=epilog)(run)
+@click.command(cls=Command, context_settings=INSIDE, add_help_option=False)
+@click.argument("words", nargs=-1)
+def fd(words: tuple[str, ...]) -> int:
+    """Page through large contents: read, search, wrap ..."""
+    from vfs.fdcmd import main  # noqa: PLC0415 - one command's
+
+    return main(list(words))
 
 
-def _fd(words: Annotated[list[str] | None, typer.Argument()] = None) -> int:
-    """Inside a child: read, search, wrap, write-to-file ... on FD 3."""
-    from vfs.fdcmd import main  # noqa: PLC0415 - never reached by the script
-
-    return main(words or [])
-
-
-def _mcp(
-    config: Annotated[
-        str | None,
-        typer.Option("--config", metavar="F", help="Which tools, and page sizes."),
-    ] = None,
-    root: Annotated[
-        str | None,
-        typer.Option("--root", metavar="DIR", help="Where fd_to_file may write."),
-    ] = None,
-) -> int:
+@click.command(cls=Command, epilog="Example: sandhost mcp --root notes")
+@click.option(
+    "--config", metavar="F", shell_complete=files, help="Which tools, and page sizes."
+)
+@click.option(
+    "--root",
+    metavar="DIR",
+    shell_complete=directories,
+    help="Where fd_to_file may write.",
+)
+def mcp(config: str | None, root: str | None) -> int:
     """Serve LLM fds to an MCP client on stdin and stdout.
 
     Inside a child they are the host's, and the options are the host's to say; elsewhere

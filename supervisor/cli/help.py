@@ -1,83 +1,81 @@
 """How ``--help`` and ``--version`` are printed: as reports, whose failures are told alike.
 
-typer writes help itself, and what its stdout refuses ends as an error of the program.
+click writes help itself, and what its stdout refuses ends as an error of the program.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-from typer.core import TyperArgument, TyperGroup
+import click
 
 from supervisor.say import print_text
 
-ABOUT = "Host programs that a language model drives: one child, one door."
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+"""Settings of the program; its commands inherit them."""
 
 
-class Commands(TyperGroup):
-    """All commands."""
+class Command(click.Command):
+    """One command."""
 
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return the option of the group."""
-        return _printing(super().get_help_option(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None if there is none of that name."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            _printing(command.get_help_option(ctx))  # the command keeps it
-            for param in command.params:
-                if isinstance(param, TyperArgument):
-                    _worded(param)
-        return command
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return the option ``--help``, which prints as other reports do."""
+        return _printed(super().get_help_option(ctx))
 
 
-def register(app: typer.Typer) -> None:
-    """Add the options that stand before any command."""
+class Group(click.Group):
+    """A command that has commands."""
 
-    @app.callback()
-    def _options(
-        *,
-        show_version: Annotated[
-            bool,
-            typer.Option(
-                "--version",
-                is_eager=True,
-                callback=_print_version,
-                help="Print the version and exit.",
-            ),
-        ] = False,
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return the option ``--help``, which prints as other reports do."""
+        return _printed(super().get_help_option(ctx))
+
+
+def version_option(name: str) -> click.Option:
+    """Return the option ``--version`` of a distribution."""
+    return click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_version_printer(name),
+        help="Print the version and exit.",
+    )
+
+
+def _version_printer(
+    name: str,
+) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def print_version(
+        ctx: click.Context, _option: click.Parameter, value: bool
     ) -> None:
-        del show_version
+        if not value or ctx.resilient_parsing:
+            return
+        from importlib.metadata import (  # noqa: PLC0415 - 8 ms, for this option alone
+            PackageNotFoundError,
+            version,
+        )
 
-
-def _worded(argument: Any) -> None:
-    """Have an argument shown as it is written; typer adds braces, dots and Python's type."""
-    name = argument.metavar or argument.name.upper()
-    shown = name if argument.required or name.startswith("[") else f"[{name}]"
-    told = (name, argument.help) if argument.help else None
-    argument.get_usage_pieces = lambda _ctx: [shown]
-    argument.get_help_record = lambda _ctx: told
-
-
-def _print_version(value: bool) -> None:
-    if value:
         try:
-            text = version("sandhost")
+            text = version(name)
         except PackageNotFoundError:  # run from its files, not installed
             text = "unknown"
-        print_text(f"sandhost {text}\n")
-        raise typer.Exit
+        print_text(f"{name} {text}\n")
+        ctx.exit()
+
+    return print_version
 
 
-def _printing(option: Any) -> Any:
-    option.callback = _print_help
+def _printed(option: click.Option | None) -> click.Option | None:
+    if option is not None:
+        option.callback = _print_help
     return option
 
 
-def _print_help(ctx: Any, _option: object, value: object) -> None:
+def _print_help(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         print_text(f"{ctx.get_help()}\n")
         ctx.exit()

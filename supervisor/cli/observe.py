@@ -1,4 +1,4 @@
-"""Commands for looking: ``top`` and ``trace``, as typer sees them."""
+"""Commands for looking: ``top`` and ``trace``, their options and words."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import select
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from supervisor.cli.options import (  # noqa: TC001 - typer reads them at run time
-    ControlOf,
-    Json,
-)
+from supervisor.cli.help import Command
+from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import control as control_option
+from supervisor.cli.options import files, one_of
 from supervisor.options import OptionError, parse_duration
 from supervisor.say import CommandError, UsageFault, print_text, say
 
@@ -26,23 +26,35 @@ LONGEST_PAUSE_S = 0.5
 """Between the two looks of ``--once``, which tell rates: nobody waits longer."""
 
 
+@click.command(cls=Command, epilog="Example: sandhost top --once --sort requests")
+@control_option
+@click.option("--once", is_flag=True, help="Print one table.")
+@json_option
+@click.option(
+    "--sort",
+    metavar="WORD",
+    default="cpu",
+    shell_complete=one_of("cpu", "rss", "requests", "name"),
+    help="cpu, rss, requests, name...; default cpu.",
+)
+@click.option(
+    "--filter", "wanted", metavar="TEXT", default="", help="Only rows that hold it."
+)
+@click.option(
+    "--interval", metavar="S", default="2s", help="Between two looks; default 2s."
+)
 def top(
-    control: ControlOf = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one table.")] = False,
-    as_json: Json = False,
-    sort: Annotated[
-        str, typer.Option("--sort", metavar="WORD", help="cpu, rss, requests, name...")
-    ] = "cpu",
-    wanted: Annotated[
-        str, typer.Option("--filter", metavar="TEXT", help="Only rows that hold it.")
-    ] = "",
-    interval: Annotated[
-        str, typer.Option("--interval", metavar="S", help="Between two looks.")
-    ] = "2s",
+    control: str | None,
+    *,
+    once: bool,
+    as_json: bool,
+    sort: str,
+    wanted: str,
+    interval: str,
 ) -> int:
-    """Show what each child does now; without a terminal, once.
+    """Show what each child does now.
 
-    Keys: q quits, / filters, arrows choose, k and K kill, letters sort.
+    Without a terminal, once. Keys: q quits, / filters, arrows choose, k and K kill, letters sort.
     """
     from supervisor import tables  # noqa: PLC0415 - only this command needs it
     from supervisor.cli.top import SORTS, Screen, arranged, table  # noqa: PLC0415
@@ -103,26 +115,25 @@ def _two_looks(path: str, interval_s: float) -> list[dict[str, Any]]:
         raise CommandError(str(why)) from None
 
 
+@click.command(cls=Command, epilog="Example: sandhost trace c1 --journal run.jsonl")
+@click.argument("client", metavar="CLIENT", help="Of clients or ps: c1, child-1, web.")
+@click.option(
+    "--journal", metavar="F", shell_complete=files, help="Read a journal's file."
+)
+@control_option
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens.")
+@click.option("--json", "as_json", is_flag=True, help="Print the events, JSON lines.")
 def trace(
-    client: Annotated[
-        str,
-        typer.Argument(metavar="CLIENT", help="Of clients or ps: c1, child-1, web."),
-    ],
-    journal: Annotated[
-        str | None,
-        typer.Option("--journal", metavar="F", help="Read a journal's file."),
-    ] = None,
-    control: ControlOf = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the events, JSON lines.")
-    ] = False,
+    client: str,
+    *,
+    journal: str | None,
+    control: str | None,
+    follow: bool,
+    as_json: bool,
 ) -> int:
-    """Print what a client did, in order: files, model calls, executions, signals.
+    """Print what a client did, in order.
 
-    Clients nested in it are part of it. Ids begin anew with each host: it is the last
+    Files, model calls, executions, signals. Clients nested in it are part of it. Ids begin anew with each host: it is the last
     host's that knew it. Reads a daemon's journal through its control socket.
     """
     from supervisor.cli import trace as tracing  # noqa: PLC0415 - only this command's
@@ -192,9 +203,3 @@ def _events_of_host(control: str | None, *, follow: bool) -> Iterator[dict[str, 
                 " the file of its --journal with --journal F"
             )
         raise CommandError(text) from None
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command(epilog="Example: sandhost top --once --sort requests")(top)
-    app.command(epilog="Example: sandhost trace c1 --journal run.jsonl")(trace)

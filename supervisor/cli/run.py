@@ -1,7 +1,7 @@
-"""What ``run`` and ``pipeline`` make of their options: words in, a ``RunOptions`` out.
+"""``sandhost run`` and ``sandhost pipeline``: words in, a ``RunOptions`` out.
 
 What it is: options, the configuration and a policy's defaults, put together; the command
-line goes first.  What it is not: the options themselves (``cli``), running (``run``).
+line goes first.  What it is not: running (``supervisor.run``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+import click
+
+from supervisor.cli.help import Command
+from supervisor.cli.options import COMMAND_LINE, directories, files, one_of
 from supervisor.here import absolute
 from supervisor.options import (
     Limits,
@@ -24,11 +28,10 @@ from supervisor.options import (
 from supervisor.say import CommandError, UsageFault, remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
-    import typer
+    from collections.abc import Callable, Container, Sequence
 
     from supervisor.config.document import Config
+    from supervisor.launchpad.start import LaunchpadProcess
     from supervisor.sandbox.plan import Profile
 
 
@@ -36,16 +39,180 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+_OPTIONS = (
+    click.option(
+        "--config",
+        metavar="F",
+        shell_complete=files,
+        help="TOML file; [policy.run] gives defaults.",
+    ),
+    click.option(
+        "--top-level", is_flag=True, help="May ask for files as the host sees them."
+    ),
+    click.option(
+        "--root",
+        metavar="DIR",
+        shell_complete=directories,
+        help="Private root; default a fresh one.",
+    ),
+    click.option("--keep", is_flag=True, help="Keep the fresh root."),
+    click.option(
+        "--read",
+        metavar="P",
+        multiple=True,
+        shell_complete=files,
+        help="Grant to read; repeatable.",
+    ),
+    click.option(
+        "--write",
+        metavar="P",
+        multiple=True,
+        shell_complete=files,
+        help="Grant to write; repeatable.",
+    ),
+    click.option(
+        "--dialect",
+        metavar="1|2",
+        type=click.Choice(("1", "2")),
+        default="2",
+        help="Version of the wire's OPEN; default 2.",
+    ),
+    click.option(
+        "--transport",
+        metavar="socketpair|pipes",
+        default="socketpair",
+        shell_complete=one_of("socketpair", "pipes"),
+        help="What FD 3 is; default socketpair.",
+    ),
+    click.option(
+        "--sandbox",
+        metavar="none|auto|required|PROFILE",
+        shell_complete=one_of("none", "auto", "required"),
+        help="Isolation; default auto: all that this machine gives.",
+    ),
+    click.option(
+        "--env", metavar="K=V", multiple=True, help="Set a variable; repeatable."
+    ),
+    click.option(
+        "--pass-env", metavar="K", multiple=True, help="Pass a variable on; repeatable."
+    ),
+    click.option(
+        "--cwd", metavar="DIR", shell_complete=directories, help="Working directory."
+    ),
+    click.option("--timeout", metavar="S", help="End it after S, 0 never; exit 124."),
+    click.option(
+        "--limit",
+        metavar="NAME=N,...",
+        multiple=True,
+        help="memory, cpu, processes, open_files, bytes, files, file_size, cpus, time.",
+    ),
+    click.option(
+        "--log-level",
+        metavar="L",
+        shell_complete=one_of("debug", "info", "warning", "error"),
+        help="debug, info, warning, error; default warning.",
+    ),
+    click.option(
+        "--log-format",
+        metavar="text|json",
+        shell_complete=one_of("text", "json"),
+        help="Default: text on a terminal.",
+    ),
+    click.option(
+        "--journal",
+        metavar="F",
+        shell_complete=files,
+        help="Append events to a file, JSON lines.",
+    ),
+    click.option(
+        "--control",
+        metavar="PATH",
+        shell_complete=files,
+        help="Serve ps, clients, files on a socket.",
+    ),
+    click.option(
+        "--network",
+        metavar="none|host",
+        shell_complete=one_of("none", "host"),
+        help="Default none: no network of its own.",
+    ),
+)
+"""The options of both, in the order of their help."""
+
+
+def _with_options(function: Callable[..., int]) -> Callable[..., int]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command(
+    cls=Command,
+    context_settings=COMMAND_LINE,
+    epilog="Example: sandhost run --root work -- sh -c 'sandhost fs cat note.txt'",
+)
+@click.argument(
+    "command",
+    metavar="-- COMMAND [ARG]...",
+    nargs=-1,
+    required=True,
+    shell_complete=files,
+)
+@_with_options
+@click.pass_obj
+def run(launchpad: LaunchpadProcess, /, command: tuple[str, ...], **given: Any) -> int:
+    """Run one child behind one door.
+
+    Exit status: the child's; 124 its time was up, 125 the host failed or refused.
+    """
+    return run_commands("run", launchpad, (command,), given)
+
+
+@click.command(
+    cls=Command,
+    context_settings=COMMAND_LINE,
+    epilog="Example: sandhost pipeline -- cat README.md ::: wc -w",
+)
+@click.argument(
+    "command",
+    metavar="-- A [ARG]... ::: B [ARG]...",
+    nargs=-1,
+    required=True,
+    shell_complete=files,
+)
+@_with_options
+@click.pass_obj
+def pipeline(
+    launchpad: LaunchpadProcess, /, command: tuple[str, ...], **given: Any
+) -> int:
+    """Run children joined stdout to stdin, each with its own door.
+
+    Exit status: that of the last one that failed.
+    """
+    parts: list[list[str]] = [[]]
+    for word in command:
+        if word == ":::":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    if not all(parts):
+        raise UsageFault("a part of the pipeline is empty")
+    return run_commands("pipeline", launchpad, parts, given)
+
+
 def run_commands(
-    name: str, ctx: typer.Context, commands: list[list[str]], given: dict[str, Any]
+    name: str,
+    launchpad: LaunchpadProcess,
+    commands: Sequence[Sequence[str]],
+    given: dict[str, Any],
 ) -> int:
     """Run children side by side, each one's output the next one's input.
 
     Args:
         name: of the command, for what is said.
-        ctx: has the launchpad.
+        launchpad: starts the children.
         commands: one for each child.
-        given: the options by name, as typer gives them.
+        given: the options by name, as click gives them.
 
     Raises:
         UsageFault: an option cannot be used.
@@ -64,7 +231,7 @@ def run_commands(
         sandboxes = configured.sandbox if configured is not None else None
         base = policy_options(policy, sandboxes)
         timeout = "0" if given["timeout"] is None else given["timeout"]
-        asked = _about("limit", parse_limits, given["limit"] or []).bounds()
+        asked = _about("limit", parse_limits, given["limit"]).bounds()
         limits = base.limits._replace(**asked)
         walls = _walls(configured, policy, given["sandbox"], given["network"])
         _check_kept(limits, asked, walls["sandbox"])
@@ -76,15 +243,15 @@ def run_commands(
             top_level=given["top_level"] or base.top_level,
             root=_root(given["root"], base.root, configured),
             keep=given["keep"],
-            read=(*base.read, *(given["read"] or ())),
-            write=(*base.write, *(given["write"] or ())),
-            dialect=given["dialect"],
+            read=(*base.read, *given["read"]),
+            write=(*base.write, *given["write"]),
+            dialect=int(given["dialect"]),
             transport=given["transport"],
             publish=base.publish,
             durability=base.durability,
             tools=base.tools,
-            env=_about("env", parse_env, given["env"] or []),
-            pass_env=_about("pass-env", parse_names, given["pass_env"] or []),
+            env=_about("env", parse_env, given["env"]),
+            pass_env=_about("pass-env", parse_names, given["pass_env"]),
             cwd=_about("cwd", _existing, given["cwd"]),
             # 0 is none, as in the configuration and for timeout(1).
             timeout_s=_about("timeout", parse_duration, timeout) or None,
@@ -100,7 +267,7 @@ def run_commands(
         )
     except OptionError as why:
         raise UsageFault(str(why)) from None
-    return run_children(name, ctx.obj, options)
+    return run_children(name, launchpad, options)
 
 
 def _about(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-import typer
-
-_Tools = Annotated[
-    list[str] | None,
-    typer.Option("--tool", metavar="NAME", help="One more tool; repeatable."),
-]
-_Only = Annotated[
-    bool, typer.Option("--only", help="Those of --tool and --config, no others.")
-]
-_Notify = Annotated[
-    str | None,
-    typer.Option("--notify", metavar="NAME", help="The notification command."),
-]
-_Config = Annotated[
-    str | None,
-    typer.Option("--config", metavar="F", help="Also what its sidecars allow."),
-]
+from supervisor.cli.help import Command
+from supervisor.cli.options import directories, files
 
 
+@click.command(cls=Command, epilog="Example: sandhost shim bin --tool jq")
+@click.argument("directory", metavar="DIR", shell_complete=directories)
+@click.option(
+    "--tool", metavar="NAME", multiple=True, help="One more tool; repeatable."
+)
+@click.option("--notify", metavar="NAME", help="The notification command.")
+@click.option(
+    "--config",
+    metavar="F",
+    shell_complete=files,
+    help="Also what its sidecars allow.",
+)
+@click.option("--only", is_flag=True, help="Those of --tool and --config, no others.")
 def shim(
-    directory: Annotated[str, typer.Argument(metavar="DIR")],
-    tool: _Tools = None,
-    notify: _Notify = None,
-    config: _Config = None,
-    only: _Only = False,
+    directory: str,
+    *,
+    tool: tuple[str, ...],
+    notify: str | None,
+    config: str | None,
+    only: bool,
 ) -> int:
-    """Install commands of the tools' names into DIR; each has the host run its tool.
+    """Install commands that run the host's tools.
 
-    They are POSIX sh and need curl.  Put DIR first into the PATH of a child.
+    DIR gets one of each tool's name; they are POSIX sh and need curl.  Put DIR first into the PATH of a child.
     """
     from supervisor.config.document import ConfigError, load_config  # noqa: PLC0415
     from supervisor.say import CommandError, print_text  # noqa: PLC0415
     from supervisor.shim import ShimError, install  # noqa: PLC0415 - one command's
     from supervisor.toolexec.kinds import ALL_TOOLS  # noqa: PLC0415
 
-    names = {*(tool or ()), *(() if only else ALL_TOOLS)}
+    names = {*tool, *(() if only else ALL_TOOLS)}
     try:
         if config is not None:
             for section in load_config(

@@ -4,43 +4,47 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from supervisor.cli.options import (  # noqa: TC001 - typer reads them at run time
-    ControlOf,
-    Json,
-)
+import click
+
+from supervisor.cli.help import Command
+from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import control as control_option
 from supervisor.say import CommandError, print_text
 
-if TYPE_CHECKING:
-    import typer
 
-
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command(epilog="Example: sandhost ps --control run.sock")(ps)
-    app.command(epilog="Example: sandhost clients --json")(clients)
-    app.command(epilog="Example: sandhost files --json")(files)
-    app.command(epilog="Example: sandhost quota --json")(quota)
-
-
-def ps(control: ControlOf = None, as_json: Json = False) -> int:
+@click.command(cls=Command, epilog="Example: sandhost ps --control run.sock")
+@control_option
+@json_option
+def ps(control: str | None, *, as_json: bool) -> int:
     """List the children of a host."""
     return _table("ps", control, as_json=as_json)
 
 
-def clients(control: ControlOf = None, as_json: Json = False) -> int:
+@click.command(cls=Command, epilog="Example: sandhost clients --json")
+@control_option
+@json_option
+def clients(control: str | None, *, as_json: bool) -> int:
     """List the clients of a host, nested ones included."""
     return _table("clients", control, as_json=as_json)
 
 
-def files(control: ControlOf = None, as_json: Json = False) -> int:
-    """List the files that clients of a host have open."""
+@click.command(cls=Command, epilog="Example: sandhost files --json")
+@control_option
+@json_option
+def files(control: str | None, *, as_json: bool) -> int:
+    """List the files that clients have open."""
     return _table("files", control, as_json=as_json)
 
 
-def quota(control: ControlOf = None, as_json: Json = False) -> int:
-    """List what clients of a host have spent on the model, in weighted tokens."""
+@click.command(cls=Command, epilog="Example: sandhost quota --json")
+@control_option
+@json_option
+def quota(control: str | None, *, as_json: bool) -> int:
+    """List what clients have spent on the model.
+
+    In weighted tokens.
+    """
     return _table("quota", control, as_json=as_json)
 
 

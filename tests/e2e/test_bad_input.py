@@ -27,7 +27,7 @@ REFUSED = 125
     [
         (("run",), "Missing argument"),
         (("run", "--"), "Missing argument"),
-        (("run", "--bogus", "--", "true"), "No such option: --bogus"),
+        (("run", "--bogus", "--", "true"), "No such option '--bogus'"),
         (("run", "--root"), "--root"),
         (("run", "--dialect", "3", "--", "true"), "--dialect"),
         (("run", "--dialect", "x", "--", "true"), "--dialect"),

@@ -1,0 +1,77 @@
+"""``sandhost relay``: a nested child inside a child."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import click
+
+from supervisor.cli.help import Command
+from supervisor.cli.options import COMMAND_LINE, files
+from supervisor.say import UsageFault
+
+if TYPE_CHECKING:
+    from supervisor.launchpad.start import LaunchpadProcess
+
+
+@click.command(
+    cls=Command,
+    context_settings=COMMAND_LINE,
+    epilog="Example, inside a child: sandhost relay --read data -- sh worker.sh",
+)
+@click.argument(
+    "command",
+    metavar="-- COMMAND [ARG]...",
+    nargs=-1,
+    required=True,
+    shell_complete=files,
+)
+@click.option(
+    "--read", metavar="P", multiple=True, help="May read only this; repeatable."
+)
+@click.option(
+    "--write", metavar="P", multiple=True, help="May write only this; repeatable."
+)
+@click.option("--model", metavar="M", help="May ask only this one.")
+@click.option(
+    "--quota", metavar="N", type=float, help="May use so many weighted tokens."
+)
+@click.option(
+    "--fd",
+    metavar="FD[:LINES]",
+    multiple=True,
+    help="Has only this LLM fd, or lines of it; repeatable.",
+)
+@click.option("--no-fds", is_flag=True, help="Has none of the LLM fds.")
+@click.pass_obj
+def relay(  # noqa: PLR0913 - a command line
+    launchpad: LaunchpadProcess,
+    command: tuple[str, ...],
+    *,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    model: str | None,
+    quota: float | None,
+    fd: tuple[str, ...],
+    no_fds: bool,
+) -> int:
+    """Run a nested child with at most these rights.
+
+    Inside a child: the nested one is behind a proxy on this child's FD 3.
+    """
+    from supervisor.relay import run_nested  # noqa: PLC0415 - needs Trio
+
+    rights: dict[str, object] = {}
+    if read or write:
+        rights = {"read": list(read), "write": list(write)}
+    if model is not None:
+        rights["model"] = model
+    if quota is not None:
+        if not 0 <= quota < math.inf:
+            raise UsageFault(
+                f"--quota: not a number of tokens: {quota}; write 0 or more"
+            )
+        rights["quota"] = quota
+    fds = fd if fd or no_fds else None
+    return run_nested(launchpad, command, rights or None, fds)

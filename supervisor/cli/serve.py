@@ -1,0 +1,77 @@
+"""``sandhost serve``: the daemon's words.
+
+What it is: options, read into what ``supervisor.serve`` takes.  What it is not: the
+daemon itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from supervisor.cli.help import Command
+from supervisor.cli.options import files, one_of
+from supervisor.here import absolute
+from supervisor.say import UsageFault, say
+
+if TYPE_CHECKING:
+    from supervisor.launchpad.start import LaunchpadProcess
+
+
+@click.command(cls=Command, epilog="Example: sandhost serve --config sandhost.toml")
+@click.option("--config", metavar="F", shell_complete=files, help="TOML file.")
+@click.option(
+    "--control", metavar="PATH", shell_complete=files, help="Control socket's place."
+)
+@click.option(
+    "--log-level",
+    metavar="L",
+    default="info",
+    shell_complete=one_of("debug", "info", "warning", "error"),
+    help="debug, info, warning, error; default info.",
+)
+@click.option(
+    "--log-format",
+    metavar="text|json",
+    shell_complete=one_of("text", "json"),
+    help="Default: text on a terminal.",
+)
+@click.pass_obj
+def serve(
+    launchpad: LaunchpadProcess,
+    config: str | None,
+    control: str | None,
+    log_level: str,
+    log_format: str | None,
+) -> int:
+    """Be the daemon: keep the configured children.
+
+    It listens at its control socket, where the other commands ask it.
+    SIGTERM and SIGINT stop it, SIGHUP reloads. Exit status: 0 all went well, else 1.
+    """
+    from supervisor.config.document import Config, ConfigError, load_config  # noqa: PLC0415
+    from supervisor.logs import LEVELS  # noqa: PLC0415
+    from supervisor.serve import FAILED, ServeOptions, run_daemon  # noqa: PLC0415
+
+    if log_level.upper() not in LEVELS:
+        raise UsageFault(
+            f"not a log level: {log_level!r}; write debug, info, warning, error"
+        )
+    if log_format not in (None, "text", "json"):
+        raise UsageFault(f"not a log format: {log_format!r}; write text or json")
+    try:
+        configured = Config() if config is None else load_config(config)
+    except ConfigError as why:
+        for fault in why.faults:
+            say("sandhost serve", f"cannot use {config}: {fault}")
+        return FAILED
+    wanted = log_format or configured.host.log_format
+    options = ServeOptions(
+        config=configured,
+        config_path=None if config is None else absolute(config),
+        control=control,
+        log_level=log_level.upper(),
+        log_json=None if wanted is None else wanted == "json",
+    )
+    return run_daemon(launchpad, options)
