@@ -76,6 +76,8 @@ def _main(words: list[str]) -> int:
         return _light(words[0])(words[1:])
     if words and words[0] in STOPPED_WITH_STATUS:
         _be_stopped_with_status()
+    if words and words[0] == "serve":
+        _speak_as_log(words)
     launchpad = None
     spawns = bool(words) and words[0] in SPAWNING
     if spawns and not {"-h", "--help"} & set(words[1:2]):
@@ -112,6 +114,18 @@ def _be_stopped_with_status() -> None:
     for number in (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT):
         if _signal.getsignal(number) == _signal.SIG_DFL:
             _signal.signal(number, lambda number, _frame: os._exit(128 + number))
+
+
+def _speak_as_log(words: list[str]) -> None:
+    """Say what keeps a daemon from its log in the form that this log would have.
+
+    What the configuration says of it is not read yet.
+    """
+    from supervisor.say import speak_json  # noqa: PLC0415 - for a daemon only
+
+    told = " ".join(words).replace("=", " ").partition("--log-format ")[2][:4]
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    speak_json(as_json=told == "json" or (told != "text" and not is_terminal))
 
 
 def _say(title: str, text: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import traceback
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -22,12 +21,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import trio
 
 from supervisor.launchpad.family import NO_WATCH
+from supervisor.logs import Log, place_of
 
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from supervisor.logs import Log
 
 ACCEPT_PAUSE_S = 0.1
 """Between tries to accept while the process lacks something for it."""
@@ -157,14 +156,6 @@ def only_this_one(log: Log, what: str) -> Iterator[None]:
         pass
     except* Exception as group:  # noqa: BLE001 - rule 3; it is reported
         log.write("ERROR", f"Fault serving {what}: {place_of(group)}")
-
-
-def place_of(why: BaseException) -> str:
-    """Return the kind of a fault, and where it happened."""
-    while isinstance(why, BaseExceptionGroup):
-        why = why.exceptions[0]
-    frame = traceback.extract_tb(why.__traceback__)[-1]
-    return f"{type(why).__name__} in {frame.name}, {frame.filename}:{frame.lineno}"
 
 
 def make_room(among: Iterable[C]) -> C | None:

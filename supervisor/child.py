@@ -84,6 +84,21 @@ class Child(ChildClients):
             return 128 + self.exit.signal
         return self.exit.code or 0
 
+    @property
+    def ending(self) -> str:
+        """How its process ended, in words; who starts it again reads them, too."""
+        ended = self.exit
+        if ended is None or (ended.code is None and ended.signal is None):
+            return "ended, nobody knows how"
+        why = ": its time limit was up" if self.timed_out else ""
+        if ended.signal is None:
+            return f"exited with {self.status}{why}"
+        try:
+            name = signal.Signals(ended.signal).name
+        except ValueError:  # a real-time signal has no name
+            name = f"signal {ended.signal}"
+        return f"was killed by {name}{why}"
+
     # Its life
 
     async def run(self) -> None:
@@ -272,15 +287,46 @@ class Child(ChildClients):
             self.exit = await process.wait_exit()
         except LaunchpadLost:
             self._host.log.write(
-                "ERROR", "The launchpad is lost, and with it the child"
+                "ERROR",
+                "The launchpad is lost, and with it the child",
+                **self.log_fields(),
             )
             raise
-        self._host.log.write(
-            "INFO",
-            f"Process {process.pid} terminated, cleaning up client {session.client.id}",
-        )
+        self._tell_end(process, session)
         self._happened(Event.EXITED)
         await self._close_sessions()
+
+    def log_fields(self) -> dict[str, object]:
+        """Return who this is, for a line of the log."""
+        session = self.session
+        client_id = None if session is None else session.client.id
+        pid = None if self.process is None else self.process.pid
+        name = self.spec.name
+        fields: dict[str, object] = {} if name is None else {"child": name}
+        return {**fields, "child_id": self.id, "client_id": client_id, "pid": pid}
+
+    def _tell_end(self, process: SpawnedProcess, session: Session) -> None:
+        """Log its end: a warning where it failed and an operator has to hear of it.
+
+        A child that was asked to end and did is none, nor is any of ``run``, which
+        passes the status on.
+        """
+        ended = self.exit
+        if ended is None:
+            raise RuntimeError("a child that runs has not ended")
+        was_asked = self._is_stopped and not self.timed_out
+        is_obeying = was_asked and ended.signal == self.spec.stop_signal
+        is_kept = self._host.roster is not None
+        failed = bool(self.status) and is_kept and not is_obeying
+        self._host.log.write(
+            "WARNING" if failed else "INFO",
+            f"Process {process.pid} terminated, cleaning up client {session.client.id}",
+            **self.log_fields(),
+            code=ended.code,
+            signal=ended.signal,
+            status=self.status,
+            reason=self.ending,
+        )
 
     def _kill_unless_ended(self) -> None:
         """Kill a process for which nobody waits any more: its life was cancelled."""
@@ -361,6 +407,9 @@ class Child(ChildClients):
                 os.fsencode(a).decode(errors="replace") for a in self.spec.command
             ],
             isolation=self.walls.row(),
+        )
+        self._host.log.write(
+            "INFO", f"Child {self.spec.name or self.id} started", **self.log_fields()
         )
 
     def _signal(self, number: int) -> None:

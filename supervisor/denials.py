@@ -56,14 +56,14 @@ class Denials:
     Args:
         journal: where events go.
         child_of: the id of the child behind a client.
-        log: takes a level and a line.
+        log: takes a level, a line and its fields.
     """
 
     def __init__(
         self,
         journal: Journal,
         child_of: Callable[[Client], str],
-        log: Callable[[str, str], None],
+        log: Callable[..., None],
     ) -> None:
         self._journal = journal
         self._child_of = child_of
@@ -77,18 +77,18 @@ class Denials:
             self._journal.count("security.denied", command=what)
             return
         self._tell_left_out(child_id)
-        self._log("WARNING", f"Denied {what} for client {client.id}")
         # A character has 4 bytes at most: none of those that are kept is cut.
         shown = text_of(name[: 4 * NAME_CHARS])[:NAME_CHARS]
-        whole = {"filename_bytes": len(name)} if len(name) > NAME_CHARS else {}
-        self._journal.write(
-            "security.denied",
-            child_id=child_id,
-            client_id=client.id,
-            command=what,
-            filename=shown,
-            **whole,
-        )
+        fields: dict[str, object] = {
+            "child_id": child_id,
+            "client_id": client.id,
+            "command": what,
+            "filename": shown,
+        }
+        if len(name) > NAME_CHARS:
+            fields["filename_bytes"] = len(name)
+        self._log("WARNING", f"Denied {what} for client {client.id}", **fields)
+        self._journal.write("security.denied", **fields)
 
     def forget(self, child_id: str) -> None:
         """Tell what was left out of a child that is gone."""
@@ -120,7 +120,7 @@ class Denials:
         if account is None or not account.left_out:
             return
         text = f"{account.left_out} more denials of {child_id} were left out"
-        self._log("WARNING", text)
+        self._log("WARNING", text, child_id=child_id, denials=account.left_out)
         self._journal.write(
             "security.left_out", child_id=child_id, denials=account.left_out
         )

@@ -236,17 +236,20 @@ class Host:
     def _tell_failure(self, session: Session) -> None:
         failure = session.failure
         name = session.client.id
+        who = {"child_id": self.child_of(session.client), "client_id": name}
         if session.why_closed == FAULT and failure is not None:
             where = "".join(traceback.format_tb(failure.__traceback__)[-1:]).split()
             text = f"Fault serving client {name}: {failure!r} at {' '.join(where)}"
-            self.log.write("ERROR", text)
+            self.log.write("ERROR", text, **who, reason=session.why_closed)
         elif isinstance(failure, OSError):
             # The usual ends of a connection are no news.
             usual = isinstance(failure, BrokenPipeError | ConnectionResetError)
             text = f"Connection of client {name} failed: {failure.strerror}"
-            self.log.write("DEBUG" if usual else "WARNING", text)
+            level = "DEBUG" if usual else "WARNING"
+            self.log.write(level, text, **who, reason=failure.strerror)
         elif session.why_closed == SLOW:
-            self.log.write("WARNING", f"Client {name} missed its deadline: closed")
+            text = f"Client {name} missed its deadline: closed"
+            self.log.write("WARNING", text, **who, reason=session.why_closed)
 
     async def spawn(self, spec: ChildSpec) -> Child:
         """Start a child and return it; look at ``failure`` for one that did not start.

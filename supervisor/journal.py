@@ -183,14 +183,14 @@ class FileEvents:
     Args:
         journal: where events go.
         child_of: the id of the child behind a client.
-        log: takes a level and a line.
+        log: takes a level, a line and its fields.
     """
 
     def __init__(
         self,
         journal: Journal,
         child_of: Callable[[Client], str],
-        log: Callable[[str, str], None],
+        log: Callable[..., None],
     ) -> None:
         self._journal = journal
         self._child_of = child_of
@@ -208,6 +208,11 @@ class FileEvents:
         self._log(
             "INFO",
             f"Auto-closed fileno {file.fileno} for client {file.client.id} ({why})",
+            child_id=self._child_of(file.client),
+            client_id=file.client.id,
+            fileno=file.fileno,
+            filename=text_of(file.name),
+            reason=why,
         )
         self._write("file.auto_closed", file, reason=why)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import signal
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -197,6 +196,14 @@ class Kept:
 
     async def _back_off(self) -> bool:
         wait_s = self.restarts.wait_s()
+        self._host.log.write(
+            "INFO",
+            f"Child {self.name} is started again in {wait_s:.3g} s",
+            child=self.name,
+            status=self.status,
+            reason=self.reason,
+            restarts=self.restarts.total,
+        )
         self._host.journal.write(
             "child.restarting",
             name=self.name,
@@ -221,7 +228,13 @@ class Kept:
             f"given up: more than {policy.max_restarts} restarts within"
             f" {policy.within_s:g} s; at last it {self.reason}"
         )
-        self._host.log.write("ERROR", f"Child {self.name} {self.reason}")
+        self._host.log.write(
+            "ERROR",
+            f"Child {self.name} {self.reason}",
+            child=self.name,
+            status=self.status,
+            reason=self.reason,
+        )
         self._host.journal.write(
             "child.given_up", name=self.name, status=self.status, reason=self.reason
         )
@@ -325,13 +338,19 @@ class Kept:
         if child.failure is not None:
             return self._not_started(child.failure.text)
         if self.phase is not Phase.ENDING:
-            self.reason = _ending(child, status)
+            self.reason = child.ending
         return status
 
     def _not_started(self, text: str) -> int:
         self.reason = f"did not start{self.section.under_policy()}: {text}"
         self.begun.set()
-        self._host.log.write("WARNING", f"Child {self.name} {self.reason}")
+        self._host.log.write(
+            "WARNING",
+            f"Child {self.name} {self.reason}",
+            child=self.name,
+            status=NOT_STARTED,
+            reason=self.reason,
+        )
         return NOT_STARTED
 
     # Looking at it
@@ -381,18 +400,3 @@ def _open_stdio() -> tuple[int, int, int]:
     except OSError:
         os.close(null)
         raise
-
-
-def _ending(child: Child, status: int) -> str:
-    """Word how a process ended."""
-    exit_status = child.exit
-    if exit_status is None or status == NOT_STARTED:
-        return "ended, nobody knows how"
-    why = ": its time limit was up" if child.timed_out else ""
-    if exit_status.signal is None:
-        return f"exited with {status}{why}"
-    try:
-        name = signal.Signals(exit_status.signal).name
-    except ValueError:  # a real-time signal has no name
-        name = f"signal {exit_status.signal}"
-    return f"was killed by {name}{why}"

@@ -14,14 +14,21 @@ import os
 import select
 import sys
 import time
+import traceback
+import warnings
 from contextlib import suppress
+from io import TextIOBase
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.say import json_line, priority_of
 from vfs.filesystem import timestamp
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable
+
     from loguru import Logger, Message
 
 LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
@@ -29,6 +36,9 @@ LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 
 LINE_BYTES = select.PIPE_BUF
 """Longest line: what a pipe that is ready takes at once."""
+
+_ROOM_BYTES = LINE_BYTES - len(b"<4>\n")
+_FIELD_CHARS = 64  # of each field of a line that is too long
 
 _TEXT = "{time:HH:mm:ss.SSS} {level: <7} {message}"  # loguru ends the line itself
 
@@ -39,12 +49,17 @@ class Log:
     Args:
         level: lowest level that is written.
         as_json: one JSON object a line; else text.  None: text on a terminal only.
+
+    Attributes:
+        is_json: one JSON object a line.
     """
 
     def __init__(self, level: str = "WARNING", *, as_json: bool | None = None) -> None:
         self._threshold = LEVELS[level]
         self._level = level
-        self._as_json = as_json
+        if as_json is None:
+            as_json = sys.stderr is None or not sys.stderr.isatty()
+        self.is_json = as_json
         self._logger: Logger | None = None
 
     def writes(self, level: str) -> bool:
@@ -67,29 +82,89 @@ class Log:
         """Write a line as loguru would."""
         now = time.time()
         with suppress(OSError):  # there is no stderr
-            if self._is_json():
+            if self.is_json:
                 _put_json(now, level, line, fields)
             else:
                 clock = time.strftime("%H:%M:%S", time.localtime(now))
                 text = f"{clock}.{int(now % 1 * 1000):03} {level: <7} {line}\n"
-                put_line(text.encode("utf-8", "backslashreplace"))
-
-    def _is_json(self) -> bool:
-        if self._as_json is None:
-            return sys.stderr is None or not sys.stderr.isatty()
-        return self._as_json
+                _put_text(level, text)
 
     def start(self) -> Logger:
         """Set loguru up, for modules that log through it themselves."""
         from loguru import logger  # noqa: PLC0415 - see the module's docstring
 
         logger.remove()
-        if self._is_json():
+        if self.is_json:
             logger.add(_write_json, level=self._level, format="{message}", catch=True)
         elif sys.stderr is not None:
             logger.add(_write_text, level=self._level, format=_TEXT, catch=True)
         self._logger = logger
         return logger
+
+    def take_stderr(self) -> None:
+        """Make a line of this log of whatever this process says on stderr.
+
+        Libraries and the interpreter say there what they have no caller for: warnings,
+        tracebacks, exceptions in ``__del__``.  Of exceptions only the kind and the place
+        are written: their text may hold what a peer has sent.
+        """
+        sys.stderr = _Lines(self)
+        warnings.showwarning = self._show_warning
+        sys.unraisablehook = self._show_unraisable
+        import threading  # noqa: PLC0415 - loaded by whoever takes stderr for good
+
+        threading.excepthook = self._show_thread
+
+    def write_stray(self, line: str) -> None:
+        """Write what was meant for stderr; not by loguru, which says its faults there."""
+        if self.writes("WARNING"):
+            text = "".join(c if c.isprintable() else "?" for c in line)
+            self._write_bare("WARNING", text, {})
+
+    def _show_warning(
+        self, message: Warning | str, category: type[Warning], *_: object, **__: object
+    ) -> None:
+        self.write_stray(f"{category.__name__}: {message}")
+
+    def _show_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        self._show_fault(unraisable.exc_value)
+
+    def _show_thread(self, arguments: threading.ExceptHookArgs) -> None:
+        self._show_fault(arguments.exc_value)
+
+    def _show_fault(self, why: BaseException | None) -> None:
+        if why is not None:
+            self.write_stray(f"Fault that nothing waits for: {place_of(why)}")
+
+
+def place_of(why: BaseException) -> str:
+    """Return the kind of a fault, and where it happened."""
+    while isinstance(why, BaseExceptionGroup):
+        why = why.exceptions[0]
+    frames = traceback.extract_tb(why.__traceback__)
+    if not frames:
+        return type(why).__name__
+    frame = frames[-1]
+    return f"{type(why).__name__} in {frame.name}, {frame.filename}:{frame.lineno}"
+
+
+class _Lines(TextIOBase):
+    """Stands for ``sys.stderr``: each line is one of the log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+        self._begun = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self._log.write_stray(line)
+        return len(text)
 
 
 def _write_json(message: Message) -> None:
@@ -106,17 +181,51 @@ def _put_json(
     time_s: float, level: str, message: str, fields: dict[str, object]
 ) -> None:
     """Write one line of JSON: what happened, when, how bad, about what."""
-    line = {"time": timestamp(time_s), "level": level, "message": message, **fields}
-    data = msgspec.json.encode(line)
-    if len(data) >= LINE_BYTES:  # as much of it as is a line of JSON still
-        line = {name: line[name] for name in ("time", "level", "message")}
+    line: dict[str, object] = {
+        "time": timestamp(time_s),
+        "level": level,
+        "message": message,
+    }
+    data = _encode(line | fields)
+    if len(data) > _ROOM_BYTES:  # as much of it as is a line of JSON still
         line["message"] = message[: LINE_BYTES // 8]
-        data = msgspec.json.encode(line)
-    _stderr.write(data + b"\n")
+        data = _encode(line | dict(_shortened(fields)))
+    if len(data) > _ROOM_BYTES:
+        data = _encode(line)
+    _stderr.write(priority_of(level) + data + b"\n", as_json=True)
+
+
+def _encode(line: dict[str, object]) -> bytes:
+    """Return JSON without a character that a terminal obeys (attack 23)."""
+    data = msgspec.json.encode(line)
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return "".join(map(_escaped, data.decode())).encode()
+
+
+def _escaped(char: str) -> str:
+    """Return a character of JSON; one that is not printable as escapes of UTF-16."""
+    if char.isprintable():
+        return char
+    units = char.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+def _shortened(fields: dict[str, object]) -> Iterable[tuple[str, object]]:
+    """Yield the fields that are short, and the beginnings of those that are text."""
+    for name, value in fields.items():
+        if isinstance(value, str):
+            yield name, value[:_FIELD_CHARS]
+        elif value is None or isinstance(value, int | float):
+            yield name, value
 
 
 def _write_text(message: Message) -> None:
-    put_line(str(message).encode("utf-8", "backslashreplace"))
+    _put_text(message.record["level"].name, str(message))
+
+
+def _put_text(level: str, text: str) -> None:
+    put_line(priority_of(level) + text.encode("utf-8", "backslashreplace"))
 
 
 class _Stderr:
@@ -129,12 +238,11 @@ class _Stderr:
     def __init__(self) -> None:
         self.lost = 0
 
-    def write(self, line: bytes) -> None:
+    def write(self, line: bytes, *, as_json: bool = False) -> None:
         """Write a line of ``LINE_BYTES`` at most, or count it."""
         if self.lost and self._is_ready():
-            os.write(
-                2, b"%d lines of log are missing here: nobody read them\n" % self.lost
-            )
+            text = f"{self.lost} lines of log are missing here: nobody read them"
+            os.write(2, json_line("WARNING", text) if as_json else f"{text}\n".encode())
             self.lost = 0
         if self._is_ready():
             os.write(2, line)

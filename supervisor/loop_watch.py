@@ -76,7 +76,8 @@ class Lag:
                 self.warnings += 1
                 lag_s = round(self.last_s, 3)
                 self._host.journal.write("host.lagged", lag_s=lag_s)
-                self._host.log.write("WARNING", f"The loop was {lag_s} s late")
+                text = f"The loop was {lag_s} s late"
+                self._host.log.write("WARNING", text, lag_s=lag_s)
 
 
 async def feed_watchdog(notifier: Notifier, interval_s: float) -> None:

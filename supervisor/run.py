@@ -30,7 +30,7 @@ from supervisor.metrics.registry import open_metrics
 from supervisor.offers import offered
 from supervisor.options import limit_named
 from supervisor.sandbox import cgroups
-from supervisor.say import line_of, remedy
+from supervisor.say import line_of, remedy, speak_json
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
@@ -88,6 +88,8 @@ def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions)
     Returns:
         The exit status.
     """
+    if options.log_json:  # by the operator's word; else its own lines are for people
+        speak_json(as_json=True)
     return guarded(command, _run, command, launchpad, options)
 
 

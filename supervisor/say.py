@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import sys
+import time
+from contextvars import ContextVar
 
 USED_UP = {
     errno.EMFILE: "; raise the limit of open files (ulimit -n)",
@@ -88,6 +90,64 @@ def say(title: str, text: str) -> None:
 
 
 def line_of(title: str, text: str) -> bytes:
-    """Return what is said as one line, whatever is in it."""
+    """Return what is said as one line, in the form of this process's log."""
     line = "".join(c if c.isprintable() else "?" for c in text)
-    return f"{title}: {line}\n".encode(errors="backslashreplace")
+    said = f"{title}: {line}"
+    if _speaks_json.get():
+        return json_line("ERROR", said)
+    data = f"{said}\n".encode(errors="backslashreplace")
+    return priority_of("ERROR") + data
+
+
+_speaks_json: ContextVar[bool] = ContextVar("speaks_json", default=False)
+
+
+def speak_json(*, as_json: bool) -> None:
+    """Set whether stderr of this process is a log in JSON, and nothing but that."""
+    _speaks_json.set(as_json)
+
+
+def speaks_json() -> bool:
+    """Tell whether stderr of this process is a log in JSON."""
+    return _speaks_json.get()
+
+
+def json_line(level: str, message: str) -> bytes:
+    """Return a line of a JSON log, made without what the log itself has to load.
+
+    Args:
+        level: as the log names it.
+        message: printable.
+    """
+    now_s = time.time()
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s))
+    text = message.encode(errors="backslashreplace").decode()
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    micros = int(now_s % 1 * 1_000_000)
+    line = f'{{"time":"{clock}.{micros:06}Z","level":"{level}","message":"{text}"}}\n'
+    return priority_of(level) + line.encode()
+
+
+_PRIORITIES = {
+    "ERROR": b"<3>",
+    "WARNING": b"<4>",
+    "INFO": b"<6>",
+    "DEBUG": b"<7>",
+    "TRACE": b"<7>",
+}
+
+
+def priority_of(level: str) -> bytes:
+    """Return what journald reads as a line's priority; nothing for any other stderr.
+
+    Source: sd-daemon(3); JOURNAL_STREAM in systemd.exec(5).
+    """
+    named = os.environ.get("JOURNAL_STREAM")
+    if not named:
+        return b""
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return b""
+    is_journal = named == f"{status.st_dev}:{status.st_ino}"
+    return _PRIORITIES[level] if is_journal else b""

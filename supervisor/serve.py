@@ -72,6 +72,7 @@ from supervisor.notify import Notifier, watchdog_interval_s
 from supervisor.offers import NOTHING, offered
 from supervisor.run import complain, guarded, heeded_signals
 from supervisor.sandbox import cgroups
+from supervisor.say import speak_json
 from supervisor.segments import Segments
 from supervisor.services import Portable
 from supervisor.sweep import sweep
@@ -110,12 +111,14 @@ class ServeOptions:
 
 def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
     """Be the daemon until it is told to stop; return its exit status."""
-    status = guarded("serve", _serve, launchpad, options)
+    log = Log(options.log_level, as_json=options.log_json)
+    speak_json(as_json=log.is_json)
+    log.take_stderr()
+    status = guarded("serve", _serve, launchpad, options, log)
     return status if status in {0, FAILED} else FAILED
 
 
-async def _serve(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
-    log = Log(options.log_level, as_json=options.log_json)
+async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -> int:
     left = left_of(launchpad)
     told = os.environ.pop(VARIABLE, None)
     living = None if left is None else places_from(told)
@@ -347,7 +350,7 @@ class Daemon:
             self._went_well = False
             for child in tuple(host.children.values()):
                 text = f"Gave up waiting: {sentence(blocker(child))}"
-                host.log.write("ERROR", text)
+                host.log.write("ERROR", text, **child.log_fields())
             # What the kernel holds is left to the launchpad, which outlives the host.
             if host.nursery is not None:
                 host.nursery.cancel_scope.cancel()
@@ -356,7 +359,7 @@ class Daemon:
         """Name who had to be killed because it did not end (rule 2)."""
         row = blocker(child)
         host.journal.write("child.overdue", child_id=child.id, **row)
-        host.log.write("WARNING", f"{sentence(row)}; killed")
+        host.log.write("WARNING", f"{sentence(row)}; killed", **child.log_fields())
         self._notifier.send(STATUS=sentence(row))
         if self._stop_asked.is_set():
             self._went_well = False
@@ -373,13 +376,11 @@ class Daemon:
 
 async def _reload(host: Host, actions: DaemonOrders) -> None:
     try:
-        changes = await actions.reload()
-    except OrderError as why:
-        host.log.write("ERROR", str(why))
+        await actions.reload()
+    except OrderError:
+        return  # the log has it
     except Exception as why:  # noqa: BLE001 - a fault of ours; the children go on
         host.log.write("ERROR", f"Not reloaded: internal error: {why!r}")
-    else:
-        host.log.write("INFO", f"Reloaded: {changes}")
 
 
 def _freeze() -> None:

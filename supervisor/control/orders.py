@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.child import Child
-    from supervisor.children import Children
+    from supervisor.children import Changes, Children
     from supervisor.config.document import Config
     from supervisor.daemon_places import Places
     from supervisor.host import Host
     from supervisor.kept import Kept
+
+
+_CHANGED = ("started", "stopped", "restarted")
 
 
 class SpawnArgs(msgspec.Struct, forbid_unknown_fields=True):
@@ -214,7 +217,9 @@ class DaemonOrders:
             OrderError: it has faults, and nothing was changed.
         """
         if self._config_path is None:
-            raise OrderError("cannot reload: the host was started without --config")
+            text = "cannot reload: the host was started without --config"
+            self._host.log.write("ERROR", text)
+            raise OrderError(text)
         self._on_reload(True)
         try:
             config = await self._read(self._config_path)
@@ -223,16 +228,22 @@ class DaemonOrders:
             raise OrderError(f"not reloaded: {why}") from None
         else:
             await self._tell_warnings(config)
-            changes = (await self._children.reload(config)).row()
-            self._host.journal.write("host.reloaded", **changes)
-            if changes["needs_restart"]:
+            changes = await self._children.reload(config)
+            self._host.journal.write("host.reloaded", **changes.row())
+            self._tell_reloaded(changes)
+            if changes.needs_restart:
                 self._host.log.write(
                     "WARNING",
-                    f"Changes of {changes['needs_restart']} need a restart of the host",
+                    f"Changes of {changes.needs_restart} need a restart of the host",
                 )
-            return changes
+            return changes.row()
         finally:
             self._on_reload(False)
+
+    def _tell_reloaded(self, changes: Changes) -> None:
+        names = {key: getattr(changes, key) for key in _CHANGED}
+        counts = ", ".join(f"{len(among)} {key}" for key, among in names.items())
+        self._host.log.write("INFO", f"Reloaded: {counts}", **names)
 
     async def _tell_warnings(self, config: Config) -> None:
         """Warn of what looks like a mistake, and was not there before."""

@@ -40,11 +40,11 @@ from supervisor.accepting import (
     accepted,
     make_room,
     only_this_one,
-    place_of,
 )
 from supervisor.control.answers import Answers
 from supervisor.control.client import QUESTIONS, VERSION
 from supervisor.control.socket import identity_of, listening, listening_on
+from supervisor.logs import place_of
 from supervisor.watches import wait_readable
 
 if TYPE_CHECKING:

@@ -108,6 +108,12 @@ async def enter(host: Host, state: HostState) -> list[Child]:
     host.journal.write(
         "host.replaced", generation=state.generation, children=len(state.children)
     )
+    host.log.write(
+        "INFO",
+        f"Replaced: {len(state.children)} children go on",
+        generation=state.generation,
+        children=len(state.children),
+    )
     return children
 
 

@@ -6,6 +6,7 @@ connection ends with the program that had it, and the next one tells its ``gener
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from supervisor.control.server import OrderError, Orders
@@ -53,15 +54,18 @@ class Change:
 
     async def try_now(self) -> None:
         """Be replaced; if that cannot be, say why in the log."""
-        try:
+        with suppress(HandoverError):
             await self._now()
-        except HandoverError as why:
-            self.host.log.write("ERROR", f"Not replaced: {why}")
 
     async def _now(self) -> NoReturn:
+        host = self.host
         self._notifier.reloading()
+        host.log.write("INFO", "Replacing the program", generation=host.generation)
         try:
-            await replace(self.host, own_program(), self._around)
+            await replace(host, own_program(), self._around)
+        except HandoverError as why:
+            host.log.write("ERROR", f"Not replaced: {why}", reason=str(why))
+            raise
         finally:
             count = len(self.host.children)
             self._notifier.ready(f"{count} children")

@@ -25,7 +25,7 @@ import trio
 
 from protocol import toolexec, toolexec_log, toolexec_token
 from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
-from supervisor.accepting import place_of
+from supervisor.logs import place_of
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.ending import signal_group

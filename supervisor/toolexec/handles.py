@@ -49,10 +49,10 @@ class Handles:
 
     Args:
         contents: where they are kept.
-        log: takes a level and a line.
+        log: takes a level, a line and its fields.
     """
 
-    def __init__(self, contents: Contents, log: Callable[[str, str], None]) -> None:
+    def __init__(self, contents: Contents, log: Callable[..., None]) -> None:
         self._contents = contents
         self._log = log
 
@@ -76,7 +76,8 @@ class Handles:
             return answer
         if answer is not None and answer.startswith(b"<fd_error"):
             text = f"exec {execution.id}: no handle for its output: {answer.decode()}"
-            self._log("INFO", f"toolexec: {text}")
+            who = {"child_id": child.id, "client_id": client.id}
+            self._log("INFO", f"toolexec: {text}", **who, exec=execution.id)
         return None
 
 

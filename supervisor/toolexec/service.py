@@ -27,6 +27,7 @@ import trio
 from protocol import toolexec
 from supervisor.gate import Gate
 from supervisor.logs import put_line
+from supervisor.say import json_line, speaks_json
 from supervisor.toolexec import handover, handover_state
 from supervisor.toolexec.executions import ChildExecutions, Means
 from supervisor.toolexec.listeners import (
@@ -308,7 +309,11 @@ class ToolExec:
                 sys.stdout.flush()
             clear = _CLEAR_LINE if os.isatty(2) else b""
             if not self._host.log.writes("INFO"):
-                put_line(b"%b%b\n" % (clear, toolexec.shown(line).encode()))
+                shown = toolexec.shown(line)
+                if speaks_json():
+                    put_line(json_line("INFO", shown))
+                else:
+                    put_line(b"%b%b\n" % (clear, shown.encode()))
                 return
             if clear:
                 put_line(clear)

@@ -80,7 +80,7 @@ class Tell(Protocol):
 
 async def supervise(
     sidecar: Starter,
-    log: Callable[[str, str], None],
+    log: Callable[..., None],
     tried: trio.Event,
     tell: Tell,
     running: SpawnedProcess | None = None,
@@ -89,7 +89,7 @@ async def supervise(
 
     Args:
         sidecar: which one.
-        log: takes a level and a line.
+        log: takes a level, a line and its fields.
         tried: set when the first start has gone well or not.
         tell: takes events.
         running: its process, which the program before has started; owned.
@@ -112,7 +112,7 @@ async def supervise(
         if trio.current_time() - began >= STEADY_S:
             pause_s = FIRST_PAUSE_S
         text = f"Sidecar '{sidecar.name}' is down: {why}; next start in {pause_s:g} s"
-        log("WARNING", text)
+        log("WARNING", text, sidecar=sidecar.name, reason=why)
         tell("sidecar.restarting", sidecar=sidecar.name, reason=why, pause_s=pause_s)
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
