@@ -23,6 +23,8 @@ Rules of this file.
    and a program of a project brings nothing along that it names itself.  The one that
    whoever runs the host has named is followed wherever it leads (rule 2).  What the child
    sees anyhow it sees no better for its link, and what it may write is never behind one.
+6. A program or a part of an installation that everybody may read is shown as it is, and
+   not as the child's own: an owner may do more than read, take leases (fcntl(2)) say.
 """
 
 # ruff: noqa: PTH100, PTH116, PTH120, PTH208 - what is asked for is text
@@ -137,6 +139,21 @@ class _Finder:
             self.rules[real] = Rule(real, kind, mapped)
         return real
 
+    def add_installed(self, path: str, *, mapped: bool = True) -> None:
+        """Allow a program, or a part of an installation; nothing happens if it is not there.
+
+        Args:
+            path: of it.
+            mapped: root's files there are shown as the child's, if they are not
+                everybody's to read.
+        """
+        self._allow_installed(self.links.walk(path), mapped=mapped)
+
+    def _allow_installed(self, walk: Walk, *, mapped: bool) -> None:
+        if mapped and not self._is_theirs(walk.real):
+            mapped = not _is_everybodys_to_read(walk.real)
+        self._allow(walk, "execute", mapped=mapped)
+
     def add_program(self, path: str) -> None:
         """Allow a program, what its ``#!`` line names, and their installations."""
         is_named_by_them = False
@@ -153,7 +170,7 @@ class _Finder:
                 prefix = os.path.dirname(os.path.dirname(hop))
                 is_mapped = not is_named_by_them or self._is_theirs(prefix)
                 self.add_installation(hop, mapped=is_mapped)
-            self._allow(walk, "execute", mapped=not is_foreign)
+            self._allow_installed(walk, mapped=not is_foreign)
             following = interpreter(walk.real)
             if following is None:
                 return
@@ -193,7 +210,7 @@ class _Finder:
         if prefix in ("/", "/usr"):
             return
         for part in parts:
-            self.add(f"{prefix}/{part}", "execute", mapped=mapped)
+            self.add_installed(f"{prefix}/{part}", mapped=mapped)
 
 
 def _public() -> Iterator[str]:
@@ -227,7 +244,7 @@ def _common() -> View:
     packages = os.path.abspath(__file__).rpartition("/supervisor/")[0]
     finder.add(packages, "list")  # an import looks into the directory first
     for package in ("supervisor", "vfs", "protocol"):
-        finder.add(f"{packages}/{package}", "execute", mapped=True)
+        finder.add_installed(f"{packages}/{package}")
     return finder.view("/")
 
 
@@ -256,7 +273,7 @@ def view_of(
     shared = tuple(shared)
     finder.links.belong({**theirs, **dict.fromkeys((*own, *shared), True)})
     for path in program_files:
-        finder.add(path, "execute", mapped=True)
+        finder.add_installed(path)
         finder.links.has_programs(path)
     if shared:
         finder.add_tool(executable)
@@ -278,15 +295,30 @@ def _is_everybodys(path: str) -> bool:
 
     What is root's there is nobody's business: it is shown as it is.
     """
+    mode = _mode(path)
+    return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
+
+
+def _is_everybodys_to_read(path: str) -> bool:
+    """Tell whether everybody may do with a path what its owner may, but for changes.
+
+    Of a directory that is said of itself; what lies in it has modes of its own.
+    """
+    mode = _mode(path)
+    wanted = stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
+    return mode & wanted == wanted
+
+
+def _mode(path: str) -> int:
+    """Return the mode of a path without links; 0 where nothing is there."""
     try:
         fd = open_exactly(os.fsencode(path))
-    except OSError:  # it is not there, which is told by whoever enters it
-        return False
+    except OSError:  # which is told by whoever enters it
+        return 0
     try:
-        mode = os.fstat(fd).st_mode
+        return os.fstat(fd).st_mode
     finally:
         os.close(fd)
-    return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
 
 
 def common_view() -> View:

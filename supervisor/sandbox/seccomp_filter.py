@@ -20,6 +20,11 @@ Rules of this file.
    which keeps signals in, knows none of these calls.
 6. Contexts for asynchronous I/O are counted over the whole machine (aio(7)), and one
    child could have them all: ENOSYS, and a program takes another way.
+7. No child takes a lease or a delegation (fcntl(2)): every open(2) of that file then
+   waits for the child, up to ``fs.lease-break-time`` (45 s), the host's own as well. A
+   descriptor to read and the file's owner are enough for one, and a child owns what is
+   shown as its own: its working directory, say. The kernel looks at the low 32 bits of
+   the command alone, and so does the filter. F_NOTIFY lets nobody wait, and is left.
 """
 
 from __future__ import annotations
@@ -110,6 +115,10 @@ _OPENAT2 = 437
 # <linux/stat.h>, <asm-generic/fcntl.h>: S_ISUID | S_ISGID; O_CREAT | __O_TMPFILE.
 _SET_ID, _MAKES = 0o6000, 0o100 | 0o20000000
 
+# <linux/fcntl.h>: F_SETLEASE, and F_SETDELEG (Linux 6.19), which directories have, too.
+_LEASES = (1024, 1040)
+
+_FCNTL = {"x86_64": 72, "aarch64": 25}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _IOCTL = {"x86_64": 16, "aarch64": 29}
@@ -207,6 +216,7 @@ def _program(
         Instruction(_JUMP_EQUAL, _CLONE3, yes="nosys"),
         Instruction(_JUMP_EQUAL, _CLONE[machine], yes="clone"),
         Instruction(_JUMP_EQUAL, _IOCTL[machine], yes="ioctl"),
+        Instruction(_JUMP_EQUAL, _FCNTL[machine], yes="fcntl"),
         Instruction(_JUMP_EQUAL, _SOCKET[machine], yes="socket"),
         Instruction(_JUMP_EQUAL, _SOCKETPAIR[machine], yes="pair"),
         Instruction(_JUMP_EQUAL, _OPENAT2, yes="nosys"),
@@ -229,6 +239,9 @@ def _program(
         Instruction(_LOAD, _argument(1), label="ioctl"),
         Instruction(_JUMP_EQUAL, _TIOCSTI, yes="perm"),
         Instruction(_JUMP_EQUAL, _TIOCLINUX, yes="perm", no="allow"),
+        Instruction(_LOAD, _argument(1), label="fcntl"),
+        *(Instruction(_JUMP_EQUAL, command, yes="perm") for command in _LEASES),
+        Instruction(_RETURN, _ALLOW),
         # Without these flags there is no mode, and anything may stand in its place.
         Instruction(_LOAD, _argument(1), label="open"),
         Instruction(_JUMP_BITS, _MAKES, yes="mode 2", no="allow"),

@@ -127,6 +127,20 @@ def test_arguments_decide_where_a_call_has_good_uses(machine: str) -> None:
         assert verdict(code, socket, arch, 10) == expected
 
 
+# attack 41: of an int the kernel takes the low half of a register, whatever is above.
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("above", [0, 1 << 32, 0xFFFFFFFF << 32])
+def test_no_lease_and_no_delegation_is_taken(machine: str, above: int) -> None:
+    fcntl, arch = {"x86_64": 72, "aarch64": 25}[machine], MACHINES[machine]
+    for alone in (True, False):
+        code = build(machine, network=True, alone=alone)
+        for command in (1024, 1040):  # F_SETLEASE, F_SETDELEG
+            assert verdict(code, fcntl, arch, 5, command | above, 1) == errno.EPERM
+        # What programs need: descriptors, flags, locks, pipes, seals; and their like.
+        for command in {*range(64), *range(1025, 1060)} - {1040}:
+            assert verdict(code, fcntl, arch, 5, command | above, 1) is None
+
+
 # attack 25
 @pytest.mark.parametrize("machine", MACHINES)
 def test_who_sees_others_sets_limits_for_none_but_itself(machine: str) -> None:
