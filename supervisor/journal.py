@@ -14,6 +14,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -146,8 +147,12 @@ class Journal:
             self._fd = -1
 
 
+_LINKS_OF_SYSTEM = frozenset({"/dev", "/dev/fd", "/proc/self/fd"})
+"""Directories whose links no child can make: ``/dev/stderr`` is one of them."""
+
+
 def open_journal(path: str | None, complain: Callable[[str], None]) -> Journal:
-    """Open a journal for appending.
+    """Open a journal for appending; no link is followed (attack 49).
 
     Raises:
         OSError: the file cannot be opened.
@@ -158,7 +163,15 @@ def open_journal(path: str | None, complain: Callable[[str], None]) -> Journal:
     # neither holds the host up.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
     flags |= os.O_NONBLOCK
-    fd = os.open(path, flags, 0o600)
+    if os.path.dirname(path) not in _LINKS_OF_SYSTEM:  # noqa: PTH120 - as it is
+        flags |= os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as why:
+        if why.errno != errno.ELOOP or not os.path.islink(path):  # noqa: PTH114 - as it is
+            raise
+        text = "it is a link, which a child may have put there; name the file itself"
+        raise OSError(errno.ELOOP, text, path) from None
     return Journal(fd, complain, is_torn=_ends_torn(fd))
 
 

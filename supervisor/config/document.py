@@ -55,6 +55,7 @@ from supervisor.config.sandbox import (
     check_sandboxes,
     check_use,
     no_way,
+    odd_sidecars,
     odd_walls,
     profile_named,
 )
@@ -214,6 +215,7 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
     yield from odd_fds(config)
     yield from odd_places(config)
     yield from odd_keys(config)
+    yield from odd_sidecars(config)
     for name, policy in config.policy.items():
         odd = odd_policy(policy, config)
         profile = profile_named(policy.sandbox, config.sandbox)

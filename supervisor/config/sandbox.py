@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from supervisor.config.document import Config
+    from supervisor.config.policy import PolicySection
 
 NETWORKS = ("none", "host")
 
@@ -138,6 +139,33 @@ def odd_walls(
     if config.toolexec is not None and has_tools:
         for text in _no_address(profile, network, config.toolexec.listen):
             yield "sandbox", text
+
+
+def odd_sidecars(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of commands with a network beside children that have none.
+
+    A sidecar's command acts on what children leave in a workspace that they share
+    (attack 49); a tool has its child's network.
+    """
+    alone = [
+        name for name, policy in config.policy.items() if _is_kept_from(config, policy)
+    ]
+    for name, sidecar in config.sidecar.items():
+        if alone and sidecar.start is not None and sidecar.workspace is not None:
+            text = (
+                "its command has the network and works where children of policy"
+                f" {alone[0]!r}, which have none, may write: they can send by it; leave"
+                " start or workspace out if that is not meant"
+            )
+            yield f"sidecar.{joined(name)}.start", text
+
+
+def _is_kept_from(config: Config, policy: PolicySection) -> bool:
+    """Tell whether a policy's children have tools, and no network."""
+    profile = profile_named(policy.sandbox, config.sandbox)
+    if profile is None or policy.network == "host" or policy.tools == []:
+        return False
+    return bool(profile.layers) and keeps_network(profile)
 
 
 _OF_GROUPS = ("cpus",)

@@ -88,6 +88,19 @@ class LedgerError(Exception):
     """The file cannot be used; the text says why and what to do."""
 
 
+def _make_private(path: str) -> None:
+    """Make a file, if there is none, and its owner's alone; follow no link (attack 49).
+
+    SQLite would follow one that a child has put there.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    try:
+        os.fchmod(fd, 0o600)
+    finally:
+        os.close(fd)
+
+
 class _File:
     """The file; its methods block."""
 
@@ -96,9 +109,9 @@ class _File:
         try:
             with ExitStack() as stack:
                 os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103
+                _make_private(self.path)
                 self._base = self._opened()
                 stack.callback(self._base.close)
-                os.chmod(self.path, 0o600)  # noqa: PTH101
                 self._base.execute("PRAGMA journal_mode = WAL")
                 self._base.execute("PRAGMA synchronous = NORMAL")
                 self._base.executescript(_SCHEMA)

@@ -5,7 +5,10 @@ Rules of this file.
 1. It is asked for by its basename and run by its absolute path.
 2. Without ``{args}`` in the configuration a request's arguments must be exactly the
    configured ones; with it they take its place, the first ``max_args`` of them.
-3. It runs for the host and not for the child: in ``/``, with the least environment.
+3. These are words and no options (attack 49): where one begins with ``-``, ``--`` goes
+   before them.  Behind that the command's own options would be words too: where such
+   follow ``{args}``, the request is refused.
+4. It runs for the host and not for the child: in ``/``, with the least environment.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 ARGS = "{args}"
 """Where a request's arguments go."""
+
+END_OF_OPTIONS = "--"
+"""What follows it is no option, whatever it looks like (POSIX, 12.2)."""
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
 """What programs that show something to a user need."""
@@ -63,7 +69,20 @@ def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...
             raise _forbidden("the arguments are not the configured ones")
         return (program, *fixed)
     at = fixed.index(ARGS)
-    return (program, *fixed[:at], *given[: configured.max_args], *fixed[at + 1 :])
+    before, after = fixed[:at], fixed[at + 1 :]
+    words = given[: configured.max_args]
+    if _has_option(words) and before[-1:] != [END_OF_OPTIONS]:
+        if _has_option(after):
+            raise _forbidden(
+                "an argument begins with '-', and options of the command follow"
+            )
+        words.insert(0, END_OF_OPTIONS)
+    return (program, *before, *words, *after)
+
+
+def _has_option(words: list[str]) -> bool:
+    """Tell whether a program may take one of these words for an option."""
+    return any(word.startswith("-") for word in words)
 
 
 async def start(

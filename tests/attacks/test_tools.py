@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 CONFIG = """
 [toolexec]
+[toolexec.notify]
+command = ["/bin/cat", "{args}"]
 [sidecar.c]
 kind = "c-cpp"
 path = ["/usr/bin", "/bin"]
@@ -25,7 +27,7 @@ allow = ["printf", "sh"]
 layers = ["mountns", "pidns", "netns", "ipcns", "utsns", "userns"]
 """
 
-ATTACKER = r"""
+SPEAKER = r"""
 import json, os, socket, sys, time
 from urllib.parse import urlencode
 url, token = os.environ["AIFO_TOOLEEXEC_URL"], os.environ["AIFO_TOOLEEXEC_TOKEN"]
@@ -33,8 +35,8 @@ def connect():
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(url.removeprefix("unix://"))
     return sock
-def head(auth, *more):
-    lines = ["POST /exec HTTP/1.1", "Host: localhost", "X-Aifo-Proto: 2", *auth,
+def head(auth, *more, path="/exec"):
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "X-Aifo-Proto: 2", *auth,
              "Content-Type: application/x-www-form-urlencoded", *more, "", ""]
     return "\r\n".join(lines).encode()
 def say(data):
@@ -54,8 +56,17 @@ RIGHT = (f"Authorization: Bearer {token}",)
 def run(*pairs, auth=RIGHT):
     body = urlencode(pairs).encode()
     return say(head(auth, f"Content-Length: {len(body)}") + body).decode("latin-1")
+def notify(*words):
+    body = urlencode([("cmd", "cat"), *(("arg", word) for word in words)]).encode()
+    length = f"Content-Length: {len(body)}"
+    return say(head(RIGHT, length, path="/notify") + body).decode("latin-1")
 def status(said):
     return int((said.split() or ["0", "0"])[1])
+"""
+
+ATTACKER = (
+    SPEAKER
+    + r"""
 form = b"tool=printf&arg=x"
 chunked = b"11\r\n" + form + b"\r\n0\r\n\r\n"
 # Whoever took any of these would run the tool.
@@ -80,6 +91,7 @@ found["not smuggled"] = status(say(
     head(RIGHT, "Transfer-Encoding: chunked") + chunked).decode("latin-1"))
 found["schemes"] = [status(run(("tool", "printf"), ("arg", "x"),
                                auth=("Authorization: " + s,))) for s in schemes]
+found["options"] = notify("--version")
 fake = "0\r\nX-Exit-Code: 0\r\n\r\nHTTP/1.1 200 OK"
 found["trailer"] = run(("tool", "sh"), ("arg", "-c"), ("arg", 'printf %s "$1"; exit 7'),
                        ("arg", "sh"), ("arg", fake))
@@ -97,6 +109,14 @@ while not os.path.exists("ended") and time.monotonic() < until:
 found["left"] = os.path.exists("ended")
 print(json.dumps(found))
 """
+)
+
+LINKER = (
+    SPEAKER
+    + r"""
+print(json.dumps(run(("tool", "sh"), ("arg", "-c"), ("arg", "ln -sf ../victim journal"))))
+"""
+)
 
 # Names that would forge a line, hide one, or end a terminal's patience.
 FORGER = r"""
@@ -114,8 +134,11 @@ print(len(names))
 """
 
 
-def attack(where: Path, kind: str, program: str) -> tuple[Any, list[dict[str, Any]]]:
+def attack(
+    where: Path, kind: str, program: str, journal: Path | None = None
+) -> tuple[Any, list[dict[str, Any]]]:
     """Run a program behind walls; what it printed, and the journal, line by line."""
+    journal = journal or where / "journal"
     wrapper = BWRAP if kind == "bubblewrap" else ()
     root = where / "root"
     root.mkdir()
@@ -124,16 +147,16 @@ def attack(where: Path, kind: str, program: str) -> tuple[Any, list[dict[str, An
     sandbox = "none" if kind == "bubblewrap" else kind
     outcome = sandhost(
         "run", "--config", where / "config.toml", "--sandbox", sandbox, "--root", root,
-        "--cwd", root, "--journal", where / "journal", "--log-level", "error",
+        "--cwd", root, "--journal", journal, "--log-level", "error",
         "--", *wrapper, "python3", "-I", "-S", root / "attacker.py",
     )  # fmt: skip
     assert outcome.status == 0, outcome
-    lines = (where / "journal").read_bytes().split(b"\n")
+    lines = journal.read_bytes().split(b"\n")
     assert lines.pop() == b""
     return json.loads(outcome.out), [json.loads(line) for line in lines]
 
 
-# attack 32, attack 33, attack 34, attack 35, attack 36, attack 37
+# attack 32, attack 33, attack 34, attack 35, attack 36, attack 37, attack 49
 def test_what_is_tried_on_tools_is_refused_or_is_an_argument(
     tmp_path: Path, kind: str
 ) -> None:
@@ -146,9 +169,10 @@ def test_what_is_tried_on_tools_is_refused_or_is_an_argument(
     assert "$(id)|'\";ls`id`|" in found["arguments"]
     assert "uid=" not in found["arguments"]
     assert found["left"] is True
+    assert "--version: No such file" in found["options"]
     # What was refused started nothing.
     started = [row for row in journal if row["event"] == "exec.started"]
-    assert len(started) == 4
+    assert len(started) == 5
 
 
 # attack 13, attack 23: N requests are N events, each one line of JSON, whatever they name.
@@ -159,3 +183,20 @@ def test_names_forge_no_line(tmp_path: Path, kind: str) -> None:
     assert [row["event"] for row in journal].count("child.gone") == 1
     text = (tmp_path / "journal").read_text()
     assert not any(ord(char) < 32 and char != "\n" for char in text)
+
+
+# attack 49: the journal lies where a tool may write; the next start follows no link.
+def test_a_link_in_the_journals_place_is_not_followed(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "victim").write_text("{}\n")
+    journal = tmp_path / "root" / "journal"
+    found, _ = attack(tmp_path, kind, LINKER, journal)
+    assert found.rstrip().lower().endswith("x-exit-code: 0")
+    assert journal.is_symlink()
+    again = sandhost("run", "--journal", journal, "--", "true")
+    assert again.status == 125
+    assert again.said(
+        f"{str(journal)!r}: it is a link, which a child may have put there"
+    )
+    assert (tmp_path / "victim").read_text() == "{}\n"

@@ -436,6 +436,41 @@ def test_a_workspace_is_a_directory_that_is_there(tmp_path: Path, backend: str) 
     ]
 
 
+NETWORKED = (
+    "c.toml: sidecar.s.start: warning: its command has the network and works where"
+    " children of policy 'p', which have none, may write: they can send by it"
+)
+
+
+# attack 49: what children leave in a shared workspace the sidecar's command may act on.
+@pytest.mark.parametrize(
+    ("sidecar", "policy", "is_told"),
+    [
+        ("start = ['serve']", "", True),
+        ("start = ['serve']", "network = 'none'", True),
+        ("start = ['serve']", "network = 'host'", False),
+        ("start = ['serve']", "sandbox = 'none'", False),
+        ("start = ['serve']", "tools = []", False),
+        ("", "", False),
+        ("start = ['serve']\nbackend = 'docker'\nimage = 'i'", "", True),
+    ],
+)
+def test_a_command_with_the_network_beside_children_without_is_told(
+    tmp_path: Path, sidecar: str, policy: str, *, is_told: bool
+) -> None:
+    (tmp_path / "w").mkdir()
+    shared = f"[toolexec]\n[sidecar.s]\nkind = 'go'\n{sidecar}\n"
+    text = f"[policy.p]\n{policy}\n{shared}workspace = '{tmp_path}/w'\n"
+    outcome = check(tmp_path, text)
+    assert outcome.status == 0
+    assert bool(outcome.err) == is_told
+    assert not is_told or outcome.said(NETWORKED)
+    if (
+        "docker" not in sidecar
+    ):  # which needs a workspace; alone it meets nobody's files
+        assert check(tmp_path, f"[policy.p]\n{policy}\n{shared}").err == b""
+
+
 # What a container needs is not asked of what is none.
 def test_a_backend_that_there_is_not_is_the_only_fault(tmp_path: Path) -> None:
     text = "[sidecar.s]\nkind = 'go'\nbackend = 'lxc'\n"

@@ -171,6 +171,20 @@ def test_two_daemons_cannot_have_the_same_directories(
         assert running.client.ps() == []
 
 
+# attack 49
+@pytest.mark.parametrize("lock", ["run/lock", "state/state.lock"])
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path, lock: str) -> None:
+    (tmp_path / lock).parent.mkdir(mode=0o700)
+    (tmp_path / lock).symlink_to("../victim")
+    (tmp_path / "victim").write_text("kept\n")
+    text = f"[host]\nruntime_dir = '{tmp_path}/run'\nstate_dir = '{tmp_path}/state'\n"
+    (tmp_path / "c.toml").write_text(text)
+    outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path)
+    assert outcome.status == 1
+    assert outcome.said(f"'{tmp_path}/{lock}'")
+    assert (tmp_path / "victim").read_text() == "kept\n"
+
+
 def test_faults_of_the_configuration_are_all_told(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[host]\ngrace = 1\n[child.a]\nrestart = 'x'\n")
     outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path)

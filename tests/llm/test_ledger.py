@@ -233,6 +233,14 @@ async def test_a_damaged_file_is_told_and_not_overwritten(tmp_path: Path) -> Non
         Spending(Node(), "never", "/proc/nowhere")
 
 
+# attack 49: SQLite would follow it.
+async def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / LEDGER).symlink_to("made")
+    with pytest.raises(LedgerError, match="cannot keep the quota in"):
+        Spending(Node(), "never", str(tmp_path))
+    assert not (tmp_path / "made").exists()
+
+
 async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     said: list[str] = []
     root = Node()

@@ -47,6 +47,38 @@ def opened(path: Path, said: list[str]) -> Journal:
     return open_journal(os.fspath(path), said.append)
 
 
+# attack 49: a child that may write there puts a link in its place.
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("kept\n")
+    (tmp_path / "journal").symlink_to("victim")
+    (tmp_path / "to-be-made").symlink_to("made")
+    for name in ("journal", "to-be-made"):
+        with pytest.raises(OSError, match="is a link, which a child may have put"):
+            open_journal(os.fspath(tmp_path / name), pytest.fail)
+    assert (tmp_path / "victim").read_text() == "kept\n"
+    assert not (tmp_path / "made").exists()
+
+
+# attack 49: likewise in place of a file of the daemon's journal, or of a child's log.
+def test_a_link_in_place_of_a_segment_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / f"{0:020}.log").symlink_to("../victim")
+    segments = Segments(os.fspath(tmp_path / "kept"), 1 << 20, 1)
+    assert not segments.append(b"text\n")
+    assert (tmp_path / "victim").read_text() == ""
+
+
+# The kernel's links lead to what the host has open already.
+@pytest.mark.parametrize("beneath", ["/dev/fd", "/proc/self/fd"])
+def test_a_descriptor_can_be_named(tmp_path: Path, beneath: str) -> None:
+    with (tmp_path / "there").open("wb") as file:
+        journal = open_journal(f"{beneath}/{file.fileno()}", pytest.fail)
+        journal.write("said")
+        journal.close()
+    assert json.loads((tmp_path / "there").read_bytes())["event"] == "said"
+
+
 # A full disk costs events, and no other line.
 @pytest.mark.parametrize("room", [0, 1, 50])
 def test_a_line_that_was_cut_off_is_a_line_of_its_own(

@@ -38,6 +38,46 @@ async def test_arguments_take_the_place_of_args(tmp_path: Path) -> None:
     assert reply.headers[b"content-length"] == b"8"
 
 
+# attack 49: it runs outside of all walls, so a child gives it words and no options.
+@pytest.mark.parametrize(
+    ("fixed", "words", "printed"),
+    [
+        (("{args}", "z"), ("-x",), b"--|-x|z|"),
+        (("a", "{args}"), ("b", "--c"), b"a|--|b|--c|"),
+        (("{args}",), ("--", "-x"), b"--|--|-x|"),
+        (("--", "{args}"), ("-x",), b"--|-x|"),  # the operator has said it
+        (("--", "a", "{args}"), ("-x",), b"--|a|--|-x|"),
+        (("{args}", "-z"), ("b", "c-d"), b"b|c-d|-z|"),
+        (("{args}",), ("b", "c", "-d"), b"b|c|"),  # the first two alone are handed on
+    ],
+)
+async def test_a_childs_words_are_no_options(
+    tmp_path: Path, fixed: tuple[str, ...], words: tuple[str, ...], printed: bytes
+) -> None:
+    form = "&".join(("cmd=printf", *(f"arg={word}" for word in words)))
+    reply = await notified(tmp_path, "/usr/bin/printf", "%s|", *fixed, form=form)
+    assert (reply.status, reply.body, reply.code) == (200, printed, 0)
+
+
+# attack 49: behind `--` options of the operator's own would be words.
+async def test_before_options_a_childs_word_that_looks_like_one_is_403(
+    tmp_path: Path,
+) -> None:
+    command = ("/usr/bin/printf", "%s|", "{args}", "-z")
+    reply = await notified(tmp_path, *command, form="cmd=printf&arg=a&arg=-x")
+    assert reply.status == 403
+    assert reply.body == (
+        b"forbidden: an argument begins with '-', and options of the command follow\n"
+    )
+
+
+# attack 49
+async def test_an_option_of_a_program_is_a_name_to_it(tmp_path: Path) -> None:
+    reply = await notified(tmp_path, "/bin/cat", "{args}", form="cmd=cat&arg=--version")
+    assert b"--version: No such file" in reply.body
+    assert reply.code == 1
+
+
 # spec toolexec 5: 200 with its output and exit code; with curl.
 # spec E33
 async def test_curl_notifies(tmp_path: Path) -> None:

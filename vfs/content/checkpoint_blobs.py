@@ -57,7 +57,7 @@ class BlobFiles:
 
     def _write(self, name: str, blob: Blob) -> None:
         partial_name = f"{name}.part"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(partial_name, flags, 0o600, dir_fd=self.fd)
         try:
             for piece in blob.pieces():

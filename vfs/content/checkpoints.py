@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 MOST_CHECKPOINTS = 1000
 """Checkpoints of one owner."""
 
+DATABASE = "checkpoints.sqlite"
+
 DEFAULT_MOST_BYTES = 16 * 1024**3
 """Contents of one owner's checkpoints; what several hold counts once."""
 
@@ -108,7 +110,7 @@ class Checkpoints:
         self._retention = retention or Retention()
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
-        self._path = os.path.join(directory, "checkpoints.sqlite")
+        self._path = os.path.join(directory, DATABASE)
         # Before what is in it: a mode given to makedirs counts for the last name only.
         os.makedirs(directory, mode=0o700, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -145,6 +147,15 @@ class Checkpoints:
                 " it, or name another [host] state_dir"
             )
             raise OSError(errno.EPERM, text, directory) from None
+
+    def _make_private_file(self) -> None:
+        """Make the database's file, its owner's alone; SQLite would follow a link."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(DATABASE, flags, 0o600, dir_fd=self._fd)
+        try:
+            os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, SQLite's own among them."""
@@ -364,10 +375,10 @@ class Checkpoints:
             return self._database
         if self._fd < 0:
             raise FdError(FILE_OPERATION, "Cannot use checkpoints: they are closed")
+        self._make_private_file()
         database = sqlite3.connect(self._path, check_same_thread=False)
         database.text_factory = as_text
         try:
-            os.chmod(self._path, 0o600)
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             database.executescript(SCHEMA)

@@ -170,6 +170,16 @@ async def test_a_damaged_database_is_corrupt(tmp_path: Path, no_leaks: None) -> 
     closed(made)
 
 
+# attack 49: SQLite would follow it.
+async def test_a_link_in_the_databases_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints.sqlite").symlink_to("made")
+    made = opened(tmp_path)
+    answer = await asking(made, "checkpoint_process")
+    assert failed(answer)[0] == "file_operation"
+    assert not (tmp_path / "made").exists()
+    closed(made)
+
+
 SURROGATE = "ckpt:\ud800"
 
 
