@@ -7,7 +7,8 @@ Rules of this file.
 
 1. Reserve, call, settle; on every way out the reservation ends (spec L10).
 2. It streams from the provider, so that who is gone costs nothing more, and what was
-   received until then is charged (spec L10).
+   received until then is charged.  A request that has gone out whole is charged however
+   it ends, and counts as a call, unless the provider refused it (spec L10, L11).
 3. What leaves is redacted: completions, reasons, events (I10).
 4. A large text is encoded and decoded in a worker thread: nobody waits for it (L14).
 """
@@ -25,7 +26,7 @@ import msgspec
 import trio
 
 from supervisor.llm.answer import Answer, AnswerError, ProviderError, first_text
-from supervisor.llm.provider import CallError
+from supervisor.llm.provider import CallError, Request
 from supervisor.llm.quota import QuotaError, Usage, Weights
 from vfs.hostio import in_thread
 
@@ -165,35 +166,34 @@ class Gateway:
         Cancellation: ends the call; what was reported or received is charged.
         """
         reservation = self._reserve(call)
-        answer = Answer()
-        meter = _Meter(self, call, reservation, answer)
+        answer, request = Answer(), Request()
+        meter = _Meter(self, call, reservation, answer, request)
         try:
             with trio.fail_after(self._timeout_s):
-                found = await self._exchange(call, reservation, answer, on_event)
+                found = await self._exchange(
+                    call, reservation, answer, request, on_event
+                )
                 usage = answer.usage() or answer.estimate(
                     call.prompt_tokens, reservation.max_tokens
                 )
                 completion = await self._checked(found, usage, answer.output_bytes)
-                meter.settle("ok", completion.usage)
+                meter.settle("ok")
                 await self._spending.kept()
                 return completion
         except trio.TooSlowError:
-            meter.fail(charged=answer.output_pieces > 0)
             reason, status = f"no complete answer within {self._timeout_s:g} s", 0
         except (CallError, ProviderError) as why:
-            meter.fail(charged=answer.output_pieces > 0)
             reason, status = str(why), getattr(why, "status", 0)
         except OSError as why:  # no thread can be started
-            meter.fail(charged=answer.output_pieces > 0)
             reason, status = os.strerror(why.errno or errno.EIO), 0
         except AnswerError as why:
-            meter.fail(charged=True)
             reason, status = f"invalid response: {why}", 0
         except BaseException:
-            meter.settle("cancelled", None)
+            meter.settle("cancelled")
             with trio.CancelScope(shield=True):  # bounded: one small transaction
                 await self._spending.kept()
             raise
+        meter.settle("failed")
         await self._spending.kept()
         raise FailedCallError(self._one_line(reason), status)
 
@@ -216,6 +216,7 @@ class Gateway:
         call: Call,
         reservation: Reservation,
         answer: Answer,
+        request: Request,
         on_event: Callable[[dict[str, Any]], None] | None,
     ) -> dict[str, Any]:
         body = {
@@ -231,7 +232,7 @@ class Gateway:
         is_large = call.prompt_tokens * 4 > LARGE_BYTES
         data = await in_thread(encode) if is_large else encode()
         received = 0
-        async with call.model.provider.ask(data) as pieces:
+        async with call.model.provider.ask(data, request) as pieces:
             async for piece in pieces:
                 received += len(piece)
                 if answer.pending_bytes > LARGE_BYTES:
@@ -269,10 +270,17 @@ class Gateway:
         return " ".join(self._redactor.text(reason).split())
 
     def charged(
-        self, call: Call, usage: Usage, cost: float, *, outcome: str, latency_s: float
+        self,
+        call: Call,
+        usage: Usage,
+        cost: float,
+        *,
+        counts: bool,
+        outcome: str,
+        latency_s: float,
     ) -> None:
         """Take note of a call that has ended (spec L13: no text of it)."""
-        self._spending.add(call.node, cost, int(outcome in ("ok", "cancelled")))
+        self._spending.add(call.node, cost, int(counts))
         self._journal.write(
             "llm.called",
             child_id=call.child_id,
@@ -291,41 +299,52 @@ class _Meter:
     """Ends the reservation of one call, once, and tells what it came to."""
 
     def __init__(
-        self, gateway: Gateway, call: Call, reservation: Reservation, answer: Answer
+        self,
+        gateway: Gateway,
+        call: Call,
+        reservation: Reservation,
+        answer: Answer,
+        request: Request,
     ) -> None:
         self._gateway = gateway
         self._call = call
         self._reservation = reservation
         self._answer = answer
+        self._request = request
         self._began = time.monotonic()
 
-    def settle(self, outcome: str, usage: Usage | None) -> None:
-        """Charge what was used, as reported or estimated; it counts as a call."""
-        if self._reservation.cost is None:
-            usage = usage or self._used()
-            self._tell(outcome, usage, self._reservation.settle(usage))
-
-    def fail(self, *, charged: bool) -> None:
-        """Charge a failed call for what came of it, or for nothing (spec L11, L15)."""
-        if self._reservation.cost is not None:
+    def settle(self, outcome: str) -> None:
+        """Charge what the call took, or nothing if nothing was asked (spec L10, L11)."""
+        reservation = self._reservation
+        if reservation.cost is not None:
             return
-        if charged:
-            usage = self._used()
-            self._tell("failed", usage, self._reservation.settle_failed(usage))
+        counts = self._request.is_sent
+        usage, cost = Usage(0, 0), 0.0
+        if counts:
+            usage, least = self._used()
+            cost = reservation.settle(usage, least)
         else:
-            self._reservation.release()
-            self._tell("failed", Usage(0, 0), 0.0)
+            reservation.release()
+        latency_s = time.monotonic() - self._began
+        self._gateway.charged(
+            self._call,
+            usage,
+            cost,
+            counts=counts,
+            outcome=outcome,
+            latency_s=latency_s,
+        )
 
-    def _used(self) -> Usage:
+    def _used(self) -> tuple[Usage, float]:
+        """Return what the call took, and the least that it costs, weighted tokens."""
         try:
             reported = self._answer.usage()
         except AnswerError:
             reported = None
+        if reported is not None:
+            return reported, 0.0
         bound = self._reservation.max_tokens
-        return reported or self._answer.estimate(self._call.prompt_tokens, bound)
-
-    def _tell(self, outcome: str, usage: Usage, cost: float) -> None:
-        latency_s = time.monotonic() - self._began
-        self._gateway.charged(
-            self._call, usage, cost, outcome=outcome, latency_s=latency_s
-        )
+        usage = self._answer.estimate(self._call.prompt_tokens, bound)
+        # Reasoning is not shown: there may have been as much as was allowed.
+        is_hidden = self._call.body.get("reasoning_effort") not in (None, "none")
+        return usage, max(self._reservation.amounts) if is_hidden else 0.0

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -97,6 +98,17 @@ def credentials_of(url: str) -> Iterator[str]:
             yield pair.partition("=")[2]
 
 
+@dataclass(slots=True)
+class Request:
+    """A request on its way.
+
+    Attributes:
+        is_sent: it has gone out whole, and was not refused: it may cost something.
+    """
+
+    is_sent: bool = False
+
+
 class Provider:
     """A server that speaks Chat Completions.
 
@@ -122,13 +134,14 @@ class Provider:
         found = (key or "", *credentials_of(base_url))
         self.secrets = tuple(dict.fromkeys(text for text in found if text))
         self._turns = turns
+        self._requests: dict[trio.lowlevel.Task, Request] = {}
         openai, httpx2, wire = _libraries()
         self._sockets = wire.Sockets()
         self._http = httpx2.AsyncClient(
             timeout=None,
-            transport=wire.Transport(base_url, turns.end, self._sockets),
+            transport=wire.Transport(base_url, turns.end, self._sent, self._sockets),
             follow_redirects=False,  # the key goes where it is meant to go
-            event_hooks={"response": [_bound_refusals]},
+            event_hooks={"response": [self._answered]},
         )
         omit = openai.Omit()
         self._client = openai.AsyncOpenAI(
@@ -160,17 +173,22 @@ class Provider:
         self._stream = openai.AsyncStream[Any]
 
     @asynccontextmanager
-    async def ask(self, body: bytes) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def ask(
+        self, body: bytes, request: Request
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request; yield the bytes of the answer as they come.
 
         Args:
             body: JSON of a chat completion.
+            request: is told what becomes of it.
 
         Raises:
             CallError: the provider refused, cannot be reached, or broke off.
         """
         openai, httpx2, wire = _libraries()
         await self._turns.begin()
+        task = trio.lowlevel.current_task()
+        self._requests[task] = request
         try:
             response = await self._client.post(
                 self._url,
@@ -188,6 +206,7 @@ class Provider:
             raise CallError(f"{type(why).__name__}: {why}") from None
         finally:
             self._turns.end()
+            del self._requests[task]
         plain = response.headers.get("content-encoding", "identity") == "identity"
         source = response.extensions[wire.STREAM] if plain else response.aiter_bytes()
         pieces = aiter(source)
@@ -199,6 +218,17 @@ class Provider:
         finally:
             await wire.break_off(pieces)
             await response.aclose()
+
+    def _sent(self) -> None:
+        """Take note that the current task's request has gone out whole."""
+        self._requests[trio.lowlevel.current_task()].is_sent = True
+
+    async def _answered(self, response: Any) -> None:
+        """Take note of an answer's status; bound the body of an error."""
+        is_refused = response.status_code >= 300
+        self._requests[trio.lowlevel.current_task()].is_sent = not is_refused
+        if is_refused:  # the library reads it whole
+            response.stream = _bounded(response.stream, MAX_ERROR_BYTES)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what the client holds of the process's descriptors."""
@@ -227,12 +257,6 @@ class Turns:
         if self._whose is trio.lowlevel.current_task():
             self._whose = None
             self._lock.release()
-
-
-async def _bound_refusals(response: Any) -> None:
-    """Bound the bodies of errors, which the library reads whole."""
-    if response.status_code >= 300:
-        response.stream = _bounded(response.stream, MAX_ERROR_BYTES)
 
 
 def _bounded(stream: Any, size_bytes: int) -> Any:

@@ -74,7 +74,7 @@ class Node:
     Args:
         parent: who pays as well; None for the host's.
         limit: weighted tokens; None for none of its own.
-        max_calls: calls that may succeed; None for any number.
+        max_calls: calls that may count; None for any number.
 
     Attributes:
         spent: weighted tokens that calls have cost.
@@ -234,16 +234,17 @@ class Reservation:
             node.promised += amount
             node.under_way += 1
 
-    def settle(self, usage: Usage) -> float:
-        """Charge what the call took; return its weighted tokens."""
-        return self._end(usage.cost(self.weights), counts=True)
+    def settle(self, usage: Usage, least: float = 0.0) -> float:
+        """Charge what the call took; return its weighted tokens.
 
-    def settle_failed(self, usage: Usage) -> float:
-        """Charge an answer that could not be used; it does not count as a call."""
-        return self._end(usage.cost(self.weights), counts=False)
+        Args:
+            usage: what was reported, or is estimated.
+            least: weighted tokens that are charged in any case.
+        """
+        return self._end(max(least, usage.cost(self.weights)), counts=True)
 
     def release(self) -> None:
-        """Charge nothing: the call failed."""
+        """Charge nothing: the provider was not asked, or refused."""
         self._end(0.0, counts=False)
 
     def _end(self, cost: float, *, counts: bool) -> float:

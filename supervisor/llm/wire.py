@@ -39,6 +39,9 @@ KEPT_S = 60.0
 """How long they do.  A new one costs a handshake, some 100 ms to a server far away; one
 that the server has closed meanwhile is seen before it is used."""
 
+TUNNEL = b"CONNECT "
+"""How a request to a proxy begins that asks for a way, and nothing of a model."""
+
 STREAM = "sandhost.stream"
 """A response's extension: its body, without the layers that decode it."""
 
@@ -91,6 +94,7 @@ class Line(httpcore2.AsyncNetworkStream):
         stream: it, encrypted or not.
         sock: what is beneath it.
         ready: called when a request is made, and the network is waited for.
+        sent: called when a request has gone out whole.
     """
 
     def __init__(
@@ -98,11 +102,14 @@ class Line(httpcore2.AsyncNetworkStream):
         stream: trio.abc.Stream,
         sock: trio.socket.SocketType,
         ready: Callable[[], None],
+        sent: Callable[[], None],
     ) -> None:
         self._stream = stream
         self._sock = sock
         self._ready = ready
+        self._sent = sent
         self._unsent = bytearray()
+        self._is_asking = False
 
     async def write(
         self,
@@ -111,6 +118,7 @@ class Line(httpcore2.AsyncNetworkStream):
     ) -> None:
         """Take what is to be sent (rule 2)."""
         del timeout  # rule 3
+        self._is_asking = True
         self._unsent += buffer
         if len(self._unsent) > MAX_UNSENT_BYTES:
             self._ready()
@@ -122,6 +130,7 @@ class Line(httpcore2.AsyncNetworkStream):
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as why:
+            self._is_asking = False  # it never goes out whole
             raise httpcore2.WriteError(_text(why)) from why
 
     async def read(
@@ -131,11 +140,15 @@ class Line(httpcore2.AsyncNetworkStream):
     ) -> bytes:
         """Send what was written, and receive."""
         del timeout  # rule 3
-        if self._unsent:
+        if self._is_asking:
+            self._is_asking = False
+            is_tunnel = self._unsent.startswith(TUNNEL)
             self._ready()
             # One that refuses may have hung up by now: what it said can still be read.
             with suppress(httpcore2.WriteError):
                 await self._send()
+                if not is_tunnel:
+                    self._sent()
         try:
             return bytes(await self._stream.receive_some(max_bytes))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as why:
@@ -167,7 +180,7 @@ class Line(httpcore2.AsyncNetworkStream):
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
-        return Line(stream, self._sock, self._ready)
+        return Line(stream, self._sock, self._ready, self._sent)
 
     def get_extra_info(self, info: str) -> Any:
         """Return what the pool asks about."""
@@ -183,11 +196,15 @@ class Network(httpcore2.AsyncNetworkBackend):
 
     Args:
         ready: see ``Line``.
+        sent: likewise.
         sockets: is told of each.
     """
 
-    def __init__(self, ready: Callable[[], None], sockets: Sockets) -> None:
+    def __init__(
+        self, ready: Callable[[], None], sent: Callable[[], None], sockets: Sockets
+    ) -> None:
         self._ready = ready
+        self._sent = sent
         self._sockets = sockets
 
     async def connect_tcp(
@@ -206,7 +223,7 @@ class Network(httpcore2.AsyncNetworkBackend):
         except OSError as why:
             raise httpcore2.ConnectError(_text(why)) from why
         self._sockets.add(stream.socket)
-        return Line(stream, stream.socket, self._ready)
+        return Line(stream, stream.socket, self._ready, self._sent)
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -239,11 +256,16 @@ class Transport(httpx2.AsyncBaseTransport):
     Args:
         base_url: where its requests go.
         ready: see ``Line``.
+        sent: likewise.
         sockets: is told of each connection.
     """
 
     def __init__(
-        self, base_url: str, ready: Callable[[], None], sockets: Sockets
+        self,
+        base_url: str,
+        ready: Callable[[], None],
+        sent: Callable[[], None],
+        sockets: Sockets,
     ) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=httpx2.create_ssl_context(),
@@ -252,7 +274,7 @@ class Transport(httpx2.AsyncBaseTransport):
             max_connections=None,
             max_keepalive_connections=KEPT_CONNECTIONS,
             keepalive_expiry=KEPT_S,
-            network_backend=Network(ready, sockets),
+            network_backend=Network(ready, sent, sockets),
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:

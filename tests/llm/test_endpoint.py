@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,13 +110,21 @@ def ask(text: str, **more: object) -> dict[str, object]:
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     """Return a host with an endpoint and a quota."""
-    async with serving(KEY) as provider, opened(tmp_path) as stage:
+    async with open_scene(tmp_path) as opened_scene:
+        yield opened_scene
+
+
+@asynccontextmanager
+async def open_scene(where: Path, **changes: object) -> AsyncIterator[Scene]:
+    """Open a host with an endpoint and a quota; `changes` are of `[llm]`."""
+    async with serving(KEY) as provider, opened(where) as stage:
         values = {
             "base_url": provider.url,
-            "api_key_file": key_file(tmp_path),
+            "api_key_file": key_file(where),
             "endpoint": True,
             "max_tokens": 50,
             "quota": {"max_tokens": 10_000},
+            **changes,
         }
         async with open_llm(stage.host, section(**values)) as service:
             yield Scene(stage, provider, service)

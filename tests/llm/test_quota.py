@@ -85,16 +85,17 @@ class Tree(RuleBasedStateMachine):
             return None
         return self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
 
-    @rule(data=st.data(), part=st.floats(0, 1), is_ok=st.booleans())
-    def settle(self, data: st.DataObject, part: float, is_ok: bool) -> None:
+    @rule(data=st.data(), part=st.floats(0, 1), is_hidden=st.booleans())
+    def settle(self, data: st.DataObject, part: float, is_hidden: bool) -> None:
         """A call ends within its worst case, or is cancelled on the way."""
         call = self._end(data)
         if call is None:
             return
         most = 100 if call.max_tokens is None else call.max_tokens
         usage = Usage(call.prompt_tokens, int(most * part))
-        cost = call.settle(usage) if is_ok else call.settle_failed(usage)
-        assert cost == usage.cost(call.weights)
+        least = max(call.amounts) if is_hidden else 0.0
+        cost = call.settle(usage, least)
+        assert cost == max(least, usage.cost(call.weights))
         assert call.settle(Usage(10**9, 10**9)) == cost  # once and no more
         call.release()
 
