@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from supervisor.control.client import ControlError, call, control_path, stream
+from supervisor.control.client import ControlError, call, find_control, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,19 +138,14 @@ class HostClient:
     """One host.
 
     Args:
-        path: its control socket; None for ``$SANDHOST_CONTROL`` or the usual place.
+        path: its control socket; None for ``$SANDHOST_CONTROL`` or a usual place.
 
     Raises:
-        ControlError: no socket is named and none is in the usual place.
+        ControlError: no socket is named and none is in a usual place.
     """
 
     def __init__(self, path: str | None = None) -> None:
-        found = control_path(path)
-        if found is None:
-            raise ControlError(
-                "cannot find a host: give --control PATH or set SANDHOST_CONTROL"
-            )
-        self.path = found
+        self.path = find_control(path)
 
     # Each raises ControlError: nobody answers, or the host refuses.
 

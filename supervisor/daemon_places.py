@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from supervisor import holdings
-from supervisor.here import absolute
+from supervisor.here import absolute, usual_runtime_dir
 from supervisor.temporary import temporary_directory
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def directories_of(section: HostSection | None) -> tuple[str, str, str]:
     """
     runtime_dir = section.runtime_dir if section is not None else None
     state_dir = section.state_dir if section is not None else None
-    runtime_dir = absolute(runtime_dir or _usual_runtime_dir())
+    runtime_dir = absolute(runtime_dir or usual_runtime_dir())
     state_dir = absolute(state_dir or _usual_state_dir())
     return runtime_dir, state_dir, _scratch_of(runtime_dir, state_dir)
 
@@ -164,15 +164,6 @@ def hidden_from_children(section: HostSection | None) -> tuple[str, ...]:
 def _is_borrowed(scratch: str, *own: str) -> bool:
     """Tell whether children's directories are in none of the daemon's own (rule 3)."""
     return not scratch.startswith(tuple(f"{path}/" for path in own))
-
-
-def _usual_runtime_dir() -> str:
-    environ = os.environ
-    given = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-    if given:  # systemd.exec(5)
-        return given
-    base = environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else None)
-    return f"{base}/sandhost" if base else f"/tmp/sandhost-{os.geteuid()}"  # noqa: S108
 
 
 def _usual_state_dir() -> str:

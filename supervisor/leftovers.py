@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor import holdings, proctree
-from supervisor.control.client import control_path, within_reach
+from supervisor.control.client import ENVIRONMENT, is_deaf, usual_paths
 from supervisor.sandbox.giving import KEEPER
 from supervisor.scratch import KEPT_PREFIX, PREFIX, is_abandoned
 from supervisor.temporary import temporary_directory
@@ -222,8 +221,9 @@ class _Look:
         return found
 
     def _sockets(self) -> list[str]:
-        path = control_path(None)
-        return [path] if path is not None and is_deaf(path) else []
+        named = os.environ.get(ENVIRONMENT)
+        paths = (named,) if named else usual_paths()
+        return [path for path in paths if is_deaf(path)]
 
     def _doubt(self, text: str) -> None:
         self.unknown[text] = None
@@ -235,22 +235,6 @@ def _field_of(pid: int, title: bytes) -> list[bytes]:
         if line.startswith(title):
             return line.split()[1:]
     return []
-
-
-def is_deaf(path: str) -> bool:
-    """Tell whether a path is a socket that nobody listens on."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 - a str throughout
-            return False
-        with socket.socket(socket.AF_UNIX) as line:
-            line.setblocking(False)
-            with within_reach(path) as name:
-                line.connect(name)
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # gone, or alive and busy
-        return False
-    return False
 
 
 def _text(name: str) -> str:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor import holdings
-from supervisor.leftovers import LAUNCHPAD_NAME, STAGED_PREFIX, Search, is_deaf
+from supervisor.control.client import is_deaf
+from supervisor.leftovers import LAUNCHPAD_NAME, STAGED_PREFIX, Search
 from supervisor.sandbox import cgroups
 from supervisor.scratch import PREFIX, is_abandoned, remove_tree
 

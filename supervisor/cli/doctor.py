@@ -15,8 +15,8 @@ from supervisor.cli import doctor_layers
 from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
-from supervisor.control.client import ControlError, call, control_path
-from supervisor.leftovers import find_leftovers, is_deaf
+from supervisor.control.client import ControlError, call, control_path, is_deaf
+from supervisor.leftovers import find_leftovers
 from supervisor.sandbox.probes import MISSING, Finding, probe_machine
 from supervisor.say import CommandError, print_text
 from supervisor.tables import WIDTH, as_json, printable

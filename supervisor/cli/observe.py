@@ -92,14 +92,12 @@ def _has_terminal() -> bool:
 
 
 def _control_path(control: str | None) -> str:
-    from supervisor.control.client import control_path  # noqa: PLC0415
+    from supervisor.control.client import ControlError, find_control  # noqa: PLC0415
 
-    path = control_path(control)
-    if path is None:
-        raise CommandError(
-            "cannot find a host: give --control PATH or set SANDHOST_CONTROL"
-        )
-    return path
+    try:
+        return find_control(control)
+    except ControlError as why:
+        raise CommandError(str(why)) from None
 
 
 def _two_looks(path: str, interval_s: float) -> list[dict[str, Any]]:

@@ -53,16 +53,11 @@ def _table(kind: str, control: str | None, *, as_json: bool) -> int:
     from supervisor.control.client import (  # noqa: PLC0415
         ControlError,
         call,
-        control_path,
+        find_control,
     )
 
-    path = control_path(control)
-    if path is None:
-        raise CommandError(
-            "cannot find a host: give --control PATH or set SANDHOST_CONTROL"
-        )
     try:
-        rows = call(path, kind)
+        rows = call(find_control(control), kind)
     except ControlError as why:
         raise CommandError(str(why)) from None
     if as_json:

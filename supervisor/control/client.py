@@ -25,6 +25,8 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
+from supervisor.here import ROOT_RUNTIME_DIR, usual_runtime_dir
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -56,23 +58,79 @@ class ControlError(Exception):
     """No answer, or a refusal; the text is one line: what, where, why, what to do."""
 
 
+def usual_paths() -> tuple[str, ...]:
+    """Return where daemons have their sockets if no other place is configured.
+
+    First this user's, then root's.
+    """
+    places = dict.fromkeys((usual_runtime_dir(), ROOT_RUNTIME_DIR))
+    return tuple(f"{place}/control" for place in places)
+
+
 def control_path(given: str | None) -> str | None:
-    """Return the socket to ask: the option, ``$SANDHOST_CONTROL``, the run-time one.
+    """Return the socket to ask: the option, ``$SANDHOST_CONTROL``, or a usual one.
 
     Args:
         given: the option ``--control``; None where it was not given.
 
     Returns:
-        None if nothing is named and no host has its socket in the run-time directory.
+        None if nothing is named and no host has its socket in a usual place.
     """
     named = given or os.environ.get(ENVIRONMENT)
     if named:
         return named
-    base = os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else None)
-    if base is None:
-        return None
-    default = f"{base}/sandhost/control"
-    return default if os.path.lexists(default) else None
+    found = [path for path in usual_paths() if not _reason_against(path)]
+    listening = (path for path in found if not is_deaf(path))
+    return next(listening, found[0]) if len(found) > 1 else next(iter(found), None)
+
+
+def find_control(given: str | None) -> str:
+    """Return the socket to ask; see ``control_path``.
+
+    Raises:
+        ControlError: there is none; the text names each place that was tried.
+    """
+    path = control_path(given)
+    if path is None:
+        tried = ", ".join(
+            f"{path!r} {_reason_against(path) or 'has just come'}"
+            for path in usual_paths()
+        )
+        raise ControlError(
+            f"cannot find a host: {tried}; start sandhost serve, or name a socket by"
+            f" --control or ${ENVIRONMENT}"
+        )
+    return path
+
+
+def _reason_against(path: str) -> str:
+    """Return why a usual place has no socket to ask; nothing if it has one."""
+    try:
+        os.lstat(path)
+        owner = os.stat(path.rpartition("/")[0]).st_uid  # noqa: PTH116 - as below
+    except (FileNotFoundError, NotADirectoryError):
+        return "is not there"
+    except OSError as why:
+        return f"cannot be used ({why.strerror})"
+    # Anybody can make a directory of this name beneath /tmp before this user does.
+    is_foreign = owner not in {os.geteuid(), 0} and path.startswith("/tmp/")  # noqa: S108
+    return "is another user's" if is_foreign else ""
+
+
+def is_deaf(path: str) -> bool:
+    """Tell whether a path is a socket that nobody listens on."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 - one call
+            return False
+        with socket.socket(socket.AF_UNIX) as line:
+            line.setblocking(False)
+            with within_reach(path) as name:
+                line.connect(name)
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # gone, or alive and busy
+        return False
+    return False
 
 
 def call(

@@ -1,6 +1,10 @@
 """Asking a host: what is said when nobody answers, or somebody else does."""
 
 import contextlib
+import os
+import pwd
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.control.client import ControlError, call, control_path
+from supervisor.control import client
+from supervisor.control.client import ControlError, call, control_path, find_control
+from tests.helpers.command import shell
 from tests.helpers.control import ask, path
 from tests.helpers.hosts import stage
 from tests.helpers.spawning import ROOT
@@ -104,15 +110,87 @@ def test_asking_needs_no_framework() -> None:
     assert not loaded & {"trio", "msgspec", "psutil", "rich", "typer", "loguru"}
 
 
-def test_the_path_comes_from_the_option_the_environment_or_the_run_time_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The run-time directories of this user's daemon and of root's, not there yet."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "own"))
     monkeypatch.delenv("SANDHOST_CONTROL", raising=False)
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    monkeypatch.setattr(client, "ROOT_RUNTIME_DIR", str(tmp_path / "root"))
+    return tmp_path / "own" / "sandhost", tmp_path / "root"
+
+
+def test_the_path_comes_from_the_option_the_environment_or_a_usual_place(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert control_path(None) is None
-    (tmp_path / "sandhost").mkdir()
-    (tmp_path / "sandhost" / "control").touch()
-    assert control_path(None) == str(tmp_path / "sandhost" / "control")
+    for place in reversed(places):
+        place.mkdir(parents=True)
+        (place / "control").touch()
+        assert control_path(None) == str(place / "control")
     monkeypatch.setenv("SANDHOST_CONTROL", "/elsewhere")
     assert control_path(None) == "/elsewhere"
     assert control_path("/given") == "/given"
+
+
+# attack 39
+def test_what_a_dead_daemon_left_does_not_hide_roots(
+    places: tuple[Path, Path],
+) -> None:
+    for place in places:
+        place.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as alive:
+        dead.bind(str(places[0] / "control"))
+        alive.bind(str(places[1] / "control"))
+        assert control_path(None) == str(places[0] / "control")
+        alive.listen()
+        assert control_path(None) == str(places[1] / "control")
+
+
+def test_each_place_that_was_tried_is_told(places: tuple[Path, Path]) -> None:
+    own, root = places
+    root.touch()
+    with pytest.raises(ControlError) as why:
+        find_control(None)
+    assert str(why.value) == (
+        f"cannot find a host: '{own}/control' is not there, '{root}/control' is not"
+        " there; start sandhost serve, or name a socket by --control or"
+        " $SANDHOST_CONTROL"
+    )
+
+
+def test_a_command_finds_the_daemon_of_root_by_itself(tmp_path: Path) -> None:
+    script = (
+        "mount -t tmpfs none /run || exit 99; export HOME=$PWD; unset XDG_RUNTIME_DIR;"
+        " $S serve >/dev/null 2>&1 & until [ -S /run/sandhost/control ];"
+        " do kill -0 $! || exit 98; done;"
+        " XDG_RUNTIME_DIR=$PWD/own $S ps; s=$?; kill $!; wait $!; exit $s"
+    )
+    outcome = shell(
+        f"exec unshare --mount sh -c {shlex.quote(script)}",
+        cwd=tmp_path,
+        env={"STATE_DIRECTORY": str(tmp_path / "state")},
+    )
+    if outcome.status == 99 or b"unshare" in outcome.err:
+        pytest.skip(f"cannot mount: {outcome.err!r}")
+    assert (outcome.status, outcome.err) == (0, b"")
+    assert outcome.out.startswith(b"CHILD ")
+
+
+# Root's own place may be closed to this user, and another user may make a temporary one.
+def test_a_place_of_another_user_is_not_asked(tmp_path: Path) -> None:
+    user = next(entry.pw_uid for entry in pwd.getpwall() if entry.pw_name == "nobody")
+    place = Path(f"/tmp/sandhost-{user}")
+    if os.geteuid() != 0 or place.exists():
+        pytest.skip("takes root, and a place that is free")
+    wrapper = f"setpriv --reuid {user} --regid {user} --clear-groups"
+    other = user - 1
+    place.mkdir()
+    try:
+        os.chown(place, other, other)
+        (place / "control").touch()
+        outcome = shell(f"unset XDG_RUNTIME_DIR; exec {wrapper} $S ps", cwd=tmp_path)
+    finally:
+        shutil.rmtree(place)
+    assert outcome.status == 2
+    assert outcome.said(f"'{place}/control' is another user's")
