@@ -80,6 +80,7 @@ class ClientRow(msgspec.Struct, frozen=True):
     connected_at: str
     parent_id: str | None = None
     pid: int | None = None
+    child: str | None = None
 
 
 class FileRow(msgspec.Struct, frozen=True):
@@ -91,6 +92,7 @@ class FileRow(msgspec.Struct, frozen=True):
     client_id: str
     opened_at: str
     is_top_level: bool
+    child: str | None = None
 
 
 class Spawned(msgspec.Struct, frozen=True):

@@ -4,8 +4,9 @@ What it is: rows in, text out.  What it is not: where rows come from (``control`
 
 Rules of this file.
 
-1. A line is never longer than the width, so it is never wrapped: one column of a table
-   gives way, and says so with ``~`` at its end.
+1. A line on a terminal is never longer than the terminal is wide, so it is never wrapped:
+   columns of long text give way, and say so with ``~`` at their end; where that is not
+   enough, columns that matter less are left out. Over a pipe nothing is cut.
 2. What children may choose (names, words of commands) is shown without control
    characters: none reaches the terminal (attack 13).
 3. JSON is the rows themselves, with the contract's names (spec S1).
@@ -15,17 +16,24 @@ Rules of this file.
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import time
 import unicodedata
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 WIDTH = 80
-"""Columns of a table that goes anywhere but to a terminal."""
+"""Columns of a report in sentences; of a terminal that does not tell."""
 
 NARROWEST = 8
-"""What the column that gives way keeps at least."""
+"""What a column that gives way keeps at least."""
+
+ROOMY = 12
+"""What it has at least while there are columns to leave out."""
 
 CUT = "~"
 """Stands for what a cell had no room for."""
@@ -40,17 +48,33 @@ class Column(NamedTuple):
         title: its head.
         cell: makes its text of a row.
         is_right: for numbers.
-        gives_way: is cut when the line would be too long; one in a table.
+        gives_way: is cut when the line would be too long.
+        goes: is left out then, those of a higher number first; 0: never.
     """
 
     title: str
     cell: Callable[[Row], str]
     is_right: bool = False
     gives_way: bool = False
+    goes: int = 0
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that stdout is; None if it is none.
+
+    ``$COLUMNS`` goes before what the terminal says.
+    """
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def render(
-    kind: str, rows: Sequence[Row], *, terminal: bool = False, width: int = WIDTH
+    kind: str,
+    rows: Sequence[Row],
+    *,
+    terminal: bool = False,
+    width: int | None = None,
 ) -> str:
     """Return a table as text, with a last LF.
 
@@ -58,7 +82,7 @@ def render(
         kind: ``ps``, ``clients``, ``files`` or ``quota``.
         rows: as the control socket gives them.
         terminal: the text goes to one, so it may be drawn.
-        width: columns that there are.
+        width: columns that there are; None: as many as it takes.
     """
     return render_columns(TABLES[kind], rows, terminal=terminal, width=width)
 
@@ -68,12 +92,19 @@ def render_columns(
     rows: Sequence[Row],
     *,
     terminal: bool = False,
-    width: int = WIDTH,
+    width: int | None = None,
 ) -> str:
     """Return a table of any columns; see ``render``."""
     cells = [[printable(column.cell(row)) for column in columns] for row in rows]
     lines = [[column.title for column in columns], *cells]
-    widths = _fit(columns, lines, width)
+    if width is None:
+        widths = _widths(lines)
+        width = sum(widths) + len(widths)
+    else:
+        shown = _shown(columns, _widths(lines), width)
+        columns = [columns[index] for index in shown]
+        lines = [[line[index] for index in shown] for line in lines]
+        widths = _fit(columns, _widths(lines), width)
     if terminal:
         return _drawn(columns, lines, widths, width)
     return "".join(_line(columns, line, widths, width) + "\n" for line in lines)
@@ -103,14 +134,35 @@ def _char_cells(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
-def _fit(columns: Sequence[Column], lines: list[list[str]], width: int) -> list[int]:
-    widths = [max(map(_cells, column)) for column in zip(*lines, strict=True)]
-    over = sum(widths) + len(widths) - 1 - width
-    if over > 0:
-        for index, column in enumerate(columns):
-            if column.gives_way:
-                widths[index] = max(min(NARROWEST, widths[index]), widths[index] - over)
-    return widths
+def _widths(lines: list[list[str]]) -> list[int]:
+    return [max(map(_cells, column)) for column in zip(*lines, strict=True)]
+
+
+def _shown(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
+    """Return the indices of the columns that there is room for."""
+    least = [
+        min(size, ROOMY) if column.gives_way else size
+        for column, size in zip(columns, widths, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    for index in sorted(shown, key=lambda index: -columns[index].goes):
+        if sum(least[i] + 1 for i in shown) - 1 <= width or not columns[index].goes:
+            break
+        shown.remove(index)
+    return shown
+
+
+def _fit(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
+    """Share the room that is left among the columns that give way, the short ones first."""
+    giving = [index for index, column in enumerate(columns) if column.gives_way]
+    fixed = sum(size + 1 for size in widths) - 1 - sum(widths[i] for i in giving)
+    room = width - fixed
+    fitted = list(widths)
+    for number, index in enumerate(sorted(giving, key=lambda index: widths[index])):
+        share = room // (len(giving) - number)
+        fitted[index] = min(widths[index], max(NARROWEST, share))
+        room -= fitted[index]
+    return fitted
 
 
 def _line(
@@ -159,7 +211,7 @@ def _drawn(
         drawn.append_text(text).append("\n")
     console = Console(force_terminal=True, width=width, highlight=False)
     with console.capture() as captured:
-        console.print(drawn, end="")
+        console.print(drawn, end="", soft_wrap=True)  # it fits already
     return captured.get()
 
 
@@ -232,32 +284,49 @@ def _state(row: Row) -> str:
     return of_process if of_process in {"stopped", "zombie"} else state
 
 
-def _command(row: Row) -> str:
-    """Show the command; after what the host has to say of the child, if it has."""
-    command = " ".join(row["command"])
-    reason = row.get("reason")
-    return f"({reason}) {command}" if reason else command
+def _isolation(row: Row) -> str:
+    """Show the profile, and how many of its layers this machine did not give."""
+    isolation = row.get("isolation") or {}
+    return str(isolation.get("label") or isolation.get("profile") or "-")
+
+
+def _uptime(row: Row) -> str:
+    """Show for how long the child's process has been there."""
+    started = row.get("started_at")
+    if row.get("pid") is None or not started:
+        return "-"
+    age_s = time.time() - datetime.fromisoformat(str(started)).timestamp()
+    return _seconds(max(0.0, age_s))
 
 
 TABLES: dict[str, tuple[Column, ...]] = {
     "ps": (
-        Column("CHILD", lambda row: str(row.get("name") or row["id"])),
+        Column(
+            "CHILD",
+            lambda row: str(row.get("name") or row["id"]),
+            gives_way=True,
+        ),
         Column("PID", _plain("pid"), is_right=True),
         Column("STATE", _state),
-        Column("CPU%", _usage("cpu_percent"), is_right=True),
-        Column("TIME", _usage("cpu_time_s", _seconds), is_right=True),
-        Column("RSS", _usage("rss_bytes", _size), is_right=True),
-        Column("FDS", _usage("descriptors"), is_right=True),
-        Column("THR", _usage("threads"), is_right=True),
-        Column("SUB", _usage("descendants"), is_right=True),
-        Column("COMMAND", _command, gives_way=True),
+        Column("RESTARTS", lambda row: str(row.get("restarts", 0)), is_right=True),
+        Column("UPTIME", _uptime, is_right=True),
+        Column("ISOLATION", _isolation),
+        Column("CPU%", _usage("cpu_percent"), is_right=True, goes=1),
+        Column("TIME", _usage("cpu_time_s", _seconds), is_right=True, goes=3),
+        Column("RSS", _usage("rss_bytes", _size), is_right=True, goes=2),
+        Column("FDS", _usage("descriptors"), is_right=True, goes=4),
+        Column("THR", _usage("threads"), is_right=True, goes=5),
+        Column("SUB", _usage("descendants"), is_right=True, goes=6),
+        Column("COMMAND", lambda row: " ".join(row["command"]), gives_way=True),
+        Column("REASON", lambda row: row.get("reason") or "-", gives_way=True),
     ),
     "clients": (
         Column("CLIENT", _plain("id")),
+        Column("CHILD", _plain("child"), gives_way=True),
         Column("PARENT", _plain("parent_id")),
         Column("PID", _plain("pid"), is_right=True),
-        Column("PIPE", _plain("pipe_id")),
-        Column("CONNECTED", _instant("connected_at")),
+        Column("PIPE", _plain("pipe_id"), goes=2),
+        Column("CONNECTED", _instant("connected_at"), goes=1),
         Column(
             "OPEN FILES",
             lambda row: ",".join(map(str, row["open_files"])) or "-",
@@ -268,20 +337,22 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("FILENO", _plain("fileno"), is_right=True),
         Column("MODE", _plain("mode")),
         Column("CLIENT", _plain("client_id")),
-        Column("TOP", _yes_no("is_top_level")),
+        Column("CHILD", _plain("child"), gives_way=True),
+        Column("TOP", _yes_no("is_top_level"), goes=2),
         Column("OFFSET", _plain("offset"), is_right=True),
-        Column("OPENED", _instant("opened_at")),
+        Column("OPENED", _instant("opened_at"), goes=1),
         Column("FILENAME", _plain("filename"), gives_way=True),
     ),
     "quota": (
         Column("CLIENT", lambda row: row.get("client_id") or "(host)"),
-        Column("PARENT", _plain("parent_id")),
+        Column("CHILD", _plain("child"), gives_way=True),
+        Column("PARENT", _plain("parent_id"), goes=1),
         Column("SPENT", _tokens("spent"), is_right=True),
         Column("RESERVED", _tokens("reserved"), is_right=True),
         Column("LIMIT", _tokens("limit"), is_right=True),
         Column("CALLS", _plain("calls"), is_right=True),
-        Column("NOW", _plain("under_way"), is_right=True),
-        Column("MAX", _plain("max_calls"), is_right=True, gives_way=True),
+        Column("NOW", _plain("under_way"), is_right=True, goes=2),
+        Column("MAX", _plain("max_calls"), is_right=True),
     ),
 }
 """The columns of each table."""

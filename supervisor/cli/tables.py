@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import click
 
 from supervisor.cli.help import Command
@@ -63,7 +60,6 @@ def _table(kind: str, control: str | None, *, as_json: bool) -> int:
     if as_json:
         print_text(tables.as_json(rows))
         return 0
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    width = os.get_terminal_size().columns if terminal else tables.WIDTH
-    print_text(tables.render(kind, rows, terminal=terminal, width=width))
+    width = tables.terminal_width()
+    print_text(tables.render(kind, rows, terminal=width is not None, width=width))
     return 0

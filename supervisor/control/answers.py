@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.host import Host
+    from vfs.clients import Client
 
 SLICE_S = 0.0005
 """Longest stretch of making rows without a checkpoint: some 100 rows."""
@@ -88,10 +89,13 @@ class Answers:
 
     async def _clients(self) -> list[msgspec.Raw]:
         clients = tuple(self._host.fs.tables.clients.values())
-        return await _rows(clients, lambda client: client.row())
+        return await _rows(clients, lambda c: {**c.row(), "child": self._child_of(c)})
 
     async def _files(self) -> list[msgspec.Raw]:
-        return await _rows(tuple(self._host.fs.tables.files.values()), file_row)
+        files = tuple(self._host.fs.tables.files.values())
+        return await _rows(
+            files, lambda f: {**file_row(f), "child": self._child_of(f.client)}
+        )
 
     async def _stats(self) -> dict[str, object]:
         host = self._host
@@ -119,7 +123,19 @@ class Answers:
     async def _quota(self) -> list[msgspec.Raw]:
         llm = self._host.services.llm
         rows = [] if llm is None else llm.quota_rows()
-        return await _rows(rows, lambda row: row)
+        clients = self._host.fs.tables.clients
+
+        def named(row: dict[str, object]) -> dict[str, object]:
+            client = clients.get(str(row["client_id"]))
+            return {**row, "child": None if client is None else self._child_of(client)}
+
+        return await _rows(rows, named)
+
+    def _child_of(self, client: Client) -> str:
+        """Return the name of the child that a client belongs to; its id if it has none."""
+        child_id = self._host.child_of(client)
+        child = self._host.children.get(child_id)
+        return (None if child is None else child.spec.name) or child_id
 
 
 async def _rows(

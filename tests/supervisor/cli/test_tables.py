@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ CHILD: dict[str, Any] = {
     "pid": 4711,
     "state": "running",
     "command": ["/bin/sh", "-c", "sleep 1000"],
+    "restarts": 2,
+    "isolation": {"label": "auto-1", "profile": "auto"},
     "usage": {
         "state": "sleeping",
         "cpu_time_s": 3.14,
@@ -41,6 +44,7 @@ CLIENT: dict[str, Any] = {
     "connected_at": "2031-05-06T07:08:09.123456Z",
     "parent_id": None,
     "pid": 4711,
+    "child": "web",
 }
 FILE: dict[str, Any] = {
     "fileno": 1000,
@@ -50,6 +54,7 @@ FILE: dict[str, Any] = {
     "opened_at": "2031-05-06T07:08:09.123456Z",
     "is_top_level": False,
     "offset": 42,
+    "child": "web",
 }
 ACCOUNT = {
     "client_id": None,
@@ -60,6 +65,7 @@ ACCOUNT = {
     "calls": 3,
     "under_way": 1,
     "max_calls": None,
+    "child": None,
 }
 ROWS = {"ps": CHILD, "clients": CLIENT, "files": FILE, "quota": ACCOUNT}
 
@@ -115,9 +121,10 @@ def cells(text: str) -> int:
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("terminal", [False, True])
 def test_every_line_fits_whatever_the_rows_hold(kind: str, terminal: bool) -> None:
-    text = render(kind, [WORST[kind], ROWS[kind], {**ROWS[kind], "usage": None}])
+    rows = [WORST[kind], ROWS[kind], {**ROWS[kind], "usage": None}]
+    text = render(kind, rows, width=WIDTH)
     if terminal:
-        drawn = render(kind, [WORST[kind]], terminal=True)
+        drawn = render(kind, [WORST[kind]], terminal=True, width=WIDTH)
         text = drawn.replace("\x1b[1m", "").replace("\x1b[36m", "")
         text = text.replace("\x1b[0m", "")
     lines = text.splitlines()
@@ -129,18 +136,58 @@ def test_every_line_fits_whatever_the_rows_hold(kind: str, terminal: bool) -> No
 def test_an_ordinary_table_is_complete() -> None:
     head, row = render("ps", [CHILD]).splitlines()
     assert head.split() == [
-        "CHILD", "PID", "STATE", "CPU%", "TIME", "RSS", "FDS", "THR", "SUB", "COMMAND",
+        "CHILD", "PID", "STATE", "RESTARTS", "UPTIME", "ISOLATION", "CPU%", "TIME",
+        "RSS", "FDS", "THR", "SUB", "COMMAND", "REASON",
     ]  # fmt: skip
     assert row.split() == [
-        "child-1", "4711", "running", "0.5", "3.1s", "3.24M", "4", "1", "2",
-        "/bin/sh", "-c", "sleep", "1000",
+        "child-1", "4711", "running", "2", "-", "auto-1", "0.5", "3.1s", "3.24M", "4",
+        "1", "2", "/bin/sh", "-c", "sleep", "1000", "-",
     ]  # fmt: skip
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    row = {**CHILD, "pid": None, "state": "starting", "usage": None}
+    row = {**CHILD, "pid": None, "state": "starting", "usage": None, "isolation": None}
     words = render("ps", [row]).splitlines()[1].split()
-    assert words[:9] == ["child-1", "-", "starting", "-", "-", "-", "-", "-", "-"]
+    assert words[:12] == ["child-1", "-", "starting", "2", *["-"] * 8]
+
+
+def test_how_long_a_process_has_been_there_is_told() -> None:
+    began = datetime.now(UTC) - timedelta(hours=3, minutes=2)
+    row = {**CHILD, "started_at": began.isoformat().replace("+00:00", "Z")}
+    assert render("ps", [row]).splitlines()[1].split()[4] == "3h02m"
+
+
+# A name or a reason is the child's own word, or a sentence: figures stand beside it.
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("key", ["name", "reason", "command"])
+def test_a_long_word_cuts_nothing_that_follows(key: str, width: int) -> None:
+    long = ["a" * 300] if key == "command" else "a" * 300
+    row = {**CHILD, "name": "web", "reason": "exited with 3", key: long}
+    head, line = render("ps", [row], width=width).splitlines()
+    words = line.split()
+    assert words[1:6] == ["4711", "running", "2", "-", "auto-1"]
+    assert words[0].startswith("web" if key != "name" else "aaaaaaa")
+    assert head.endswith("REASON") or head.split()[-1] == "REASON"
+    end = line[head.index("REASON") :]
+    assert end.startswith("aaaaaaa" if key == "reason" else "exited ")
+    command = line[head.index("COMMAND") : head.index("REASON")]
+    assert command.startswith("aaaaaaa" if key == "command" else "/bin/sh")
+
+
+def test_figures_that_matter_less_go_before_names_are_cut() -> None:
+    assert "COMMAND" in (head := render("ps", [CHILD], width=80).splitlines()[0])
+    assert "RSS" in head
+    assert "SUB" not in head
+    assert "SUB" in render("ps", [CHILD], width=140).splitlines()[0]
+
+
+def test_clients_files_and_accounts_name_the_child() -> None:
+    assert render("clients", [CLIENT]).splitlines()[1].split()[1] == "web"
+    assert render("files", [FILE]).splitlines()[1].split()[3] == "web"
+    assert (
+        render("quota", [{**ACCOUNT, "child": "web"}]).splitlines()[1].split()[1]
+        == "web"
+    )
 
 
 @pytest.mark.parametrize("state", ["zombie", "stopped"])
@@ -150,16 +197,18 @@ def test_a_process_that_does_not_run_is_said_not_to(state: str) -> None:
 
 
 def test_what_was_cut_says_so() -> None:
-    long = render("files", [{**FILE, "filename": "a" * 200}]).splitlines()[1]
+    row = {**FILE, "filename": "a" * 200}
+    long = render("files", [row], width=WIDTH).splitlines()[1]
     assert long.endswith("a" + CUT)
     assert len(long) == WIDTH
     short = render("files", [FILE]).splitlines()[1]
     assert short.endswith(" report.txt")
 
 
-def test_a_wide_terminal_is_used() -> None:
+@pytest.mark.parametrize("width", [300, None])
+def test_what_there_is_room_for_is_not_cut(width: int | None) -> None:
     row = {**FILE, "filename": "a" * 150}
-    assert render("files", [row], width=300).splitlines()[1].endswith("a" * 150)
+    assert render("files", [row], width=width).splitlines()[1].endswith("a" * 150)
 
 
 def test_an_empty_table_is_its_head() -> None:
