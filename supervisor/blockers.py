@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 MAX_FILES = 5
 """Open files that are named; the rest is counted."""
 
+MAX_NAMED = 10
+"""Children that are named to those who wait for a stop; the log names all."""
+
 STATES = {
     "R": "running",
     "S": "sleeping",

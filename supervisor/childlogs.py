@@ -101,6 +101,10 @@ class ChildLog:
                 f"The log of {self.name} is kept again; {self._lost} bytes are lost",
                 child=self.name,
             )
+        if self.segments.has_vanished:
+            self.segments.has_vanished = False
+            text = f"The files of the log of {self.name} vanished: begun anew"
+            self._log.write("WARNING", text, child=self.name)
         self._lost = 0 if kept else self._lost + len(data)
         self.ring()
 

@@ -30,7 +30,7 @@ from supervisor.segments import Segments
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from supervisor.child import Child
     from supervisor.config.child import ChildSection
@@ -44,6 +44,10 @@ ADHOC_PREFIX = "spawn-"
 
 ADHOC_LOGS = 100
 """Logs of such children that are kept after their end, the newest."""
+
+
+PROGRESS_S = 1.0
+"""Between two looks at how many have begun: a thousand take some seconds."""
 
 
 class Changes(NamedTuple):
@@ -132,10 +136,14 @@ class Children:
             ]
             self._nursery.start_soon(self._run, kept, after)
 
-    async def have_begun(self, *, unless: trio.Event) -> bool:
+    async def have_begun(
+        self, tell: Callable[[int, int], None], *, unless: trio.Event
+    ) -> bool:
         """Wait until each was started, or will not be; an exec can hang.
 
         Args:
+            tell: called with how many of how many have begun, whenever that has changed,
+                at most once in ``PROGRESS_S``.
             unless: ends the wait.
 
         Returns:
@@ -146,8 +154,18 @@ class Children:
             await unless.wait()
             nursery.cancel_scope.cancel()
 
+        async def tell_progress() -> None:
+            told = -1
+            while True:
+                begun = sum(kept.begun.is_set() for kept in self)
+                if begun != told:
+                    tell(begun, len(self))
+                    told = begun
+                await trio.sleep(PROGRESS_S)
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leave)
+            nursery.start_soon(tell_progress)
             for kept in self:
                 await kept.begun.wait()
             nursery.cancel_scope.cancel()

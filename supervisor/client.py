@@ -34,6 +34,7 @@ __all__ = [
     "HostClient",
     "LogEntry",
     "Spawned",
+    "Stopping",
     "Usage",
 ]
 
@@ -112,6 +113,20 @@ class Changes(msgspec.Struct, frozen=True):
     restarted: list[str]
     unchanged: list[str]
     needs_restart: list[str]
+
+
+class Stopping(msgspec.Struct, frozen=True):
+    """How far a stop of the host is.
+
+    Attributes:
+        blocking: children that had to be killed since the last report; ten in all.
+        overdue: how many had to be killed so far.
+        left: children that have not ended.
+    """
+
+    blocking: list[dict[str, Any]]
+    overdue: int = 0
+    left: int = 0
 
 
 class LogEntry(msgspec.Struct, frozen=True):
@@ -222,10 +237,10 @@ class HostClient:
                 raise
         return before + 1
 
-    def stop(self, grace_s: float | None = None) -> Iterator[list[dict[str, Any]]]:
+    def stop(self, grace_s: float | None = None) -> Iterator[Stopping]:
         """Have it end; yields who keeps it waiting until it has ended."""
         for item in stream(self.path, "stop", _given({"grace": grace_s})):
-            yield item["blocking"]
+            yield msgspec.convert(item, Stopping)
 
     def logs(
         self,

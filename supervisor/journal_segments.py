@@ -56,6 +56,10 @@ class SegmentJournal(Journal):
     def _put(self, data: bytes) -> tuple[int, OSError | None]:
         before = self.segments.end
         kept = self.segments.append(data)
+        if self.segments.has_vanished:
+            self.segments.has_vanished = False
+            where = self.segments.directory
+            self._complain(f"The journal's files vanished: begun anew in {where}")
         # Set although nobody waits yet: who has taken it may be about to.
         if self._is_taken:
             self._is_taken = False

@@ -17,6 +17,10 @@ import os
 import socket
 import time
 
+EXTENSION_S = 30.0
+"""Until the next child has to have begun once the unit's own TimeoutStartSec is over: an
+exec from a slow disk takes seconds."""
+
 
 class Notifier:
     """One manager's ear.
@@ -52,6 +56,16 @@ class Notifier:
             target = "\0" + target[1:]
         with contextlib.suppress(OSError):  # rule 2
             self._sock.sendto("\n".join(lines).encode(), target)
+
+    def starting(self, begun: int, of: int) -> None:
+        """Say how far the start is, and that it takes longer.
+
+        Said only when the start has gone on: one that hangs is not extended.
+        """
+        self.send(
+            STATUS=f"starting {begun} of {of}",
+            EXTEND_TIMEOUT_USEC=round(EXTENSION_S * 1_000_000),
+        )
 
     def ready(self, status: str) -> None:
         """Say that everything is up, also after a reload."""

@@ -54,6 +54,8 @@ class Segments:
         end: offset after the last byte that is in a file.
         dropped_bytes: what could not be written.
         failure: why the last append could not be written; None if it was.
+        has_vanished: files that it had are gone, and it has begun a new one; who tells
+            of that sets it back.
     """
 
     def __init__(self, directory: str, max_bytes: int, keep: int) -> None:
@@ -64,6 +66,7 @@ class Segments:
         self._size = 0
         self.dropped_bytes = 0
         self.failure: OSError | None = None
+        self.has_vanished = False
         self.end = _end_of(directory)
 
     def last_byte(self) -> bytes:
@@ -93,6 +96,7 @@ class Segments:
 
     def _open(self) -> int:
         """Make sure that there is a file to append to; return the room in it."""
+        gone = False
         if self._fd >= 0:
             # A removed file would swallow what is written for ever.
             gone = os.fstat(self._fd).st_nlink == 0
@@ -107,6 +111,7 @@ class Segments:
         path = self._path(start)
         self._fd = os.open(path, _FLAGS, _FILE_MODE)
         self._size = os.fstat(self._fd).st_size
+        self.has_vanished |= gone or (not newest and self.end > 0)
         self._forget_old()
         return max(1, self._max_bytes - self._size)
 

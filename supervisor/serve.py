@@ -44,7 +44,7 @@ from supervisor.config.child import longest_chain
 from supervisor.config.document import Config
 from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import Given, OrderError, Orders, serve_control
-from supervisor.control.streams import DaemonStreams
+from supervisor.control.streams import DaemonStreams, Overdue
 from supervisor.daemon_checks import faults_here
 from supervisor.daemon_places import (
     STAY,
@@ -199,6 +199,7 @@ class Daemon:
         self._activated = opened.activated
         self._stop_asked = trio.Event()
         self._grace_s = settings_of(options.config).grace_s
+        self._overdue = Overdue()
         self._went_well = True
 
     @property
@@ -221,9 +222,9 @@ class Daemon:
             tell = self._tell_reload(children)
             actions = DaemonOrders(host, children, places, path, tell)
             actions.add_to(orders)
-            DaemonStreams(
-                host, children, journal, places.logs, self.request_stop
-            ).add_to(orders)
+            stop, overdue = self.request_stop, self._overdue
+            streams = DaemonStreams(host, children, journal, places.logs, stop, overdue)
+            streams.add_to(orders)
             change = Change(host, self._surroundings(children, orders), notifier)
             change.add_to(orders)
             nursery.start_soon(self._on_signals, change, children, actions, signals)
@@ -244,7 +245,9 @@ class Daemon:
             left_services = NOTHING if state is None else state.services
             async with offered(host, config, for_tools, left_services):
                 await self._begin(host, children, nursery, control)
-                if await children.have_begun(unless=self._stop_asked):
+                if await children.have_begun(
+                    notifier.starting, unless=self._stop_asked
+                ):
                     _freeze()
                     notifier.ready(_status(children))
                     host.log.write("INFO", f"Serving at {places.control}")
@@ -363,6 +366,7 @@ class Daemon:
         self._notifier.send(STATUS=sentence(row))
         if self._stop_asked.is_set():
             self._went_well = False
+            self._overdue.add(row)
 
     def _tell_reload(self, children: Children) -> Callable[[bool], None]:
         def tell(begins: bool) -> None:

@@ -130,14 +130,19 @@ def stop(children: tuple[str, ...], grace: str | None, control: str | None) -> i
 
 
 def _stop_daemon(host: HostClient, grace_s: float | None) -> None:
-    from supervisor.blockers import sentence  # noqa: PLC0415 - rarely needed
+    from supervisor.blockers import MAX_NAMED, sentence  # noqa: PLC0415 - rarely needed
 
-    said: set[object] = set()
-    for number, blocking in enumerate(host.stop(grace_s)):
-        for row in blocking if number >= 2 else ():  # a second is no news
-            if row["id"] not in said:
-                said.add(row["id"])
+    named: set[object] = set()
+    overdue = 0
+    for report in host.stop(grace_s):
+        overdue = max(overdue, report.overdue)
+        for row in report.blocking:
+            if row["id"] not in named and len(named) < MAX_NAMED:
+                named.add(row["id"])
                 say("sandhost stop", f"waiting: {sentence(row)}")
+    if overdue > len(named):
+        more = overdue - len(named)
+        say("sandhost stop", f"waiting: {more} more; the daemon's log names them")
 
 
 @click.command(cls=Command, epilog="Example: sandhost reload")

@@ -5,10 +5,12 @@ Rules of this file.
 1. The terminal is given back as it was, on every way out.
 2. A host that does not answer is said on the screen and asked again: it may be starting
    anew.
+3. A key is heard at once, also while the host does not answer.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -16,15 +18,16 @@ import sys
 import termios
 import time
 import tty
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections import deque
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from supervisor.cli.top import Look, Screen, figures
-from supervisor.control.client import ControlError, call
+from supervisor.control.client import ControlError, Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,46 +51,133 @@ _ESCAPE_S = 0.05
 """What follows ESC within this time belongs to it: an arrow, not the key."""
 
 
+CONNECT_S = 0.5
+"""For a connection, which the kernel makes at once; meanwhile no key is heard."""
+
+
+class Question(NamedTuple):
+    """What a host is asked, or ordered."""
+
+    do: str
+    args: dict[str, Any] | None = None
+
+
+class Answer(NamedTuple):
+    """What it said; a ``ControlError`` if it said nothing, or refused."""
+
+    question: Question
+    result: Any
+
+
+class Conversation:
+    """Questions to a host, one after the other, while keys are heard.
+
+    Args:
+        path: its control socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._questions: deque[Question] = deque()
+        self._exchange: Exchange | None = None
+
+    def ask(self, *questions: Question) -> None:
+        """Ask as soon as those before are answered."""
+        self._questions.extend(questions)
+
+    def wait(self, fd: int, until_s: float) -> bool:
+        """Wait for a descriptor, an answer, or a moment; tell whether fd is ready."""
+        fds: list[Any] = [fd]
+        if self._exchange is not None:
+            fds.append(self._exchange)
+            until_s = self._exchange.until_s
+        patience_s = max(0.0, until_s - time.monotonic())
+        return fd in select.select(fds, (), (), patience_s)[0]
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield the answers that are there, and ask what is next."""
+        while self._questions:
+            question = self._questions[0]
+            result: Any
+            try:
+                if self._exchange is None:
+                    self._exchange = Exchange(
+                        self._path, *question, connect_s=CONNECT_S
+                    )
+                if not self._is_answered(self._exchange):
+                    return
+                result = self._exchange.result()
+            except ControlError as why:
+                result = why
+            self.close()
+            yield Answer(self._questions.popleft(), result)
+
+    @staticmethod
+    def _is_answered(exchange: Exchange) -> bool:
+        while time.monotonic() >= exchange.until_s or _is_ready(exchange):
+            if exchange.take():
+                return True
+        return False
+
+    def close(self) -> None:
+        """Give up the question that is under way."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()
+
+
+def _is_ready(exchange: Exchange) -> bool:
+    return bool(select.select((exchange,), (), (), 0)[0])
+
+
+_LOOK = Question("ps")
+
+
 def run_screen(path: str, screen: Screen, interval_s: float) -> None:
     """Show a host's children until ``q``; stdin and stdout are a terminal."""
     console = Console(highlight=False)
     before: Look | None = None
     with (
+        closing(Conversation(path)) as host,
         _keys() as fd,
         Live(console=console, screen=True, auto_refresh=False, transient=True) as live,
     ):
         due_s = 0.0
         while True:
             if time.monotonic() >= due_s:
-                before = _look(path, screen, before)
-                due_s = time.monotonic() + interval_s
+                host.ask(_LOOK)
+                due_s = math.inf  # until it is answered
+            for question, result in host.answers():
+                if question == _LOOK:
+                    before = _show(screen, before, result)
+                    due_s = time.monotonic() + interval_s
+                else:
+                    _tell_kill(screen, question.args or {}, result)
+                    due_s = min(due_s, 0.0)
             live.update(_drawn(screen, console), refresh=True)
-            for key in _read_keys(fd, max(0.0, due_s - time.monotonic())):
+            for key in _read_keys(fd) if host.wait(fd, due_s) else ():
                 wish = screen.press(key)
                 if wish.quit:
                     return
                 if wish.kill:
-                    _kill(path, screen, wish.kill, wish.signal)
-                    due_s = 0.0
+                    args = {"name": wish.kill, "signal": wish.signal, "tree": False}
+                    host.ask(Question("kill", args))
 
 
-def _look(path: str, screen: Screen, before: Look | None) -> Look | None:
-    try:
-        now = Look(time.monotonic(), call(path, "ps"))
-    except ControlError as why:
-        screen.notice = str(why)
+def _show(screen: Screen, before: Look | None, result: Any) -> Look | None:
+    if isinstance(result, ControlError):
+        screen.notice = str(result)
         return None
+    now = Look(time.monotonic(), result)
     screen.show(figures(before, now))
     return now
 
 
-def _kill(path: str, screen: Screen, name: str, signal: str) -> None:
-    try:
-        call(path, "kill", {"name": name, "signal": signal, "tree": False})
-    except ControlError as why:
-        screen.notice = str(why)
+def _tell_kill(screen: Screen, args: dict[str, Any], result: Any) -> None:
+    if isinstance(result, ControlError):
+        screen.notice = str(result)
     else:
-        screen.notice = f"SIG{signal} sent to {name}"
+        screen.notice = f"SIG{args['signal']} sent to {args['name']}"
 
 
 def _drawn(screen: Screen, console: Console) -> Text:
@@ -122,10 +212,8 @@ def _keys() -> Iterator[int]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def _read_keys(fd: int, timeout_s: float) -> list[str]:
-    """Return the keys that were pressed, waiting for the first one."""
-    if not select.select([fd], [], [], timeout_s)[0]:
-        return []
+def _read_keys(fd: int) -> list[str]:
+    """Return the keys that were pressed; there is at least one."""
     data = os.read(fd, 64)
     if not data:
         return ["q"]  # the terminal is gone

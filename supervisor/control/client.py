@@ -51,6 +51,7 @@ ENVIRONMENT = "SANDHOST_CONTROL"
 """Names the socket where no option does."""
 
 _RECEIVE_BYTES = 65_536
+_INSTANT_S = 0.001  # 0 is another mode of a socket
 _SUN_PATH_BYTES = 108
 
 
@@ -154,19 +155,91 @@ def call(
     Raises:
         ControlError: nobody answers, or the host refuses.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        _connect(line, path, timeout_s)
-        request = _request(do, args)
+    with contextlib.closing(Exchange(path, do, args, timeout_s)) as exchange:
+        while not exchange.take():
+            pass
+        return exchange.result()
+
+
+class Exchange:
+    """One question under way, for callers that wait for something else besides.
+
+    Args:
+        path: the host's control socket.
+        do: as for ``call``.
+        args: likewise.
+        timeout_s: likewise.
+        connect_s: seconds for the connection; None for as many.
+
+    Attributes:
+        until_s: when the host has been silent for too long (``time.monotonic``).
+
+    Raises:
+        ControlError: nobody listens.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        do: str,
+        args: dict[str, Any] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        connect_s: float | None = None,
+    ) -> None:
+        self._path = path
+        self._may_last = do in ORDERS
+        self._timeout_s = timeout_s
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            _connect(self._line, path, timeout_s if connect_s is None else connect_s)
             # A host that is busy says so and closes before it was asked.
             with contextlib.suppress(BrokenPipeError):
-                line.sendall(request, socket.MSG_NOSIGNAL)
-            reply = _receive_line(line, timeout_s, may_last=do in ORDERS)
+                self._line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
         except TimeoutError:
+            self._line.close()
             raise _silence(path, timeout_s) from None
+        except BaseException:
+            self._line.close()
+            raise
+        self.until_s = time.monotonic() + timeout_s
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when there is something to take."""
+        return self._line.fileno()
+
+    def take(self) -> bool:
+        """Wait for the next part of the reply; tell whether that was the last.
+
+        Raises:
+            ControlError: none has come in time.
+        """
+        try:
+            self._line.settimeout(max(_INSTANT_S, self.until_s - time.monotonic()))
+            part = self._line.recv(_RECEIVE_BYTES)
+        except TimeoutError:
+            raise _silence(self._path, self._timeout_s) from None
         except OSError as why:
-            raise ControlError(f"no answer at {path!r}: {why.strerror}") from None
-    return _result(path, reply)
+            text = f"no answer at {self._path!r}: {why.strerror}"
+            raise ControlError(text) from None
+        if self._may_last:
+            self.until_s = time.monotonic() + self._timeout_s
+        self._parts.append(part)
+        self._size += len(part)
+        return not part or b"\n" in part or self._size > MAX_REPLY_BYTES
+
+    def result(self) -> Any:
+        """Return the answer, once the last part is there.
+
+        Raises:
+            ControlError: the host refuses, or it is none.
+        """
+        return _result(self._path, b"".join(self._parts))
+
+    def close(self) -> None:
+        """Close the connection; the host does not do what it has not begun."""
+        self._line.close()
 
 
 def stream(path: str, do: str, args: dict[str, Any] | None = None) -> Iterator[Any]:
@@ -183,7 +256,8 @@ def stream(path: str, do: str, args: dict[str, Any] | None = None) -> Iterator[A
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         _connect(line, path, TIMEOUT_S)
         try:
-            line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
+            with contextlib.suppress(BrokenPipeError):
+                line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
             with line.makefile("rb") as replies:
                 for reply in replies:
                     answer = json.loads(reply)
@@ -263,32 +337,6 @@ def within_reach(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{name}"
     finally:
         os.close(fd)
-
-
-def _receive_line(line: socket.socket, timeout_s: float, *, may_last: bool) -> bytes:
-    """Receive up to the first LF, or what came before the end.
-
-    Args:
-        line: the connection.
-        timeout_s: for all of it, or, if it ``may_last``, from one byte to the next.
-        may_last: it is as late as what was ordered.
-    """
-    parts = []
-    size = 0
-    deadline = time.monotonic() + timeout_s
-    while size <= MAX_REPLY_BYTES:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        line.settimeout(left_s)
-        part = line.recv(_RECEIVE_BYTES)
-        if may_last:
-            deadline = time.monotonic() + timeout_s
-        parts.append(part)
-        size += len(part)
-        if not part or b"\n" in part:
-            break
-    return b"".join(parts)
 
 
 def _result(path: str, reply: bytes) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import trio
 
-from supervisor.blockers import blocker
+from supervisor.blockers import MAX_NAMED
 from supervisor.config.child import is_child_name
 from supervisor.control.server import OrderError, Orders, Send
 from supervisor.segments import last_lines, read_at
@@ -34,7 +34,7 @@ LAST_LINES_BYTES = 16 * 1024 * 1024
 """How far back the last lines are looked for."""
 
 PROGRESS_S = 0.5
-"""Between two reports of who keeps a stop waiting."""
+"""Between two reports of how many a stop waits for."""
 
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -67,6 +67,29 @@ Bell = Callable[[], trio.Event]
 Take = Callable[[int, bytes, int], Awaitable[None]]
 
 
+class Overdue:
+    """Children that had to be killed in a stop, for those who wait for its end.
+
+    Attributes:
+        count: how many.
+        rows: the first of them, ``MAX_NAMED`` at most.
+        changed: set with the next one; take it before looking.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.rows: list[dict[str, object]] = []
+        self.changed = trio.Event()
+
+    def add(self, row: dict[str, object]) -> None:
+        """Add one, as ``blocker`` has it."""
+        self.count += 1
+        if len(self.rows) < MAX_NAMED:
+            self.rows.append(row)
+        self.changed.set()
+        self.changed = trio.Event()
+
+
 class DaemonStreams:
     """The streams of one daemon.
 
@@ -76,6 +99,7 @@ class DaemonStreams:
         journal: what events are read from.
         log_dir: where the logs of names are.
         stop: asks the daemon to end, with a grace period.
+        overdue: children that a stop has to kill.
     """
 
     def __init__(
@@ -85,12 +109,14 @@ class DaemonStreams:
         journal: SegmentJournal,
         log_dir: str,
         stop: Callable[[float | None], None],
+        overdue: Overdue,
     ) -> None:
         self._host = host
         self._children = children
         self._journal = journal
         self._log_dir = log_dir
         self._stop_daemon = stop
+        self._overdue = overdue
 
     def add_to(self, orders: Orders) -> None:
         """Offer them."""
@@ -152,12 +178,21 @@ class DaemonStreams:
         )
 
     async def _stop(self, words: dict[str, Any], send: Send) -> None:
-        """Stop the daemon; tells who keeps it waiting until the connection ends."""
+        """Stop the daemon; tells who keeps it waiting until the connection ends.
+
+        ``blocking`` are those that had to be killed since the item before; ``overdue``
+        counts them all, ``left`` those that have not ended.
+        """
         args = msgspec.convert(words, StopArgs)
         self._stop_daemon(args.grace)
+        overdue, told = self._overdue, 0
         while True:
-            await send({"blocking": [blocker(c) for c in self._host.children.values()]})
-            await trio.sleep(PROGRESS_S)
+            changed = overdue.changed
+            new, told = overdue.rows[told:], len(overdue.rows)
+            left = len(self._host.children)
+            await send({"blocking": new, "left": left, "overdue": overdue.count})
+            with trio.move_on_after(PROGRESS_S):
+                await changed.wait()
 
 
 async def _begin(directory: str, lines: int | None, offset: int | None) -> int:

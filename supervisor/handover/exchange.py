@@ -74,6 +74,8 @@ SERVICES = ("llm", "toolexec", "fds")
 """By their names among ``Services``."""
 
 _ANSWER_BYTES = 4096
+_PIPE_BYTES = 65_536  # a program that says more on stderr loses the rest: pipe(7)
+_COMPLAINT_CHARS = 200
 _KEPT_VARIABLES = (
     *("CREDENTIALS_DIRECTORY", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
     # Where a daemon's places are.
@@ -153,14 +155,14 @@ async def _replace(
 async def _probe(host: Host, program: Program, around: Surroundings | None) -> None:
     """Ask the next program, as a process of its own, what it takes over."""
     variables = {} if around is None else around.environment()
-    said, status = await _ask(host, program, variables)
+    said, complaint, status = await _ask(host, program, variables)
     wanted = versions()
     if status != 0 and said.startswith(REFUSAL):
         reason = said.removeprefix(REFUSAL).splitlines()[0]
         raise HandoverError(f"{program.path!r} cannot take over: {reason}")
     if status != 0 or not said.startswith(ANSWER):
         text = f"{program.path!r} is no host that can take over (status {status})"
-        raise HandoverError(text)
+        raise HandoverError(f"{text}: {complaint}" if complaint else text)
     taken = said.removeprefix(ANSWER).split()
     if wanted not in taken:
         text = f"it takes over versions {', '.join(taken)}, not {wanted}"
@@ -169,7 +171,8 @@ async def _probe(host: Host, program: Program, around: Surroundings | None) -> N
 
 async def _ask(
     host: Host, program: Program, variables: Mapping[str, str]
-) -> tuple[str, int | None]:
+) -> tuple[str, str, int | None]:
+    """Return what it said, the last line of its stderr, and its exit status."""
     env = minimal_env("/tmp")  # noqa: S108 - nothing is made there
     env.update(
         (name, value)
@@ -177,39 +180,58 @@ async def _ask(
         if name in _KEPT_VARIABLES or name.startswith("PYTHON")
     )
     env.update(variables)
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    cwd_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with ExitStack() as stack:
+
+        def held(*fds: int) -> tuple[int, ...]:
+            for fd in fds:
+                stack.callback(os.close, fd)
+            return fds
+
+        (null,) = held(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+        (cwd_fd,) = held(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        reader, writer = held(*os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        err_reader, err_writer = held(*os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        request = SpawnRequest(
+            executable=program.path,
+            argv=(*program.head, CHECK, versions(), *program.words),
+            env=env,
+            cwd_fd=cwd_fd,
+            fds=((null, 0), (writer, 1), (err_writer, 2)),
+        )
+        status = await _end_of(host, program, request)
+        said = _read_now(reader, _ANSWER_BYTES)
+        return said, _last_line(_read_now(err_reader, _PIPE_BYTES)), status
+
+
+async def _end_of(host: Host, program: Program, request: SpawnRequest) -> int | None:
+    """Run a program to its end, and return its exit status."""
     try:
-        with trio.move_on_after(PROBE_S) as patience:
-            process = await host.launcher.spawn(
-                SpawnRequest(
-                    executable=program.path,
-                    argv=(*program.head, CHECK, versions(), *program.words),
-                    env=env,
-                    cwd_fd=cwd_fd,
-                    fds=((null, 0), (writer, 1), (null, 2)),
-                )
-            )
+        with trio.move_on_after(PROBE_S):
+            process = await host.launcher.spawn(request)
             try:
                 status = await process.wait_exit()
                 await process.wait_swept()
+                return status.code
             finally:
                 process.send_signal(9)
                 process.close()
     except SpawnError as why:
         raise HandoverError(why.text) from None
-    else:
-        if patience.cancelled_caught:
-            raise HandoverError(f"{program.path!r} did not answer in {PROBE_S:g} s")
-        try:
-            said = os.read(reader, _ANSWER_BYTES)
-        except BlockingIOError:
-            said = b""
-        return said.decode(errors="replace"), status.code
-    finally:
-        for fd in (null, cwd_fd, reader, writer):
-            os.close(fd)
+    raise HandoverError(f"{program.path!r} did not answer in {PROBE_S:g} s")
+
+
+def _read_now(fd: int, size: int) -> str:
+    """Return what is in a pipe; empty if nothing is."""
+    try:
+        return os.read(fd, size).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
+def _last_line(text: str) -> str:
+    """Return the last line that says something, as much of it as an error may have."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_COMPLAINT_CHARS] if lines else ""
 
 
 # Coming to rest

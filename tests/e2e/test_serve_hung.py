@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
+import select
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,9 +15,11 @@ import pytest
 
 from tests.helpers.command import (
     ENVIRONMENT,
+    SANDHOST,
     TIMEOUT_S,
     finished,
     heard,
+    read_until,
     running,
 )
 from tests.helpers.daemon import Daemon, daemon
@@ -169,3 +174,28 @@ def test_the_journal_and_the_log_say_who_ordered(served: Daemon) -> None:
         "pid": process.pid,
     }
     assert f"Order kill x of uid {os.geteuid()}, pid {process.pid}" in served.said()
+
+
+# Between a key and what it does stands no answer of a host.
+def test_top_hears_q_while_the_daemon_hangs(served: Daemon) -> None:
+    screen, terminal = pty.openpty()
+    env = {**environment(served), "TERM": "xterm"}
+    with subprocess.Popen(
+        [SANDHOST, "top", "--interval", "0.1s"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=env,
+    ) as process:
+        try:
+            os.close(terminal)
+            read_until(screen, b"running")
+            hang(served)
+            while select.select([screen], [], [], 0.5)[0]:
+                os.read(screen, 65_536)  # it asks, and draws nothing
+            os.write(screen, b"q")
+            # Less than the patience with a host, and what a busy machine takes of it.
+            assert process.wait(9) == 0
+        finally:
+            process.kill()
+            os.close(screen)

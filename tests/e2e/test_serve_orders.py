@@ -266,6 +266,23 @@ def test_a_log_directory_that_vanishes_stops_no_child(served: Daemon) -> None:
     shutil.rmtree(served.where / "state" / "logs")
     go.write_text("2\n")
     served.wait(lambda: served.log("x") == b"said 2\n")
+    text = "The files of the log of x vanished: begun anew"
+    served.wait(lambda: text in served.said(), "the warning")
+
+
+def test_a_journal_that_vanishes_is_made_again_with_a_warning(served: Daemon) -> None:
+    where = served.where / "state" / "journal"
+    shutil.rmtree(where)
+    served.client.spawn(["true"], name="x")
+    served.wait(lambda: "child.gone" in journal_of(where), "its end")
+    assert journal_of(where).startswith("{")
+    text = f"The journal's files vanished: begun anew in {where}"
+    assert served.said().count(text) == 1
+
+
+def journal_of(where: Path) -> str:
+    """Return what is written in a journal's directory; empty before it is there."""
+    return "".join(path.read_text() for path in sorted(where.glob("*.log")))
 
 
 def test_a_full_disk_stops_no_child_and_is_said(tmp_path: Path) -> None:

@@ -48,6 +48,35 @@ def test_stop_of_the_command_line_waits_for_the_end(tmp_path: Path) -> None:
         assert running.process.wait(TIMEOUT_S) == 1
 
 
+# Of a crowd some are named, and nobody before the grace period has passed.
+def test_a_stop_of_many_names_ten(tmp_path: Path) -> None:
+    crowd = "".join(
+        f"[child.s{n}]\ncommand = ['sh', '-c', '''trap \"\" TERM; echo ready\n"
+        "while :; do sleep 1000; done''']\n"
+        for n in range(12)
+    )
+    with daemon(tmp_path, crowd, grace="3s") as running:
+        names = [f"s{n}" for n in range(12)]
+        running.wait(lambda: all(b"ready" in running.log(name) for name in names))
+        outcome = sandhost("stop", "--control", running.client.path)
+        assert outcome.status == 0
+        *named, rest = outcome.err.decode().splitlines()
+        assert len({line.split()[4] for line in named}) == 10
+        assert all("waiting: child s" in line for line in named)
+        assert "waiting: 2 more; the daemon's log names them" in rest
+        assert running.process.wait(TIMEOUT_S) == 1
+        assert running.said().count("does not end") == 12
+
+
+def test_a_stop_names_nobody_before_the_grace_period_has_passed(tmp_path: Path) -> None:
+    with daemon(tmp_path, STUBBORN, grace="1500ms") as running:
+        running.wait(lambda: b"ready" in running.log("stubborn"), "its word")
+        reports = list(running.client.stop())
+        assert (reports[0].blocking, reports[0].left) == ([], 1)
+        assert [row["name"] for r in reports for row in r.blocking] == ["stubborn"]
+        assert all(report.overdue for report in reports if report.blocking)
+
+
 def test_a_second_signal_insists(tmp_path: Path) -> None:
     with daemon(tmp_path, STUBBORN, grace="1h") as running:
         running.wait(lambda: b"ready" in running.log("stubborn"), "its word")
@@ -79,13 +108,17 @@ def test_the_watchdog_is_fed(tmp_path: Path) -> None:
 
 
 def silent(running: Daemon) -> bool:
-    """Whether no message comes any more."""
-    ear = running._ear
+    """Whether no message comes any more from one that was stopped."""
     stopped = f"/proc/{running.process.pid}/stat"
     running.wait(lambda: ") T " in Path(stopped).read_text(), "the stop")
-    while select.select([ear], [], [], 0)[0]:
-        ear.recv(65_536)
-    return not select.select([ear], [], [], 0.5)[0]
+    while select.select([running._ear], [], [], 0)[0]:
+        running._ear.recv(65_536)
+    return silent_ear(running, 0.5)
+
+
+def silent_ear(running: Daemon, for_s: float = 2.5) -> bool:
+    """Whether no message comes for a while."""
+    return not select.select([running._ear], [], [], for_s)[0]
 
 
 # attack 39: what a dead host left is found, said and removed; nobody survives it.
@@ -184,6 +217,17 @@ def test_a_daemon_that_is_not_ready_yet_is_stopped(tmp_path: Path) -> None:
         begun_s = time.monotonic()
         assert running.end() == 0
         assert time.monotonic() - begun_s < 10
+
+
+# A start that goes on gets more time from the service manager, one that hangs does not.
+def test_a_start_tells_how_far_it_is(tmp_path: Path) -> None:
+    config = "[child.a]\ncommand = ['{}']\n[child.b]\ncommand = ['true']\n"
+    with starting(tmp_path, config) as running:
+        told = running.hear("STATUS=starting 1 of 2")
+        assert int(told["EXTEND_TIMEOUT_USEC"]) == 30_000_000
+        assert silent_ear(running)
+        running.send(signal.SIGTERM)
+        running.hear("STOPPING=1")
 
 
 # spec S6: who insists does not put the end off.

@@ -56,6 +56,10 @@ def test_a_program_that_is_missing_is_refused(scene: tuple[Replaced, Hand]) -> N
         ("kill -9 $$", "is no host that can take over (status None)"),
         ("echo sandhost handover 0.0 99.1", "takes over versions 0.0, 99.1, not"),
         ("echo something else", "is no host that can take over (status 0)"),
+        (
+            "echo Traceback >&2; echo 'ImportError: no x' >&2; echo >&2; exit 1",
+            "is no host that can take over (status 1): ImportError: no x",
+        ),
     ],
 )
 def test_a_program_that_cannot_take_over_is_refused(
