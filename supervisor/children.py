@@ -312,6 +312,11 @@ class Children:
 
     # Looking at them (``host.Roster``)
 
+    @property
+    def configured(self) -> int:
+        """How many stand in the configuration."""
+        return len(self.config.child)
+
     def more_of(self, child: Child) -> dict[str, object]:
         """Return what is to be added to a child's row of ``ps``."""
         kept = self._kept.get(child.spec.name or "")

@@ -129,6 +129,11 @@ class Roster(Protocol):
 
     log_dropped_bytes: int
 
+    @property
+    def configured(self) -> int:
+        """How many children stand in the configuration."""
+        ...
+
     def more_of(self, child: Child) -> dict[str, object]:
         """Return what is to be added to a child's row of ``ps``."""
         ...
@@ -194,6 +199,13 @@ class Host:
     def child_of(self, client: Client) -> str:
         """Return the id of the child behind a client."""
         return client.pipe_id.partition(":")[0]
+
+    def absent(self) -> list[dict[str, object]]:
+        """Return the rows of kept children that have no process now, as in ``ps``."""
+        if self.roster is None:
+            return []
+        names = {child.spec.name for child in self.children.values()}
+        return [row for row in self.roster.absent() if row["name"] not in names]
 
     def open_session(
         self, client: Client, read_fd: int, write_fd: int, dialect: int

@@ -42,6 +42,16 @@ class Phase(Enum):
     GIVEN_UP = "given up"
 
 
+DOWN = (
+    Phase.GIVEN_UP,
+    Phase.BACKING_OFF,
+    Phase.WAITING,
+    Phase.ENDED,
+    Phase.STOPPED,
+)
+"""Phases without a process, those first that an operator has to hear of."""
+
+
 class Happening(Enum):
     """What can happen to it."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.lifecycle import State
 from supervisor.metrics.registry import descriptors_open
+from supervisor.restarts import DOWN
 from supervisor.services import Accounting
 from supervisor.session.counts import NAMES, Histogram
 
@@ -63,14 +64,28 @@ def families(metrics: Metrics) -> list[Family]:
 
 
 def _children(metrics: Metrics) -> Iterator[Family]:
-    host = metrics.host
-    states = Counter(child.state for child in host.children.values())
+    host, roster = metrics.host, metrics.host.roster
+    states = Counter(child.state.value for child in host.children.values())
+    down = {phase.value for phase in DOWN}
+    for row in host.absent():
+        # Beside those that are down: one whose turn to be started comes at once.
+        state = str(row["state"])
+        states[state if state in down else State.STARTING.value] += 1
+    known = (*State, *DOWN)
     yield Family(
         "sandhost_children",
         GAUGE,
-        "Children by the state of their life",
+        "Children by the state of their life, those without a process too",
         ("state",),
-        tuple(((state.value,), states[state]) for state in State),
+        tuple(
+            ((state.value.replace(" ", "_"),), states[state.value]) for state in known
+        ),
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_children_configured",
+        "Children that the configuration of a daemon names",
+        0 if roster is None else roster.configured,
     )
     yield _one(
         GAUGE,

@@ -2,9 +2,9 @@
 
 Rules of this file.
 
-1. A page shows ``MAX_CHILDREN`` children at most, the busiest first, and ``MAX_ROWS``
-   rows of other tables; only children that are shown are sampled, so a page costs a host
-   of 1,000 children what it costs one of 100.
+1. A page shows ``MAX_CHILDREN`` children at most, those that are down first, then the
+   busiest, and ``MAX_ROWS`` rows of other tables; only children that are shown are
+   sampled, so a page costs a host of 1,000 children what it costs one of 100.
 2. Of a command only the program's name is shown: arguments may hold secrets, and every
    user of the machine can read a loopback port.
 3. Pages that are open at once share one look every ``FRESH_S``.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.restarts import DOWN
 from supervisor.services import Accounting
 from supervisor.watcher import Watcher
 from vfs.filesystem import file_row
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from supervisor.watcher import Sample
 
 MAX_CHILDREN = 100
+MAX_DOWN = 50
+"""Of those, children that are down; they come first."""
+
 MAX_ROWS = 50
 """Of clients, and of files; more would be a page that nobody reads."""
 
@@ -89,7 +93,7 @@ class Facts:
     Attributes:
         totals: (word, figure) pairs of the whole host.
         bars: bounds of the whole host.
-        children: rows, the busiest first.
+        children: rows, those that are down first, then the busiest.
         clients: the contract's rows (spec S1).
         files: likewise.
         more: how many rows each table would have beyond those shown.
@@ -128,8 +132,10 @@ class Watch:
 
     async def _look(self) -> Facts:
         host = self.metrics.host
+        down = sorted(host.absent(), key=_gravity)
+        down_rows = tuple(_down(row) for row in down[:MAX_DOWN])
         children = sorted(host.children.values(), key=_requests, reverse=True)
-        shown = children[:MAX_CHILDREN]
+        shown = children[: MAX_CHILDREN - len(down_rows)]
         samples = await self._watcher.sample(
             (c.process.pid, c.process.create_time) for c in shown if c.process
         )
@@ -146,11 +152,11 @@ class Watch:
             os.getpid(),
             self._totals(now_s),
             tuple(self._bars()),
-            rows,
+            down_rows + rows,
             tuple(c.row() for c in list(clients.values())[:MAX_ROWS]),
             tuple(file_row(f) for f in list(files.values())[:MAX_ROWS]),
             (
-                len(children) - len(shown),
+                len(down) - len(down_rows) + len(children) - len(shown),
                 max(0, len(clients) - MAX_ROWS),
                 max(0, len(files) - MAX_ROWS),
             ),
@@ -166,6 +172,7 @@ class Watch:
         errors = sum(host.pump.counts.errors)
         return (
             ("children", f"{len(host.children):,}"),
+            ("down", f"{len(host.absent()):,}"),
             ("clients", f"{len(host.fs.tables.clients):,}"),
             ("open files", f"{len(host.fs.tables.files):,}"),
             ("requests", f"{requests:,}"),
@@ -206,7 +213,7 @@ class Watch:
         return ChildFacts(
             name,
             child.process.pid if child.process else None,
-            _program(child),
+            _program(child.spec.command[0]),
             child.state.value,
             sample.cpu_percent if sample else None,
             sample.rss_bytes if sample else None,
@@ -223,8 +230,40 @@ class Watch:
         )
 
 
-def _program(child: Child) -> str:
-    path = os.fsencode(child.spec.command[0])
+_GRAVITY = {phase.value: place for place, phase in enumerate(DOWN)}
+
+
+def _gravity(row: Mapping[str, object]) -> int:
+    """Return the place of a child that is down among its like."""
+    return _GRAVITY.get(str(row["state"]), len(_GRAVITY))
+
+
+def _down(row: Mapping[str, object]) -> ChildFacts:
+    """Return the row of a child without a process, of its row in ``ps``."""
+    command, reason = row["command"], row["reason"]
+    program = str(command[0]) if isinstance(command, list) and command else ""
+    return ChildFacts(
+        name=str(row["name"]),
+        pid=None,
+        program=_program(program),
+        state=str(row["state"]),
+        cpu_percent=None,
+        rss_bytes=None,
+        descriptors=None,
+        requests=0,
+        requests_per_s=None,
+        bytes_in=0,
+        bytes_out=0,
+        tokens=0,
+        isolation="-",
+        last_error=None if reason is None else str(reason),
+        files=Bar("Files", 0, None),
+        growth=Bar("Growth", 0, None, is_bytes=True),
+    )
+
+
+def _program(command: str) -> str:
+    path = os.fsencode(command)
     return os.path.basename(path).decode(errors="replace")  # noqa: PTH119 - or no path
 
 

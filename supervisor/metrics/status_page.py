@@ -220,9 +220,10 @@ def _child(child: ChildFacts) -> tuple[str, ...]:
     error = ""
     if child.last_error is not None:
         error = f'<span class="error">{_text(child.last_error)}</span>'
+    kind = _text(child.state.replace(" ", "-"))
     return (
         f"<b>{_text(child.name)}</b> <small>{_text(child.program)}{pid}</small>",
-        f'<span class="state {_text(child.state)}">{_text(child.state)}</span>',
+        f'<span class="state {kind}">{_text(child.state)}</span>',
         _number(child.cpu_percent, 1),
         "\N{EN DASH}" if child.rss_bytes is None else _size(child.rss_bytes),
         _number(child.requests_per_s),

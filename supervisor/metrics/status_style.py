@@ -57,6 +57,8 @@ code{font:.85em ui-monospace,SFMono-Regular,Menlo,monospace}
 background:var(--room);color:var(--soft)}
 .running{background:var(--goodback);color:var(--good)}
 .stopping,.doomed,.reaping,.starting{background:var(--warnback);color:var(--warn)}
+.given-up{background:var(--badback);color:var(--bad)}
+.backing-off,.waiting{background:var(--warnback);color:var(--warn)}
 .error,.grave b{color:var(--bad)}
 .events{list-style:none;margin:0;padding:0;font-size:.85rem;
 font-variant-numeric:tabular-nums}
