@@ -295,6 +295,8 @@ class Child(ChildClients):
         self._tell_end(process, session)
         self._happened(Event.EXITED)
         await self._close_sessions()
+        self.look_at_groups()
+        self._host.note_refusals(self)
 
     def log_fields(self) -> dict[str, object]:
         """Return who this is, for a line of the log."""

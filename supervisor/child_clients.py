@@ -18,6 +18,8 @@ import trio
 from supervisor.child_ends import send_fds
 from supervisor.inner_listener import InnerListener
 from supervisor.lifecycle import State
+from supervisor.limit_watch import refused_by
+from supervisor.sandbox.cgroup_files import refusals
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Walls
 from supervisor.sandbox.walled import LISTENER, instead_of_listener
@@ -55,6 +57,7 @@ class ChildClients:
         exit: how its process ended; None before.
         failure: why it could not be started; None if it was.
         timed_out: its time limit ended it.
+        is_counted: what its limits have refused is among ``Host.refused``.
         gone: set when nothing of it is left.
         begun: set when its process is there and its conversation begins, or never will.
         scope: of all its life; cancelled where nobody waits for its start any more.
@@ -70,6 +73,7 @@ class ChildClients:
         self.exit: ExitStatus | None = None
         self.failure: SpawnError | None = None
         self.timed_out = False
+        self.is_counted = False
         self.gone = trio.Event()
         self.begun = trio.Event()
         self.scope = trio.CancelScope()
@@ -83,6 +87,8 @@ class ChildClients:
         self.walls = Walls(spec.sandbox.name)
         self.wanted: Wanted | None = None
         self._groups = Groups()
+        self._refused_before: dict[str, int] = {}
+        self._refused_by_groups: dict[str, int] = {}
         self._held: dict[int, str] = {}
         self._inner: InnerListener | None = None
         self._listens = False
@@ -246,6 +252,25 @@ class ChildClients:
         for session in ahead:  # grows while it is walked
             yield session
             ahead.extend(session.nested)
+
+    def look_at_groups(self) -> bool:
+        """See what the bounds of its groups have refused; False: there are none."""
+        limits = self.spec.group_limits
+        if not self._groups.made or (limits.memory, limits.processes) == (None, None):
+            return False
+        self._refused_by_groups = refusals(self._groups.made)
+        return True
+
+    def refused(self) -> dict[str, int]:
+        """Return how often its limits refused something, by limit.
+
+        Those of its groups as they were at the last ``look_at_groups``.
+        """
+        session = self.session
+        found = {} if session is None else refused_by(session.client.ledger)
+        for limit, count in self._refused_by_groups.items():
+            found[limit] = count - self._refused_before.get(limit, 0)
+        return found
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, with a word for each."""

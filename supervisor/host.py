@@ -26,6 +26,7 @@ import errno
 import gc
 import os
 import traceback
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -46,6 +47,7 @@ from supervisor.host_proc import shows_host
 from supervisor.journal import FileEvents, Journal
 from supervisor.launcher import Launcher
 from supervisor.launchpad.kernel import SHORT_SLICE_NS, ask_for_slices
+from supervisor.limit_watch import LimitNews, uses_of
 from supervisor.logs import Log
 from supervisor.options import parse_duration, parse_size
 from supervisor.sandbox.apart import Apart
@@ -66,8 +68,10 @@ if TYPE_CHECKING:
 
     from supervisor.config.document import Config
     from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.limit_watch import Use
     from supervisor.metrics.registry import Metrics
     from supervisor.spec import ChildSpec
+    from supervisor.watcher import Sample
     from vfs.clients import Client
 
 TIDY_AFTER_S = (0.02, 0.1, 0.5)
@@ -154,6 +158,8 @@ class Host:
         metrics: counts events; None where nobody wants to know.
         machine: what it knows of the layers that this machine gives.
         groups: where its children's groups of processes come from.
+        limits: what was told of each child's limits.
+        refused: how often limits of children that are gone refused something, by limit.
         forks: who of them runs into its limit of processes again and again.
         on_overdue: told of each child that a stop's grace period did not end.
         apart: its own directories, which no child sees into.
@@ -178,6 +184,8 @@ class Host:
         self.metrics: Metrics | None = None
         self.machine = Machine(launcher.launchpad_pid)
         self.groups = Reserve()
+        self.limits = LimitNews()
+        self.refused: Counter[str] = Counter()
         self.forks = ForkWatch(journal)
         self.budget = PayloadBudget(settings.payload_budget_bytes)
         self.children: dict[str, Child] = {}
@@ -262,6 +270,38 @@ class Host:
         elif session.why_closed == SLOW:
             text = f"Client {name} missed its deadline: closed"
             self.log.write("WARNING", text, **who, reason=session.why_closed)
+
+    def tell_limits(self, child: Child, sample: Sample | None = None) -> None:
+        """Write down which limits a child has come near to, or is refused by."""
+        self._write_limits(child, uses_of(child, sample))
+
+    def _write_limits(self, child: Child, found: list[Use]) -> None:
+        for use in self.limits.of(child.id, found):
+            self.journal.write(
+                "child.limit",
+                child_id=child.id,
+                name=child.spec.name,
+                limit=use.limit,
+                level=use.level.name.lower(),
+                used=use.used,
+                allowed=use.allowed,
+                refused=use.refused,
+            )
+
+    def refusals(self) -> Counter[str]:
+        """Return how often limits of children refused something, by limit."""
+        found = self.refused.copy()
+        for child in self.children.values():
+            if not child.is_counted:
+                found.update(child.refused())
+        return found
+
+    def note_refusals(self, child: Child) -> None:
+        """Keep what was refused to a child whose process has ended."""
+        self._write_limits(child, [use for use in uses_of(child, None) if use.refused])
+        self.limits.forget(child.id)
+        self.refused.update(child.refused())
+        child.is_counted = True
 
     async def spawn(self, spec: ChildSpec) -> Child:
         """Start a child and return it; look at ``failure`` for one that did not start.

@@ -8,9 +8,12 @@ Rules of this file.
 1. A limit is news when it becomes near (``NEAR`` of it is used) and when it is reached,
    once each; and again only after its use fell below ``WELL``: a child that wavers at a
    mark is told once.
-2. Nothing is looked at that has no limit, and nothing is counted for a request.
+2. Nothing is looked at that has no limit.
 3. What a request was refused for is told to the child at once; this is for the operator,
-   who hears of it at the next sample.
+   who hears of it at the next sample, or when the child ends.
+4. A refusal is a limit that was reached, however little is used: a child with 1 MiB left
+   that asks for 2 is refused, again and again.  The ledger counts refusals where they are
+   made, the kernel those of groups; those of rlimits (RLIMIT_AS, RLIMIT_NPROC) nobody does.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ import resource
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from vfs.policy import FILES, OPEN_FILES, SIZE_BYTES
+from vfs.policy import CLIENTS, FILE_SIZE, FILES, OPEN_FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from supervisor.child import Child
     from supervisor.spec import ChildSpec
     from supervisor.watcher import Sample
+    from vfs.policy import Ledger
 
 NEAR = 0.9
 """Part of a limit at which an operator has time left to do something."""
@@ -49,16 +54,20 @@ class Use(NamedTuple):
         limit: its name in ``--limit``.
         used: now; bytes, seconds or a number.
         allowed: most.
+        refused: how often it refused something so far.
+        is_refusing: it has since the last look (rule 4).
     """
 
     limit: str
     used: float
     allowed: int
+    refused: int = 0
+    is_refusing: bool = False
 
     @property
     def level(self) -> Level:
         """How near this is to its limit."""
-        if self.used >= self.allowed:
+        if self.is_refusing or self.used >= self.allowed:
             return Level.REACHED
         return Level.NEAR if self.used >= NEAR * self.allowed else Level.WELL
 
@@ -85,6 +94,45 @@ def uses(spec: ChildSpec, charged: Sequence[int], sample: Sample | None) -> list
     return found
 
 
+def uses_of(child: Child, sample: Sample | None) -> list[Use]:
+    """Return what a living child uses of each limit, and what these have refused."""
+    session, spec = child.session, child.spec
+    if session is None:
+        return []
+    ledger = session.client.ledger
+    found = {use.limit: use for use in uses(spec, ledger.used, sample)}
+    # Of these nothing is told before they refuse something.
+    bounds = {
+        "clients_per_child": (ledger.used[CLIENTS], ledger.limits[CLIENTS]),
+        "file_size": (0, ledger.max_file_bytes),
+        "memory": (sample.rss_bytes if sample else 0, spec.group_limits.memory),
+        "processes": (
+            sample.descendants + 1 if sample else 0,
+            spec.group_limits.processes,
+        ),
+    }
+    for limit, count in child.refused().items():
+        if count:
+            used, allowed = bounds.get(limit, (0, None))
+            use = found.get(limit, Use(limit, used, allowed or 0))
+            found[limit] = use._replace(refused=count)
+    return list(found.values())
+
+
+_LEDGER_LIMITS = {
+    OPEN_FILES: "open_files",
+    CLIENTS: "clients_per_child",
+    SIZE_BYTES: "bytes",
+    FILES: "files",
+    FILE_SIZE: "file_size",
+}
+
+
+def refused_by(ledger: Ledger) -> dict[str, int]:
+    """Return how often a ledger's own bounds refused something, by limit."""
+    return {name: ledger.refused[kind] for kind, name in _LEDGER_LIMITS.items()}
+
+
 def counts_processes(spec: ChildSpec) -> bool:
     """Tell whether a child's limits ask how many processes it has."""
     return any(number == resource.RLIMIT_NPROC for number, *_ in spec.rlimits)
@@ -108,20 +156,31 @@ class LimitNews:
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], Level] = {}
+        self._refused: dict[tuple[str, str], int] = {}
 
     def of(self, child_id: str, found: Sequence[Use]) -> list[Use]:
         """Return what is news of a child (rule 1)."""
         news = []
-        for use in found:
-            key = child_id, use.limit
+        for each in found:
+            use, key = each, (child_id, each.limit)
+            if use.refused > self._refused.get(key, 0):
+                self._refused[key] = use.refused
+                use = use._replace(is_refusing=True)
             if use.level > self._told.get(key, Level.WELL):
                 self._told[key] = use.level
                 news.append(use)
-            elif use.used < WELL * use.allowed:
+            elif not use.is_refusing and use.used < WELL * use.allowed:
                 self._told.pop(key, None)
         return news
 
+    def forget(self, child_id: str) -> None:
+        """Forget a child that is gone."""
+        for told in (self._told, self._refused):
+            for key in [key for key in told if key[0] == child_id]:
+                del told[key]
+
     def forget_all_but(self, child_ids: set[str]) -> None:
         """Forget children that are gone."""
-        for key in [key for key in self._told if key[0] not in child_ids]:
-            del self._told[key]
+        for told in (self._told, self._refused):
+            for key in [key for key in told if key[0] not in child_ids]:
+                del told[key]

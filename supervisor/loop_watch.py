@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.limit_watch import LimitNews, counts_processes, uses
+from supervisor.limit_watch import counts_processes
 from supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
-    from supervisor.child import Child
     from supervisor.host import Host
     from supervisor.notify import Notifier
-    from supervisor.watcher import ProcessIdentity, Sample, Samples
+    from supervisor.watcher import ProcessIdentity, Samples
 
 LAG_INTERVAL_S = 0.5
 """Between two looks at the lag; wakes an idle host twice a second."""
@@ -99,7 +98,6 @@ class Conditions:
         self._watcher = Watcher()
         self._seen: dict[ProcessIdentity, str] = {}
         self._told: dict[ProcessIdentity, str] = {}
-        self._limits = LimitNews()
         self._is_blind = False
 
     def row(self) -> dict[str, object]:
@@ -133,9 +131,11 @@ class Conditions:
                     pid=identity[0],
                     condition=condition,
                 )
-            self._limits.forget_all_but({child.id for child in owners.values()})
+            self._host.limits.forget_all_but({child.id for child in owners.values()})
             for identity, child in owners.items():
-                self._tell_limits(child, samples.get(identity))
+                if child.look_at_groups():  # reads a file or two
+                    await trio.lowlevel.checkpoint()
+                self._host.tell_limits(child, samples.get(identity))
 
     def _blind(self, why: OSError) -> None:
         """Say it once when children cannot be looked at."""
@@ -143,22 +143,6 @@ class Conditions:
             text = f"cannot look at the children: {why.strerror}; trying again"
             self._host.log.write("WARNING", text)
         self._is_blind = True
-
-    def _tell_limits(self, child: Child, sample: Sample | None) -> None:
-        session = child.session
-        if session is None:
-            return
-        charged = session.client.ledger.used
-        for use in self._limits.of(child.id, uses(child.spec, charged, sample)):
-            self._host.journal.write(
-                "child.limit",
-                child_id=child.id,
-                name=child.spec.name,
-                limit=use.limit,
-                level=use.level.name.lower(),
-                used=use.used,
-                allowed=use.allowed,
-            )
 
     def news(self, samples: Samples) -> dict[ProcessIdentity, str]:
         """Return whose condition has lasted for two samples, or has passed (``well``)."""

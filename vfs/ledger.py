@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 OPEN_FILES, CLIENTS, SIZE_BYTES, FILES = range(4)
 """What a ledger counts."""
 
+FILE_SIZE = 4
+"""What it bounds beside that: the size of each file."""
+
 SHARE = 2
 """Connections of one child that one turn serves: with more it would have more of the
 host's time than a child that has one."""
@@ -100,6 +103,8 @@ class Ledger:
         staged_files: entries that staged files will make, here and beneath: they are in
             no directory yet, so they are bounded with the files but not among them.
         open: open files whose growth is bounded, over the whole tree of ledgers.
+        refused: how often a bound of this ledger's own refused something, by what is
+            counted, and for ``FILE_SIZE``.
         threads: bounds the worker threads of the whole tree of ledgers.
         sends: bounds the files of which a piece is sent in one turn of the loop, for the
             whole tree: of the topmost ledger alone.
@@ -117,6 +122,7 @@ class Ledger:
         "max_file_bytes",
         "open",
         "parent",
+        "refused",
         "staged_files",
         "turn",
         "used",
@@ -135,6 +141,7 @@ class Ledger:
         self.parent = parent
         self.limits = (open_files, clients, size_bytes, files)
         self.used = [0, 0, 0, 0]
+        self.refused = [0, 0, 0, 0, 0]
         self.max_file_bytes = file_bytes
         self.bounds_size = size_bytes is not None or file_bytes is not None
         self.bounds_files = files is not None
@@ -186,10 +193,22 @@ class Ledger:
             while node is not None:
                 limit = node.limits[kind]
                 if limit is not None and node.used[kind] + amount > limit:
+                    node.refused[kind] += 1
                     return False
                 node = node.parent
         self.correct(kind, amount)
         return True
+
+    def allows_file_of(self, size: int) -> bool:
+        """Tell whether a file may be so large, here and above."""
+        if self.max_file_bytes is None or size <= self.max_file_bytes:
+            return True
+        node: Ledger | None = self
+        while node is not None:
+            if node.max_file_bytes is not None and size > node.max_file_bytes:
+                node.refused[FILE_SIZE] += 1
+            node = node.parent
+        return False
 
     def charge_file(self) -> bool:
         """Charge an entry that is about to be made, or nothing; tell whether."""
@@ -232,6 +251,7 @@ class Ledger:
         while node is not None:
             limit = node.limits[FILES]
             if limit is not None and node.used[FILES] + node.staged_files >= limit:
+                node.refused[FILES] += 1
                 return False
             node = node.parent
         return True

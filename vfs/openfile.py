@@ -320,6 +320,5 @@ class OpenFile:
 
 
 def _check_file_size(ledger: Ledger, size: int) -> None:
-    limit = ledger.max_file_bytes
-    if limit is not None and size > limit:
+    if not ledger.allows_file_of(size):
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -25,7 +25,7 @@ import msgspec
 
 from vfs.backends import HostDirectory
 from vfs.errors import AccessDeniedError, RightsError, UnavailableError
-from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SHARE, SIZE_BYTES, Ledger
+from vfs.ledger import CLIENTS, FILE_SIZE, FILES, OPEN_FILES, SHARE, SIZE_BYTES, Ledger
 from vfs.paths import open_beneath
 from vfs.places import (
     DURABILITY,
@@ -42,6 +42,7 @@ __all__ = [
     "CLIENTS",
     "DURABILITY",
     "FILES",
+    "FILE_SIZE",
     "OPEN_FILES",
     "PUBLISH_DIRECT",
     "PUBLISH_ON_CLOSE",

@@ -201,6 +201,9 @@ class EnteredChild(Child):
             stack.callback(machine.give_user_back, left.user)
         if left.groups:
             self._groups = Groups.of_files(left.groups)
+            # Of those the program before has told.
+            self.look_at_groups()
+            self._refused_before = self._refused_by_groups
             limits = self.spec.group_limits
             self.wanted.processes = self._groups.kept_processes(limits)
             stack.callback(self._host.give_groups_back, self._groups)

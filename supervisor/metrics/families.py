@@ -216,6 +216,13 @@ def _memory(metrics: Metrics) -> Iterator[Family]:
         ("limit", "level"),
         tuple(metrics.limits.items()),
     )
+    yield _by(
+        COUNTER,
+        "sandhost_limit_refusals",
+        "What limits of children refused, by limit",
+        "limit",
+        host.refusals(),
+    )
 
 
 def _models(metrics: Metrics) -> Iterator[Family]:

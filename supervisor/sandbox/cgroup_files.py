@@ -24,6 +24,16 @@ BOUNDS = {
 }
 """What a group can bound, and the files of that in both versions."""
 
+_REFUSALS = {
+    "pids.events": ("processes", b"max"),
+    "memory.events": ("memory", b"oom"),
+    "memory.oom_control": ("memory", b"oom_kill"),
+}
+"""Files that count refusals: of what, and the word before the number.
+
+Not ``memory.events`` ``max`` or ``memory.failcnt``: these count what was reclaimed, too.
+"""
+
 # As the kernel has it where nobody says anything.
 _PERIOD_US = 100_000
 
@@ -86,6 +96,32 @@ def has_cpus_bound(path: str, cpus: float | None) -> bool | None:
 def can_bound_cpus(path: str) -> bool:
     """Tell whether a group keeps the processors' time of what is in it."""
     return bool(_cpu_file(path))
+
+
+def refusals(paths: Iterable[str]) -> dict[str, int]:
+    """Return how often the bounds of groups refused something, by limit.
+
+    Args:
+        paths: their directories; of one that is gone nothing is told.
+    """
+    found: dict[str, int] = {}
+    for path in paths:
+        for name, (limit, word) in _REFUSALS.items():
+            try:
+                data = Path(f"{path}/{name}").read_bytes()
+            except OSError:  # another controller's, an old kernel's, or it is gone
+                continue
+            found[limit] = max(found.get(limit, 0), count_of(data, word))
+    return found
+
+
+def count_of(data: bytes, word: bytes) -> int:
+    """Return the number behind a word, as files of events have it: ``max 17``."""
+    for line in data.splitlines():
+        name, _, number = line.partition(b" ")
+        if name == word:
+            return int(number)
+    return 0
 
 
 def bounds_of(paths: Iterable[str]) -> str:

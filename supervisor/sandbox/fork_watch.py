@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.sandbox.cgroup_files import bound_cpus, has_cpus_bound
+from supervisor.sandbox.cgroup_files import bound_cpus, count_of, has_cpus_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -211,9 +211,5 @@ def _open_count(group: str) -> int:
 
 
 def _refused(fd: int) -> int:
-    """Return how many forks were refused, as the kernel counts them: ``max 17``."""
-    for line in os.pread(fd, 4096, 0).splitlines():
-        name, _, number = line.partition(b" ")
-        if name == b"max":
-            return int(number)
-    return 0
+    """Return how many forks were refused, as the kernel counts them."""
+    return count_of(os.pread(fd, 4096, 0), b"max")

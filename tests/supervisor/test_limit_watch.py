@@ -2,6 +2,7 @@
 
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,21 @@ from hypothesis import strategies as st
 
 from supervisor.limit_watch import Level, LimitNews, Use, uses
 from supervisor.loop_watch import Conditions, Lag
+from supervisor.metrics.families import families
+from supervisor.metrics.registry import Metrics, attach_metrics
+from supervisor.options import Limits
+from supervisor.sandbox.cgroup_files import refusals as group_refusals
+from supervisor.sandbox.cgroups import hierarchies
+from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
 from supervisor.watcher import Sample
-from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.hosts import Puppet, Stage, eventually, stage
 
 __all__ = ["stage"]
 
 MIB = 1 << 20
+
+HAS_PIDS = any(h.kind in {"v2", "pids"} for h in hierarchies())
 
 
 def told(*used: float, allowed: int = 100) -> list[str]:
@@ -120,6 +129,122 @@ async def test_a_child_that_comes_near_a_limit_is_told(
     assert event["level"] in {"near", "reached"}
     assert event["used"] >= 0.9 * event["allowed"]
     assert event["child_id"] == child.child.id
+
+
+def refusing(*looks: tuple[float, int]) -> list[str]:
+    """What is told of (used, refused so far) at one look after the other."""
+    news = LimitNews()
+    found = [news.of("c", [Use("bytes", used, 100, n)]) for used, n in looks]
+    return [use.level.name for uses in found for use in uses]
+
+
+# A refusal reaches a limit, however little is used; it is told once until it stops.
+def test_a_refusal_is_a_limit_that_was_reached() -> None:
+    assert refusing((50, 0), (50, 3), (50, 9), (50, 10)) == ["REACHED"]
+    assert refusing((50, 3), (50, 3), (50, 4)) == ["REACHED", "REACHED"]
+    assert refusing((95, 0), (95, 1), (95, 1)) == ["NEAR", "REACHED"]
+
+
+REFUSED = {
+    "open_files": ({"max_open_files": 1}, ["OPEN a w false", "OPEN b w false"]),
+    "bytes": ({"max_bytes": 10}, ["OPEN a w false", "WRITE {no} 11\n0123456789a"]),
+    "files": ({"max_files": 1}, ["OPEN a w false", "OPEN b w false"]),
+    "file_size": (
+        {"max_file_bytes": 10},
+        ["OPEN a w false", "WRITE {no} 11\n0123456789a"],
+    ),
+}
+
+
+async def ask_all(puppet: Puppet, lines: list[str]) -> None:
+    """Ask one request after the other; the last one is refused."""
+    number, reply = "", b""
+    for line in lines:
+        head, _, data = line.format(no=number).partition("\n")
+        reply = await puppet.ask(f"{head}\n{data}".encode())
+        if not number:
+            number = reply.split()[1].decode()
+    assert reply.startswith(b"ERROR"), reply
+
+
+# Counted where it is refused, so that it is told of whoever never fills its limit.
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", REFUSED)
+async def test_what_a_limit_refuses_is_counted_and_told(
+    stage: Stage, limit: str
+) -> None:
+    metrics = attach_metrics(stage.host)
+    changes, lines = REFUSED[limit]
+    puppet = await stage.puppet(name="hungry", **changes)
+    await ask_all(puppet, lines)
+    await ask_all(
+        puppet, [lines[-1].format(no="1000")] if "{no}" in lines[-1] else lines[-1:]
+    )
+    assert refusals(metrics) == {limit: 2}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Conditions(stage.host).run, 0.01)
+        await eventually(lambda: stage.events("child.limit"))
+        nursery.cancel_scope.cancel()
+    event = stage.events("child.limit")[-1]
+    assert (event["name"], event["limit"], event["level"]) == (
+        "hungry", limit, "reached",
+    )  # fmt: skip
+    assert event["refused"] == 2
+    await puppet.leave()
+    assert refusals(metrics) == {limit: 2}, "of who is gone, too"
+
+
+# A child that ends before anybody looks is told of at its end.
+@pytest.mark.slow
+async def test_a_refusal_is_told_at_the_end_at_the_latest(stage: Stage) -> None:
+    puppet = await stage.puppet(name="hungry", max_bytes=10)
+    await ask_all(puppet, REFUSED["bytes"][1])
+    assert stage.events("child.limit") == []
+    await puppet.leave()
+    (event,) = stage.events("child.limit")
+    assert (event["limit"], event["level"], event["used"]) == ("bytes", "reached", 0)
+
+
+def refusals(metrics: Metrics) -> dict[str, float]:
+    """Return the metric's values that are not 0."""
+    (family,) = (f for f in families(metrics) if f.name == "sandhost_limit_refusals")
+    return {labels[0]: value for labels, value in family.values if value}
+
+
+# What the kernel refuses in a child's groups: forks that are too many.
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_PIDS, reason="no group can bound processes here")
+async def test_refused_forks_are_counted_and_told(stage: Stage) -> None:
+    metrics = attach_metrics(stage.host)
+    script = "for i in 1 2 3 4 5 6; do sleep 600 & done; exec sleep 600"
+    changes = {"sandbox": PROFILES["auto"], "group_limits": Limits(processes=4)}
+    child = await stage.sh(script, name="bomb", **changes)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Conditions(stage.host).run, 0.01)
+        await eventually(lambda: stage.events("child.limit"))
+        nursery.cancel_scope.cancel()
+    assert stage.events("child.limit")[-1]["limit"] == "processes"
+    assert stage.events("child.limit")[-1]["level"] == "reached"
+    assert refusals(metrics)["processes"] >= 1
+    child.stop(0)
+    await child.wait_gone()
+    assert refusals(metrics)["processes"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("pids.events", "max 17\nmax.imposed 3\n", {"processes": 17}),
+        ("memory.events", "low 0\nmax 900\noom 4\noom_kill 3\n", {"memory": 4}),
+        ("memory.oom_control", "under_oom 0\noom_kill 2\n", {"memory": 2}),
+        ("memory.failcnt", "12\n", {}),
+    ],
+)
+def test_what_groups_refused_is_read(
+    tmp_path: Path, file: str, text: str, found: dict[str, int]
+) -> None:
+    (tmp_path / file).write_text(text)
+    assert group_refusals([str(tmp_path), str(tmp_path / "gone")]) == found
 
 
 # A wall clock that jumps (a resumed machine, a wrong time server) moves no timer.
