@@ -25,6 +25,7 @@ from vfs.content.handover import (
     SharedState,
     StoreState,
 )
+from vfs.content.owners import owner_of
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ def enter(service: FdService, left: FdsState, entering: Entering, child: Child) 
         client = session.client
         process = left.processes.get(client.id)
         if process is not None:
-            service.enter(client, entering.process(process))
+            entered = service.enter(client, entering.process(process))
+            if child.spec.account is not None:  # also if an older program left it
+                entered.shared.owner = owner_of(child.spec.account)
         for one in left.kept:
             if one.client == client.id:
                 _keep(service, client, one, entering.process(one.process))

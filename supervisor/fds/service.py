@@ -35,6 +35,7 @@ from vfs.content import (
     Shared,
     Store,
 )
+from vfs.content.owners import is_owner, owner_of
 from vfs.content.threads import in_thread
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from supervisor.fds.conversations import Conversations
     from supervisor.fds.handover import FdsState
     from supervisor.host import Host
+    from supervisor.logs import Log
     from vfs.content import Summarizer, Tool
     from vfs.content.handover import Entering
     from vfs.filesystem import Client, Filesystem
@@ -108,7 +110,8 @@ class FdService:
         """Make a child's process; see ``services.Service``."""
         del stack  # `client_gone` undoes it
         if child.session is not None:
-            self.process_of(child.session.client, child.id)
+            owner = owner_of(child.spec.account)
+            self.process_of(child.session.client, owner)
         return {}
 
     def client_attached(self, client: Client) -> None:
@@ -126,22 +129,32 @@ class FdService:
         process.close()
         if client.parent is None:
             process.shared.temps.close()
+            if self._checkpoints is not None:
+                self._checkpoints.living.discard(process.shared.owner)
 
     def process_of(self, client: Client, owner: str = "") -> Process:
         """Return the process of a client.
 
         Args:
             client: whose.
-            owner: whose checkpoints it sees, where it is new.
+            owner: whose checkpoints it sees, where it is new; empty for nobody's.
         """
         process = self.processes.get(client.id)
         if process is None:
-            shared = self.make_shared(owner or client.pipe_id.partition(":")[0])
+            shared = self.make_shared(owner)
             process = self.enter(client, Process(shared))
         return process
 
     def make_shared(self, owner: str) -> Shared:
-        """Return what the processes of a child are to share."""
+        """Return what the processes of a child are to share.
+
+        Args:
+            owner: whose checkpoints they see; what is no owner is replaced by one.
+        """
+        if not is_owner(owner):  # an older program's, that is another child's next time
+            owner = owner_of(None)
+        if self._checkpoints is not None:
+            self._checkpoints.living.add(owner)
         return Shared(
             self.store,
             self.tools,
@@ -273,6 +286,29 @@ class FdService:
         allowance.give_back(taken)
         return None
 
+    def drop_numbered(self, log: Log, left: FdsState | None) -> None:
+        """Delete checkpoints of an older program, whose owners nobody knows; say so.
+
+        Args:
+            log: of the host.
+            left: what the program before has left, if any: its children are there.
+        """
+        checkpoints = self._checkpoints
+        if checkpoints is None:
+            return
+        if left is not None:
+            checkpoints.living.update(one.owner for one in left.shared)
+        try:
+            count = checkpoints.drop_numbered()
+        except FdError:  # what is damaged is told to whoever uses it
+            return
+        if count:
+            text = (
+                f"Dropped {count} checkpoints that were kept by the order in which"
+                " children start (child-1, ...): they would go to other children"
+            )
+            log.write("WARNING", text, checkpoints=count)
+
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what this holds of the host's descriptors, with a word for each."""
         yield from self.store.descriptors()
@@ -354,6 +390,7 @@ def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdServ
             host.apart.add(temporary)
         service = make_service(host.fs, config, directory)
         service.temporary = temporary
+        service.drop_numbered(host.log, before)
         host.fs.set_aside(service.store.spool.most_descriptors)
         host.services.fds = service
         host.holders.add(service.descriptors)

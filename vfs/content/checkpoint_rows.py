@@ -24,6 +24,7 @@ from blake3 import blake3
 
 from vfs.content.checkpoint_state import have, is_count, is_key, is_text, is_time
 from vfs.content.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
+from vfs.content.owners import NAMELESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -118,16 +119,19 @@ def as_text(read: bytes) -> str:
 def find(
     database: sqlite3.Connection, columns: str, owner: str, checkpoint: str
 ) -> tuple[Any, ...]:
-    """Return the row of a checkpoint.
+    """Return the row of a checkpoint: of this owner, or of nobody who has a name.
 
     Raises:
         FdError: ``not_found``.
     """
-    query = f"SELECT {columns} FROM checkpoint WHERE owner = ? AND id = ?"  # noqa: S608
+    query = (
+        f"SELECT {columns} FROM checkpoint"  # noqa: S608 - ours
+        " WHERE (owner = ? OR owner GLOB ?) AND id = ?"
+    )
     row: tuple[Any, ...] | None = None
     # A lone surrogate is no character that SQLite could be asked for.
     with contextlib.suppress(UnicodeEncodeError):
-        row = database.execute(query, (owner, checkpoint)).fetchone()
+        row = database.execute(query, (owner, NAMELESS, checkpoint)).fetchone()
     if row is None:
         raise FdError(NOT_FOUND, f"Checkpoint {checkpoint} not found")
     return row

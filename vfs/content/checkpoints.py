@@ -10,7 +10,7 @@ Rules of this file.
    says that the checkpoint is there.
 2. What is read is checked against its hash.  What is damaged is ``corrupt``, never a
    text that nobody wrote (``vfs.content.checkpoint_rows``, ``checkpoint_state``).
-3. A checkpoint belongs to an owner, who sees no other's.
+3. A checkpoint belongs to an owner, who sees no other's (``vfs.content.owners``).
 4. It goes in the other order: one transaction says that it is gone, then the contents
    are removed that no checkpoint of any owner holds.  A host that is killed in between
    leaves contents that the next one removes.
@@ -56,6 +56,7 @@ from vfs.content.checkpoint_state import (
     table_of,
 )
 from vfs.content.errors import FILE_OPERATION, FdError
+from vfs.content.owners import NAMELESS, NUMBERED
 from vfs.content.spool import descriptors_of
 
 if TYPE_CHECKING:
@@ -96,6 +97,10 @@ class Checkpoints:
         most_bytes: contents of one owner.
         retention: how long they stay; None: until they are deleted.
 
+    Attributes:
+        living: owners whose children are there; of all others without a name together
+            so much stays as of one owner.
+
     Raises:
         OSError: the directory cannot be used, or another host uses it.
     """
@@ -108,6 +113,7 @@ class Checkpoints:
     ) -> None:
         self._most_bytes = most_bytes
         self._retention = retention or Retention()
+        self.living: set[str] = set()
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
         self._path = os.path.join(directory, DATABASE)
@@ -237,6 +243,7 @@ class Checkpoints:
     def _outlived(self, database: sqlite3.Connection, owner: str) -> list[int]:
         """Return the rows that are to go when this owner makes another one."""
         doomed = self._aged(database)
+        doomed += [row for row in self._unclaimed(database) if row not in doomed]
         count = self._retention.count
         if count:
             rows = database.execute(
@@ -255,6 +262,40 @@ class Checkpoints:
             (time.time() - self._retention.age_s,),
         )
         return [row[0] for row in rows.fetchall()]
+
+    def _unclaimed(self, database: sqlite3.Connection) -> list[int]:
+        """Return the rows of children that are gone and had no name, beyond a bound."""
+        rows = database.execute(
+            "SELECT rowid, owner, bytes FROM checkpoint WHERE owner GLOB ?"
+            " ORDER BY created DESC, rowid DESC",
+            (NAMELESS,),
+        )
+        doomed, count, size = [], 0, 0
+        for row, owner, size_bytes in rows.fetchall():
+            if owner in self.living:
+                continue
+            count += 1
+            size += size_bytes if is_count(size_bytes) else 0
+            if count > MOST_CHECKPOINTS or size > self._most_bytes:
+                doomed.append(row)
+        return doomed
+
+    def drop_numbered(self) -> int:
+        """Delete what older programs kept by the order of starts; return how many.
+
+        Nobody can say whose they are: that order begins anew with each host.
+
+        Raises:
+            FdError: ``file_operation``, ``corrupt``.
+        """
+        with self._lock, told():
+            if not os.path.exists(self._path):
+                return 0
+            database = self._open()
+            query = "SELECT rowid FROM checkpoint WHERE owner GLOB ?"
+            doomed = [row for (row,) in database.execute(query, (NUMBERED,)).fetchall()]
+            self._delete(database, doomed)
+            return len(doomed)
 
     def delete(self, owner: str, checkpoint: str) -> None:
         """Delete a checkpoint, and the contents that no other one holds.
@@ -335,8 +376,8 @@ class Checkpoints:
             FdError: ``not_found``, ``corrupt``, ``file_operation``.
         """
         with self._lock, told():
-            row = find(self._open(), COLUMNS, owner, checkpoint)
-            found = read_row(owner, row)
+            row = find(self._open(), f"owner, {COLUMNS}", owner, checkpoint)
+            found = read_row(row[0], row[1:])
             # A damaged index leads to the row of another one, which is sound.
             if found is None or found[0].id != checkpoint:
                 raise damaged([checkpoint])
@@ -382,7 +423,8 @@ class Checkpoints:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             database.executescript(SCHEMA)
-            self._delete(database, self._aged(database))
+            doomed = {*self._aged(database), *self._unclaimed(database)}
+            self._delete(database, list(doomed))
             rows = database.execute("SELECT DISTINCT key FROM held")
             self._blobs.remove_all_but({key for (key,) in rows.fetchall()})
         except BaseException:
