@@ -32,7 +32,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --allow-unsafe --no-header --no-emit-index-url --no-emit-trusted-host \
   --no-emit-find-links --no-emit-options --annotation-style=line
 
-.PHONY: help install demo test check quick format lint types imports docs generate cover \
+.PHONY: help install demo test check quick format lint types imports docs generate man cover \
   bench fuzz soak chaos lock clean
 
 help:  ## this list
@@ -105,6 +105,9 @@ docs: $(STAMP)
 
 generate: $(STAMP)  ## renew what the documents take from the code
 	$(BIN)/python docs/generate.py
+
+man: $(STAMP)  ## manual pages, into build/man1
+	$(BIN)/sandhost man build/man1
 
 # The wire is the part that strangers reach first: every branch of it is covered.
 cover: $(STAMP)

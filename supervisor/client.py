@@ -33,6 +33,7 @@ __all__ = [
     "FileRow",
     "HostClient",
     "LogEntry",
+    "Signalled",
     "Spawned",
     "Stopping",
     "Usage",
@@ -103,6 +104,14 @@ class Spawned(msgspec.Struct, frozen=True):
     id: str | None = None
     pid: int | None = None
     client_id: str | None = None
+
+
+class Signalled(msgspec.Struct, frozen=True):
+    """A child that was signalled, and the signal's number."""
+
+    id: str
+    pid: int
+    signal: int
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -202,9 +211,10 @@ class HostClient:
         args = {"command": command, "name": name, "policy": policy, **more}
         return self._order("spawn", Spawned, args)
 
-    def kill(self, name: str, signal: str = "TERM", *, tree: bool = False) -> None:
+    def kill(self, name: str, signal: str = "TERM", *, tree: bool = False) -> Signalled:
         """Signal a child, or all of its process tree."""
-        self._order("kill", dict, {"name": name, "signal": signal, "tree": tree})
+        args = {"name": name, "signal": signal, "tree": tree}
+        return self._order("kill", Signalled, args)
 
     def stop_child(self, name: str, grace_s: float | None = None) -> int | None:
         """Stop a child for good, wait, and return its exit status."""

@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
 def _run(argv: list[str]) -> int:
     word = argv[0] if argv else ""
     if word in ("--help", "-h", "help") or set(argv[1:]) & {"--help", "-h"}:
-        return _print(_help())
+        return _print(help_text())
     if not word:
         raise UsageError("no command")
     if word == "put":
@@ -314,7 +314,8 @@ def _usage(positional: tuple[str, ...]) -> str:
     return " ".join(name.upper() for name in positional)
 
 
-def _help() -> str:
+def help_text() -> str:
+    """Return what ``--help`` says."""
     rows = "".join(
         f"  {word:14}{_usage(names):36}{about}\n"
         for word, (_, names, about) in COMMANDS.items()

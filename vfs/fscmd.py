@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 def _run(argv: list[str]) -> int:
     word = argv[0] if argv else ""
     if word in ("--help", "-h", "help"):
-        return _print(_help().general(COMMANDS))
+        return _print(help_text())
     command = COMMANDS.get(word)
     if command is None:
         what = f"unknown command {shown(word)}" if argv else "no command"
@@ -65,6 +65,12 @@ def _run(argv: list[str]) -> int:
     call = read(word, command, argv[1:])
     call.client = Door("fs")
     return command.run(call)
+
+
+def help_text() -> str:
+    """Return what ``--help`` says."""
+    text: str = _help().general(COMMANDS)
+    return text
 
 
 def _help() -> ModuleType:

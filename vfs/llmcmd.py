@@ -83,6 +83,11 @@ class Call:
         self.top_level: bool | None = None
 
 
+def help_text() -> str:
+    """Return what ``--help`` says."""
+    return HELP
+
+
 def main(argv: list[str]) -> int:
     """Run ``sandhost llm`` with the arguments behind ``llm``; return the exit status."""
     return run("llm", _run, argv)

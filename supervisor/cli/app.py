@@ -10,12 +10,13 @@ Rules of this file.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from supervisor.cli.help import HELP_OPTIONS, Group, version_option
+from supervisor.cli.help import COMPLETE, HELP_OPTIONS, Group, version_option
 from supervisor.say import CommandError, UsageFault, say
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "relay": Entry("relay", "Run a nested child with at most these rights."),
         "fs": Entry("inside", "Read and write files: cat, put, ls, stat, cp ..."),
         "llm": Entry("inside", "Ask the model: chat, quota, config."),
-        "fd": Entry("fds", "Page through large contents: read, search, wrap ..."),
+        "fd": Entry("inside", "Page through large contents: read, search, wrap ..."),
         "mcp": Entry("fds", "Serve LLM fds to an MCP client on stdin and stdout."),
     },
     "Daemon": {
@@ -76,6 +77,10 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "doctor": Entry("doctor", "Tell what this machine gives, or lacks."),
         "top": Entry("observe", "Show what each child does now."),
         "trace": Entry("observe", "Print what a client did, in order."),
+    },
+    "Set up": {
+        "completion": Entry("completion", "Print the completion script of a shell."),
+        "man": Entry("man", "Write the manual pages into a directory."),
     },
 }
 """The commands by group, as ``--help`` shows them."""
@@ -144,6 +149,10 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
     title = f"sandhost {name}".rstrip()
     status = REFUSED if name in SPAWNING else USAGE
     try:
+        if not words and COMPLETE in os.environ:
+            from supervisor.cli.completion import complete  # noqa: PLC0415 - for shells
+
+            return complete(app, os.environ[COMPLETE])
         result = _invoke(words or ["--help"], launchpad)
     except (UsageFault, click.ClickException) as why:
         said = why.format_message() if isinstance(why, click.ClickException) else why

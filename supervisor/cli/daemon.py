@@ -7,12 +7,18 @@ is called.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from supervisor.cli.help import Command
-from supervisor.cli.options import COMMAND_LINE, directories, files, one_of
+from supervisor.cli.options import (
+    COMMAND_LINE,
+    children,
+    directories,
+    files,
+    one_of,
+)
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
 from supervisor.here import absolute
@@ -29,7 +35,9 @@ _lines = click.option(
     type=click.IntRange(min=0),
     help="Only the last N lines.",
 )
-_child = click.argument("child", metavar="CHILD", help="A name, or an id of ps.")
+_child = click.argument(
+    "child", metavar="CHILD", shell_complete=children, help="A name, or an id of ps."
+)
 
 
 @click.command(
@@ -104,45 +112,59 @@ def spawn(  # noqa: PLR0913 - one option each
 )
 @click.option("--tree", is_flag=True, help="All processes beneath.")
 @control_option
-def kill(child: str, *, signal: str, tree: bool, control: str | None) -> int:
+@json_option
+def kill(
+    child: str, *, signal: str, tree: bool, control: str | None, as_json: bool
+) -> int:
     """Signal a child; its restart policy decides the rest."""
     with _asking(control) as host:
-        host.kill(child, signal, tree=tree)
+        done = host.kill(child, signal, tree=tree)
+    if as_json:
+        row = {"name": child, "id": done.id, "pid": done.pid, "signal": done.signal}
+        print_text(json.dumps(row) + "\n")
     return 0
 
 
 @click.command(cls=Command, epilog="Example: sandhost stop web")
-@click.argument("children", metavar="[CHILD]...", nargs=-1)
+@click.argument("names", metavar="[CHILD]...", nargs=-1, shell_complete=children)
 @click.option("--grace", metavar="S", help="Until SIGKILL; else host.grace.")
 @control_option
-def stop(children: tuple[str, ...], grace: str | None, control: str | None) -> int:
+@json_option
+def stop(
+    names: tuple[str, ...], *, grace: str | None, control: str | None, as_json: bool
+) -> int:
     """Stop children for good, or the daemon.
 
-    Without a name it is the daemon, and its end is waited for. Who keeps it waiting is told on stderr.
+    Without a name it is the daemon, and its end is waited for. Children that keep it
+    waiting are told on stderr.
     """
     grace_s = _seconds(grace)
     with _asking(control) as host:
-        for name in children:
-            host.stop_child(name, grace_s)
-        if not children:
-            _stop_daemon(host, grace_s)
+        if names:
+            statuses = [(name, host.stop_child(name, grace_s)) for name in names]
+            result: object = [{"name": name, "status": s} for name, s in statuses]
+        else:
+            result = _stop_daemon(host, grace_s)
+    if as_json:
+        print_text(json.dumps(result) + "\n")
     return 0
 
 
-def _stop_daemon(host: HostClient, grace_s: float | None) -> None:
+def _stop_daemon(host: HostClient, grace_s: float | None) -> dict[str, object]:
     from supervisor.blockers import MAX_NAMED, sentence  # noqa: PLC0415 - rarely needed
 
-    named: set[object] = set()
+    blocking: dict[object, dict[str, Any]] = {}
     overdue = 0
     for report in host.stop(grace_s):
         overdue = max(overdue, report.overdue)
         for row in report.blocking:
-            if row["id"] not in named and len(named) < MAX_NAMED:
-                named.add(row["id"])
+            if row["id"] not in blocking and len(blocking) < MAX_NAMED:
+                blocking[row["id"]] = row
                 say("sandhost stop", f"waiting: {sentence(row)}")
-    if overdue > len(named):
-        more = overdue - len(named)
+    if overdue > len(blocking):
+        more = overdue - len(blocking)
         say("sandhost stop", f"waiting: {more} more; the daemon's log names them")
+    return {"overdue": overdue, "blocking": list(blocking.values())}
 
 
 @click.command(cls=Command, epilog="Example: sandhost reload")
@@ -211,7 +233,10 @@ def logs(
 )
 @_lines
 @control_option
-def events(*, follow: bool, lines: int | None, control: str | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Gaps are JSON lines, too.")
+def events(
+    *, follow: bool, lines: int | None, control: str | None, as_json: bool
+) -> int:
     """Print the journal as it is written, JSON lines.
 
     With --no-follow: what is there.
@@ -220,7 +245,9 @@ def events(*, follow: bool, lines: int | None, control: str | None) -> int:
         lines = 0
     with _asking(control) as host:
         for entry in host.events(follow=follow, lines=lines):
-            if entry.missed:
+            if entry.missed and as_json:
+                print_text(json.dumps({"missed": entry.missed}) + "\n")
+            elif entry.missed:
                 text = f"{entry.missed} bytes are missing: rotation removed them"
                 say("sandhost events", text)
             if entry.event is not None:

@@ -1,20 +1,11 @@
-"""The commands of LLM fds: ``sandhost fd`` (see ``inside``) and ``sandhost mcp``."""
+"""``sandhost mcp``: LLM fds for an MCP client (``sandhost fd`` is in ``inside``)."""
 
 from __future__ import annotations
 
 import click
 
 from supervisor.cli.help import Command
-from supervisor.cli.options import INSIDE, directories, files
-
-
-@click.command(cls=Command, context_settings=INSIDE, add_help_option=False)
-@click.argument("words", nargs=-1)
-def fd(words: tuple[str, ...]) -> int:
-    """Page through large contents: read, search, wrap ..."""
-    from vfs.fdcmd import main  # noqa: PLC0415 - one command's
-
-    return main(list(words))
+from supervisor.cli.options import directories, files
 
 
 @click.command(cls=Command, epilog="Example: sandhost mcp --root notes")

@@ -18,6 +18,10 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 """Settings of the program; its commands inherit them."""
 
 
+COMPLETE = "_SANDHOST_COMPLETE"
+"""Set by the script of a shell that asks for completions (click's way)."""
+
+
 class Command(click.Command):
     """One command."""
 

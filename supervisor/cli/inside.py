@@ -1,4 +1,4 @@
-"""``sandhost fs`` and ``sandhost llm``, for their place in the help and in completion.
+"""``sandhost fs``, ``llm`` and ``fd``, for their place in help, completion and manual.
 
 The program does them without this module, which takes the framework to import
 (``supervisor.__main__``).
@@ -6,25 +6,58 @@ The program does them without this module, which takes the framework to import
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from supervisor.cli.help import Command
-from supervisor.cli.options import INSIDE, one_of
+from supervisor.cli.options import COMMAND_LINE, first_of
+from vfs import fdcmd, fscmd, llmcmd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SETTINGS: dict[str, Any] = {**COMMAND_LINE, "ignore_unknown_options": True}
 
 
-@click.command(cls=Command, context_settings=INSIDE, add_help_option=False)
-@click.argument("words", nargs=-1)
+class Inside(Command):
+    """A command that reads its words itself, and words its help.
+
+    Args:
+        text: makes its help.
+    """
+
+    def __init__(
+        self, name: str | None, *, text: Callable[[], str], **more: Any
+    ) -> None:
+        super().__init__(
+            name, context_settings=_SETTINGS, add_help_option=False, **more
+        )
+        self.text = text
+
+    def get_help(self, _ctx: click.Context) -> str:
+        """Return its help."""
+        return self.text()
+
+
+@click.command(cls=Inside, text=fscmd.help_text)
+@click.argument("words", nargs=-1, shell_complete=first_of(fscmd.COMMANDS))
 def fs(words: tuple[str, ...]) -> int:
     """Read and write files: cat, put, ls, stat, cp ..."""
-    from vfs.fscmd import main  # noqa: PLC0415 - one command's
-
-    return main(list(words))
+    return fscmd.main(list(words))
 
 
-@click.command(cls=Command, context_settings=INSIDE, add_help_option=False)
-@click.argument("words", nargs=-1, shell_complete=one_of("chat", "quota", "config"))
+@click.command(cls=Inside, text=llmcmd.help_text)
+@click.argument("words", nargs=-1, shell_complete=first_of(("chat", "quota", "config")))
 def llm(words: tuple[str, ...]) -> int:
     """Ask the model: chat, quota, config."""
-    from vfs.llmcmd import main  # noqa: PLC0415 - one command's
+    return llmcmd.main(list(words))
 
-    return main(list(words))
+
+@click.command(cls=Inside, text=fdcmd.help_text)
+@click.argument(
+    "words", nargs=-1, shell_complete=first_of((*fdcmd.COMMANDS, "put", "call"))
+)
+def fd(words: tuple[str, ...]) -> int:
+    """Page through large contents: read, search, wrap ..."""
+    return fdcmd.main(list(words))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from click.shell_completion import CompletionItem
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 COMMAND_LINE: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings of a command whose last words are a command line of their own."""
 
-INSIDE: dict[str, Any] = {**COMMAND_LINE, "ignore_unknown_options": True}
-"""Settings of a command that reads all of its words itself."""
+PATIENCE_S = 2.0
+"""For a host that is asked while a user waits for a completion."""
 
 
 def one_of(*words: str) -> Completer:
@@ -27,6 +27,43 @@ def one_of(*words: str) -> Completer:
         return [word for word in words if word.startswith(incomplete)]
 
     return complete
+
+
+def first_of(words: Iterable[str]) -> Completer:
+    """Return a completer of fixed words for the first of an argument's words."""
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[str]:
+        if ctx.params.get(param.name or ""):
+            return []
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def children(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Have the shell complete the name of a child of the host; none where none answers."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells only
+
+    from supervisor.control.client import (  # noqa: PLC0415
+        ControlError,
+        call,
+        find_control,
+    )
+
+    try:
+        rows = call(find_control(ctx.params.get("control")), "ps", timeout_s=PATIENCE_S)
+    except ControlError:
+        return []
+    found = {str(row.get("name") or row["id"]): str(row["state"]) for row in rows}
+    return [
+        CompletionItem(name, help=state)
+        for name, state in sorted(found.items())
+        if name.startswith(incomplete)
+    ]
 
 
 def files(_ctx: object, _param: object, incomplete: str) -> list[CompletionItem]:

@@ -115,6 +115,29 @@ def test_the_commands_do_what_the_client_does(served: Daemon) -> None:
     assert sandhost("spawn", env=env).status == 2
 
 
+# spec face: --json wherever there is output to read
+def test_orders_tell_programs_what_they_did(tmp_path: Path) -> None:
+    with daemon(tmp_path, OPEN) as it:
+        control = ("--control", it.client.path, "--json")
+        started = it.client.spawn(["sleep", "1000"], name="one", policy="open")
+        killed = sandhost("kill", *control, "-s", "CONT", "one")
+        row = {"name": "one", "id": started.id, "pid": started.pid, "signal": 18}
+        assert json.loads(killed.out) == row
+        stubborn = "trap '' TERM; echo on; while :; do sleep 1000; done"
+        it.client.spawn(["sh", "-c", stubborn], name="two", policy="open")
+        it.wait(lambda: it.log("two"), "a word of two")
+        stopped = sandhost("stop", *control, "one")
+        assert json.loads(stopped.out) == [{"name": "one", "status": 143}]
+        events = sandhost("events", *control, "--no-follow").out.splitlines()
+        names = [json.loads(line)["event"] for line in events]
+        assert names.count("child.spawned") == 2
+        ended = sandhost("stop", *control, "--grace", "0.1s")
+        result = json.loads(ended.out)
+        assert result["overdue"] == 1
+        assert [row["name"] for row in result["blocking"]] == ["two"]
+        assert it.process.wait(60) == 1
+
+
 def test_a_follower_gets_all_that_is_said_across_rotation(tmp_path: Path) -> None:
     config = """
 [child.a]
