@@ -1,12 +1,12 @@
 """What children say: their stdout and stderr, kept in files that rotate.
 
-What it is: from a pipe into a stream of ``segments``, and a bell for those who follow.
+What it is: from pipes into a stream of ``segments``, and a bell for those who follow.
 What it is not: reading for followers; they read the files by offset (``control.streams``).
 
 Rules of this file.
 
-1. One pipe a child, for both streams: what it said stays in the order in which it said
-   it, and the host holds one descriptor.
+1. A pipe for stdout and one for stderr: each stays in its order, and between the two
+   counts when the host read them, which it does as soon as something is there.
 2. Memory is bounded: one piece of at most ``PIECE_BYTES`` a child.  A child that says
    more than the disk takes waits in its own write(2), and nobody else does.
 3. A full disk or a directory that vanished never stops a child: what cannot be kept is
@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.logmarks import ERR, OUT
 from supervisor.watches import wait_readable
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from supervisor.logmarks import Marks
     from supervisor.logs import Log
     from supervisor.segments import Segments
 
@@ -44,6 +46,7 @@ class ChildLog:
     Args:
         name: of the child.
         segments: where it is kept.
+        marks: when what came, and by which stream.
         log: the host's own.
         on_drop: told how many bytes could not be kept.
 
@@ -52,14 +55,21 @@ class ChildLog:
     """
 
     def __init__(
-        self, name: str, segments: Segments, log: Log, on_drop: Callable[[int], None]
+        self,
+        name: str,
+        segments: Segments,
+        marks: Marks,
+        log: Log,
+        on_drop: Callable[[int], None],
     ) -> None:
         self.name = name
         self.segments = segments
+        self.marks = marks
         self.ended = False
         self._log = log
         self._on_drop = on_drop
         self._lost = 0
+        self._begins = False
         self._changed = trio.Event()
 
     @property
@@ -76,15 +86,29 @@ class ChildLog:
         """Close the file, and tell those who follow that no more will come."""
         self.ended = True
         self.segments.close()
+        self.marks.close()
         self.ring()
 
-    async def take(self, data: bytes) -> None:
-        """Keep a piece, or count it as dropped."""
+    def begin(self) -> None:
+        """Mark what comes next as the first words of a new process."""
+        self._begins = True
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what this holds of the host's descriptors."""
+        return self.segments.descriptors() + self.marks.segments.descriptors()
+
+    def _append(self, data: bytes, stream: str) -> bool:
+        self.marks.add(self.segments.end, stream, begins=self._begins)
+        self._begins = False
+        return self.segments.append(data)
+
+    async def take(self, data: bytes, stream: str = OUT) -> None:
+        """Keep a piece of a stream, or count it as dropped."""
         before = self.segments.dropped_bytes
         try:
-            kept = await in_thread(self.segments.append, data, share=WRITERS)
+            kept = await in_thread(self._append, data, stream, share=WRITERS)
         except BlockingIOError:  # no thread is to be had; so small a write seldom waits
-            kept = self.segments.append(data)
+            kept = self._append(data, stream)
         if not kept:
             self._on_drop(self.segments.dropped_bytes - before)
         failure = self.segments.failure
@@ -110,47 +134,84 @@ class ChildLog:
 
 
 class Capture:
-    """The log's end of one process's pipe.
+    """The log's ends of one process's pipes.
 
     Args:
         log: where it goes.
-        fd: the pipe's reading end; owned. -1: nobody can say any more.
+        out: the reading end of stdout's; owned. -1: nobody can say any more.
+        err: likewise of stderr's; -1 also where stdout's is for both.
     """
 
-    def __init__(self, log: ChildLog, fd: int) -> None:
+    def __init__(self, log: ChildLog, out: int, err: int = -1) -> None:
         self._log = log
-        self._fd = fd
+        self._fds = {OUT: out, ERR: err}
         self._waiting = trio.CancelScope()
         self._finishing = False
-        if fd >= 0:
+        for fd in self.descriptors():
             os.set_blocking(fd, False)
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        """The pipes' ends for stdout and stderr; -1 for one that is over."""
+        return self._fds[OUT], self._fds[ERR]
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
-        return (self._fd,) if self._fd >= 0 else ()
+        return tuple(fd for fd in self._fds.values() if fd >= 0)
 
     def finish(self) -> None:
-        """The child is gone: take what is in the pipe, and wait for no more."""
+        """The child is gone: take what is in the pipes, and wait for no more."""
         self._finishing = True
         self._waiting.cancel()
 
     async def run(self) -> None:
         """Take what comes until all who could say something are gone."""
-        if self._fd < 0:
-            return
         try:
-            while True:
-                try:
-                    data = os.read(self._fd, PIECE_BYTES)
-                except BlockingIOError:
+            while self.descriptors():
+                has_come = False
+                for stream in (OUT, ERR):
+                    has_come |= await self._take(stream)
+                if not has_come:
                     if self._finishing:
                         return
-                    with trio.CancelScope() as self._waiting:
-                        await wait_readable(self._fd)
-                    continue
-                if not data:
-                    return
-                await self._log.take(data)
+                    await self._wait()
         finally:
-            fd, self._fd = self._fd, -1
+            for stream in (OUT, ERR):
+                self._close(stream)
+
+    async def _take(self, stream: str) -> bool:
+        """Take what is in a pipe; tell whether anything was, its end included."""
+        fd = self._fds[stream]
+        if fd < 0:
+            return False
+        try:
+            data = os.read(fd, PIECE_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            await self._log.take(data, stream)
+        else:
+            self._close(stream)
+        return True
+
+    def _close(self, stream: str) -> None:
+        fd, self._fds[stream] = self._fds[stream], -1
+        if fd >= 0:
             os.close(fd)
+
+    async def _wait(self) -> None:
+        """Wait until there is something in a pipe, or the child is gone."""
+
+        async def wait_for(fd: int) -> None:
+            await wait_readable(fd)
+            scope.cancel()
+
+        with trio.CancelScope() as scope:
+            self._waiting = scope
+            first, *others = self.descriptors()
+            if not others:
+                await wait_readable(first)
+                return
+            async with trio.open_nursery() as nursery:
+                for fd in (first, *others):
+                    nursery.start_soon(wait_for, fd)

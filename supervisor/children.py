@@ -24,6 +24,7 @@ import trio
 from supervisor.childlogs import WRITERS, ChildLog
 from supervisor.kept import Kept, Shared, options_of
 from supervisor.launcher import SPAWNS_UNDER_WAY
+from supervisor.logmarks import Marks
 from supervisor.options import parse_size
 from supervisor.scratch import remove_tree
 from supervisor.segments import Segments
@@ -209,12 +210,11 @@ class Children:
 
     def open_log(self, name: str, section: ChildSection) -> ChildLog:
         """Return where what a child says is kept."""
-        segments = Segments(
-            f"{self._log_dir}/{name}",
-            parse_size(section.log.max_size),
-            section.log.keep,
-        )
-        return ChildLog(name, segments, self._host.log, self._dropped)
+        directory = f"{self._log_dir}/{name}"
+        max_bytes, keep = parse_size(section.log.max_size), section.log.keep
+        segments = Segments(directory, max_bytes, keep)
+        marks = Marks(directory, max_bytes, keep, segments.end)
+        return ChildLog(name, segments, marks, self._host.log, self._dropped)
 
     def _add(self, name: str, section: ChildSection) -> Kept:
         log = self.open_log(name, section)

@@ -33,6 +33,7 @@ __all__ = [
     "FileRow",
     "HostClient",
     "LogEntry",
+    "LogMark",
     "Signalled",
     "Spawned",
     "Stopping",
@@ -138,6 +139,22 @@ class Stopping(msgspec.Struct, frozen=True):
     left: int = 0
 
 
+class LogMark(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of what a child said from an offset on.
+
+    Attributes:
+        offset: in all that the child ever said.
+        time_s: when it came, seconds since the epoch.
+        stream: ``out`` or ``err``.
+        begins: a new process of the child began to speak there.
+    """
+
+    offset: int
+    time_s: float
+    stream: str
+    begins: bool
+
+
 class LogEntry(msgspec.Struct, frozen=True):
     """A piece of what a child said.
 
@@ -145,11 +162,13 @@ class LogEntry(msgspec.Struct, frozen=True):
         offset: of its first byte in all that the child ever said.
         data: the bytes.
         missed: bytes before it that rotation removed before they were read.
+        marks: what is known of it; the first may begin before it.
     """
 
     offset: int
     data: bytes
     missed: int
+    marks: tuple[LogMark, ...] = ()
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -259,12 +278,20 @@ class HostClient:
         follow: bool = False,
         lines: int | None = None,
         offset: int | None = None,
+        since_s: float | None = None,
     ) -> Iterator[LogEntry]:
-        """Yield what a child said: all, its last lines, or from an offset."""
-        args = {"name": name, "follow": follow, "lines": lines, "offset": offset}
+        """Yield what a child said: all, its last lines, from an offset, since a time."""
+        args = {
+            "name": name,
+            "follow": follow,
+            "lines": lines,
+            "offset": offset,
+            "since": since_s,
+        }
         for item in stream(self.path, "logs", _given(args)):
             data = base64.b64decode(item["data"])
-            yield LogEntry(item["offset"], data, item["missed"])
+            marks = msgspec.convert(item.get("marks", ()), tuple[LogMark, ...])
+            yield LogEntry(item["offset"], data, item["missed"], marks)
 
     def events(
         self, *, follow: bool = True, lines: int | None = 0, offset: int | None = None

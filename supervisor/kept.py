@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -274,21 +274,22 @@ class Kept:
 
     async def _run_in(self, scratch: Scratch) -> int:
         try:
-            null, reader, writer = _open_stdio()
+            null, (out, out_end), (err, err_end) = _open_stdio()
         except OSError as why:
             self._room.release()
             return self._not_started(f"no descriptors for it: {why.strerror}")
-        async with self._capturing(reader):
+        self.log.begin()
+        async with self._capturing(out, err):
             try:
-                child = await self._spawn(scratch, (null, writer, writer))
+                child = await self._spawn(scratch, (null, out_end, err_end))
             except OSError as why:
                 return self._not_started(why.strerror or str(why))
             return NOT_STARTED if child is None else await self._live(child)
 
     @asynccontextmanager
-    async def _capturing(self, reader: int) -> AsyncIterator[None]:
-        """Keep what comes through a pipe, up to the last byte of it."""
-        capture = Capture(self.log, reader)
+    async def _capturing(self, out: int, err: int) -> AsyncIterator[None]:
+        """Keep what comes through its pipes, up to the last byte of it."""
+        capture = Capture(self.log, out, err)
         self._held.add(capture)
         try:
             async with trio.open_nursery() as nursery:
@@ -322,8 +323,8 @@ class Kept:
                 return await self._host.spawn(spec)
             return None
         finally:
-            os.close(stdio[0])
-            os.close(stdio[1])  # then the pipe's end tells when all are gone
+            for fd in stdio:
+                os.close(fd)  # then the pipes' ends tell when all are gone
             self._room.release()
 
     async def _live(self, child: Child) -> int:
@@ -357,7 +358,7 @@ class Kept:
 
     def descriptors(self) -> Iterable[tuple[int, str]]:
         """Yield what it holds of the host's descriptors beside its process's."""
-        for fd in self.log.segments.descriptors():
+        for fd in self.log.descriptors():
             yield fd, "child log"
         for held in self._held:
             if isinstance(held, Scratch):
@@ -392,11 +393,14 @@ class Kept:
         }
 
 
-def _open_stdio() -> tuple[int, int, int]:
-    """Return the null device, and both ends of the pipe for what it says."""
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return (null, *os.pipe2(os.O_CLOEXEC))
-    except OSError:
-        os.close(null)
-        raise
+def _open_stdio() -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """Return the null device, and both ends of the pipes for stdout and stderr."""
+    with ExitStack() as stack:
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, null)
+        out = os.pipe2(os.O_CLOEXEC)
+        for fd in out:
+            stack.callback(os.close, fd)
+        err = os.pipe2(os.O_CLOEXEC)
+        stack.pop_all()
+    return null, out, err

@@ -169,18 +169,26 @@ def read_at(directory: str, offset: int, size: int) -> Piece:
     return Piece(offset, b"", 0)
 
 
-def last_lines(directory: str, count: int, max_bytes: int) -> int:
+def extent(directory: str) -> tuple[int, int]:
+    """Return the offsets of a stream's first byte that is kept, and after its last."""
+    found = _segments(directory)
+    return (found[0][0], sum(found[-1])) if found else (0, 0)
+
+
+def last_lines(
+    directory: str, count: int, max_bytes: int, until: int | None = None
+) -> int:
     """Return the offset at which the last lines of a stream begin.
 
     Args:
         directory: the stream's.
         count: how many lines.
         max_bytes: how far back is looked; if the lines are longer, there it is.
+        until: where the stream is taken to end; None for its end now.
     """
-    found = _segments(directory)
-    if not found:
-        return 0
-    first, end = found[0][0], sum(found[-1])
+    first, end = extent(directory)
+    if until is not None:
+        end = max(first, min(end, until))
     if count <= 0:
         return end
     begin = max(first, end - max_bytes)

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 KEPT_WORD = b"kept"
 """Opens for writing what is there, as it is; a word of the host's own."""
 
-OWN_DESCRIPTORS = 8
+OWN_DESCRIPTORS = 10
 """Of a child, while it is there: of its connection, process, root and working directory,
-its private directory and its log."""
+its private directory, both of its pipes, its log and the marks of that."""
 
 ATTACHED_DESCRIPTORS = 3
 """Of one more connection: its own, and two for what is asked on it, a payload that goes to

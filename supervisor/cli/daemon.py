@@ -7,6 +7,9 @@ is called.
 from __future__ import annotations
 
 import json
+import sys
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +29,9 @@ from supervisor.options import OptionError, parse_duration, parse_env
 from supervisor.say import CommandError, UsageFault, print_bytes, print_text, say
 
 if TYPE_CHECKING:
-    from supervisor.client import HostClient
+    from collections.abc import Callable
+
+    from supervisor.client import HostClient, LogEntry
 
 _lines = click.option(
     "--lines",
@@ -204,27 +209,89 @@ def reload(*, execute: bool, control: str | None, as_json: bool) -> int:
 @_child
 @click.option("--follow", "-f", is_flag=True, help="Wait for more.")
 @_lines
+@click.option(
+    "--timestamps", "-t", is_flag=True, help="Each line with its time and stream."
+)
+@click.option(
+    "--since", metavar="T", help="What came in the last 10m, 1h, or since a time."
+)
+@click.option("--raw", is_flag=True, help="Bytes as they are, also on a terminal.")
 @control_option
 @json_option
-def logs(
-    child: str, *, follow: bool, lines: int | None, control: str | None, as_json: bool
+def logs(  # noqa: PLR0913 - one option each
+    child: str,
+    *,
+    follow: bool,
+    lines: int | None,
+    timestamps: bool,
+    since: str | None,
+    raw: bool,
+    control: str | None,
+    as_json: bool,
 ) -> int:
     """Print what a child said.
 
-    Both stdout and stderr, in the order in which it said it.
+    On a terminal, and with -t, each line tells its stream, starts are told, and escapes
+    are made visible; elsewhere it is the child's bytes.
     """
+    since_s = None if since is None else _moment(since)
+    show = _log_writer(timestamps=timestamps, raw=raw, as_json=as_json)
     with _asking(control) as host:
-        for entry in host.logs(child, follow=follow, lines=lines):
+        for entry in host.logs(child, follow=follow, lines=lines, since_s=since_s):
             if entry.missed:
                 text = f"{entry.missed} bytes are missing: rotation removed them"
                 say("sandhost logs", text)
-            if as_json:
-                text = entry.data.decode(errors="replace")
-                row = {"offset": entry.offset, "missed": entry.missed, "text": text}
-                print_text(json.dumps(row) + "\n")
-            else:
-                print_bytes(entry.data)
+            show(entry)
+        show(None)
     return 0
+
+
+def _log_writer(
+    *, timestamps: bool, raw: bool, as_json: bool
+) -> Callable[[LogEntry | None], None]:
+    """Return what prints pieces of a log; None is its end."""
+    from supervisor.cli.log_lines import LogLines  # noqa: PLC0415 - this command's
+
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    view = LogLines(timestamps=timestamps, raw=raw)
+
+    def show_json(entry: LogEntry | None) -> None:
+        if entry is not None:
+            row = {
+                "offset": entry.offset,
+                "missed": entry.missed,
+                "text": entry.data.decode(errors="replace"),
+                "marks": [
+                    {name: getattr(mark, name) for name in mark.__struct_fields__}
+                    for mark in entry.marks
+                ],
+            }
+            print_text(json.dumps(row) + "\n")
+
+    def show_bytes(entry: LogEntry | None) -> None:
+        if entry is not None:
+            print_bytes(entry.data)
+
+    def show_lines(entry: LogEntry | None) -> None:
+        print_bytes(b"".join(view.rest() if entry is None else view.take(entry)))
+
+    if as_json:
+        return show_json
+    return show_lines if timestamps or (is_terminal and not raw) else show_bytes
+
+
+def _moment(text: str) -> float:
+    """Return a time as seconds since the epoch: a duration ago, or RFC 3339."""
+    try:
+        return time.time() - parse_duration(text)
+    except OptionError:
+        pass
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UsageFault(
+            f"not a time: {text!r}; write 10m, 1h, or 2026-01-31T08:00:00Z"
+        ) from None
 
 
 @click.command(cls=Command, epilog="Example: sandhost events --lines 20")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import trio
@@ -19,7 +19,8 @@ import trio
 from supervisor.blockers import MAX_NAMED
 from supervisor.config.child import is_child_name
 from supervisor.control.server import OrderError, Orders, Send
-from supervisor.segments import last_lines, read_at
+from supervisor.logmarks import marks_between, offset_since
+from supervisor.segments import extent, last_lines, read_at
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -41,12 +42,13 @@ NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LogsArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """``logs``: all that is kept, its last lines, or from an offset."""
+    """``logs``: all that is kept, its last lines, from an offset, or since a time."""
 
     name: str
     follow: bool = False
     lines: NotNegative | None = None
     offset: NotNegative | None = None
+    since: float | None = None
 
 
 class EventsArgs(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,6 +65,7 @@ class StopArgs(msgspec.Struct, forbid_unknown_fields=True):
     grace: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
+T = TypeVar("T")
 Bell = Callable[[], trio.Event]
 Take = Callable[[int, bytes, int], Awaitable[None]]
 
@@ -134,13 +137,23 @@ class DaemonStreams:
         follow = args.follow and log is not None
 
         async def take(offset: int, data: bytes, missed: int) -> None:
+            end = offset + len(data)
             text = base64.b64encode(data).decode()
-            await send({"offset": offset, "missed": missed, "data": text})
+            marks = await _of_disk(marks_between, directory, offset, end)
+            item = {"offset": offset, "missed": missed, "data": text, "marks": marks}
+            await send(item)
 
+        until = None if follow else await _end(directory)
+        begin = await _begin(directory, args.lines, args.offset, until)
+        if args.since is not None:
+            since = await _of_disk(offset_since, directory, args.since)
+            end = await _end(directory) if until is None else until
+            begin = max(begin, end if since is None else since)
         await _read(
             directory,
-            await _begin(directory, args.lines, args.offset),
+            begin,
             take,
+            until=until,
             bell=(lambda: log.changed) if follow and log is not None else None,
             ended=lambda: log is None or log.ended,
         )
@@ -169,10 +182,12 @@ class DaemonStreams:
                 await send({"offset": at, "missed": 0, "event": raw})
                 at += len(line) + 1
 
+        until = None if args.follow else await _end(directory)
         await _read(
             directory,
-            await _begin(directory, args.lines, args.offset),
+            await _begin(directory, args.lines, args.offset, until),
             take,
+            until=until,
             bell=(lambda: journal.changed) if args.follow else None,
             ended=lambda: not journal.is_on,
         )
@@ -195,12 +210,32 @@ class DaemonStreams:
                 await changed.wait()
 
 
-async def _begin(directory: str, lines: int | None, offset: int | None) -> int:
+async def _end(directory: str) -> int:
+    """Return where a stream ends now."""
+    _, end = await _of_disk(extent, directory)
+    return end
+
+
+async def _of_disk(read: Callable[..., T], directory: str, *args: object) -> T:
+    """Return what a function reads in a stream's directory.
+
+    Raises:
+        OrderError: it cannot.
+    """
+    try:
+        return await in_thread(read, directory, *args)
+    except OSError as why:
+        raise OrderError(f"cannot read {directory}: {why.strerror}") from None
+
+
+async def _begin(
+    directory: str, lines: int | None, offset: int | None, until: int | None
+) -> int:
     if offset is not None:
         return offset
     if lines is None:
         return 0
-    return await in_thread(last_lines, directory, lines, LAST_LINES_BYTES)
+    return await _of_disk(last_lines, directory, lines, LAST_LINES_BYTES, until)
 
 
 async def _read(
@@ -208,25 +243,55 @@ async def _read(
     offset: int,
     take: Take,
     *,
+    until: int | None,
     bell: Bell | None,
     ended: Callable[[], bool],
 ) -> None:
-    """Give a stream's bytes to ``take``: to its end, or on and on while it has a bell."""
+    """Give a stream's bytes to ``take``: to an end, or on and on while it has a bell.
+
+    Args:
+        directory: the stream's.
+        offset: of the first byte.
+        take: gets them.
+        until: where to end, or with the line that is being written there; None for where
+            the stream does.
+        bell: rings with more; None to wait for nothing.
+        ended: whether no more will come.
+    """
+    if until is not None and offset >= until:
+        return
     first = True
     while True:
         event = None if bell is None else bell()
         is_over = ended()
-        try:
-            piece = await in_thread(read_at, directory, offset, PIECE_BYTES)
-        except OSError as why:
-            raise OrderError(f"cannot read {directory}: {why.strerror}") from None
-        if piece.data:
+        piece = await _of_disk(read_at, directory, offset, PIECE_BYTES)
+        data, is_last = piece.data, False
+        if until is not None:
+            data, is_last = _up_to(data, until - piece.offset)
+        if data:
             # Where the first byte that is kept lies is no loss of who asks for all.
             missed = 0 if first and offset <= 0 else piece.missed
-            await take(piece.offset, piece.data, missed)
-            offset = piece.offset + len(piece.data)
+            await take(piece.offset, data, missed)
+            offset = piece.offset + len(data)
             first = False
-        elif event is None or is_over:
+        if is_last:
             return
-        else:
-            await event.wait()
+        if data:
+            continue
+        if event is None or is_over:
+            return
+        await event.wait()
+
+
+def _up_to(data: bytes, size: int) -> tuple[bytes, bool]:
+    """Return the first bytes, and whether they are the last of a stream.
+
+    Where they end within a line it is taken to its end, or as much of it as is there.
+    """
+    if len(data) < size:
+        return data, False
+    if data[size - 1 : size] == b"\n" and size > 0:
+        return data[:size], True
+    if len(data) == size:
+        return data, False  # the rest of its line is in the next piece
+    return data[: data.find(b"\n", max(0, size)) + 1] or data, True

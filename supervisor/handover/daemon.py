@@ -54,6 +54,8 @@ class KeptState(msgspec.Struct):
 
     Attributes:
         section, options: what it is, as plain values with bytes for text.
+        output_fd, error_fd: its pipes; -1 for one that it has closed, and for stderr of a
+            child that an older program started, which has one pipe for both.
         child_id: of its process; None between two.
         wait_s: until the restart that is due.
     """
@@ -70,6 +72,7 @@ class KeptState(msgspec.Struct):
     child_id: str | None = None
     scratch: ScratchState | None = None
     output_fd: int = -1
+    error_fd: int = -1
     wait_s: float = 0.0
 
 
@@ -146,7 +149,7 @@ class DaemonSurroundings:
         fds = {*self.locks, listener_fd}
         for kept in state.kept:
             if kept.scratch is not None:
-                fds |= {kept.scratch.fd, kept.output_fd} - {-1}
+                fds |= {kept.scratch.fd, kept.output_fd, kept.error_fd} - {-1}
         return msgspec.to_builtins(state, builtin_types=(bytes,)), fds
 
     def environment(self) -> dict[str, str]:
@@ -192,8 +195,7 @@ def _kept_state(kept: Kept) -> KeptState:
         if isinstance(held, Scratch):
             state.scratch = scratch_state(held)
         else:
-            # None is left of one that has closed its output.
-            state.output_fd = next(iter(held.descriptors()), -1)
+            state.output_fd, state.error_fd = held.fds
     return state
 
 
@@ -297,5 +299,6 @@ class EnteredKept(Kept):
         """Wait for the end of the process that runs."""
         if self._scratch is None:
             raise HandoverError(f"child {self.name} has no directories")
-        async with self._holding(self._scratch), self._capturing(left.output_fd):
+        pipes = self._capturing(left.output_fd, left.error_fd)
+        async with self._holding(self._scratch), pipes:
             return await self._live(child)

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from supervisor.childlogs import Capture, ChildLog
+from supervisor.logmarks import Marks
 from supervisor.logs import Log
 from supervisor.segments import Segments, read_at
 
@@ -20,7 +21,8 @@ PATIENCE_S = 60.0
 def log(tmp_path: Path) -> Iterator[ChildLog]:
     """The log of a child."""
     segments = Segments(str(tmp_path / "log"), 1_000_000, 1)
-    made = ChildLog("one", segments, Log("WARNING"), lambda _size: None)
+    marks = Marks(segments.directory, 1_000_000, 1, 0)
+    made = ChildLog("one", segments, marks, Log("WARNING"), lambda _size: None)
     yield made
     made.close()
 

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from supervisor.control.client import ControlError, call
 from supervisor.daemon_places import VARIABLE, Places, text_of
 from supervisor.handover.state import versions
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S, sandhost
-from tests.helpers.daemon import daemon, left_in
+from tests.helpers.daemon import Daemon, daemon, left_in
 from tests.helpers.replacing import SEQUENCE, assert_clean, replace_daemon
 
 pytestmark = pytest.mark.slow
@@ -94,6 +95,36 @@ def test_names_restarts_logs_and_waits_are_kept(tmp_path: Path) -> None:
         assert running.end() == 0
     assert not left_in(tmp_path)
     assert not (tmp_path / "run" / "control").exists()
+
+
+def has_said(running: Daemon, name: str, lines: set[bytes]) -> bool:
+    """Whether lines are in a child's log."""
+    return lines <= set(running.log(name).splitlines())
+
+
+def test_both_streams_of_a_child_are_handed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "going")
+    script = "while read -r line; do echo out $line; echo err $line >&2; done <going"
+    config = (
+        f'[policy.p]\nsandbox = "none"\n[child.both]\npolicy = "p"\ncwd = "{tmp_path}"\n'
+        f'command = ["/bin/sh", "-c", "exec 3>&-; {script}"]\n'
+    )
+    with daemon(tmp_path, config) as running:
+        with (tmp_path / "going").open("w") as going:
+            for number in range(3):
+                print(number, file=going, flush=True)
+                last = {b"out %d" % number, b"err %d" % number}
+                running.wait(partial(has_said, running, "both", last))
+                replace_daemon(running)
+        env = {"SANDHOST_CONTROL": running.client.path}
+        lines = sandhost("logs", "-t", "both", env=env).out.splitlines()
+        told = {line.split(b" ", 1)[1] for line in lines[1:]}
+        streams = {
+            b"%b | %b %d" % (s, s, n) for s in (b"out", b"err") for n in range(3)
+        }
+        assert told == streams
+        assert_clean(running)
+        assert running.end() == 0
 
 
 def test_a_child_that_has_closed_its_output_is_handed_over(tmp_path: Path) -> None:
