@@ -24,7 +24,7 @@ from supervisor.child_ends import Ends
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
 from supervisor.sandbox.cgroups import Groups
-from supervisor.sandbox.plan import Wanted
+from supervisor.sandbox.plan import PROFILES, Wanted
 from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.traffic import Traffic
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
@@ -264,7 +264,26 @@ class Child(ChildClients):
         self.walls.missing.update(self._unheard())
         for text in walled.shortfalls(self.walls, spec.sandbox):
             host.log.write("WARNING", f"Child {self.id} {text}")
+        self._tell_lost_layers()
         return process
+
+    def _tell_lost_layers(self) -> None:
+        """Warn of each layer that the machine did not give, once for each policy.
+
+        A child of ``run`` that is under no policy has its report alone.
+        """
+        host, spec = self._host, self.spec
+        if spec.policy is None and spec.name is None:
+            return
+        children = f"policy {spec.policy!r}" if spec.policy else "no policy"
+        for layer, why in self.walls.lost.items():
+            if (spec.policy, layer) not in host.machine.told:
+                host.machine.told.add((spec.policy, layer))
+                text = f"Children of {children} run without the sandbox layer {layer!r}"
+                how = f"require it in [sandbox.{self.walls.profile}] to refuse them"
+                if self.walls.profile in PROFILES:
+                    how = "name a profile that requires it to refuse them"
+                host.log.write("WARNING", f"{text}: {why}; {how}", layer=layer)
 
     async def _live(self) -> None:
         # Cancelled while it was born: its conversation is closed already.

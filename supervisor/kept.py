@@ -52,6 +52,7 @@ def options_of(
         env=dict(section.env),
         cwd=section.cwd,
         stop_signal=stop_signal(section.stop_signal),
+        policy=section.policy,
     )
 
 

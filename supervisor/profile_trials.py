@@ -83,7 +83,9 @@ async def try_profiles(
     for key, profile, network in requiring(config):
         why = found[profile.name, network]
         if why is not None and is_of_the_machine(why):
-            faults.append(Fault(key, not_given(why.stage, why.reason)))
+            is_required = why.stage in profile.required
+            text = not_given(why.stage, why.reason) if is_required else why.text
+            faults.append(Fault(key, text))
         elif why is not None:
             text = f"what it requires could not be tried: {why.stage}: {why.reason}"
             untried.append((key, text))

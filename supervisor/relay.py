@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -173,6 +174,8 @@ async def _spawn(
         # A level of its own, inside of what this process is in (spec A5). The host said
         # whether it builds walls; whoever says otherwise weakens what is its own.
         profile = PROFILES[NONE if env.get("FSPROXY_SANDBOX") == NONE else AUTO]
+        # It has its parent's user, which nobody in a sandbox can change.
+        profile = replace(profile, layers=profile.layers - {"uid"})
         network = "host" if env.get("FSPROXY_NETWORK") == "host" else "none"
         own = tuple(path for path in (env.get("TMPDIR"),) if path)
         wanted = Wanted(profile, network, working_directory(), own)

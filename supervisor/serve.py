@@ -14,7 +14,8 @@ Rules of this file.
 2. A stop asks in order, tells after the grace period who does not end and what with,
    kills, and gives up waiting after ``SETTLE_S`` more; it exits 0 only if nobody had to
    be killed and everything was settled (spec S6).
-3. A fault of the configuration, a living host in the same directories: one line, exit 1.
+3. A living host in the same directories: one line, exit 1. A fault of the configuration: a
+   line each, exit 78, for to start again does not help.
 4. Once all have begun, what is there is frozen: a full collection over the objects of
    1,000 children held the loop for 110 ms, again and again. References still free what
    is frozen; only its cycles stay, and they are those of one start.
@@ -90,6 +91,9 @@ if TYPE_CHECKING:
 
 FAILED = 1
 
+BAD_CONFIG = 78
+"""EX_CONFIG of sysexits(3): the unit has it in ``RestartPreventExitStatus=``."""
+
 SETTLE_S = 10.0
 """After the grace period: killing and cleaning up takes milliseconds, and only a process
 that the kernel does not let go of takes longer."""
@@ -115,7 +119,7 @@ def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
     speak_json(as_json=log.is_json)
     log.take_stderr()
     status = guarded("serve", _serve, launchpad, options, log)
-    return status if status in {0, FAILED} else FAILED
+    return status if status in {0, BAD_CONFIG} else FAILED
 
 
 async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -> int:
@@ -157,7 +161,7 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -
                 for fault in faults:
                     complain("serve", f"cannot use {options.config_path}: {fault}")
                 if faults:
-                    return FAILED
+                    return BAD_CONFIG
             host.holders.add(notifier.descriptors)
             host.holders.add(lambda: [(fd, "lock") for fd in locks])
             await daemon.run(host, journal, signals)

@@ -67,6 +67,7 @@ class ChildSpec:
         image_tokens: reserved for each image that it shows a model; None for the default.
         account: what its charges are kept by, also over its restarts; None for those of
             a child that no configuration names, which end with it.
+        policy: the policy of a configuration that it is under, if it is under one.
     """
 
     command: tuple[str, ...]
@@ -101,6 +102,7 @@ class ChildSpec:
     image_tokens: int | None = None
     account: str | None = None
     made_in: int = -1
+    policy: str | None = None
 
     @property
     def walls_env(self) -> dict[str, str]:

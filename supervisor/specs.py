@@ -52,6 +52,7 @@ class ChildOptions:
     model: str | None = None
     quota: float | None = None
     image_tokens: int | None = None
+    policy: str | None = None
 
 
 def policy_options(
@@ -145,6 +146,7 @@ def make_spec(
         model=options.model,
         quota=options.quota,
         image_tokens=options.image_tokens,
+        policy=options.policy,
     )
 
 

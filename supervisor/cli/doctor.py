@@ -89,9 +89,9 @@ def examine_machine(*, as_text: bool = True) -> tuple[str, int]:
     else:
         walls, why = doctor_layers.try_layers()
     layers = doctor_layers.rows(walls, why)
-    status = CLEAN if walls is not None else FOUND
+    status = FOUND if why else CLEAN
     if as_text:
-        head = _WALLS if walls is not None else f"{_NO_WALLS} {why}"
+        head = f"{_NO_WALLS} {why}" if why else _WALLS
         return machine_text(findings) + layers_text(head, layers), status
     report = {
         "isolation": walls.row() if walls is not None else None,

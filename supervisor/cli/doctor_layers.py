@@ -8,23 +8,40 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
-from supervisor.sandbox.plan import LAYERS, PROFILES, Machine, Walls, Wanted
+from supervisor.sandbox.plan import (
+    AUTO,
+    LAYERS,
+    PROFILES,
+    Machine,
+    Walls,
+    Wanted,
+    named,
+)
 from supervisor.spawn_request import SpawnError, SpawnRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.spawned import SpawnedProcess
 
 PRESENT, MISSING, UNKNOWN = "present", "missing", "unknown"
 NOT_NEEDED = "not needed"
+
+
+_AS_ROOT = named(AUTO, LAYERS.keys() - {"uid"})
+"""What the table is made with where ``auto`` starts nobody, for want of a user."""
 
 
 def try_layers() -> tuple[Walls | None, str]:
     """Start a child in everything that can be had.
 
     Returns:
-        What it ran in; or None, and why no child could be started.
+        What it ran in; and why no child can be started under ``auto``, "" if one can.
+        Where root can give it no user of its own, what it runs in without one.
     """
     import trio  # noqa: PLC0415 - the report on leaks needs none
 
@@ -36,7 +53,7 @@ def try_layers() -> tuple[Walls | None, str]:
     except OSError as error:
         return None, f"cannot start the launchpad: {error.strerror}"
     try:
-        return trio.run(_try, launchpad), ""
+        return trio.run(_try, launchpad)
     except* (SpawnError, LaunchpadLost, OSError) as group:
         why = _first(group)
     return None, why
@@ -60,7 +77,7 @@ def rows(walls: Walls | None, why_none: str = "") -> list[dict[str, str]]:
     return found
 
 
-async def _try(launchpad: LaunchpadProcess) -> Walls:
+async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
     import trio  # noqa: PLC0415
 
     from supervisor.launcher import Launcher  # noqa: PLC0415
@@ -89,7 +106,8 @@ async def _try(launchpad: LaunchpadProcess) -> Walls:
             argv = (sys.executable, "-I", "-S", "-c", "")
             fds = tuple((null, number) for number in range(3))
             request = SpawnRequest(sys.executable, argv, {}, cwd, fds)
-            process, walls = await walled.spawn(launcher, machine, request, wanted)
+            spawned = partial(walled.spawn, launcher, machine, request, wanted)
+            process, walls, refused = await _spawned(spawned, wanted)
             status = await process.wait_exit()
             await process.wait_swept()
             process.close()
@@ -100,12 +118,28 @@ async def _try(launchpad: LaunchpadProcess) -> Walls:
             (layer, f"{said}: {bounded}" if layer == "cgroup" else said)
             for layer, said in walls.applied
         )
-        return walls
+        return walls, refused
     finally:
         os.close(null)
         os.close(cwd)
         groups.remove()
         await scratch.remove()
+
+
+async def _spawned(
+    spawn: Callable[[], Awaitable[tuple[SpawnedProcess, Walls]]], wanted: Wanted
+) -> tuple[SpawnedProcess, Walls, str]:
+    """Start it; where root can give it no user, start it without one, and say why."""
+    try:
+        return *(await spawn()), ""
+    except SpawnError as why:
+        if why.stage != "uid":
+            raise
+        refused = why
+    wanted.profile = _AS_ROOT
+    process, walls = await spawn()
+    walls.missing["uid"] = refused.reason
+    return process, walls, refused.text
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> str:

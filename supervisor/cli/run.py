@@ -264,6 +264,7 @@ def run_commands(
             model=base.model,
             quota=base.quota,
             image_tokens=base.image_tokens,
+            policy=None if policy is None else "run",
         )
     except OptionError as why:
         raise UsageFault(str(why)) from None

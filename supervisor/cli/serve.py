@@ -48,11 +48,12 @@ def serve(
     """Be the daemon: keep the configured children.
 
     It listens at its control socket, where the other commands ask it.
-    SIGTERM and SIGINT stop it, SIGHUP reloads. Exit status: 0 all went well, else 1.
+    SIGTERM and SIGINT stop it, SIGHUP reloads. Exit status: 0 all
+    went well, 78 the configuration has a fault, else 1.
     """
     from supervisor.config.document import Config, ConfigError, load_config  # noqa: PLC0415
     from supervisor.logs import LEVELS  # noqa: PLC0415
-    from supervisor.serve import FAILED, ServeOptions, run_daemon  # noqa: PLC0415
+    from supervisor.serve import BAD_CONFIG, ServeOptions, run_daemon  # noqa: PLC0415
 
     if log_level.upper() not in LEVELS:
         raise UsageFault(
@@ -65,7 +66,7 @@ def serve(
     except ConfigError as why:
         for fault in why.faults:
             say("sandhost serve", f"cannot use {config}: {fault}")
-        return FAILED
+        return BAD_CONFIG
     wanted = log_format or configured.host.log_format
     options = ServeOptions(
         config=configured,

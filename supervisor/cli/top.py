@@ -99,7 +99,7 @@ def _flat(row: Row, earlier: Row | None, span_s: float) -> Row:
         "bytes_out_per_s": rate("bytes_out"),
         "errors": traffic.get("errors"),
         "tokens": (row.get("llm") or {}).get("tokens"),
-        "isolation": (row.get("isolation") or {}).get("profile"),
+        "isolation": (row.get("isolation") or {}).get("label"),
         "last_error": traffic.get("last_error"),
         "reason": row.get("reason"),
     }
@@ -169,7 +169,7 @@ COLUMNS = (
     Column("IN", _cell("bytes_in", _size), is_right=True),
     Column("OUT", _cell("bytes_out", _size), is_right=True),
     Column("TOKENS", _cell("tokens", _count), is_right=True),
-    Column("ISO", lambda row: str(row.get("isolation") or "-")[:6]),
+    Column("ISO", lambda row: str(row.get("isolation") or "-")),
     Column("LAST ERROR", _trouble, gives_way=True),
 )
 

@@ -234,12 +234,14 @@ def check_kernel(profile: Profile) -> Iterator[str]:
     It is what can be told without a start: what the kernel gives to everybody or to
     nobody, and what takes root, or nobody who is. The rest is tried (``profile_trials``).
     """
-    if not profile.required:  # the usual, and what asks takes a moment to load
-        return
+    is_root = os.geteuid() == 0
+    if not profile.required and not (is_root and "uid" in profile.layers):
+        return  # what asks takes a moment to load
     from supervisor.sandbox import attempts  # noqa: PLC0415
 
     told = () if "mountns" in profile.layers else NEEDS_MOUNTNS  # as a profile's fault
     left = set(profile.required & profile.layers).difference(told)
+    profile = replace(profile, layers=profile.layers - (profile.required & {*told}))
     for layer, ask in (("landlock", attempts.landlock), ("seccomp", attempts.seccomp)):
         if layer in left:
             try:
@@ -247,14 +249,22 @@ def check_kernel(profile: Profile) -> Iterator[str]:
             except OSError as why:
                 left.remove(layer)
                 yield not_given(layer, str(why.strerror))
+    yield from _not_planned(profile, left)
+
+
+def _not_planned(profile: Profile, left: set[str]) -> Iterator[str]:
+    """Yield what no plan can have, of the layers that are required and of root's ``uid``."""
     machine = Machine()
     while True:
         asked = replace(profile, required=frozenset(left))
         try:
             Plan(asked, "none", machine).wanted()
         except SpawnError as why:
-            left.remove(why.stage)
-            yield not_given(why.stage, why.reason)
+            is_required = why.stage in left
+            left.discard(why.stage)
+            if why.stage == "uid":  # root's children have it, or do not start
+                profile = replace(profile, layers=profile.layers - {"uid"})
+            yield not_given(why.stage, why.reason) if is_required else why.text
         else:
             return
 

@@ -15,7 +15,9 @@ Rules:
  4. A child that stays user 0, which it does where owners cannot be mapped, owns the
     settings of the machine in ``/proc/sys``, without any capability. It gets a ``/proc``
     to read only: a program that the kernel is to run at a crash is run outside.
- 5. What is copied is attached beneath the fresh root, and some of it hidden again, as
+ 5. What is mounted beneath a tree whose owners are mapped, and cannot have its own mapped
+    (a cgroup file system, say), is left out: its place is covered, and the rest is there.
+ 6. What is copied is attached beneath the fresh root, and some of it hidden again, as
     the rules of ``launchpad.stage`` say.
 """
 
@@ -52,10 +54,13 @@ _SYS_PIVOT_ROOT = 155 if _IS_X86_64 else 41
 _SYS_OPEN_TREE = 428
 # <linux/mount.h>, <fcntl.h>
 _AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
-_OPEN_TREE = 1 | os.O_CLOEXEC | AT_RECURSIVE  # OPEN_TREE_CLONE
+_OPEN_ONE = 1 | os.O_CLOEXEC  # OPEN_TREE_CLONE
+_OPEN_TREE = _OPEN_ONE | AT_RECURSIVE
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REC_PRIVATE = 0x4000 | (1 << 18)
 _MNT_DETACH = 2
+
+_NAMED = 3  # mounts that a report names
 
 _STAGE = b"/proc"
 """A directory that is there; it is covered until the root changes."""
@@ -105,8 +110,8 @@ def build(
         for path, kind, what in trees:
             if kind == HIDE:
                 held.append(_hold_hidden(path, what))
-            elif (fd := _copy(path, kind, owners if what else -1)) >= 0:
-                held.append(Held(path, fd))
+            else:
+                held += _copies(path, kind, owners if what else -1)
         stays_root = owners < 0 and os.geteuid() == 0
         proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
         _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
@@ -119,7 +124,7 @@ def build(
         os.chdir("/")
     finally:
         os.umask(umask)
-    return f"{len(held)} places"
+    return f"{len(held)} places{_said_of_left_out(held)}"
 
 
 def is_made_here(path: bytes) -> bool:
@@ -143,7 +148,7 @@ def _fill(
             stage.hide(tree)
         else:
             stage.attach(tree)
-        os.close(tree.fd)
+        tree.close()
     flags |= _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if proc < 0:
         try:
@@ -174,30 +179,112 @@ def _hold_hidden(path: bytes, identity: object) -> Held:
     return Held(path, fd, is_hidden=True)
 
 
-def _copy(path: bytes, kind: str, owners: int) -> int:
-    """Copy what is mounted at a path and beneath it; return -1 if nothing is there."""
+def _copies(path: bytes, kind: str, owners: int) -> list[Held]:
+    """Copy what is mounted at a path and beneath it; nothing if nothing is there.
+
+    Raises:
+        PartError: owners cannot be mapped on the file system of the path itself.
+    """
     try:
         found = open_exactly(path)
     except OSError as error:
         if error.errno not in NOT_THERE:
             raise
-        return -1
+        return []
     try:
-        fd = _open_tree(found, b"", _OPEN_TREE | AT_EMPTY_PATH)
+        fd = _copy(found, kind, _OPEN_TREE)
+        if owners < 0:
+            return [Held(path, fd)]
+        try:
+            set_attributes(fd, ATTR_IDMAP, owners, beneath=True)
+        except OSError:  # of the path itself, or of something that is mounted beneath
+            os.close(fd)
+            return _copies_apart(found, path, kind, owners)
+        return [Held(path, fd)]
     finally:
         os.close(found)
+
+
+def _copies_apart(found: int, path: bytes, kind: str, owners: int) -> list[Held]:
+    """Copy one mount, and each of those beneath it that can have owners mapped (rule 5).
+
+    Raises:
+        PartError: owners cannot be mapped on the file system of the path itself.
+    """
+    try:
+        top = _mapped_copy(found, kind, owners)
+    except OSError as error:
+        raise PartError("uid", error.errno or errno.EIO, path) from None
+    held = {path: Held(path, top)}
+    for place in _mounted_beneath(path):
+        around = place.rpartition(b"/")[0]
+        while around not in held:
+            around = around.rpartition(b"/")[0]
+        if held[around].is_hidden:
+            continue
+        try:
+            # Mounts are not copied with what they are on, so this is what the place covers.
+            over = open_exactly(place[len(around) + 1 :], held[around].fd)
+            inside = open_exactly(place)
+        except OSError as error:
+            if error.errno not in NOT_THERE:
+                raise
+            continue  # another mount covers what it lies in
+        try:
+            held[place] = Held(place, _mapped_copy(inside, kind, owners), over=over)
+        except OSError:
+            held[place] = Held(place, over, is_hidden=True, is_left_out=True)
+        finally:
+            os.close(inside)
+    return list(held.values())
+
+
+def _mapped_copy(found: int, kind: str, owners: int) -> int:
+    """Copy one mount, and nothing beneath it, with its owners mapped.
+
+    Raises:
+        OSError: its file system cannot show them so.
+    """
+    fd = _copy(found, kind, _OPEN_ONE)
+    try:
+        set_attributes(fd, ATTR_IDMAP, owners)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _copy(found: int, kind: str, flags: int) -> int:
+    fd = _open_tree(found, b"", flags | AT_EMPTY_PATH)
     attributes = ATTR_NOSUID
     if kind != "device":
         attributes |= ATTR_NODEV
     if kind != "write":
         attributes |= ATTR_RDONLY
     set_attributes(fd, attributes, beneath=True)
-    if owners >= 0:
-        try:
-            set_attributes(fd, ATTR_IDMAP, owners, beneath=True)
-        except OSError as error:
-            raise PartError("uid", error.errno or errno.EIO, path) from None
     return fd
+
+
+def _mounted_beneath(path: bytes) -> list[bytes]:
+    """Return where something is mounted in a directory, outer places first: proc(5)."""
+    start = path + b"/"
+    with open("/proc/self/mountinfo", "rb") as table:
+        places = {_without_escapes(line.split()[4]) for line in table}
+    return sorted(place for place in places if place.startswith(start))
+
+
+def _without_escapes(field: bytes) -> bytes:
+    first, *rest = field.split(b"\\")
+    return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
+
+
+def _said_of_left_out(held: list[Held]) -> str:
+    """Say which mounts are left out (rule 5), in a few words; "" for none."""
+    left = [one.path.decode(errors="replace") for one in held if one.is_left_out]
+    if not left:
+        return ""
+    more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+    return f", without what is mounted at {', '.join(left[:_NAMED])}{more}"
 
 
 def _hold_proc(*, to_read: bool) -> int:

@@ -82,17 +82,35 @@ class Held:
     Attributes:
         path: of the tree.
         fd: a copy of what is mounted there; of what is to be hidden, the directory itself.
+        over: of a mount beneath another copy, what it is mounted on there; else -1.
         is_directory: or a file.
         is_hidden: it is to be covered.
+        is_left_out: it is covered because no copy of what is mounted there can be had.
     """
 
-    __slots__ = ("fd", "is_directory", "is_hidden", "path")
+    __slots__ = ("fd", "is_directory", "is_hidden", "is_left_out", "over", "path")
 
-    def __init__(self, path: bytes, fd: int, *, is_hidden: bool = False) -> None:
+    def __init__(
+        self,
+        path: bytes,
+        fd: int,
+        *,
+        over: int = -1,
+        is_hidden: bool = False,
+        is_left_out: bool = False,
+    ) -> None:
         self.path = path
         self.fd = fd
+        self.over = over
         self.is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
         self.is_hidden = is_hidden
+        self.is_left_out = is_left_out
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        os.close(self.fd)
+        if self.over >= 0:
+            os.close(self.over)
 
 
 class _Ours:
@@ -241,7 +259,8 @@ class Stage:
             OSError: ESTALE: it is another file.
         """
         place = open_exactly(tree.path[1:], self._root.top)
-        if not os.path.samestat(os.fstat(place), os.fstat(tree.fd)):
+        expected = tree.fd if tree.over < 0 else tree.over
+        if not os.path.samestat(os.fstat(place), os.fstat(expected)):
             os.close(place)
             raise OSError(errno.ESTALE, "another file")
         return place

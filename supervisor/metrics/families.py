@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from supervisor.lifecycle import State
 from supervisor.metrics.registry import descriptors_open
 from supervisor.restarts import DOWN
+from supervisor.sandbox.plan import LAYERS
 from supervisor.services import Accounting
 from supervisor.session.counts import NAMES, Histogram
 
@@ -92,6 +93,16 @@ def _children(metrics: Metrics) -> Iterator[Family]:
         "sandhost_children_limit",
         "Children that there may be at once",
         host.settings.max_children,
+    )
+    missing = Counter(
+        layer for child in host.children.values() for layer in child.walls.lost
+    )
+    yield _by(
+        GAUGE,
+        "sandhost_children_missing_layer",
+        "Children that run without a sandbox layer of their profile, by layer",
+        "layer",
+        {layer: missing[layer] for layer in LAYERS if layer != "uid"},
     )
     yield _one(
         COUNTER,

@@ -223,7 +223,7 @@ class Watch:
             traffic.bytes_in,
             traffic.bytes_out,
             tokens.tokens if tokens else 0,
-            _profile(row["isolation"]),
+            _label(row["isolation"]),
             traffic.last_error,
             _bar_of(child, "Files", OPEN_FILES),
             _bar_of(child, "Growth", SIZE_BYTES, is_bytes=True),
@@ -272,8 +272,8 @@ def _requests(child: Child) -> int:
     return 0 if child.session is None else child.session.requests
 
 
-def _profile(isolation: object) -> str:
-    return str(isolation.get("profile")) if isinstance(isolation, dict) else "-"
+def _label(isolation: object) -> str:
+    return str(isolation.get("label")) if isinstance(isolation, dict) else "-"
 
 
 def _bar_of(child: Child, title: str, kind: int, *, is_bytes: bool = False) -> Bar:

@@ -16,6 +16,8 @@ Rules of this file.
    (``sandbox.orders``): what lies under a child's names may be its own doing.
 3. What is required and missing refuses the start: which, why, what to install.  So does
    what is there, but not for what is the child's: which path, why, what to do.
+4. A host that is root starts no child as root because a layer failed: where the profile
+   has ``uid``, a start without it is refused, and no other layer's loss changes that.
 """
 
 from __future__ import annotations
@@ -148,9 +150,28 @@ class Walls:
     applied: tuple[tuple[str, str], ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def lost(self) -> dict[str, str]:
+        """The reason by layer that this machine did not give, though it was asked for.
+
+        ``uid`` is none of them: it takes a host that is root, which starts nobody
+        without it (rule 4).
+        """
+        return {
+            layer: why
+            for layer, why in self.missing.items()
+            if layer in LAYERS and layer != "uid"
+        }
+
+    @property
+    def label(self) -> str:
+        """The profile's name, and how many of its layers the machine did not give."""
+        return f"{self.profile}-{len(self.lost)}" if self.lost else self.profile
+
     def row(self) -> dict[str, object]:
         """Return it as JSON: ``ps``, the journal and ``doctor`` show this."""
         return {
+            "label": self.label,
             "profile": self.profile,
             "layers": [name for name, _ in self.applied],
             "details": dict(self.applied),
@@ -169,11 +190,13 @@ class Machine:
     Attributes:
         lacking: reason by layer that could not be had.
         ungiven: of these, the layers that nobody is given, by a sysctl that can change.
+        told: (policy, layer) of the losses that the log tells of already.
     """
 
     def __init__(self, launchpad_pid: int | None = None) -> None:
         self.lacking: dict[str, str] = {}
         self.ungiven: set[str] = set()
+        self.told: set[tuple[str | None, str]] = set()
         self._users: set[int] = set()
         self._launchpad_pid = launchpad_pid
         if os.geteuid() != 0:
@@ -229,25 +252,23 @@ class Plan:
         network: ``none`` or ``host``.
         machine: what is known of the machine.
         missing: reason by layer that this child goes without.
-        without: of these, what its own directories cannot have.
     """
 
     profile: Profile
     network: str
     machine: Machine
     missing: dict[str, str] = field(default_factory=dict)
-    without: dict[str, str] = field(default_factory=dict)
 
     def wanted(self) -> set[str]:
         """Return the layers to ask for.
 
         Raises:
-            SpawnError: one that is required cannot be had.
+            SpawnError: one that is required cannot be had, or root's child no user.
         """
         self.missing.clear()
         self.machine.look_again()
         layers = set(self.profile.layers)
-        for layer, why in (*self.machine.lacking.items(), *self.without.items()):
+        for layer, why in self.machine.lacking.items():
             self.leave(layers, layer, why)
         if os.geteuid() == 0:
             why = "the host is root and makes the other namespaces without one"
@@ -282,13 +303,15 @@ class Plan:
         """Do without a layer, if it was asked for.
 
         Raises:
-            SpawnError: it is required.
+            SpawnError: it is required, or what keeps the child from being root (rule 4).
         """
         if layer in layers:
             layers.discard(layer)
             self.missing[layer] = why
             if layer in self.profile.required:
                 raise missing_layer(layer, why)
+            if layer == "uid" and os.geteuid() == 0:
+                raise would_be_root(why)
 
     def failed(self, error: SpawnError) -> bool:
         """Take note of a layer that failed with nothing of any child's.
@@ -297,31 +320,18 @@ class Plan:
             Whether the machine lacks it, so that it is to be tried without.
 
         Raises:
-            SpawnError: it is required.
+            SpawnError: it is required, or what keeps the child from being root (rule 4).
         """
         layer = error.stage
         if not is_of_the_machine(error):
             return False
         if layer in self.profile.required:
             raise missing_layer(layer, error.reason, error.errno)
+        if layer == "uid":  # not noted: the next start asks again
+            raise would_be_root(error.reason, error.errno)
         self.machine.lacking[layer] = error.reason
         if error.errno == errno.ENOSPC:
             self.machine.ungiven.add(layer)
-        return True
-
-    def failed_for_it(self, error: SpawnError) -> bool:
-        """Take note of a layer that failed for this child, and not for the machine.
-
-        Only that of owners is left out then: the file system of a directory that
-        whoever runs the host has named may be unable to show them otherwise.
-
-        Returns:
-            Whether it is to be tried without: it is that one, and not required.
-        """
-        layer = error.stage
-        if layer != "uid" or layer in self.profile.required:
-            return False
-        self.without[layer] = error.reason
         return True
 
 
@@ -339,6 +349,13 @@ def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnErro
         f" {why}; it takes {LAYERS[layer]}"
     )
     return SpawnError(number, layer, text, why)
+
+
+def would_be_root(why: str, number: int = errno.EPERM) -> SpawnError:
+    """Word that a child of a host that is root cannot have a user of its own (rule 4)."""
+    how = "to start it as root, name a profile without the layer 'uid'"
+    text = f"cannot start a child as a user of its own: {why}; {how}"
+    return SpawnError(number, "uid", text, why)
 
 
 @dataclass(slots=True)

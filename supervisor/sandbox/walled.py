@@ -121,9 +121,8 @@ async def _do_without(
     if why.stage in OF_PATHS:
         fault = await _neutral_fault(launcher, attempt)
     if fault.stage == "exec":
-        if not plan.failed_for_it(why):
-            raise failed_for_paths(why, paths)
-    elif not plan.failed(fault):
+        raise failed_for_paths(why, paths)
+    if not plan.failed(fault):
         raise why
 
 
@@ -272,7 +271,7 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
     if not wanted.groups:
         plan.leave(layers, "cgroup", wanted.no_groups)
     if wanted.user is None:
-        plan.leave(layers, "uid", "a nested child has its parent's user")
+        plan.leave(layers, "uid", "it was given no user")
     else:
         user = wanted.user if "uid" in layers else os.geteuid()
         if giving.has_others(wanted.own, user):
@@ -321,7 +320,7 @@ def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
     if layer == "uid":  # the launchpad has said which path it is
         how = (
             "its file system cannot show its files as another user's: put it on one that"
-            " can (ext4, xfs, btrfs, tmpfs, say), or do without the layer 'uid'"
+            " can (ext4, xfs, btrfs, tmpfs, say), or name a profile without 'uid'"
         )
     else:
         why = f"{why}, at one of {', '.join(dict.fromkeys(paths))}"

@@ -6,16 +6,19 @@ some kind promises nothing names the others (`@only(...)`) and says why. The col
 of the attacks in docs/security.md is compared with what is collected here.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.plan import PROFILES, named
+from supervisor.sandbox import giving
+from supervisor.sandbox.plan import FIRST_USER, PROFILES, named
 from tests.helpers.figures import tell
 from tests.helpers.hosts import Stage, opened
 
@@ -25,7 +28,16 @@ LAYERS = ("mountns", "pidns", "netns", "ipcns", "utsns", "userns")
 NAMESPACES = named("namespaces", list(LAYERS))
 """What bubblewrap gives, and nothing else."""
 
-WALLS = {"none": PROFILES["none"], "auto": PROFILES["auto"], "namespaces": NAMESPACES}
+AS_ROOT = replace(PROFILES["auto"], layers=PROFILES["auto"].layers - frozenset({"uid"}))
+"""What the root of a user namespace, who has no users to give, starts children in."""
+
+HAS_NO_USERS = os.geteuid() == 0 and bool(giving.why_not_to(FIRST_USER))
+
+WALLS = {
+    "none": PROFILES["none"],
+    "auto": AS_ROOT if HAS_NO_USERS else PROFILES["auto"],
+    "namespaces": NAMESPACES,
+}
 KINDS = (*WALLS, "bubblewrap")
 
 BWRAP = (
@@ -51,18 +63,25 @@ def only(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", kinds, indirect=True)
 
 
-def words_of(kind: str, where: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def words_of(
+    kind: str, where: Path, *, has_users: bool = True
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return (options of `run`, words before COMMAND) for a kind of walls.
 
     Args:
         kind: of walls.
         where: a directory for a file.
+        has_users: if the host is root, it may give children users.
     """
     if kind == "bubblewrap":
         return ("--sandbox", "none"), BWRAP
     config = where / "walls.toml"
     layers = ", ".join(f'"{layer}"' for layer in LAYERS)
     config.write_text(f"[sandbox.namespaces]\nlayers = [{layers}]\n")
+    if kind == "auto" and not has_users:
+        layers = ", ".join(f'"{layer}"' for layer in AS_ROOT.layers)
+        config.write_text(f"[sandbox.as-root]\nlayers = [{layers}]\n")
+        return ("--config", str(config), "--sandbox", "as-root"), ()
     return ("--config", str(config), "--sandbox", kind), ()
 
 

@@ -58,7 +58,8 @@ def test_a_mount_in_the_root_is_no_way_out(
     (tmp_path / "root" / "file").write_text("of the root\n")
     (tmp_path / "outside" / "secret").write_text("mounted\n")
     (tmp_path / "beside").write_text("secret\n")
-    options, wrapper = words_of(kind, tmp_path)
+    has_users = own_mounts == OF_ROOT
+    options, wrapper = words_of(kind, tmp_path, has_users=has_users)
     outcome = sandhost(
         "run", *options, "--root", tmp_path / "root",
         "--", *wrapper, "sh", "-c", SCRIPT,
@@ -84,8 +85,11 @@ def test_what_is_mounted_for_a_child_is_mounted_for_nobody_else(
     tmp_path: Path, own_mounts: tuple[str, ...]
 ) -> None:
     tmp_path.chmod(0o755)
+    where = tmp_path.with_name(f"{tmp_path.name}-beside")
+    where.mkdir()
+    options, _ = words_of("auto", where, has_users=own_mounts == OF_ROOT)
     outcome = sandhost(
-        "run", "--", "cat", "/proc/self/mountinfo",
+        "run", *options, "--", "cat", "/proc/self/mountinfo",
         wrapper=(*own_mounts, *SHARED), cwd=tmp_path,
         env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
     )  # fmt: skip

@@ -113,7 +113,7 @@ def test_a_good_file_is_0_and_no_toml_is_2(
     [
         (("check-config",), 2),
         (("run", "--config"), 125),
-        (("serve", "--config"), 1),
+        (("serve", "--config"), 78),
         (("shim", "bin", "--config"), 2),
     ],
 )
@@ -325,7 +325,6 @@ def test_a_limit_that_nobody_keeps_in_a_profile_is_told(tmp_path: Path) -> None:
         ("'seccomp', 'mountns', 'pidns', 'userns'", False, True),
         ("'mountns', 'uid'", True, True),
         ("'mountns', 'uid', 'userns'", False, False),  # nor a user to give
-        ("'uid', 'landlock'", True, False),  # which takes mountns
     ],
 )
 def test_a_limit_that_a_group_keeps_takes_what_keeps_a_child_in_it(
@@ -336,7 +335,9 @@ def test_a_limit_that_a_group_keeps_takes_what_keeps_a_child_in_it(
         "[policy.a]\nsandbox = 'small'\nnetwork = 'host'\nlimits = { cpus = 0.5 }\n"
     )
     (tmp_path / "c.toml").write_text(profile + policy)
-    wrapper = allowing("", uid=0 if is_root else 1000)
+    if is_root and os.geteuid() != 0:
+        pytest.skip("a user namespace's root has no user to give")
+    wrapper = () if is_root else allowing("", uid=1000)
     outcome = sandhost("check-config", "c.toml", cwd=tmp_path, wrapper=wrapper)
     assert outcome.status == (0 if is_kept else 2)
     if not is_kept:

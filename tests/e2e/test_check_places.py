@@ -26,7 +26,7 @@ def test_a_root_is_a_directory_that_is_there(tmp_path: Path) -> None:
         ("policy.gone.root", "there is no 'gone'; make it first"),
     ]
     outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path)
-    assert outcome.status == 1
+    assert outcome.status == 78
     assert b"cannot use c.toml: policy.file.root: 'file' is not" in outcome.err
 
 
@@ -120,7 +120,7 @@ def test_what_is_a_daemons_own_is_no_root_and_no_grant(
     ((key, reason),) = faults(outcome)
     assert key == f"policy.a.{policy.split(maxsplit=1)[0]}"
     assert said.format(tmp_path) in reason
-    for words, status in ((("serve",), 1), (("run", "--", "true"), 125)):
+    for words, status in ((("serve",), 78), (("run", "--", "true"), 125)):
         command = (words[0], "--config", "c.toml", *words[1:])
         refused = sandhost(*command, cwd=tmp_path)
         assert refused.status == status
@@ -143,7 +143,7 @@ def test_the_usual_places_of_a_daemon_are_no_grant_either(tmp_path: Path) -> Non
     (tmp_path / "c.toml").write_text(text)  # nothing says that it is a daemon's
     outcome = sandhost("check-config", "c.toml", cwd=tmp_path, env=env)
     assert (outcome.status, outcome.err) == (0, b"")
-    assert sandhost("serve", "--config", "c.toml", cwd=tmp_path, env=env).status == 1
+    assert sandhost("serve", "--config", "c.toml", cwd=tmp_path, env=env).status == 78
 
 
 # A ring of links is a fault of the file, and none of this program's.
@@ -273,7 +273,7 @@ def test_what_follows_a_link_is_looked_for_where_it_leads(tmp_path: Path) -> Non
         "[host]\nstate_dir = 'b/link/..'\nruntime_dir = 'run'\n[policy.p]\nroot = 'a'\n"
     )
     outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path)
-    assert outcome.status == 1
+    assert outcome.status == 78
     assert outcome.said(f"holds [host] state_dir ('{tmp_path}/a/deep')")
 
 
@@ -365,7 +365,7 @@ def test_an_option_is_looked_at_before_a_daemon_begins(where: Path) -> None:
     (where / "c.toml").write_text(text)
     words = ("serve", "--config", "c.toml", "--control", "fine/c")
     outcome = sandhost(*words, cwd=where)
-    assert outcome.status == 1
+    assert outcome.status == 78
     assert outcome.said("policy.p.root: ")
     assert outcome.said(f"holds the daemon's control socket ('{where}/fine/c')")
 

@@ -61,7 +61,7 @@ def test_a_pipe_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
 
 def test_a_pipe_is_nothing_for_a_daemon(tmp_path: Path) -> None:
     outcome = substituted("echo", "serve", "--config", "@", cwd=tmp_path)
-    assert outcome.status == 1
+    assert outcome.status == 78
     assert outcome.said("it is a pipe, and this is read again at each reload")
 
 

@@ -12,6 +12,7 @@ from supervisor.config.document import ConfigError, load_config
 from supervisor.config.sandbox import requiring
 from supervisor.control.client import ControlError
 from supervisor.sandbox.cgroups import PREFIX, hierarchies
+from supervisor.sandbox.plan import LAYERS
 from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
 from tests.helpers.daemon import daemon
@@ -68,7 +69,9 @@ def test_a_required_layer_that_fails_when_it_is_tried_is_told(
     if layer == "no_new_privs" and os.geteuid() != 0:
         pytest.skip("without it nobody else may have the filter that plays this")
     kernel = older.without(*call)
-    (fault,) = json.loads(checked(tmp_path, profile(layer), kernel).out)
+    # Whose children would be root is refused for that.
+    all_but_uid = f"layers = {sorted(LAYERS.keys() - {'uid'})}\n"
+    (fault,) = json.loads(checked(tmp_path, profile(layer, all_but_uid), kernel).out)
     assert fault["key"] == "policy.p.sandbox"
     said = f"{layer!r}, which is required, is missing: "
     assert fault["reason"].startswith(said)
@@ -78,9 +81,9 @@ def test_a_required_layer_that_fails_when_it_is_tried_is_told(
     text = profile(layer).replace("required", "layers")
     assert checked(tmp_path, text, kernel).status == 0
     host = f"[host]\nruntime_dir = '{tmp_path}/r'\nstate_dir = '{tmp_path}/s'\n"
-    (tmp_path / "c.toml").write_text(host + profile(layer))
+    (tmp_path / "c.toml").write_text(host + profile(layer, all_but_uid))
     outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path, wrapper=kernel)
-    assert outcome.status == 1
+    assert outcome.status == 78
     assert outcome.said(f"cannot use {tmp_path}/c.toml: policy.p.sandbox: {said}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.sandbox.plan import PROFILES
+from supervisor.sandbox.plan import LAYERS, PROFILES
 from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 from tests.helpers.older import without
 from tests.helpers.trees import SHM
@@ -286,8 +286,9 @@ def test_eight_levels_of_children_work(
 ) -> None:
     (tmp_path / "note").write_text("through eight doors\n")
     levels = (SANDHOST, "relay", "--") * 8
-    words = (*levels, SANDHOST, "fs", "cat", "note")
-    outcome = sandhost("run", "--root", tmp_path, "--", *words, wrapper=wrapper)
+    words = ("--root", tmp_path, "--", *levels, SANDHOST, "fs", "cat", "note")
+    options = as_root(tmp_path) if wrapper else ()
+    outcome = sandhost("run", *options, *words, wrapper=wrapper)
     assert (outcome.status, outcome.out) == (0, b"through eight doors\n")
 
 
@@ -352,6 +353,14 @@ def test_a_limit_that_the_kernel_does_not_keep_for_root_is_told(tmp_path: Path) 
     assert (outcome.status, outcome.err) == (0, b"")
 
 
+def as_root(where: Path) -> tuple[str | Path, ...]:
+    """Return options of `run` for a child that stays root; others' are as ever."""
+    config = where / "as-root.toml"
+    layers = sorted(LAYERS.keys() - {"uid"})
+    config.write_text(f"[sandbox.as-root]\nlayers = {layers}\n")
+    return "--config", config, "--sandbox", "as-root"
+
+
 def spawned_in(journal: Path) -> list[dict[str, Any]]:
     """Return what a journal says of children that were spawned."""
     lines = map(json.loads, journal.read_text().splitlines())
@@ -370,7 +379,7 @@ def spawned_in(journal: Path) -> list[dict[str, Any]]:
     ],
     ids=["no users", "no chown", "no fowner", "no dac_override"],
 )
-def test_a_root_that_gives_nothing_away_starts_children(
+def test_a_root_that_gives_nothing_away_starts_children_as_root_if_told_to(
     tmp_path: Path, wrapper: tuple[str, ...], why: str
 ) -> None:
     words = [shutil.which(wrapper[0]) or "false", *wrapper[1:], "id", "-u"]
@@ -382,10 +391,16 @@ def test_a_root_that_gives_nothing_away_starts_children(
         "id -u; cd $TMPDIR && mkdir a b && touch a/b b/c && chmod 1777 a && chmod 0 b"
     )
     program = ("--journal", journal, "--", "sh", "-c", made)
+    # attack 50
     outcome = sandhost("run", *program, wrapper=wrapper, cwd="/")
+    assert (outcome.status, outcome.out) == (125, b"")
+    assert outcome.said(why)
+    assert outcome.said("; to start it as root, name a profile without the layer 'uid'")
+    options = as_root(tmp_path)
+    outcome = sandhost("run", *options, *program, wrapper=wrapper, cwd="/")
     assert (outcome.status, outcome.out, outcome.err) == (0, b"0\n", b"")
     (spawned,) = spawned_in(journal)
-    assert why in spawned["isolation"]["missing"]["uid"]
+    assert "uid" not in spawned["isolation"]["missing"]
 
 
 # A child that stays user 0 would have again at its exec what can be inherited.

@@ -188,7 +188,7 @@ def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path, lock: str) ->
 def test_faults_of_the_configuration_are_all_told(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[host]\ngrace = 1\n[child.a]\nrestart = 'x'\n")
     outcome = sandhost("serve", "--config", "c.toml", cwd=tmp_path)
-    assert outcome.status == 1
+    assert outcome.status == 78
     lines = outcome.err.decode().splitlines()
     assert len(lines) == 2
     assert any("host.grace" in line for line in lines)

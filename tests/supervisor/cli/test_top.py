@@ -20,7 +20,7 @@ def ps_row(name: str = "web", requests: int = 0, **changes: Any) -> Row:
         "name": name,
         "pid": 7,
         "state": "running",
-        "isolation": {"profile": "strict", "layers": []},
+        "isolation": {"label": "strict", "profile": "strict", "layers": []},
         "traffic": {
             "requests": requests,
             "errors": 1,

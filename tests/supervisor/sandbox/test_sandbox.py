@@ -17,6 +17,7 @@ from supervisor.sandbox.plan import (
     USERS,
     Machine,
     Plan,
+    Walls,
     named,
 )
 from supervisor.sandbox.view import Rule, View
@@ -144,10 +145,35 @@ def test_others_need_one_for_namespaces(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_hangs_on_a_missing_layer_is_missing_too(machine: Machine) -> None:
+    profile = named("as root", LAYERS.keys() - {"uid"})
+    plan = Plan(profile, "none", machine)
+    assert plan.failed(failure("mountns", errno.ENOSYS))
+    assert {"mountns", "pidns"}.isdisjoint(plan.wanted())
+    assert plan.missing["pidns"] == "needs the layer mountns"
+
+
+# attack 50: root's child has a user of its own, or its profile says that it has none.
+def test_a_child_of_root_is_refused_where_it_would_be_root(machine: Machine) -> None:
     plan = Plan(PROFILES["auto"], "none", machine)
     assert plan.failed(failure("mountns", errno.ENOSYS))
-    assert {"mountns", "uid", "pidns"}.isdisjoint(plan.wanted())
-    assert plan.missing["uid"] == "needs the layer mountns"
+    with pytest.raises(SpawnError, match="user of its own: needs the layer mountns; "):
+        plan.wanted()
+    machine.lacking.clear()
+    with pytest.raises(
+        SpawnError, match="Operation not permitted; to start it as root"
+    ):
+        plan.failed(failure("uid", errno.EPERM))
+    assert not machine.lacking, "so the next start asks again"
+
+
+def test_a_label_counts_what_the_machine_did_not_give() -> None:
+    walls = Walls("auto", "none")
+    assert walls.label == "auto"
+    # Who is not root gives no users, and a limit is no layer.
+    walls.missing = {"uid": "the host is not root", "limit of processes": "root's"}
+    assert (walls.label, walls.lost) == ("auto", {})
+    walls.missing |= {"netns": "no", "pidns": "no"}
+    assert walls.row()["label"] == "auto-2"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,15 @@ import pytest
 from supervisor.sandbox import orders as sandbox_orders
 from supervisor.sandbox import walled
 from supervisor.sandbox.apart import locations_of
-from supervisor.sandbox.plan import PROFILES, Machine, Profile, Walls, Wanted, named
+from supervisor.sandbox.plan import (
+    LAYERS,
+    PROFILES,
+    Machine,
+    Profile,
+    Walls,
+    Wanted,
+    named,
+)
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from tests.helpers.spawning import Stage, staged
 
@@ -116,6 +124,8 @@ async def test_a_link_in_a_working_directorys_place_refuses_one_start(
     root, machine = tmp_path / "root", Machine()
     wanted = Wanted(profile, "none", str(root / "sub"), theirs={str(root): True})
     wanted.no_groups = "none here"
+    if "uid" not in machine.lacking:
+        wanted.user = machine.take_user()
     await start(stage, machine, wanted)
     lacking = dict(machine.lacking)
     (root / "sub").rmdir()
@@ -220,12 +230,13 @@ async def test_what_fails_for_one_childs_paths_only_is_that_childs(
     assert os.fsencode(tmp_path) not in repr(launcher.asked[1].layers).encode()
 
 
-async def test_a_directory_that_cannot_show_owners_costs_its_child_the_layer(
+# attack 50
+async def test_a_directory_that_cannot_show_owners_costs_its_child_the_start(
     tmp_path: Path, machine: Machine
 ) -> None:
     launcher = _Launcher("uid", errno.EINVAL, os.fsencode(tmp_path))
-    walls = await tried(launcher, machine, tmp_path)
-    assert "uid" in walls.missing
+    with pytest.raises(SpawnError, match="or name a profile without 'uid'"):
+        await tried(launcher, machine, tmp_path)
     assert not machine.lacking
 
 
@@ -238,11 +249,24 @@ async def test_what_is_required_and_fails_for_everybody_is_missing(
         await tried(launcher, machine, tmp_path, named("mine", None, [layer]))
 
 
-@pytest.mark.parametrize("layer", ["mountns", "landlock", "uid", "netns", "seccomp"])
+# attack 50: nobody is root for that.
+@pytest.mark.parametrize("layer", ["mountns", "uid"])
+async def test_what_fails_for_everybody_makes_no_child_root(
+    tmp_path: Path, machine: Machine, layer: str
+) -> None:
+    launcher = _Launcher(layer, errno.ENOSYS)
+    with pytest.raises(SpawnError, match="cannot start a child as a user of its own: "):
+        await tried(launcher, machine, tmp_path)
+    assert all("uid" in request.layers for request in launcher.asked)
+
+
+@pytest.mark.parametrize("layer", ["mountns", "landlock", "netns", "seccomp"])
 async def test_what_fails_for_everybody_the_machine_lacks(
     tmp_path: Path, machine: Machine, layer: str
 ) -> None:
-    walls = await tried(_Launcher(layer, errno.ENOSYS), machine, tmp_path)
+    profile = named("as root", LAYERS.keys() - {"uid"})
+    launcher = _Launcher(layer, errno.ENOSYS)
+    walls = await tried(launcher, machine, tmp_path, profile)
     assert machine.lacking == {layer: os.strerror(errno.ENOSYS)}
     assert layer in walls.missing
 
