@@ -15,7 +15,7 @@ MOST_VALUES = 50_000
 _TEXT = re2.compile(rb'(?s)"(?:[^"\\]|\\.)*"')
 
 
-def check_values(document: bytes, advice: str) -> None:
+def check_values(document: bytes | bytearray, advice: str) -> None:
     """Raise ``ValueError`` if a document has too many values; the text ends in advice."""
     position = values = 0
     while True:

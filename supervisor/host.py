@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from supervisor.allocator import return_free_pages, return_large_pieces
 from supervisor.child import Child
 from supervisor.daemon_places import hidden_from_children
 from supervisor.denials import Denials
@@ -188,8 +189,10 @@ class Host:
         self.refused: Counter[str] = Counter()
         self.forks = ForkWatch(journal)
         self.budget = PayloadBudget(settings.payload_budget_bytes)
+        self.budget.on_freed = return_free_pages
         self.children: dict[str, Child] = {}
         soft = raise_limit()
+        return_large_pieces()
         self.fs = Filesystem(max_host_files=clients_share(soft))
         events = FileEvents(journal, self.child_of, log.write)
         self.fs.shows_host = shows_host

@@ -30,7 +30,7 @@ import trio
 
 from vfs.hostio_close import close_file, files_closing
 from vfs.hostio_table import UNKNOWN, MountTable, is_passing
-from vfs.workers import are_left, in_worker
+from vfs.workers import afterwards, are_left, in_worker
 
 __all__ = [
     "INLINE_WRITE_BYTES",
@@ -41,6 +41,7 @@ __all__ = [
     "SLOW_WRITE_S",
     "THREADS_PER_CHILD",
     "Mount",
+    "afterwards",
     "calls_at_work",
     "close_file",
     "files_closing",

@@ -29,6 +29,10 @@ OPEN_FILES, CLIENTS, SIZE_BYTES, FILES = range(4)
 FILE_SIZE = 4
 """What it bounds beside that: the size of each file."""
 
+MOST_MEMORY_BYTES = 96 * 1024 * 1024
+"""Memory that the requests of one child reserve at once, in all their forms: six times the
+longest one, and less than 128 MiB with what is not counted (spec S5)."""
+
 SHARE = 2
 """Connections of one child that one turn serves: with more it would have more of the
 host's time than a child that has one."""
@@ -105,6 +109,7 @@ class Ledger:
         open: open files whose growth is bounded, over the whole tree of ledgers.
         refused: how often a bound of this ledger's own refused something, by what is
             counted, and for ``FILE_SIZE``.
+        memory_bytes: what its requests have reserved: of the topmost ledger alone.
         threads: bounds the worker threads of the whole tree of ledgers.
         sends: bounds the files of which a piece is sent in one turn of the loop, for the
             whole tree: of the topmost ledger alone.
@@ -120,6 +125,7 @@ class Ledger:
         "bounds_size",
         "limits",
         "max_file_bytes",
+        "memory_bytes",
         "open",
         "parent",
         "refused",
@@ -147,6 +153,7 @@ class Ledger:
         self.bounds_files = files is not None
         self.before: tuple[int, int, int] | None = None
         self.staged_files = 0
+        self.memory_bytes = 0
         self.open = OpenSet()
         self.turn: Turn | None = None
         if parent is None:
@@ -182,6 +189,18 @@ class Ledger:
         if self._sends is None:  # as above
             self._sends = trio.CapacityLimiter(SHARE)
         return self._sends
+
+    def reserve_memory(self, size_bytes: int) -> bool:
+        """Reserve memory for a request of its child, or nothing; tell whether.
+
+        A negative size gives back and is always taken.
+        """
+        if self.parent is not None:
+            return self.parent.reserve_memory(size_bytes)
+        if size_bytes > 0 and self.memory_bytes + size_bytes > MOST_MEMORY_BYTES:
+            return False
+        self.memory_bytes += size_bytes
+        return True
 
     def charge(self, kind: int, amount: int) -> bool:
         """Charge ``amount`` here and at every ancestor, or nowhere; tell whether.

@@ -1,4 +1,4 @@
-"""Payloads on their way in: whole in memory or in an unnamed file, within one budget.
+"""Payloads on their way in, and the memory that requests take until they are answered.
 
 Rules of this file.
 
@@ -8,17 +8,36 @@ Rules of this file.
    an unnamed file: nobody waits for somebody else's payload (spec W3).
 3. Memory is taken by what comes, not by what was declared: a payload lies in a mapping
    whose pages the kernel gives on first touch (attack 15).
+4. A request that is decoded, sent on or answered at length takes more than its payload.
+   It reserves that beforehand, for its child and for the host (attack 42).
 """
+
+from __future__ import annotations
 
 import contextlib
 import errno
 import mmap
 import os
 import tempfile
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
+
+from vfs.ledger import MOST_MEMORY_BYTES, Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEFAULT_BUDGET_BYTES = 64 * 1024 * 1024
 """Memory for payloads over all clients (spec W3)."""
+
+MOST_RESERVED_BYTES = 8 * MOST_MEMORY_BYTES
+"""What the requests of all children reserve at once: as many children as the usual machine
+serves well may be at their own bound before another one is refused anything (spec S7)."""
+
+ANSWER_BYTES = 4 * 1024 * 1024
+"""What requests leave for answers: a call that fails for lack of it has been paid."""
+
+MUCH_BYTES = 16 * 1024 * 1024
+"""So much of what was freed is worth a call to give it back to the kernel."""
 
 _CLASSES: Final = ((64 * 1024, 16), (1024 * 1024, 4))
 """(size, how many are kept) of the mappings that are used again.
@@ -41,7 +60,7 @@ class Payload:
     __slots__ = ("_budget", "_map", "_spool", "_view", "left", "size")
 
     def __init__(
-        self, budget: "PayloadBudget", size: int, room: mmap.mmap | None, spool: int
+        self, budget: PayloadBudget, size: int, room: mmap.mmap | None, spool: int
     ) -> None:
         self._budget = budget
         self._map = room
@@ -134,9 +153,21 @@ class PayloadBudget:
     Attributes:
         used_bytes: memory that payloads may fill now.
         spooled: payloads that went to a file so far.
+        reserved_bytes: memory that requests have reserved now.
+        on_freed: called when none is reserved any more, and there was much.
     """
 
-    __slots__ = ("_free", "_limit", "_scratch", "_spool_dir", "spooled", "used_bytes")
+    __slots__ = (
+        "_free",
+        "_limit",
+        "_most_reserved",
+        "_scratch",
+        "_spool_dir",
+        "on_freed",
+        "reserved_bytes",
+        "spooled",
+        "used_bytes",
+    )
 
     def __init__(
         self, limit_bytes: int = DEFAULT_BUDGET_BYTES, spool_dir: str | None = None
@@ -146,6 +177,9 @@ class PayloadBudget:
         self._free: dict[int, list[mmap.mmap]] = {size: [] for size, _ in _CLASSES}
         self._scratch = bytearray(SCRATCH_BYTES)
         self.used_bytes = 0
+        self.reserved_bytes = 0
+        self._most_reserved = 0
+        self.on_freed: Callable[[], object] | None = None
         self.spooled = 0
 
     @property
@@ -166,6 +200,25 @@ class PayloadBudget:
         room = free.pop() if free else mmap.mmap(-1, room_size)
         self.used_bytes += room_size
         return Payload(self, size, room, -1)
+
+    def reservation(self, ledger: Ledger, size_bytes: int = 0) -> Reservation:
+        """Reserve memory for a request of whom a ledger counts.
+
+        Raises:
+            OSError: ``ENOMEM``: its child or the host has none left for it.
+        """
+        reservation = Reservation(self, ledger)
+        reservation.resize(size_bytes)
+        return reservation
+
+    def note_reserved(self, more: int) -> None:
+        """Count what a reservation has reserved more, or less."""
+        self.reserved_bytes += more
+        self._most_reserved = max(self._most_reserved, self.reserved_bytes)
+        if not self.reserved_bytes:
+            if self._most_reserved > MUCH_BYTES and self.on_freed is not None:
+                self.on_freed()
+            self._most_reserved = 0
 
     def adopt(self, spool: int, size: int, left: int) -> Payload:
         """Return a payload whose bytes so far are in a file; the file is its own now."""
@@ -196,6 +249,59 @@ class PayloadBudget:
             os.unlink(name)
         self.spooled += 1
         return fd
+
+
+class Reservation:
+    """The memory of one request in all its forms; made by ``PayloadBudget.reservation``.
+
+    Attributes:
+        size_bytes: how much it is now.
+    """
+
+    __slots__ = ("_budget", "_ledger", "size_bytes")
+
+    def __init__(self, budget: PayloadBudget, ledger: Ledger) -> None:
+        self._budget = budget
+        self._ledger = ledger
+        self.size_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self, size_bytes: int) -> None:
+        """Reserve so much for a request, where room for answers is left beside it."""
+        self.resize(size_bytes + ANSWER_BYTES)
+        self.resize(size_bytes)
+
+    def add(self, size_bytes: int) -> None:
+        """Reserve so much more; raise as ``resize`` does."""
+        self.resize(self.size_bytes + size_bytes)
+
+    def raise_to(self, size_bytes: int) -> None:
+        """Reserve so much in all, unless it is that much already; raise likewise."""
+        self.resize(max(self.size_bytes, size_bytes))
+
+    def resize(self, size_bytes: int) -> None:
+        """Reserve so much in all.
+
+        Raises:
+            OSError: ``ENOMEM``: there is no room for more; nothing has changed.
+        """
+        more = size_bytes - self.size_bytes
+        budget = self._budget
+        if more > 0 and budget.reserved_bytes + more > MOST_RESERVED_BYTES:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        if not self._ledger.reserve_memory(more):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        budget.note_reserved(more)
+        self.size_bytes = size_bytes
+
+    def close(self) -> None:
+        """Give everything back; safe to call twice."""
+        self.resize(0)
 
 
 _NO_TMPFILE: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)

@@ -167,4 +167,6 @@ class _LlmAsker:
             size=size,
             max_tokens=section.max_tokens,
         )
-        return await llm.gateway.complete(call)
+        # What is sent, and what it was measured by.
+        with llm.budget.reservation(client.ledger, 2 * size.size_bytes):
+            return await llm.gateway.complete(call)

@@ -37,6 +37,16 @@ host has a turn.  An event holds a token.  A server that does not stream has one
 all: the 128,000 tokens of a long answer hold half as many as numbers in a list, and
 log-probabilities of 5 alternatives are told for 6,000 tokens of it."""
 
+PIECE_BYTES = 100
+"""What a piece of text takes beside its characters."""
+
+FORMS = 6
+"""In so many forms a text of the model is there at the end: in pieces, joined, as JSON,
+searched for secrets. As many are there of an answer that comes as one piece of JSON."""
+
+PROBABILITIES_BYTES = 10
+"""What a byte of log-probabilities takes once it is decoded: they are kept as they come."""
+
 DONE = b"[DONE]"
 
 _OUTLINE = b"[{,"
@@ -60,12 +70,14 @@ class Answer:
         events: how many pieces came.
         output_bytes: text that the model has written so far.
         output_pieces: in how many pieces it came; a piece is a token at least.
+        kept_bytes: memory that what is kept of its events takes, beside that text.
     """
 
     def __init__(self) -> None:
         self.events = 0
         self.output_bytes = 0
         self.output_pieces = 0
+        self.kept_bytes = 0
         self._size = 0
         self._pending = bytearray()
         self._searched = 0  # of what is pending: it holds no LF
@@ -85,6 +97,12 @@ class Answer:
     def pending_bytes(self) -> int:
         """How long what has come of an event is, or of an answer in one piece."""
         return len(self._pending)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory it takes, its other forms at the end included."""
+        texts = self.pending_bytes + self.output_bytes
+        return FORMS * texts + PIECE_BYTES * self.output_pieces + self.kept_bytes
 
     # Taking it in
 
@@ -146,12 +164,12 @@ class Answer:
         choices = event.get("choices")
         if isinstance(choices, list):
             for choice in choices:
-                self._take_choice(choice)
+                self._take_choice(choice, len(text))
         elif choices is not None:
             raise AnswerError("choices are not a list")
         return event
 
-    def _take_choice(self, piece: object) -> None:
+    def _take_choice(self, piece: object, event_bytes: int) -> None:
         if not isinstance(piece, dict):
             raise AnswerError("a choice is not an object")
         index = piece.get("index", 0)
@@ -168,6 +186,7 @@ class Answer:
             return
         if not isinstance(known.get("logprobs"), dict):
             known["logprobs"] = {}
+        self.kept_bytes += PROBABILITIES_BYTES * event_bytes
         extend(known["logprobs"], logprobs)
 
     def _take_said(self, known: Object, piece: Object) -> None:

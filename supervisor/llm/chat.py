@@ -4,7 +4,9 @@ Rules of this file.
 
 1. A straight line: read what was asked, check it, open the outputs, call, write, reply.
 2. Files are opened with the child's own rights and in its effective view (spec L3, L4).
-3. Bytes of files move in worker threads.
+3. Bytes of files move in worker threads, and what is long is decoded, joined and encoded
+   there; names are counted before they are listed (attack 43).
+4. What a text takes is reserved before it is decoded (attack 42).
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol import echo, error, invalid
+from protocol import echo, error, invalid, limits
 from supervisor.dialogues import KeptError, Turn, user_text
-from supervisor.llm.gateway import FailedCallError
+from supervisor.footprint import message_bytes
+from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
 from supervisor.llm.outputs import Outputs, OutputsError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
-from supervisor.session.on_llm import LEAVE_S
-from supervisor.session.replies import denied
+from supervisor.session.on_llm import CHAT_FORMS, LEAVE_S
+from supervisor.session.replies import denied, no_memory
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
 
@@ -37,7 +40,15 @@ MAX_INPUT_BYTES = 8 * 1024 * 1024
 MOST_NAME_BYTES = 100
 """Longest name of a conversation."""
 
+MOST_PRESET_BYTES = 4096
+"""Longest preset that is looked up, with the name of its conversation."""
+
+MOST_NAMES = 10_000
+"""Most names of input files, and of output files: to open so many takes some tenths of a
+second, and a child has 8 MiB of files for its model to read."""
+
 NO_INPUTS = error(b"failed to read input files data")
+NO_OUTPUTS = error(b"failed to read output files data")
 EXCEEDED = error(b"quota exceeded: cannot make LLM call")
 
 
@@ -63,17 +74,21 @@ async def answer(
     Returns:
         The reply; None if its client is gone.
     """
-    inputs, outputs, prompt, preset = parts
+    inputs, outputs, prompt_data, preset = parts
     reply: bytes | None = None
     async with Outputs(session, claim=claim) as opened:
         try:
             with session.while_connected(LEAVE_S):
                 # For who is gone nothing begins (spec L10).
                 await trio.lowlevel.checkpoint_if_cancelled()
+                try:
+                    prompt = await _decoded(session, prompt_data, CHAT_FORMS - 2)
+                except UnicodeDecodeError:
+                    raise RefusedError(error(b"invalid prompt encoding")) from None
                 chosen = _chosen(service, prompt, preset)
                 files = await _read_inputs(session, inputs, claim=claim)
-                await opened.open(_names(outputs))
-                said = (prompt.decode(), tuple(files))
+                await opened.open(_names(outputs, NO_OUTPUTS))
+                said = (prompt, tuple(files))
                 completion = await _ask(session, service, chosen, said, claim=claim)
                 reply = await _finished(session, service, opened, completion)
         except (RefusedError, OutputsError) as why:
@@ -93,15 +108,56 @@ async def _finished(
     session: Session, service: LlmService, opened: Outputs, completion: Completion
 ) -> bytes:
     """Write the outputs and make the reply: the call is paid, so it is not undone."""
+    _reserve(session, 2 * len(completion.data))
     with trio.CancelScope(shield=True):  # bounded: a few writes to files
-        await opened.write(completion.text.encode())
+        text = completion.text
+        if len(text) > LARGE_BYTES:
+            await opened.write(await in_thread(text.encode))
+        else:
+            await opened.write(text.encode())
     status = service.status_text(session.client).encode()
     return b"OK %d %b\n%b" % (len(completion.data), status, completion.data)
 
 
-def _names(text: bytes) -> list[bytes]:
-    """Return the names that stand in lines; ``-`` is the child's own stream."""
-    return [name for name in text.split(b"\n") if name and name != b"-"]
+def _reserve(session: Session, size_bytes: int) -> None:
+    memory = session.reserved_memory()
+    try:
+        memory.raise_to(memory.size_bytes + size_bytes)
+    except OSError as why:
+        raise RefusedError(no_memory(why)) from None
+
+
+async def _decoded(session: Session, data: bytes, forms: int = 0) -> str:
+    """Return bytes of the user as text, after what that takes is reserved.
+
+    Args:
+        session: whose.
+        data: they.
+        forms: for so many forms of them memory is reserved already.
+
+    Raises:
+        RefusedError: there is no memory for it.
+        UnicodeDecodeError: they are none.
+    """
+    if len(data) <= LARGE_BYTES:
+        _reserve(session, message_bytes(data) - forms * len(data))
+        return data.decode()
+    _reserve(session, await in_thread(message_bytes, data) - forms * len(data))
+    return await in_thread(data.decode)
+
+
+def _names(text: bytes, refusal: bytes) -> list[bytes]:
+    """Return the names that stand in lines; ``-`` is the child's own stream.
+
+    Raises:
+        RefusedError: there are more lines than ``MOST_NAMES``, or one is no file's name.
+    """
+    if text.count(b"\n") > MOST_NAMES:  # before they are listed: 8 MiB took 0.4 s
+        raise RefusedError(refusal)
+    names = [name for name in text.split(b"\n") if name and name != b"-"]
+    if any(len(name) > limits.MAX_LINE_BYTES for name in names):
+        raise RefusedError(refusal)
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +170,12 @@ class _Chosen:
     name: str = ""
 
 
-def _chosen(service: LlmService, prompt: bytes, preset: bytes) -> _Chosen:
+def _chosen(service: LlmService, prompt: str, preset: bytes) -> _Chosen:
     """Return what is said before the user, and in which conversation (spec L5)."""
-    try:
-        prompt.decode()
-    except UnicodeDecodeError:
-        raise RefusedError(error(b"invalid prompt encoding")) from None
     if not preset and prompt:
         return _Chosen()
+    if len(preset) > MOST_PRESET_BYTES:
+        raise RefusedError(invalid("preset", preset))
     text = preset.decode(errors="surrogateescape") or DEFAULT_PRESET
     program, at, name = text.partition("@")
     system = service.presets.get(program)
@@ -151,11 +205,22 @@ async def _ask(
     messages = []
     if chosen.program is not None:
         messages.append({"role": "system", "content": chosen.system})
-    text = user_text(*said)
+    prompt, files = said
+    if len(prompt) + sum(len(text) for _, text in files) > LARGE_BYTES:
+        text, size = await in_thread(_user_message, prompt, files)
+    else:
+        text, size = _user_message(prompt, files)
     if text:
         messages.append({"role": "user", "content": text})
-    call = service.call(session.client, messages, claim=claim)
+    size += len(chosen.system.encode())
+    call = service.call(session.client, messages, claim=claim, size_bytes=size)
     return await service.gateway.complete(call)
+
+
+def _user_message(prompt: str, files: tuple[tuple[str, str], ...]) -> tuple[str, int]:
+    """Return the user's message, and its length in bytes."""
+    text = user_text(prompt, files)
+    return text, len(text.encode())
 
 
 async def _read_inputs(
@@ -164,11 +229,11 @@ async def _read_inputs(
     """Return (name, content) of the input files (spec L3)."""
     found = []
     left = MAX_INPUT_BYTES
-    for name in _names(text):
+    for name in _names(text, NO_INPUTS):
         data = await _read_input(session, name, left, claim=claim)
         left -= len(data)
         try:
-            content = data.decode()
+            content = await _decoded(session, data)
         except UnicodeDecodeError:
             raise RefusedError(NO_INPUTS) from None
         found.append((name.decode(errors="replace"), content))
@@ -190,6 +255,7 @@ async def _read_input(
         raise RefusedError(NO_INPUTS) from None
     try:
         try:
+            _reserve(session, min(file.handle.size(), most))
             data = await in_thread(_read_all, file, most, share=client.ledger.threads)
         finally:
             await fs.close_waiting(file)

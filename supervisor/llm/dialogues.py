@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.dialogues import Kept, user_text
-from supervisor.llm.gateway import FailedCallError
+from supervisor.llm.gateway import NO_MEMORY, FailedCallError, NoMemoryError
 
 if TYPE_CHECKING:
     from supervisor.dialogues import Message, Turn
@@ -43,7 +43,14 @@ class PlainDialogues:
             said = (*said, {"role": "user", "content": text})
         messages = [{"role": "system", "content": turn.system}, *said]
         call = service.call(client, messages, claim=turn.claim)
-        completion = await service.gateway.complete(call)
+        # What was said before; of what is said now its client has reserved all forms.
+        before = 2 * sum(len(message["content"]) for message in said[:-1])
+        try:
+            memory = service.budget.reservation(client.ledger, before)
+        except OSError:
+            raise NoMemoryError(NO_MEMORY) from None
+        with memory:
+            completion = await service.gateway.complete(call)
         said = (*said, {"role": "assistant", "content": completion.text})
         size = sum(len(message["content"]) for message in said)
         self.kept.keep(client, turn.name, said, size)

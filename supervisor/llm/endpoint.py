@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from supervisor.llm.service import LlmService
     from supervisor.spec import ChildSpec
     from vfs.filesystem import Client
+    from vfs.payload import Reservation
 
 PER_CHILD = 64
 """Connections of one child: as many as it may have clients."""
@@ -300,24 +301,35 @@ class Endpoint:
         """Answer one request; tell whether there may be another."""
         http = connection.http
         try:
-            request = await http.request()
+            request = await http.request(partial(self._admit, connection))
             if request is None:
                 return False
-            await self.gate.passed()
-            http.begin()
-            account = self._account(connection, request.token)
-            connection.answering = trio.CancelScope()
-            with connection.answering:
-                await answer(self._service, account.client, account.node, http, request)
+            with request.memory:
+                await self.gate.passed()
+                http.begin()
+                account = self._account(connection, request.token)
+                connection.answering = trio.CancelScope()
+                with connection.answering:
+                    await answer(
+                        self._service, account.client, account.node, http, request
+                    )
             if connection.answering.cancelled_caught:
                 with trio.move_on_after(INTERRUPT_S):
                     why = RefusedRequestError(503, REPLACED, "interrupted")
                     await http.interrupt(why)
                 return False
         except RefusedRequestError as why:
+            http.begin()
             await http.refuse(why)
+            await http.discard()
             return why.status not in (400, 401, 413, 503)
         return True
+
+    async def _admit(self, connection: _Connection, token: str) -> Reservation:
+        """Return where the memory of a request is reserved, for the child of its token."""
+        await self.gate.passed()
+        client = self._account(connection, token).client
+        return self._service.budget.reservation(client.ledger)
 
     def _account(self, connection: _Connection, token: str) -> Account:
         # A token has 256 random bits: how long a look-up takes tells nothing of use.

@@ -18,10 +18,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from supervisor.footprint import document_bytes
 from supervisor.llm.answer import DONE
 from supervisor.llm.deltas import ChoiceRedactor
-from supervisor.llm.endpoint_http import RefusedRequestError
-from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
+from supervisor.llm.endpoint_http import (
+    FORMS,
+    RefusedRequestError,
+    TooManyBytesError,
+    reserve,
+)
+from supervisor.llm.gateway import LARGE_BYTES, FailedCallError, NoMemoryError
 from supervisor.llm.prompt_size import size_of_body
 from supervisor.llm.quota import QuotaError
 from vfs.hostio import in_thread
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from supervisor.llm.redact import Redactor
     from supervisor.llm.service import LlmService
     from vfs.filesystem import Client
+    from vfs.payload import Reservation
 
 PASSED = frozenset(
     {
@@ -70,7 +77,7 @@ async def answer(
     """
     match request.method, request.path.rstrip("/"):
         case "POST", "/v1/chat/completions":
-            await _chat(service, client, node, http, request.body)
+            await _chat(service, client, node, http, request)
         case "GET", "/v1/models":
             await http.reply(200, _models(service, client))
         case _, "/v1/chat/completions" | "/v1/models":
@@ -89,22 +96,35 @@ def _models(service: LlmService, client: Client) -> bytes:
 
 
 async def _chat(
-    service: LlmService, client: Client, node: Node, http: HttpConnection, body: bytes
+    service: LlmService,
+    client: Client,
+    node: Node,
+    http: HttpConnection,
+    request: HttpRequest,
 ) -> None:
+    body, memory = request.body, request.memory
+    is_large = len(body) > LARGE_BYTES
+    size = await in_thread(_measured, body) if is_large else _measured(body)
+    reserve(memory, FORMS * len(body) + size - memory.size_bytes)
     make = partial(_call, service, client, node, body)
-    call, options = await in_thread(make) if len(body) > LARGE_BYTES else make()
+    call, options = await in_thread(make) if is_large else make()
     refusal: RefusedRequestError | None = None
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_leave_with, http, nursery.cancel_scope)
             if options.get("stream"):
                 include = (options.get("stream_options") or {}).get("include_usage")
-                stream = _Stream(http, service.redactor, include_usage=bool(include))
+                stream = _Stream(
+                    http, service.redactor, memory, include_usage=bool(include)
+                )
                 await stream.send(service, call)
             else:
                 completion = await service.gateway.complete(call)
+                reserve(memory, 2 * len(completion.data))
                 await http.reply(200, completion.data)
             nursery.cancel_scope.cancel()
+    except* (TooManyBytesError, NoMemoryError):
+        refusal = TooManyBytesError()
     except* QuotaError:
         text = "quota exceeded: cannot make LLM call"
         code = "insufficient_quota"
@@ -137,7 +157,7 @@ async def _leave_with(http: HttpConnection, scope: trio.CancelScope) -> None:
 
 
 def _call(
-    service: LlmService, client: Client, node: Node, body: bytes
+    service: LlmService, client: Client, node: Node, body: bytearray
 ) -> tuple[Call, dict[str, Any]]:
     """Return the call that a request makes, and the request."""
     asked = _asked(body)
@@ -161,7 +181,7 @@ def _call(
     return call, asked
 
 
-def _asked(body: bytes) -> dict[str, Any]:
+def _asked(body: bytearray) -> dict[str, Any]:
     """Return a request that can be made.
 
     Raises:
@@ -184,14 +204,24 @@ def _asked(body: bytes) -> dict[str, Any]:
     return asked
 
 
-def _decoded(body: bytes) -> object:
-    if len(body) > LARGE_BYTES:
-        from supervisor.documents import check_values  # noqa: PLC0415 - rarely
+def _measured(body: bytearray) -> int:
+    """Return what a body takes once it is decoded.
 
-        try:
-            check_values(body, "what is long in a request is a text")
-        except ValueError as why:
-            raise _invalid(str(why)) from None
+    Raises:
+        RefusedRequestError: it has too many values.
+    """
+    if len(body) <= LARGE_BYTES:
+        return document_bytes(body, len(body))
+    from supervisor.documents import MOST_VALUES, check_values  # noqa: PLC0415 - rarely
+
+    try:
+        check_values(body, "what is long in a request is a text")
+    except ValueError as why:
+        raise _invalid(str(why)) from None
+    return document_bytes(body, MOST_VALUES)
+
+
+def _decoded(body: bytearray) -> object:
     try:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError) as why:
@@ -218,9 +248,15 @@ class _Stream:
     """A streamed answer on its way to a child, redacted across its pieces."""
 
     def __init__(
-        self, http: HttpConnection, redactor: Redactor, *, include_usage: bool
+        self,
+        http: HttpConnection,
+        redactor: Redactor,
+        memory: Reservation,
+        *,
+        include_usage: bool,
     ) -> None:
         self._http = http
+        self._memory = memory
         self._redactor = redactor
         self._include_usage = include_usage
         self._choices: dict[int, ChoiceRedactor] = {}
@@ -233,19 +269,27 @@ class _Stream:
         Raises:
             QuotaError, FailedCallError: before anything was sent.
         """
-        # Bounded by the longest answer that the gateway takes.
-        sender, receiver = trio.open_memory_channel[dict[str, Any]](math.inf)
+        # Bounded by the memory that is reserved for what the client has not taken.
+        sender, receiver = trio.open_memory_channel[bytes](math.inf)
         done: list[Completion] = []
+
+        def put(event: dict[str, Any]) -> None:
+            data = self._passed(event)
+            if data is not None:
+                self._memory.add(len(data))
+                sender.send_nowait(data)
 
         async def ask() -> None:
             with sender:
-                done.append(await service.gateway.complete(call, sender.send_nowait))
+                done.append(await service.gateway.complete(call, put))
 
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask)
-                async for event in receiver:
-                    await self._pass(event)
+                async for data in receiver:
+                    await self._begin()
+                    await self._http.event(data)
+                    self._memory.add(-len(data))
         except* FailedCallError as group:
             if not self._has_begun:
                 raise
@@ -259,18 +303,18 @@ class _Stream:
             self._has_begun = True
             await self._http.begin_events()
 
-    async def _pass(self, event: dict[str, Any]) -> None:
-        await self._begin()
+    def _passed(self, event: dict[str, Any]) -> bytes | None:
+        """Return what the client gets of an event; None: nothing."""
         choices = event.get("choices") or []
         if event.get("usage") is not None and not self._include_usage:
             event = {key: value for key, value in event.items() if key != "usage"}
             if not choices:
-                return
+                return None
         if choices:
             self._last = {**event, "choices": []}
         for choice in choices:
             self._choice(choice.get("index", 0)).feed(choice)
-        await self._event(event)
+        return self._redacted(event)
 
     def _choice(self, index: int) -> ChoiceRedactor:
         known = self._choices.get(index)
@@ -278,8 +322,11 @@ class _Stream:
             known = self._choices[index] = ChoiceRedactor(self._redactor)
         return known
 
+    def _redacted(self, event: dict[str, Any]) -> bytes:
+        return self._redactor.data(msgspec.json.encode(event))
+
     async def _event(self, event: dict[str, Any]) -> None:
-        await self._http.event(self._redactor.data(msgspec.json.encode(event)))
+        await self._http.event(self._redacted(event))
 
     async def _end(self, completion: Completion) -> None:
         if not self._last:  # a provider that does not stream

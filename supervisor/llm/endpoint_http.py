@@ -6,10 +6,15 @@ Rules of this file.
    it; between requests a connection may idle, until room is needed.
 2. A body is bounded; what is longer is refused and the connection ends.
 3. What h11 does not accept (attack 33) is answered 400, and the connection ends.
+4. Of a body nothing is kept before its head was admitted: by its token (401), and by the
+   memory that it may take (429, attack 42). What was refused so is received all the same,
+   and nothing of it is kept: else the client might never read why.
+5. However small the pieces of a body are, others have their turn each millisecond.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h11
@@ -17,7 +22,9 @@ import msgspec
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from vfs.payload import Reservation
 
 DEADLINE_S = 30.0
 """From the first byte of a request to its last; the same for a piece of a reply."""
@@ -27,14 +34,28 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 
 RECEIVE_BYTES = 65_536
 
+TURN_S = 0.001
+"""How long the pieces of a body are taken apart before others have their turn."""
+
+FORMS = 4
+"""In so many forms a body is there beside the decoded one: as it came, for the next program of
+the host and alone, and as it is measured and sent."""
+
+NO_MEMORY = "other requests of this child take its memory; ask again"
+
 
 class HttpRequest(NamedTuple):
-    """A request that has come whole."""
+    """A request that has come whole.
+
+    Attributes:
+        memory: what is reserved for it, until it is answered.
+    """
 
     method: str
     path: str
     token: str
-    body: bytes
+    body: bytearray
+    memory: Reservation
 
 
 class RefusedRequestError(Exception):
@@ -44,7 +65,10 @@ class RefusedRequestError(Exception):
         status: of HTTP.
         kind: what the form calls ``type``.
         code: what it calls ``code``.
+        headers: of the reply, beside the usual ones.
     """
+
+    headers: Mapping[str, str] = {"x-should-retry": "false"}  # for the host has
 
     def __init__(
         self, status: int, message: str, kind: str, code: str | None = None
@@ -68,6 +92,15 @@ class RefusedRequestError(Exception):
         )
 
 
+class TooManyBytesError(RefusedRequestError):
+    """There is no memory for a request now; there may be in a second."""
+
+    headers: Mapping[str, str] = {"retry-after": "1"}
+
+    def __init__(self) -> None:
+        super().__init__(429, NO_MEMORY, "overloaded", "too_many_bytes")
+
+
 class HttpConnection:
     """One connection.
 
@@ -85,6 +118,7 @@ class HttpConnection:
         self.stream = stream
         self.received: bytearray | None = bytearray(ahead)
         self.is_sending = False
+        self._turn_s = 0.0
         self._http = h11.Connection(h11.SERVER)
         if ahead:
             self._http.receive_data(ahead)
@@ -93,11 +127,17 @@ class HttpConnection:
         """Take note that the request is being answered from now on."""
         self.received = None
 
-    async def request(self) -> HttpRequest | None:
+    async def request(
+        self, admit: Callable[[str], Awaitable[Reservation]]
+    ) -> HttpRequest | None:
         """Return the next request; None at the end of the connection.
 
+        Args:
+            admit: returns, for the token of a request, where its memory is reserved; it
+                may raise a refusal.
+
         Raises:
-            RefusedRequestError: it is too long or malformed; the connection ends.
+            RefusedRequestError: it is refused, too long or malformed.
             TooSlowError: it did not come in time.
         """
         try:
@@ -107,33 +147,59 @@ class HttpConnection:
                     return None
                 event = self._http.next_event()
             with trio.fail_after(DEADLINE_S):
-                return await self._whole(event)
+                return await self._whole(event, admit)
         except h11.RemoteProtocolError as why:
             raise _malformed(str(why), why.error_status_hint) from None
+        except ValueError:  # a length of thousands of digits
+            raise _malformed("bad Content-Length") from None
 
-    async def _whole(self, event: Any) -> HttpRequest | None:
+    async def _whole(
+        self, event: Any, admit: Callable[[str], Awaitable[Reservation]]
+    ) -> HttpRequest | None:
         while event is h11.NEED_DATA:
             await self._receive()
             event = self._http.next_event()
         if not isinstance(event, h11.Request):
             return None
         head = event
-        _check_length(head)
-        pieces = []
-        left = MAX_BODY_BYTES
-        while True:
-            if self._http.they_are_waiting_for_100_continue:
-                await self._send(h11.InformationalResponse(status_code=100, headers=[]))
-            event = self._http.next_event()
-            if event is h11.NEED_DATA:
-                await self._receive()
-            elif isinstance(event, h11.Data):
-                left -= len(event.data)
-                if left < 0:
-                    raise _malformed(f"more than {MAX_BODY_BYTES} bytes", 413)
-                pieces.append(bytes(event.data))
-            else:
-                return _request(head, b"".join(pieces))
+        declared = _check_length(head)
+        method, path, token = _told(head)
+        memory = await admit(token)
+        try:
+            _begin(memory, (FORMS + 1) * declared)
+            body = bytearray()
+            while data := await self._piece():
+                body += data
+                _check_size(len(body))
+                if len(body) > declared:
+                    reserve(memory, (FORMS + 1) * len(data))
+        except BaseException:
+            memory.close()
+            raise
+        return HttpRequest(method, path, token, body, memory)
+
+    async def _piece(self) -> bytes:
+        """Return the next piece of the current request's body; nothing at its end."""
+        if time.monotonic() > self._turn_s:
+            await trio.lowlevel.checkpoint()
+            self._turn_s = time.monotonic() + TURN_S
+        if self._http.they_are_waiting_for_100_continue:
+            await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            await self._receive()
+        return bytes(event.data) if isinstance(event, h11.Data) else b""
+
+    async def discard(self) -> None:
+        """Receive what is left of a refused request, and keep nothing of it."""
+        http = self._http
+        if (
+            http.their_state is h11.SEND_BODY
+            and not http.they_are_waiting_for_100_continue
+        ):
+            left = MAX_BODY_BYTES
+            with trio.fail_after(DEADLINE_S):
+                while left > 0 and (data := await self._piece()):
+                    left -= len(data)
 
     async def _receive(self) -> bool:
         data = await self.stream.receive_some(RECEIVE_BYTES)
@@ -169,9 +235,9 @@ class HttpConnection:
         await self._send(h11.EndOfMessage())
 
     async def refuse(self, why: RefusedRequestError) -> None:
-        """Send an error; the library is told not to try again, for the host has."""
+        """Send an error."""
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            await self.reply(why.status, why.body(), {"x-should-retry": "false"})
+            await self.reply(why.status, why.body(), why.headers)
 
     async def begin_events(self) -> None:
         """Begin a reply of server-sent events."""
@@ -213,7 +279,23 @@ class HttpConnection:
             await self.refuse(why)
 
 
-def _request(head: h11.Request, body: bytes) -> HttpRequest:
+def _begin(memory: Reservation, size_bytes: int) -> None:
+    try:
+        memory.begin(size_bytes)
+    except OSError:
+        raise TooManyBytesError from None
+
+
+def reserve(memory: Reservation, size_bytes: int) -> None:
+    """Reserve so much more for a request, or refuse it."""
+    try:
+        memory.raise_to(memory.size_bytes + size_bytes)
+    except OSError:
+        raise TooManyBytesError from None
+
+
+def _told(head: h11.Request) -> tuple[str, str, str]:
+    """Return (method, path, token) of a request."""
     token = ""
     for name, value in head.headers:
         if name == b"authorization":
@@ -221,13 +303,25 @@ def _request(head: h11.Request, body: bytes) -> HttpRequest:
             # A second one, or another scheme, is no key (attack 34).
             token = "" if token or scheme.lower() != "bearer" else rest.strip()
     path = head.target.decode("latin-1").partition("?")[0]
-    return HttpRequest(head.method.decode("latin-1"), path, token, body)
+    return head.method.decode("latin-1"), path, token
 
 
-def _check_length(head: Any) -> None:
-    """Refuse what says its length twice: it may be two requests to others (RFC 9112 6.1)."""
-    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in head.headers}:
+def _check_length(head: Any) -> int:
+    """Return the length that a request declares; 0 if it declares none.
+
+    What says its length twice may be two requests to others (RFC 9112 6.1).
+    """
+    told = dict(head.headers)
+    if {b"content-length", b"transfer-encoding"} <= told.keys():
         raise _malformed("both Content-Length and Transfer-Encoding")
+    length = int(told.get(b"content-length", b"0"))
+    _check_size(length)
+    return length
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > MAX_BODY_BYTES:
+        raise _malformed(f"more than {MAX_BODY_BYTES} bytes", 413)
 
 
 def _malformed(text: str, status: int = 400) -> RefusedRequestError:

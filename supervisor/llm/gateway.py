@@ -11,6 +11,8 @@ Rules of this file.
    it ends, and counts as a call, unless the provider refused it (spec L10, L11).
 3. What leaves is redacted: completions, reasons, events (I10).
 4. A large text is encoded and decoded in a worker thread: nobody waits for it (L14).
+5. What comes is reserved for as long as it is held (attack 42). Who makes a call has
+   reserved what is sent.
 """
 
 from __future__ import annotations
@@ -38,9 +40,14 @@ if TYPE_CHECKING:
     from supervisor.llm.provider import Provider
     from supervisor.llm.quota import Node, Reservation
     from supervisor.llm.redact import Redactor
+    from vfs.ledger import Ledger
+    from vfs.payload import PayloadBudget
+    from vfs.payload import Reservation as MemoryReservation
 
 LARGE_BYTES = 256 * 1024
 """Longest text that is encoded or decoded in the Trio thread: about a millisecond."""
+
+NO_MEMORY = "other requests of this child take its memory; ask again when one has ended"
 
 MAX_SENT_TOKENS = 4096
 """Highest bound on the output that is sent where the configuration has none: models
@@ -77,6 +84,7 @@ class Call:
         most_prompt_tokens: the most that a provider can count for them.
         max_tokens: most tokens of output; None for no bound of the caller's.
         node: pays.
+        ledger: counts the memory that it takes.
         child_id: for the journal.
         client_id: for the journal.
     """
@@ -87,6 +95,7 @@ class Call:
     most_prompt_tokens: int
     max_tokens: int | None
     node: Node
+    ledger: Ledger
     child_id: str
     client_id: str
 
@@ -124,6 +133,10 @@ class FailedCallError(Exception):
         self.status = status
 
 
+class NoMemoryError(FailedCallError):
+    """A call was given up because its child, or the host, has no memory left for it."""
+
+
 OnEvent = "Callable[[dict[str, Any]], None]"
 """Told of each event of the stream, as it comes and not redacted."""
 
@@ -136,6 +149,7 @@ class Gateway:
         spending: what is charged, for whoever keeps it.
         timeout_s: for one call, retries included (spec L11).
         journal: is told of every call, never of a text.
+        budget: the host's memory.
     """
 
     def __init__(
@@ -144,11 +158,13 @@ class Gateway:
         spending: Spending,
         timeout_s: float,
         journal: Journal,
+        budget: PayloadBudget,
     ) -> None:
         self._redactor = redactor
         self._spending = spending
         self._timeout_s = timeout_s
         self._journal = journal
+        self._budget = budget
 
     async def complete(
         self, call: Call, on_event: Callable[[dict[str, Any]], None] | None = None
@@ -168,11 +184,13 @@ class Gateway:
         reservation = self._reserve(call)
         answer, request = Answer(), Request()
         meter = _Meter(self, call, reservation, answer, request)
+        memory = self._budget.reservation(call.ledger)
+        has_no_memory = False
+
+        take = partial(_take, memory, answer, on_event)
         try:
-            with trio.fail_after(self._timeout_s):
-                found = await self._exchange(
-                    call, reservation, answer, request, on_event
-                )
+            with trio.fail_after(self._timeout_s), memory:
+                found = await self._exchange(call, reservation, answer, request, take)
                 usage = answer.usage() or answer.estimate(
                     call.prompt_tokens, reservation.max_tokens
                 )
@@ -184,8 +202,9 @@ class Gateway:
             reason, status = f"no complete answer within {self._timeout_s:g} s", 0
         except (CallError, ProviderError) as why:
             reason, status = str(why), getattr(why, "status", 0)
-        except OSError as why:  # no thread can be started
+        except OSError as why:  # no thread can be started, or no memory is left
             reason, status = os.strerror(why.errno or errno.EIO), 0
+            has_no_memory = why.errno == errno.ENOMEM
         except AnswerError as why:
             reason, status = f"invalid response: {why}", 0
         except BaseException:
@@ -195,6 +214,8 @@ class Gateway:
             raise
         meter.settle("failed")
         await self._spending.kept()
+        if has_no_memory:
+            raise NoMemoryError(NO_MEMORY)
         raise FailedCallError(self._one_line(reason), status)
 
     def _reserve(self, call: Call) -> Reservation:
@@ -217,7 +238,7 @@ class Gateway:
         reservation: Reservation,
         answer: Answer,
         request: Request,
-        on_event: Callable[[dict[str, Any]], None] | None,
+        take: Callable[[list[dict[str, Any]]], None],
     ) -> dict[str, Any]:
         body = {
             **call.body,
@@ -239,9 +260,7 @@ class Gateway:
                     events = await in_thread(answer.feed, piece)
                 else:
                     events = answer.feed(piece)
-                for event in events:
-                    if on_event is not None:
-                        on_event(event)
+                take(events)
         if received > LARGE_BYTES:
             return await in_thread(answer.finish)
         return answer.finish()
@@ -293,6 +312,19 @@ class Gateway:
             cost=round(cost, 4),
             latency_ms=round(1000 * latency_s, 3),
         )
+
+
+def _take(
+    memory: MemoryReservation,
+    answer: Answer,
+    on_event: Callable[[dict[str, Any]], None] | None,
+    events: list[dict[str, Any]],
+) -> None:
+    """Reserve what has come, and pass events on."""
+    memory.resize(answer.held_bytes)
+    if on_event is not None:
+        for event in events:
+            on_event(event)
 
 
 class _Meter:

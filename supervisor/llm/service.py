@@ -56,6 +56,7 @@ class LlmService:
         spending: what the host's own node has spent.
         log: of the host.
         fs: likewise; it has the account of the host's descriptors.
+        budget: likewise; it has that of the memory of requests.
     """
 
     def __init__(
@@ -77,13 +78,18 @@ class LlmService:
             if len(text) >= MIN_SECRET_CHARS
         )
         self.gateway = Gateway(
-            self.redactor, spending, parse_duration(section.timeout), host.journal
+            self.redactor,
+            spending,
+            parse_duration(section.timeout),
+            host.journal,
+            host.budget,
         )
         self.endpoint: Endpoint | None = None
         self.dialogues: Dialogues = PlainDialogues(self)
         self._host = host
         self.log = host.log
         self.fs = host.fs
+        self.budget = host.budget
         self._providers = providers
         self.spending = spending
         self._left: handover.AccountsState | None = None
@@ -261,6 +267,7 @@ class LlmService:
         messages: Sequence[Message],
         *,
         claim: bool,
+        size_bytes: int | None = None,
     ) -> Call:
         """Return the call that a client's messages make, by the rules for it.
 
@@ -268,12 +275,15 @@ class LlmService:
             client: who asks.
             messages: the conversation.
             claim: ``is_top_level``.
+            size_bytes: of what they say, where somebody has counted it.
         """
         section = self.section
         body: dict[str, object] = {"messages": list(messages)}
         if section.temperature is not None:
             body["temperature"] = section.temperature
-        size = sum(len(message["content"].encode()) for message in messages)
+        size = size_bytes
+        if size is None:
+            size = sum(len(message["content"].encode()) for message in messages)
         return self.prepared(
             client,
             self.model_name(client, claim=claim),
@@ -309,6 +319,7 @@ class LlmService:
             most_prompt_tokens=size.most_tokens(client.policy.image_tokens),
             max_tokens=max_tokens,
             node=self.node_of(client) if node is None else node,
+            ledger=client.ledger,
             child_id=self._host.child_of(client),
             client_id=client.id,
         )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
     from vfs.openfile import OpenFile
-    from vfs.payload import Payload, PayloadBudget
+    from vfs.payload import Payload, PayloadBudget, Reservation
     from vfs.policy import Place
 
 RECEIVE_BYTES = 8192
@@ -101,6 +101,7 @@ class SessionBase(ABC):
         carried: (descriptor, reply) of an ATTACH that the client has not taken.
         top: the ledger of its topmost child, which stands for that (spec S7).
         reserved: (file, bytes) that a WRITE which has begun may add to it.
+        memory: what the request reserves until its answer is taken; None: nothing.
     """
 
     __slots__ = (
@@ -138,6 +139,7 @@ class SessionBase(ABC):
         "last_request",
         "lines_of",
         "max_write_bytes",
+        "memory",
         "narrowed_places",
         "nested",
         "noted_lines",
@@ -224,6 +226,7 @@ class SessionBase(ABC):
         self.narrowed_places: tuple[Place, ...] = ()
         self.why_closed: str | None = None
         self.reserved: tuple[OpenFile, int] | None = None
+        self.memory: Reservation | None = None
         self._payload: Payload | None = None
         self._finish: Callable[[bytes | memoryview], bytes | None] | None = None
         self._drain_reply: bytes | None = None

@@ -7,6 +7,7 @@ ends with its client where nobody else has anything of it (spec L10).
 
 from __future__ import annotations
 
+import errno
 import json
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ import msgspec
 import trio
 
 from protocol import echo, error, invalid
-from supervisor.session.on_llm import LEAVE_S
+from supervisor.footprint import document_bytes
+from supervisor.session.on_llm import INLINE_BYTES, LEAVE_S
+from supervisor.session.replies import no_memory
 
 if TYPE_CHECKING:
     from protocol import messages as m
@@ -23,10 +26,14 @@ if TYPE_CHECKING:
     from supervisor.session.session import Session
     from vfs.content import Process
 
-UNAVAILABLE = error(b"LLM fds not available")
+FORMS = 2
+"""In so many forms the text of a call is there, beside the decoded one: as it came, and as
+the content that is made of it."""
 
-INLINE_BYTES = 64 * 1024
-"""Longest document or piece that is taken apart in the Trio thread."""
+MOST_DIGITS = 1000
+"""Longest number in a call: far more than any parameter takes."""
+
+UNAVAILABLE = error(b"LLM fds not available")
 
 
 def do_fd_call(session: Session, request: m.FdCall) -> bytes | None:
@@ -36,6 +43,10 @@ def do_fd_call(session: Session, request: m.FdCall) -> bytes | None:
         return session.drain(UNAVAILABLE)
     if request.size > session.max_write_bytes:
         return session.drain(_too_large(session, request.size))
+    try:
+        session.reserved_memory().begin((FORMS + 2) * request.size)
+    except OSError as why:
+        return session.drain(no_memory(why))
     piece = session.conn.take_body()
     return session.collect(piece, partial(_begin_call, session, service))
 
@@ -47,10 +58,14 @@ def _too_large(session: Session, size: int) -> bytes:
 def _begin_call(
     session: Session, service: FdService, document: bytes | memoryview
 ) -> None:
-    session.start(partial(_call, session, service, bytes(document)))
+    # A job that had a view of the payload would keep its memory.
+    data = bytes(document) if len(document) <= INLINE_BYTES else None
+    session.start(partial(_call, session, service, data))
 
 
-async def _call(session: Session, service: FdService, document: bytes) -> bytes | None:
+async def _call(
+    session: Session, service: FdService, document: bytes | None
+) -> bytes | None:
     # Here, so that a host without LLM fds loads nothing of them.
     from vfs.content import FdError, UnknownCallError  # noqa: PLC0415
     from vfs.content.long_calls import is_for_caller_alone  # noqa: PLC0415
@@ -58,9 +73,16 @@ async def _call(session: Session, service: FdService, document: bytes) -> bytes 
 
     threads = session.client.ledger.threads
     try:
-        if len(document) > INLINE_BYTES:
-            name, arguments = await in_thread(_parse, document, share=threads)
+        if document is None:
+            taken, size = await in_thread(_measured, session, share=threads)
+            session.payload_done()
+            session.reserved_memory().raise_to(FORMS * len(taken) + size)
+            name, arguments = await in_thread(_parse, taken, share=threads)
+            del taken  # what is left of it are the arguments
         else:
+            session.payload_done()
+            size = document_bytes(document, len(document))
+            session.reserved_memory().raise_to(FORMS * len(document) + size)
             name, arguments = _parse(document)
         process = service.process_of(session.client)
         if not is_for_caller_alone(process, name):
@@ -72,9 +94,31 @@ async def _call(session: Session, service: FdService, document: bytes) -> bytes 
                 answer = await process.call(name, **arguments)
             if scope.cancelled_caught:
                 return None
+        session.reserved_memory().add(2 * len(answer))
     except (UnknownCallError, ValueError, FdError) as why:
         return error(b"invalid fd call: " + echo(str(why).encode(errors="replace")))
+    except OSError as why:
+        if why.errno != errno.ENOMEM:
+            raise
+        return no_memory(why)
     return b"OK %d\n%b" % (len(answer), answer)
+
+
+def _measured(session: Session) -> tuple[bytes, int]:
+    """Return the document that has come, and what it takes once it is decoded.
+
+    Raises:
+        ValueError: it has too many values.
+    """
+    document = session.with_payload(bytes)
+    return document, _decoded_bytes(document)
+
+
+def _decoded_bytes(document: bytes) -> int:
+    from supervisor.documents import MOST_VALUES, check_values  # noqa: PLC0415 - see _call
+
+    check_values(document, "put long content in with FD_PUT")
+    return document_bytes(document, MOST_VALUES)
 
 
 def _parse(document: bytes) -> tuple[str, dict[str, object]]:
@@ -103,14 +147,32 @@ def _parse(document: bytes) -> tuple[str, dict[str, object]]:
 
 def _decoded(document: bytes) -> object:
     if len(document) <= INLINE_BYTES:
-        return json.loads(document)
-    from supervisor.documents import check_values  # noqa: PLC0415 - see _call
-
-    check_values(document, "put long content in with FD_PUT")
+        return _loaded(document)
     try:
         return msgspec.json.decode(document)
     except msgspec.DecodeError:
-        return json.loads(document)  # says what is wrong, and takes what is odd
+        return _loaded(document)  # says what is wrong, and takes what is odd
+
+
+def _loaded(document: bytes) -> object:
+    return json.loads(document, parse_int=_integer, parse_float=_float)
+
+
+def _integer(digits: str) -> int:
+    return int(_short(digits))
+
+
+def _float(digits: str) -> float:
+    return float(_short(digits))
+
+
+def _short(digits: str) -> str:
+    """Return a number that is short enough to be one (attack 43)."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(
+            f"a number of {len(digits)} digits; write {MOST_DIGITS} at most"
+        )
+    return digits
 
 
 def do_fd_put(session: Session, request: m.FdPut) -> bytes | None:

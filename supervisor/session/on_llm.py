@@ -6,6 +6,7 @@ Rules of this file.
    request, never imported here.
 2. LLM_CHAT is a job that lasts only while its client is there (spec L10).
 3. Checks run in the contract's order: encoding, preset, inputs, outputs, quota (L2).
+4. The memory for it is reserved with its line, before any of its payload is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 from protocol import error
 from protocol import messages as m
 from protocol.chat import ChatBody
-from supervisor.session.replies import denied
+from supervisor.session.replies import denied, no_memory, reason
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.llm.service import LlmService
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
 LEAVE_S = 0.002
 """How long a call outlives its client: what the provider has sent by then is read, so
 that it is charged (spec L10), and a dead child is cleaned up within 10 ms (spec S4)."""
+
+CHAT_FORMS = 6
+"""In so many forms the text of a request is there at the end: as it came (twice while it is
+split), decoded, in a message, and as JSON (twice, once to be measured). What takes more than
+that is reserved when it is known."""
+
+INLINE_BYTES = 64 * 1024
+"""Longest document, piece or text that is taken apart in the Trio thread."""
 
 
 def _service(session: Session) -> LlmService | None:
@@ -39,6 +49,10 @@ def do_chat(session: Session, request: m.Chat) -> bytes | None:
         denied(session, "LLM_CHAT", b"true")
     if session.services.llm is None:
         return session.drain(error(b"LLM not available"), chat)
+    try:
+        session.reserved_memory().begin(CHAT_FORMS * sum(request.parts))
+    except OSError as why:
+        return session.drain(no_memory(why), chat)
     piece = session.conn.take_body()
     return session.collect(piece, partial(_chat_now, session, is_top_level, chat), chat)
 
@@ -46,21 +60,30 @@ def do_chat(session: Session, request: m.Chat) -> bytes | None:
 def _chat_now(
     session: Session, is_top_level: bool, chat: ChatBody, data: bytes | memoryview
 ) -> bytes | None:
-    parts = chat.split(data)
-    session.start(partial(_chat, session, is_top_level, parts))
+    # A job that had a view of the payload would keep its memory.
+    parts = chat.split(data) if len(data) <= INLINE_BYTES else None
+    session.start(partial(_chat, session, is_top_level, chat, parts))
     return None
 
 
 async def _chat(
-    session: Session, is_top_level: bool, parts: tuple[bytes, ...]
+    session: Session,
+    is_top_level: bool,
+    chat: ChatBody,
+    parts: tuple[bytes, ...] | None,
 ) -> bytes | None:
     from supervisor.llm.chat import answer  # noqa: PLC0415 - hosts without [llm]
 
-    session.payload_done()
-    service = _service(session)
-    if service is None:
-        return error(b"LLM not available")  # the host is ending
-    return await answer(session, service, is_top_level, parts)
+    try:
+        if parts is None:
+            parts = await in_thread(session.with_payload, chat.split)
+        session.payload_done()
+        service = _service(session)
+        if service is None:
+            return error(b"LLM not available")  # the host is ending
+        return await answer(session, service, is_top_level, parts)
+    except BlockingIOError as why:  # no thread can be started
+        return error(b"OpenAI API call failed: " + reason(why))
 
 
 def do_quota(session: Session, request: m.Quota) -> bytes | None:

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from protocol import error
 from protocol.chat import SEPARATORS, ChatBody
 from supervisor.session.base import EOF, SessionBase
-from supervisor.session.replies import reason
+from supervisor.session.replies import no_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from vfs.payload import Reservation
+
+T = TypeVar("T")
 
 _write = os.write
 
@@ -78,6 +82,18 @@ class Receiving(SessionBase):
         self._drain_reply = reply
         return None if self.conn.body_left else self._end_body()
 
+    def reserved_memory(self) -> Reservation:
+        """Return what the current request reserves until its answer is taken."""
+        if self.memory is None:
+            self.memory = self.budget.reservation(self.client.ledger)
+        return self.memory
+
+    def with_payload(self, call: Callable[[memoryview], T]) -> T:
+        """Do something with the whole payload, in a worker thread of the job's."""
+        if self._payload is None:
+            raise RuntimeError("there is no payload")
+        return call(self._payload.view())
+
     def payload_done(self) -> None:
         """Give the memory of the payload back before the job that got it ends."""
         self._drop_payload()
@@ -130,6 +146,7 @@ class Receiving(SessionBase):
         finally:
             if self._job is None:
                 self._drop_payload()
+                self._release_memory()
         return reply
 
     def _extend(self, chat: ChatBody) -> None:
@@ -146,14 +163,20 @@ class Receiving(SessionBase):
     def _refuse_payload(self, why: OSError) -> None:
         """Drain a payload for which there is no room, neither in memory nor on disk."""
         self._drop_payload()
+        self._release_memory()
         self._finish = None
-        self._drain_reply = error(b"failed to read data: " + reason(why))
+        self._drain_reply = no_memory(why)
 
     def release_growth(self) -> None:
         """Give back what the header of a WRITE has reserved, or what came of it."""
         if self.reserved is not None:
             (file, growth), self.reserved = self.reserved, None
             file.give_back(growth)
+
+    def _release_memory(self) -> None:
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.close()
 
     def _drop_payload(self) -> None:
         self.release_growth()

@@ -28,6 +28,11 @@ def reason(why: OSError) -> bytes:
     return echo(os.strerror(why.errno or errno.EIO).encode())
 
 
+def no_memory(why: OSError) -> bytes:
+    """Return the error for a payload that there is no memory or no disk for (W3)."""
+    return error(b"failed to read data: " + reason(why))
+
+
 def unknown(request: FileRequest) -> bytes:
     """Return the error for a fileno that the client does not have."""
     return invalid("fileno", request.token)

@@ -270,6 +270,7 @@ class Session(Preparing):
         self.requests += 1
         self.counts.took(self.counts.jobs, kind, time.monotonic() - begun_s)
         self._drop_payload()
+        self._release_memory()
         if not self._stop:
             self._suspended = False
             self.pump.resume(self)
@@ -350,6 +351,7 @@ class Session(Preparing):
             stack.callback(close_places, self.narrowed_places)
             stack.callback(self._disconnect)
             stack.callback(self._drop_payload)
+            stack.callback(self._release_memory)
             stack.callback(self.pump.forget, self)
 
     def _disconnect(self) -> None:

@@ -79,6 +79,7 @@ class _Host:
 
     def __init__(self, hall: Hall, journal: Journal, services: Services) -> None:
         self.fs = hall.fs
+        self.budget = hall.budget
         self.journal = journal
         self.log = Log("ERROR", as_json=True)
         self.services = services

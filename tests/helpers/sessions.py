@@ -233,6 +233,8 @@ class Hall:
         assert not self.fs.tables.files
         assert self.ledger.used[:2] == [0, 0]
         assert self.budget.used_bytes == 0
+        assert self.budget.reserved_bytes == 0
+        assert self.ledger.memory_bytes == 0
         return self
 
     async def close(self) -> None:

@@ -21,6 +21,7 @@ from tests.helpers.canary import KEY
 from tests.helpers.canary_forms import NAMES, in_every_form, searched_forms
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
 from tests.helpers.llmscene import key_file, section
+from vfs.ledger import MOST_MEMORY_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -531,3 +532,73 @@ async def test_calls_wait_until_all_that_was_handed_over_is_there(
             await scene.service.all_entered()
             assert b" 401 " in await stream.receive_some(100)
         monkeypatch.undo()
+
+
+async def test_a_token_is_looked_at_before_a_body_comes(scene: Scene) -> None:
+    # attack 42: nothing of a stranger's body is kept.
+    door = await scene.puppet()
+    budget = scene.stage.host.budget
+    async with await door.connect() as stream:
+        head = door.request(b" " * 1_000_000, token="nobody-s")[:-1_000_000]
+        await stream.send_all(head)
+        status, body = await answered(stream)
+        assert status == 401
+        assert b"invalid_api_key" in body
+    async with await door.connect() as stream:
+        await stream.send_all(door.request(b" " * 1_000_000)[:-1_000_000])
+        await eventually(lambda: budget.reserved_bytes == 5_000_000)
+    await eventually(lambda: budget.reserved_bytes == 0)
+
+
+async def test_a_body_for_which_there_is_no_memory_is_taken_and_refused(
+    scene: Scene,
+) -> None:
+    # attack 42: at once, the client is told when to ask again, and can on this connection.
+    door = await scene.puppet()
+    other = await scene.puppet()
+    session = door.puppet.child.session
+    assert session is not None
+    host = scene.stage.host
+    long = door.request(ask("x" * 3_000_000))
+    async with await door.connect() as stream:
+        with host.budget.reservation(
+            session.client.ledger, MOST_MEMORY_BYTES - 9_000_000
+        ):
+            await stream.send_all(long)
+            with trio.fail_after(30):
+                reply = await stream.receive_some()
+            assert reply.startswith(b"HTTP/1.1 429 ")
+            assert b"\r\nretry-after: 1\r\n" in reply
+            assert b"x-should-retry" not in reply
+            assert b'"code":"too_many_bytes"' in reply
+            assert (await other.ask(ask("short")))[0] == 200
+        await stream.send_all(door.request(ask("short")))
+        assert (await answered(stream))[0] == 200
+    await eventually(lambda: host.budget.reserved_bytes == 0)
+
+
+@pytest.mark.parametrize("digits", [5_000, 12_000_000])
+async def test_a_number_of_many_digits_is_an_error_of_ours(
+    scene: Scene, digits: int
+) -> None:
+    # attack 43
+    door = await scene.puppet()
+    status, body = await door.ask(b'{"messages":[1],"seed":' + b"1" * digits + b"}")
+    assert status == 422
+    assert b"the body is no JSON: Integer value out of range" in body
+    status, body = await door.ask(
+        b'{"messages":[1],"seed":0.' + b"1" * digits + b"e9999}"
+    )
+    assert status == 422
+
+
+async def test_a_length_of_many_digits_is_an_error_of_ours(scene: Scene) -> None:
+    # attack 43
+    door = await scene.puppet()
+    async with await door.connect() as stream:
+        token = door.env["OPENAI_API_KEY"].encode()
+        request = POST + BEARER.replace(b"TOKEN", token)
+        await stream.send_all(
+            request + b"Content-Length: " + b"1" * 5_000 + b"\r\n\r\n"
+        )
+        assert (await answered(stream))[0] == 400

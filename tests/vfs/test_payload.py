@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfs.payload import DEFAULT_BUDGET_BYTES, Payload, PayloadBudget
+from vfs.ledger import MOST_MEMORY_BYTES, Ledger
+from vfs.payload import (
+    ANSWER_BYTES,
+    DEFAULT_BUDGET_BYTES,
+    MOST_RESERVED_BYTES,
+    Payload,
+    PayloadBudget,
+)
 
 KIB = 1024
 MIB = 1024 * 1024
@@ -205,3 +212,45 @@ def test_lies_about_lengths_cost_nothing(tmp_path: Path, size: int) -> None:
     for payload in payloads:
         payload.close()
     assert grown < 4 * KIB, f"{grown} KiB"
+
+
+# attack 42
+def test_a_child_reserves_so_much_for_all_its_clients() -> None:
+    budget, top = PayloadBudget(), Ledger()
+    below = Ledger(Ledger(top))
+    with budget.reservation(below, MOST_MEMORY_BYTES // 2) as held:
+        held.add(MOST_MEMORY_BYTES // 4)
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            budget.reservation(top, MOST_MEMORY_BYTES // 2)
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            held.raise_to(MOST_MEMORY_BYTES + 1)
+        assert top.memory_bytes == budget.reserved_bytes == MOST_MEMORY_BYTES // 4 * 3
+        budget.reservation(top, MOST_MEMORY_BYTES // 4).close()
+    assert top.memory_bytes == budget.reserved_bytes == 0
+
+
+# attack 42, spec S7
+def test_what_one_child_reserves_another_has_as_well() -> None:
+    budget = PayloadBudget()
+    freed = []
+    budget.on_freed = lambda: freed.append(budget.reserved_bytes)
+    count = MOST_RESERVED_BYTES // MOST_MEMORY_BYTES
+    held = [budget.reservation(Ledger(), MOST_MEMORY_BYTES) for _ in range(count)]
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        budget.reservation(Ledger(), 1)
+    for one in held:
+        assert not freed
+        one.close()
+    assert freed == [0]
+    budget.reservation(Ledger(), 1).close()
+    assert freed == [0]  # it was little
+
+
+# attack 42
+def test_what_requests_reserve_leaves_room_for_answers() -> None:
+    budget, ledger = PayloadBudget(), Ledger()
+    with budget.reservation(ledger) as held:
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            held.begin(MOST_MEMORY_BYTES)
+        held.begin(MOST_MEMORY_BYTES - ANSWER_BYTES)
+        held.add(ANSWER_BYTES)

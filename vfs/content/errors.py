@@ -27,9 +27,17 @@ class FdError(Exception):
     ) -> None:
         super().__init__(message)
         self.kind = kind
-        self.message = message
-        self.details = details
-        self.fd = fd
+        self.message = _clipped(message)
+        self.details = _clipped(details)
+        self.fd = _clipped(fd)
+
+
+MOST_SAID_CHARS = 4_000
+"""What an error says of a parameter at most: it is repeated there, and may have 16 MiB."""
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_SAID_CHARS else f"{text[:MOST_SAID_CHARS]}..."
 
 
 MOST_ANSWER_BYTES = 8 * 1024 * 1024

@@ -22,7 +22,7 @@ import trio
 from protocol import fdxml
 from vfs.content.arguments import Json, Tool, bind
 from vfs.content.begun import Begun
-from vfs.content.errors import INVALID_PARAMETER, FdError
+from vfs.content.errors import INVALID_PARAMETER, MOST_SAID_CHARS, FdError
 from vfs.content.long_calls import (
     INLINE_BYTES,
     NEED_MODEL,
@@ -390,5 +390,5 @@ def _failure(
     if not fd:
         asked = kwargs.get("fd", args[0] if args else None)
         if isinstance(asked, str) and asked.startswith(("fd:", "fd-")):
-            fd = asked.replace("fd-", "fd:", 1)
+            fd = asked[:MOST_SAID_CHARS].replace("fd-", "fd:", 1)
     return fdxml.failure(why.kind, fd, why.message, why.details)

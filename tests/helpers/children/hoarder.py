@@ -1,0 +1,117 @@
+"""A child that asks for much at once: 60 connections, each with the largest request.
+
+    python -m tests.helpers.children.hoarder KIND
+
+It asks once for little, writes `ready`, waits for a line of stdin, lets all ask at once, and
+writes what each was answered, one line each, without what is long; then `over`, and waits for
+one more line.
+"""
+
+import http.client
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from vfs.client import Client
+
+CONNECTIONS = 60
+"""As many as a child may have, but for its first one and a few."""
+
+CHAT_BYTES = 8 * 1024 * 1024
+BODY_BYTES = 16_500_000
+CALL_BYTES = 16_000_000
+
+
+def _words(size: int) -> str:
+    return ("plain words, " * (size // 13 + 1))[:size]
+
+
+def _chat(prompt: str, names: Sequence[str] = ()) -> Callable[[], str]:
+    client = Client().attach()
+
+    def ask() -> str:
+        found, _ = client.llm_chat_json(prompt, input_files=names)
+        return found[:20].decode()
+
+    return ask
+
+
+def _prompt() -> Callable[[], str]:
+    return _chat("!wait=1 " + _words(CHAT_BYTES - 100))
+
+
+def _short_names() -> Callable[[], str]:
+    return _chat("a", ["ab"] * (CHAT_BYTES // 3 - 100))
+
+
+def _answers() -> Callable[[], str]:
+    return _chat("!huge=8")
+
+
+def _endpoint() -> Callable[[], str]:
+    address = urlsplit(os.environ["OPENAI_BASE_URL"])
+    assert address.hostname is not None
+    line = http.client.HTTPConnection(address.hostname, address.port, timeout=300)
+    content = "!wait=1 " + _words(BODY_BYTES)
+    body = json.dumps({"messages": [{"role": "user", "content": content}]})
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+
+    def ask() -> str:
+        line.request("POST", "/v1/chat/completions", body, headers)
+        reply = line.getresponse()
+        text = f"{reply.status} {reply.read().decode()}"
+        assert reply.status == 200, f"{reply.getheader('retry-after')} {text}"
+        return text[:60]
+
+    return ask
+
+
+def _call() -> Callable[[], str]:
+    client = Client().attach()
+    return lambda: client.fd_call("read_fd", name=_words(CALL_BYTES))[:60]
+
+
+KINDS = {
+    "prompt": _prompt,
+    "short_names": _short_names,
+    "answers": _answers,
+    "endpoint": _endpoint,
+    "call": _call,
+}
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Be it."""
+    first = Client()
+    first.llm_chat_json("hello")
+    first.fd_call("list_fds")
+    asks = [KINDS[sys.argv[1]]() for _ in range(CONNECTIONS)]
+    said: list[str] = []
+
+    def run(ask: Callable[[], str]) -> None:
+        try:
+            said.append("OK " + ask())
+        except (OSError, AssertionError) as why:
+            said.append(f"{type(why).__name__} {why}"[:200])
+
+    _tell("ready")
+    sys.stdin.readline()
+    threads = [threading.Thread(target=run, args=(ask,)) for ask in asks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    _tell("\n".join(map(json.dumps, said)) + "\nover")
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()
