@@ -310,7 +310,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("STATE", _state),
         Column("RESTARTS", lambda row: str(row.get("restarts", 0)), is_right=True),
         Column("UPTIME", _uptime, is_right=True),
-        Column("ISOLATION", _isolation),
+        Column("ISOLATION", _isolation, gives_way=True),
         Column("CPU%", _usage("cpu_percent"), is_right=True, goes=1),
         Column("TIME", _usage("cpu_time_s", _seconds), is_right=True, goes=3),
         Column("RSS", _usage("rss_bytes", _size), is_right=True, goes=2),

@@ -34,8 +34,10 @@ LONGEST_PAUSE_S = 0.5
     "--sort",
     metavar="WORD",
     default="cpu",
-    shell_complete=one_of("cpu", "rss", "requests", "name"),
-    help="cpu, rss, requests, name...; default cpu.",
+    shell_complete=one_of(
+        *("cpu", "rss", "requests", "files", "in", "out", "tokens", "errors", "name")
+    ),
+    help="cpu, rss, requests, files, in, out, tokens, errors, name; default cpu.",
 )
 @click.option(
     "--filter", "wanted", metavar="TEXT", default="", help="Only rows that hold it."
@@ -68,7 +70,8 @@ def top(
         if as_json:
             print_text(tables.as_json(rows))
         else:
-            print_text("".join(f"{line}\n" for line in table(rows, tables.WIDTH)))
+            lines = table(rows, tables.terminal_width())
+            print_text("".join(f"{line}\n" for line in lines))
         return 0
     from supervisor.cli.top_screen import run_screen  # noqa: PLC0415 - rich
 

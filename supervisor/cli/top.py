@@ -6,7 +6,7 @@ lines and wishes out.  What it is not: it asks no host and touches no terminal
 
 Rules of this file.
 
-1. It fits 80 columns: names are cut, the last error gives way.
+1. It fits 80 columns: long names and errors give way, then figures that matter less go.
 2. A kill is asked back before it is done, by the name that is shown.
 """
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Row = dict[str, Any]
-
-NAME_CHARS = 12
 
 SORTS: dict[str, tuple[str, str]] = {
     "cpu": ("c", "cpu_percent"),
@@ -148,34 +146,29 @@ def _count(number: float) -> str:
     return f"{number / 1000:.0f}k" if number < 99_999_500 else f"{number / 1e6:.0f}M"
 
 
-def _name(row: Row) -> str:
-    name = str(row["name"])
-    return name if len(name) <= NAME_CHARS else name[: NAME_CHARS - 1] + "~"
-
-
 def _trouble(row: Row) -> str:
     reason, error = row.get("reason"), row.get("last_error")
     return str(reason or error or "").removeprefix("ERROR ") or "-"
 
 
 COLUMNS = (
-    Column("CHILD", _name),
-    Column("STATE", lambda row: row["state"][:8]),
+    Column("CHILD", lambda row: str(row["name"]), gives_way=True),
+    Column("STATE", lambda row: str(row["state"])),
     Column("CPU%", _cell("cpu_percent", "{:.0f}".format), is_right=True),
     Column("RSS", _cell("rss_bytes", _size), is_right=True),
-    Column("FDS", _cell("descriptors"), is_right=True),
-    Column("FILES", _cell("open_files"), is_right=True),
+    Column("FDS", _cell("descriptors"), is_right=True, goes=3),
+    Column("FILES", _cell("open_files"), is_right=True, goes=2),
     Column("REQ/S", _cell("requests_per_s", _count), is_right=True),
     Column("IN", _cell("bytes_in", _size), is_right=True),
     Column("OUT", _cell("bytes_out", _size), is_right=True),
-    Column("TOKENS", _cell("tokens", _count), is_right=True),
-    Column("ISO", lambda row: str(row.get("isolation") or "-")),
+    Column("TOKENS", _cell("tokens", _count), is_right=True, goes=1),
+    Column("ISO", lambda row: str(row.get("isolation") or "-"), gives_way=True),
     Column("LAST ERROR", _trouble, gives_way=True),
 )
 
 
-def table(rows: Sequence[Row], width: int) -> list[str]:
-    """Return the head and a line for each row, each at most so wide."""
+def table(rows: Sequence[Row], width: int | None) -> list[str]:
+    """Return the head and a line for each row, each at most so wide; None: complete."""
     return render_columns(COLUMNS, rows, width=width).splitlines()
 
 

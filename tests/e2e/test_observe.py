@@ -61,7 +61,7 @@ def test_top_without_a_terminal_prints_one_table(tmp_path: Path) -> None:
             head, row, *rest = outcome.out.decode().splitlines()
             assert not rest
             assert head.startswith("CHILD")
-            assert max(len(head), len(row)) <= 80
+            assert row.endswith("'/etc/passwd'")  # over a pipe nothing is cut
             assert row.startswith("child-1")
             # Where the disk is busy its child may wait for it at both looks.
             assert row.split()[1] in {"running", "stuck"}

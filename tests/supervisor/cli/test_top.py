@@ -114,6 +114,16 @@ def test_the_columns_hold_what_was_asked_for() -> None:
     ]  # fmt: skip
 
 
+def test_a_long_name_or_error_cuts_no_figure() -> None:
+    rows = shown(ps_row("web"), ps_row("w" * 100))
+    rows[0]["last_error"] = "e" * 200
+    short, long = table(rows, 80)[1:]
+    assert "strict" in short
+    assert "strict" in long
+    assert "w" * 100 not in long
+    assert "w" * 100 in table(rows, None)[2]
+
+
 @given(
     st.text(max_size=200),
     st.integers(0, 10**15),
