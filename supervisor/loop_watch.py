@@ -70,7 +70,7 @@ class Lag:
             self.last_s = max(0.0, time.monotonic() - due)
             self.worst_s = max(self.worst_s, self.last_s)
             if self._host.metrics is not None:
-                self._host.metrics.lag.add(self.last_s)
+                self._host.metrics.note_lag(self.last_s)
             if self.last_s > LAG_WARNING_S:
                 self.warnings += 1
                 lag_s = round(self.last_s, 3)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.lifecycle import State
-from supervisor.metrics.registry import descriptors_open
+from supervisor.metrics.registry import build_here, descriptors_open
 from supervisor.restarts import DOWN
 from supervisor.sandbox.plan import LAYERS
 from supervisor.services import Accounting
@@ -309,6 +309,19 @@ def _process(metrics: Metrics) -> Iterator[Family]:
         (),
         (),
         (((), _copy(metrics.lag)),),
+    )
+    yield Family(
+        "sandhost_build_info",
+        GAUGE,
+        "The versions of this program and of Python; always 1",
+        ("version", "python"),
+        ((build_here(), 1),),
+    )
+    yield _one(
+        GAUGE,
+        "process_start_time_seconds",
+        "When the host's process was started, seconds since the epoch",
+        metrics.started_s,
     )
     yield _one(
         COUNTER,

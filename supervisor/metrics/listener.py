@@ -28,7 +28,7 @@ import trio
 from supervisor.accepting import accepted, make_room, only_this_one
 from supervisor.config.metrics import parse_listen
 from supervisor.metrics.families import families
-from supervisor.metrics.registry import attach_metrics
+from supervisor.metrics.registry import attach_metrics, build_here
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -311,12 +311,16 @@ class _Server:
         return Answer(200, body, content_type)
 
     async def _page(self, request: h11.Request) -> Answer:
-        from supervisor.metrics.status_page import POLICY, page  # noqa: PLC0415 - where it is on
+        from supervisor.metrics.status_page import (  # noqa: PLC0415 - where it is on
+            POLICY,
+            page,
+            view_of,
+        )
 
-        del request
         if self._watch is None:
             raise RuntimeError("a page without somebody who looks")
-        body = (await in_thread(page, await self._watch.look())).encode()
+        view = view_of(request.target.decode("latin-1").partition("?")[2])
+        body = (await in_thread(page, await self._watch.look(), view)).encode()
         headers = (("Content-Security-Policy", POLICY),)
         return Answer(200, body, "text/html; charset=utf-8", headers)
 
@@ -386,4 +390,5 @@ async def _cancel_at_end(connection: _Connection, scope: trio.CancelScope) -> No
 def _import_render() -> Callable[..., tuple[bytes, str]]:
     from supervisor.metrics.text import render  # noqa: PLC0415 - see ``serve_metrics``
 
+    build_here()
     return render

@@ -17,10 +17,13 @@ Rules of this file.
 
 from __future__ import annotations
 
+import os
+import platform
 import signal
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -78,6 +81,47 @@ class ChildTokens:
         return {"calls": self.calls, "tokens": self.tokens, "denials": self.denials}
 
 
+class Build(NamedTuple):
+    """This program and what runs it.
+
+    Attributes:
+        version: of this program; ``unknown`` where it was not installed.
+        python: the interpreter's version.
+    """
+
+    version: str
+    python: str
+
+
+@cache
+def build_here() -> Build:
+    """Return what runs here; the first call reads a file or two."""
+    from importlib.metadata import (  # noqa: PLC0415 - 8 ms, for those who ask
+        PackageNotFoundError,
+        version,
+    )
+
+    try:
+        own = version("sandhost")
+    except PackageNotFoundError:
+        own = "unknown"
+    return Build(own, platform.python_version())
+
+
+def process_start_s() -> float:
+    """Return when this process was started, seconds since the epoch.
+
+    Source: proc(5), ``starttime`` of ``/proc/PID/stat`` and ``btime`` of ``/proc/stat``.
+    """
+    since_boot = int(
+        Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19]
+    )
+    for line in Path("/proc/stat").read_bytes().splitlines():
+        if line.startswith(b"btime "):
+            return int(line.split()[1]) + since_boot / os.sysconf("SC_CLK_TCK")
+    return time.time()
+
+
 @dataclass(slots=True)
 class Metrics:
     """The figures of one host beyond what its parts count themselves.
@@ -96,6 +140,9 @@ class Metrics:
         executions_ended: those that ended, by outcome.
         sidecar_restarts: starts after an end or a failure, by sidecar.
         lag: how late the loop was, looked at every ``LAG_INTERVAL_S``.
+        lag_last_s: likewise, at the last look; None before the first.
+        lag_worst_s: likewise, at the worst.
+        started_s: when this process was started, seconds since the epoch.
         tokens: by child that is there.
         recent: the newest events.
         changed: raised with every event.
@@ -115,6 +162,9 @@ class Metrics:
     executions_ended: Counter[str] = field(default_factory=Counter)
     sidecar_restarts: Counter[str] = field(default_factory=Counter)
     lag: Histogram = field(default_factory=Histogram)
+    lag_last_s: float | None = None
+    lag_worst_s: float = 0.0
+    started_s: float = field(default_factory=process_start_s)
     tokens: dict[str, ChildTokens] = field(default_factory=dict)
     recent: deque[RecentEvent] = field(
         default_factory=lambda: deque(maxlen=RECENT_EVENTS)
@@ -152,7 +202,13 @@ class Metrics:
         while True:
             due_s = time.monotonic() + LAG_INTERVAL_S
             await trio.sleep(LAG_INTERVAL_S)
-            self.lag.add(max(0.0, time.monotonic() - due_s))
+            self.note_lag(max(0.0, time.monotonic() - due_s))
+
+    def note_lag(self, late_s: float) -> None:
+        """Take note of how late the loop was, seconds."""
+        self.lag.add(late_s)
+        self.lag_last_s = late_s
+        self.lag_worst_s = max(self.lag_worst_s, late_s)
 
 
 def attach_metrics(host: Host) -> Metrics:

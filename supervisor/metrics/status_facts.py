@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from supervisor.metrics.registry import build_here
 from supervisor.restarts import DOWN
 from supervisor.services import Accounting
 from supervisor.watcher import Watcher
@@ -55,6 +56,7 @@ class Bar:
         limit: the bound; None where there is none.
         is_bytes: sizes, not numbers.
         reserved: beside what is used, taken for calls under way.
+        unit: of numbers, for people.
     """
 
     title: str
@@ -62,11 +64,16 @@ class Bar:
     limit: float | None
     is_bytes: bool = False
     reserved: float = 0
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildFacts:
-    """One row of the table of children."""
+    """One row of the table of children; None where there is nothing to tell.
+
+    Attributes:
+        last_error: of a child without a process, why it has none.
+    """
 
     name: str
     pid: int | None
@@ -77,13 +84,13 @@ class ChildFacts:
     descriptors: int | None
     requests: int
     requests_per_s: float | None
-    bytes_in: int
-    bytes_out: int
-    tokens: int
+    bytes_in: int | None
+    bytes_out: int | None
+    tokens: int | None
     isolation: str
     last_error: str | None
-    files: Bar
-    growth: Bar
+    files: Bar | None
+    growth: Bar | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,9 @@ class Facts:
         files: likewise.
         more: how many rows each table would have beyond those shown.
         events: the newest first.
+        version: of this program.
+        python: that runs it.
+        up_s: since the process was started, seconds.
     """
 
     pid: int
@@ -108,6 +118,9 @@ class Facts:
     files: tuple[Mapping[str, object], ...]
     more: tuple[int, int, int]
     events: tuple[RecentEvent, ...]
+    version: str = ""
+    python: str = ""
+    up_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -161,6 +174,8 @@ class Watch:
                 max(0, len(files) - MAX_ROWS),
             ),
             tuple(reversed(self.metrics.recent))[:MAX_EVENTS],
+            *build_here(),
+            max(0.0, time.time() - self.metrics.started_s),
         )
 
     def _totals(self, now_s: float) -> tuple[tuple[str, str], ...]:
@@ -177,6 +192,8 @@ class Watch:
             ("open files", f"{len(host.fs.tables.files):,}"),
             ("requests", f"{requests:,}"),
             ("requests/s", "\N{EN DASH}" if rate is None else f"{rate:,.0f}"),
+            ("loop lag", _late(self.metrics.lag_last_s)),
+            ("worst lag", _late(self.metrics.lag_worst_s)),
             ("errors", f"{errors:,}"),
             ("denials", f"{sum(self.metrics.denied.values()):,}"),
         )
@@ -196,7 +213,7 @@ class Watch:
         for service in host.services:
             if isinstance(service, Accounting):
                 bars += [
-                    Bar(a.name, a.spent, a.limit, reserved=a.reserved)
+                    Bar(a.name, a.spent, a.limit, reserved=a.reserved, unit="tokens")
                     for a in service.accounts()
                 ]
         return bars
@@ -252,14 +269,18 @@ def _down(row: Mapping[str, object]) -> ChildFacts:
         descriptors=None,
         requests=0,
         requests_per_s=None,
-        bytes_in=0,
-        bytes_out=0,
-        tokens=0,
+        bytes_in=None,
+        bytes_out=None,
+        tokens=None,
         isolation="-",
         last_error=None if reason is None else str(reason),
-        files=Bar("Files", 0, None),
-        growth=Bar("Growth", 0, None, is_bytes=True),
+        files=None,
+        growth=None,
     )
+
+
+def _late(lag_s: float | None) -> str:
+    return "\N{EN DASH}" if lag_s is None else f"{1000 * lag_s:,.0f} ms"
 
 
 def _program(command: str) -> str:
@@ -280,4 +301,6 @@ def _bar_of(child: Child, title: str, kind: int, *, is_bytes: bool = False) -> B
     if child.session is None:
         return Bar(title, 0, None, is_bytes)
     ledger = child.session.client.ledger
-    return Bar(title, ledger.used[kind], ledger.limits[kind], is_bytes)
+    # Less than nothing: of a child that removed more than it has made.
+    used = max(0, ledger.used[kind])
+    return Bar(title, used, ledger.limits[kind], is_bytes)

@@ -1,6 +1,6 @@
 """The status page: facts in, HTML out; one file, nothing from anywhere else.
 
-What it is: text, its style and the twelve lines of script that keep it live.  What it is
+What it is: text, its style and the few lines of script that keep it live.  What it is
 not: it looks at nothing (``metrics.status_facts``) and sends nothing (``metrics.listener``).
 
 Rules of this file.
@@ -9,16 +9,20 @@ Rules of this file.
    ``MAX_CHARS``, escaped.  There is no other way into the page.
 2. The policy allows this style and this script by their hashes, connections to where the
    page came from, and nothing else: what slipped through rule 1 could not run.
-3. Pictures are inline SVG; without the script the page is there, but does not move.
+3. Pictures are inline SVG.  Without the script the page is there, sorts and filters by
+   its address, and does not move.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import parse_qsl, urlencode
 
 from supervisor.metrics.status_style import SCRIPT, STYLE
 from supervisor.tables import printable
@@ -48,42 +52,84 @@ POLICY = "; ".join(
         f"script-src {_hash(SCRIPT)}",
         "connect-src 'self'",
         "base-uri 'none'",
-        "form-action 'none'",
+        "form-action 'self'",
         "frame-ancestors 'none'",
     )
 )
 """Content-Security-Policy of the page (rule 2)."""
 
 
-def page(facts: Facts) -> str:
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a reader wants the tables; the script does the same without asking anew.
+
+    Attributes:
+        sort: the key of a column, with ``-`` before it for the largest first; else as is.
+        words: rows without these are left out.
+    """
+
+    sort: str = ""
+    words: str = ""
+
+    @property
+    def key(self) -> str:
+        """The column's key."""
+        return self.sort.removeprefix("-")
+
+    def toggled(self, key: str, *, is_number: bool) -> str:
+        """Return the query of a link that sorts by a column, or the other way round."""
+        first, second = ("-", "") if is_number else ("", "-")
+        sign = second if self.sort == first + key else first
+        return urlencode({"sort": sign + key, "filter": self.words})
+
+
+def view_of(query: str) -> View:
+    """Return what the query of an address asks for; what is unknown is left out."""
+    asked = dict(parse_qsl(query))
+    sort = asked.get("sort", "")
+    return View(
+        sort if sort.removeprefix("-") in _KEYS else "",
+        asked.get("filter", "")[:MAX_CHARS],
+    )
+
+
+def page(facts: Facts, view: View = View()) -> str:
     """Return the whole page."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>sandhost {facts.pid}</title><style>{STYLE}</style></head><body>"
-        f'<header><h1>sandhost</h1><p>host {facts.pid}</p><p id="link" class="off"'
-        ' role="status">not live</p></header>'
-        f'<main id="live">{live_part(facts)}</main>'
+        f"<header><h1>sandhost</h1><p>{_text(facts.version)} on Python"
+        f" {_text(facts.python)}, host {facts.pid}</p>"
+        '<form role="search"><input type="search" name="filter" id="filter"'
+        ' placeholder="filter rows" aria-label="filter rows"'
+        f' value="{_text(view.words)}">'
+        f'<input type="hidden" name="sort" value="{_text(view.sort)}"></form>'
+        '<p id="link" class="off" role="status">not live</p></header>'
+        f'<div id="live">{live_part(facts, view)}</div>'
         f"<script>{SCRIPT}</script></body></html>\n"
     )
 
 
-def live_part(facts: Facts) -> str:
+def live_part(facts: Facts, view: View = View()) -> str:
     """Return what changes: everything beneath the head, without line ends."""
+    told = (("up", _duration(facts.up_s)), *facts.totals)
     totals = "".join(
         f"<div><dt>{_text(word)}</dt><dd>{_text(figure)}</dd></div>"
-        for word, figure in facts.totals
+        for word, figure in told
     )
     bars = "".join(map(_quota, facts.bars))
     children, clients, files = facts.more
     return (
-        f'<dl class="totals">{totals}</dl>'
+        f'<main><dl class="totals">{totals}</dl>'
         f'<section><h2>Bounds</h2><div class="bars">{bars}</div></section>'
-        + _section("Children", _CHILD_HEADS, map(_child, facts.children), children)
-        + _events(facts.events)
-        + _section("Clients", _CLIENT_HEADS, map(_client, facts.clients), clients)
-        + _section("Open files", _FILE_HEADS, map(_file, facts.files), files)
+        + _section(
+            "Children", _CHILD_HEADS, map(_child, facts.children), children, view
+        )
+        + _section("Clients", _CLIENT_HEADS, map(_client, facts.clients), clients, view)
+        + _section("Open files", _FILE_HEADS, map(_file, facts.files), files, view)
+        + f"</main><aside>{_events(facts.events)}</aside>"
     )
 
 
@@ -108,6 +154,13 @@ def _size(size_bytes: float) -> str:
 
 def _number(value: float | None, digits: int = 0) -> str:
     return "\N{EN DASH}" if value is None else f"{value:,.{digits}f}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:,.0f} {unit}"
+    return f"{seconds // 60:.0f} min"
 
 
 def _figure(bar: Bar, value: float) -> str:
@@ -136,66 +189,89 @@ def _svg(bar: Bar) -> str:
 def _quota(bar: Bar) -> str:
     limit = "no bound" if bar.limit is None else f"of {_figure(bar, bar.limit)}"
     reserved = f", {_figure(bar, bar.reserved)} reserved" if bar.reserved else ""
+    unit = f" {_text(bar.unit)}" if bar.unit else ""
     return (
         f'<div class="quota"><p><span>{_text(bar.title)}</span>'
-        f"<span><b>{_figure(bar, bar.used)}</b> {limit}{reserved}</span></p>"
+        f"<span><b>{_figure(bar, bar.used)}</b> {limit}{unit}{reserved}</span></p>"
         f"{_svg(bar)}</div>"
     )
-
-
-def _small(bar: Bar) -> str:
-    if bar.limit is None:
-        return _figure(bar, bar.used)
-    return f"{_figure(bar, bar.used)} / {_figure(bar, bar.limit)}{_svg(bar)}"
 
 
 # Tables
 
 
-Head = tuple[str, bool]
-"""A column's title, and whether it holds figures."""
+class Head(NamedTuple):
+    """A column.
 
-_CHILD_HEADS: tuple[Head, ...] = (
-    ("Child", False),
-    ("State", False),
-    ("CPU %", True),
-    ("Memory", True),
-    ("Requests/s", True),
-    ("In", True),
-    ("Out", True),
-    ("Files", True),
-    ("Growth", True),
-    ("Tokens", True),
-    ("Isolation", False),
-    ("Last error", False),
+    Attributes:
+        title: with its unit, where cells do not have theirs.
+        key: what it is sorted by in an address.
+        is_number: it holds figures.
+        is_long: it holds sentences, which are wrapped.
+    """
+
+    title: str
+    key: str
+    is_number: bool = False
+    is_long: bool = False
+
+
+class Cell(NamedTuple):
+    """What stands in a column of one row.
+
+    Attributes:
+        html: escaped.
+        value: what it is sorted by; None where nothing is known.
+    """
+
+    html: str
+    value: float | str | None
+
+
+_CHILD_HEADS = (
+    Head("Child", "child"),
+    Head("State", "state"),
+    Head("Last error", "error", is_long=True),
+    Head("CPU %", "cpu", is_number=True),
+    Head("Memory", "memory", is_number=True),
+    Head("Requests/s", "requests", is_number=True),
+    Head("Received", "received", is_number=True),
+    Head("Sent", "sent", is_number=True),
+    Head("Files", "files", is_number=True),
+    Head("Growth", "growth", is_number=True),
+    Head("Tokens", "tokens", is_number=True),
+    Head("Isolation", "isolation"),
 )
-_CLIENT_HEADS: tuple[Head, ...] = (
-    ("Client", False),
-    ("Parent", False),
-    ("Pid", True),
-    ("Pipe", False),
-    ("Open files", True),
-    ("Connected", False),
+_CLIENT_HEADS = (
+    Head("Client", "client"),
+    Head("Parent", "parent"),
+    Head("Pid", "pid", is_number=True),
+    Head("Pipe", "pipe"),
+    Head("Open files", "open", is_number=True),
+    Head("Connected (UTC)", "connected"),
 )
-_FILE_HEADS: tuple[Head, ...] = (
-    ("Fileno", True),
-    ("Mode", False),
-    ("Client", False),
-    ("Offset", True),
-    ("Top level", False),
-    ("Name", False),
+_FILE_HEADS = (
+    Head("Fileno", "fileno", is_number=True),
+    Head("Mode", "mode"),
+    Head("Client", "of"),
+    Head("Offset", "offset", is_number=True),
+    Head("Top level", "top"),
+    Head("Name", "name", is_long=True),
 )
+_KEYS = frozenset(head.key for head in (*_CHILD_HEADS, *_CLIENT_HEADS, *_FILE_HEADS))
 
 
 def _section(
-    title: str, heads: Sequence[Head], rows: Iterable[Sequence[str]], more: int
+    title: str,
+    heads: Sequence[Head],
+    rows: Iterable[Sequence[Cell]],
+    more: int,
+    view: View,
 ) -> str:
-    body = "".join(_row(heads, cells) for cells in rows)
+    body = "".join(_row(heads, cells) for cells in _arranged(heads, rows, view))
     if not body:
         return f'<section><h2>{title}</h2><p class="none">none</p></section>'
-    head = "".join(
-        f'<th scope="col"{_numeric(is_number)}>{name}</th>' for name, is_number in heads
-    )
+    head = "".join(_head(head, view) for head in heads)
     rest = f'<p class="none">and {more:,} more</p>' if more else ""
     return (
         f'<section><h2>{title}</h2><div class="wide"><table><thead><tr>{head}</tr>'
@@ -203,60 +279,146 @@ def _section(
     )
 
 
-def _row(heads: Sequence[Head], cells: Sequence[str]) -> str:
+def _arranged(
+    heads: Sequence[Head], rows: Iterable[Sequence[Cell]], view: View
+) -> list[Sequence[Cell]]:
+    """Return the rows that a reader wants, in the order that is wanted."""
+    words = escape(view.words).casefold()
+    shown = [row for row in rows if words in _plain(row)]
+    keys = [head.key for head in heads]
+    if view.key not in keys:
+        return shown
+    at = keys.index(view.key)
+    known = [row for row in shown if row[at].value is not None]
+    known.sort(key=lambda row: _order(row[at]), reverse=view.sort.startswith("-"))
+    return known + [row for row in shown if row[at].value is None]
+
+
+def _plain(row: Sequence[Cell]) -> str:
+    """Return what a reader sees of a row, for the filter."""
+    return _TAG.sub("", " ".join(cell.html for cell in row)).casefold()
+
+
+_TAG = re.compile(r"<[^>]*>")
+
+
+def _order(cell: Cell) -> tuple[float, str]:
+    value = cell.value
+    return (0.0, value.casefold()) if isinstance(value, str) else (value or 0.0, "")
+
+
+def _head(head: Head, view: View) -> str:
+    sorted_so = ""
+    if view.key == head.key:
+        way = "descending" if view.sort.startswith("-") else "ascending"
+        sorted_so = f' aria-sort="{way}"'
+    link = escape(view.toggled(head.key, is_number=head.is_number))
+    return (
+        f'<th scope="col" data-sort="{head.key}"{_class(head)}{sorted_so}>'
+        f'<a href="?{link}">{head.title}</a></th>'
+    )
+
+
+def _row(heads: Sequence[Head], cells: Sequence[Cell]) -> str:
     made = "".join(
-        f'<td data-head="{name}"{_numeric(is_number)}><div>{cell}</div></td>'
-        for (name, is_number), cell in zip(heads, cells, strict=True)
+        f'<td data-head="{head.title}"{_value(cell)}{_class(head)}>'
+        f"<div>{cell.html}</div></td>"
+        for head, cell in zip(heads, cells, strict=True)
     )
     return f"<tr>{made}</tr>"
 
 
-def _numeric(is_number: bool) -> str:
-    return ' class="number"' if is_number else ""
+def _value(cell: Cell) -> str:
+    """Return what the script sorts by; it takes texts from the cell itself."""
+    if isinstance(cell.value, str):
+        return ""
+    return f' data-value="{"" if cell.value is None else cell.value}"'
 
 
-def _child(child: ChildFacts) -> tuple[str, ...]:
+def _class(head: Head) -> str:
+    if head.is_number:
+        return ' class="number"'
+    return ' class="long"' if head.is_long else ""
+
+
+_NOTHING = "\N{EN DASH}"
+
+
+def _word(value: object) -> Cell:
+    """Return the cell of a text, whoever chose it."""
+    if value is None:
+        return Cell(_NOTHING, None)
+    return Cell(_text(value), str(value))
+
+
+def _bytes(value: float | None) -> Cell:
+    return Cell(_NOTHING if value is None else _size(value), value)
+
+
+def _figures(value: float | None, digits: int = 0) -> Cell:
+    return Cell(_number(value, digits), value)
+
+
+def _small(bar: Bar | None) -> Cell:
+    """Return the cell of a bound of one child."""
+    if bar is None:
+        return Cell(_NOTHING, None)
+    used = _figure(bar, bar.used)
+    if bar.limit is None:
+        return Cell(used, bar.used)
+    return Cell(f"{used} / {_figure(bar, bar.limit)}{_svg(bar)}", bar.used)
+
+
+_AT_REST = frozenset({"waiting", "ended", "stopped"})
+"""States in which the reason is no error."""
+
+
+def _child(child: ChildFacts) -> tuple[Cell, ...]:
     pid = "" if child.pid is None else f" {child.pid}"
-    error = ""
-    if child.last_error is not None:
-        error = f'<span class="error">{_text(child.last_error)}</span>'
+    error = _word(child.last_error)
+    if error.value is not None and child.state not in _AT_REST:
+        error = Cell(f'<span class="error">{error.html}</span>', error.value)
     kind = _text(child.state.replace(" ", "-"))
+    name = f"<b>{_text(child.name)}</b> <small>{_text(child.program)}{pid}</small>"
     return (
-        f"<b>{_text(child.name)}</b> <small>{_text(child.program)}{pid}</small>",
-        f'<span class="state {kind}">{_text(child.state)}</span>',
-        _number(child.cpu_percent, 1),
-        "\N{EN DASH}" if child.rss_bytes is None else _size(child.rss_bytes),
-        _number(child.requests_per_s),
-        _size(child.bytes_in),
-        _size(child.bytes_out),
+        Cell(name, child.name),
+        Cell(f'<span class="state {kind}">{_text(child.state)}</span>', child.state),
+        error,
+        _figures(child.cpu_percent, 1),
+        _bytes(child.rss_bytes),
+        _figures(child.requests_per_s),
+        _bytes(child.bytes_in),
+        _bytes(child.bytes_out),
         _small(child.files),
         _small(child.growth),
-        _number(child.tokens),
-        _text(child.isolation),
-        error or "\N{EN DASH}",
+        _figures(child.tokens),
+        _word(child.isolation),
     )
 
 
-def _client(row: Mapping[str, object]) -> tuple[str, ...]:
+def _client(row: Mapping[str, object]) -> tuple[Cell, ...]:
     files = row["open_files"]
+    pid = row["pid"]
+    connected = str(row["connected_at"]).partition(".")[0].replace("T", " ")
     return (
-        f"<b>{_text(row['id'])}</b>",
-        _text(row["parent_id"] or "\N{EN DASH}"),
-        _text(row["pid"] or "\N{EN DASH}"),
-        _text(row["pipe_id"]),
-        str(len(files)) if isinstance(files, list) else "",
-        _text(str(row["connected_at"]).partition(".")[0].replace("T", " ")),
+        Cell(f"<b>{_text(row['id'])}</b>", str(row["id"])),
+        _word(row["parent_id"]),
+        Cell(_text(pid or _NOTHING), pid if isinstance(pid, int) else None),
+        _word(row["pipe_id"]),
+        _figures(len(files) if isinstance(files, list) else None),
+        _word(connected),
     )
 
 
-def _file(row: Mapping[str, object]) -> tuple[str, ...]:
+def _file(row: Mapping[str, object]) -> tuple[Cell, ...]:
+    fileno, offset = row["fileno"], row["offset"]
     return (
-        _text(row["fileno"]),
-        _text(row["mode"]),
-        _text(row["client_id"]),
-        _text(row["offset"]),
-        "yes" if row["is_top_level"] else "no",
-        f"<code>{_text(row['filename'])}</code>",
+        Cell(_text(fileno), fileno if isinstance(fileno, int) else None),
+        _word(row["mode"]),
+        _word(row["client_id"]),
+        _bytes(offset if isinstance(offset, int) else None),
+        _word("yes" if row["is_top_level"] else "no"),
+        Cell(f"<code>{_text(row['filename'])}</code>", str(row["filename"])),
     )
 
 
@@ -265,7 +427,7 @@ def _file(row: Mapping[str, object]) -> tuple[str, ...]:
 
 def _events(events: Sequence[RecentEvent]) -> str:
     items = "".join(map(_item, events)) or '<li class="none">none yet</li>'
-    return f'<section><h2>Events</h2><ol class="events">{items}</ol></section>'
+    return f'<section><h2>Events (UTC)</h2><ol class="events">{items}</ol></section>'
 
 
 def _item(event: RecentEvent) -> str:

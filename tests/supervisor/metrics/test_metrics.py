@@ -15,6 +15,7 @@ from supervisor.metrics.registry import MAX_NAMES, attach_metrics, open_metrics
 from supervisor.services import Account
 from tests.architecture.tree import ROOT
 from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.plain_yaml import plain_yaml
 from tests.helpers.scrape import listening, parsed
 
 pytestmark = pytest.mark.slow
@@ -216,23 +217,78 @@ async def test_every_metric_is_documented_and_no_other(stage: Stage) -> None:
     assert told == made
 
 
-async def test_the_dashboard_names_metrics_that_exist(stage: Stage) -> None:
+def series(stage: Stage) -> dict[str, str]:
+    """Return the name of each series that is told, and the family that it is of."""
+    suffixes = {
+        "counter": ("_total",),
+        "gauge": ("",),
+        "histogram": ("_bucket", "_sum", "_count"),
+    }
+    return {
+        family.name + suffix: family.name
+        for family in families(attach_metrics(stage.host))
+        for suffix in suffixes[family.kind]
+    }
+
+
+def named_in(expression: str) -> set[str]:
+    """Return the names of metrics in an expression."""
+    return set(re.findall(r"\b(?:sandhost|process)_\w+", expression))
+
+
+# Both directions: a metric that is new and forgotten here fails, too.
+async def test_the_dashboard_names_every_metric_and_no_other(stage: Stage) -> None:
     text = (ROOT / "docs/grafana-dashboard.json").read_text(encoding="utf-8")
     panels = [p for p in json.loads(text)["panels"] if p.get("targets")]
     asked = [t["expr"] for panel in panels for t in panel["targets"]]
-    assert len(asked) > 10
-    known = set()
-    for family in families(attach_metrics(stage.host)):
-        suffixes = {
-            "counter": ("_total",),
-            "gauge": ("",),
-            "histogram": ("_bucket", "_sum", "_count"),
-        }
-        known |= {family.name + suffix for suffix in suffixes[family.kind]}
-    for expression in asked:
-        named = re.findall(r"\b(?:sandhost|process)_\w+", expression)
-        assert named, expression
-        assert not set(named) - known, expression
+    known = series(stage)
+    assert all(named_in(expression) for expression in asked)
+    named = set().union(*map(named_in, asked))
+    assert named <= known.keys()
+    assert {known[name] for name in named} == set(known.values())
+
+
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    text = (ROOT / "docs/grafana-dashboard.json").read_text(encoding="utf-8")
+    panels = json.loads(text)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        xs = range(at["x"], at["x"] + at["w"])
+        ys = range(at["y"], at["y"] + at["h"])
+        assert max(xs) < 24
+        area = {(x, y) for x in xs for y in ys}
+        assert not area & taken, panel["title"]
+        taken |= area
+
+
+async def test_alert_rules_name_metrics_and_labels_that_exist(stage: Stage) -> None:
+    page = (ROOT / "docs/prometheus-alerts.yml").read_text(encoding="utf-8")
+    document = plain_yaml(page)
+    (group,) = document["groups"]
+    known = series(stage)
+    labels = {f.name: set(f.labels) for f in families(attach_metrics(stage.host))}
+    for rule in group["rules"]:
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        assert re.fullmatch(r"Sandhost[A-Za-z]+", rule["alert"])
+        assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert rule["annotations"].keys() == {"summary", "action"}
+        expression = rule["expr"]
+        assert named_in(expression)
+        assert named_in(expression) <= known.keys(), rule["alert"]
+        for name, inside in re.findall(r"(\w+)\{(.*?)\}", expression):
+            chosen = set(re.findall(r"(\w+)[!=]", inside))
+            assert chosen <= labels[known[name]], rule["alert"]
+    names = [rule["alert"] for rule in group["rules"]]
+    assert len(set(names)) == len(names)
+
+
+def test_odd_yaml_is_refused() -> None:
+    for text in ("a: b", "a:\n\tb: 1", "a: 'x'", 'a: "x', 'a: "x"\na: "y"', "- x"):
+        with pytest.raises(ValueError, match="line"):
+            plain_yaml(text)
 
 
 async def test_openmetrics_is_spoken_to_who_asks_for_it(stage: Stage) -> None:

@@ -6,7 +6,10 @@
 import base64
 import hashlib
 import os
+import platform
 import re
+import time
+from importlib.metadata import version
 
 import pytest
 import trio
@@ -16,6 +19,7 @@ from supervisor.metrics.status_facts import Bar, ChildFacts, Facts, Watch
 from supervisor.metrics.status_page import MAX_CHARS, POLICY, live_part, page
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.scrape import listening
+from vfs.policy import SIZE_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +87,43 @@ def test_the_policy_allows_this_style_and_script_and_nothing_else() -> None:
     assert POLICY.startswith("default-src 'none'")
     assert "unsafe" not in POLICY
     assert not re.search(r"https?://|url\(|@import|style=|\son\w+=", text)
+
+
+async def test_version_uptime_and_lag_are_shown(stage: Stage) -> None:
+    async with listening(stage, page=True) as listener:
+        listener.metrics.started_s = time.time() - 3 * 3600
+        listener.metrics.note_lag(0.25)
+        listener.metrics.note_lag(0.003)
+        text = (await listener.curl("/")).body
+    assert f"{version('sandhost')} on Python {platform.python_version()}" in text
+    told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+    assert told["up"] == "3 h"
+    assert (told["loop lag"], told["worst lag"]) == ("3 ms", "250 ms")
+
+
+# A child that removes what others have made has grown by nothing.
+async def test_growth_is_never_less_than_nothing(stage: Stage) -> None:
+    (stage.root / "large").write_bytes(bytes(5000))
+    async with listening(stage) as listener:
+        puppet = await stage.puppet(max_bytes=10_000)
+        # A truncation frees what nobody was charged for.
+        fileno = await puppet.open(b"large", b"r+")
+        assert await puppet.ask(b"TRUNCATE %d 0\n" % fileno) == b"OK"
+        session = puppet.child.session
+        assert session is not None
+        assert session.client.ledger.used[SIZE_BYTES] < 0
+        (row,) = (await Watch(listener.metrics).look()).children
+    assert row.growth is not None
+    assert row.growth.used == 0
+
+
+# Events have a place of their own, after all tables.
+def test_events_stand_apart_from_the_tables() -> None:
+    tables, _, events = live_part(facts()).partition("</main>")
+    assert "Open files</h2>" in tables
+    assert "Events" not in tables
+    assert events.startswith("<aside>")
+    assert "<table>" not in events
 
 
 # ---------------------------------------------------------------- the listener
