@@ -213,5 +213,5 @@ class Capture:
                 await wait_readable(first)
                 return
             async with trio.open_nursery() as nursery:
-                for fd in (first, *others):
-                    nursery.start_soon(wait_for, fd)
+                nursery.start_soon(wait_for, others[0])
+                await wait_for(first)

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
 
@@ -31,13 +31,15 @@ from supervisor.segments import Segments
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from supervisor.child import Child
     from supervisor.config.child import ChildSection
     from supervisor.config.document import Config
     from supervisor.host import Host
     from supervisor.specs import ChildOptions
+
+T = TypeVar("T")
 
 ADHOC_PREFIX = "spawn-"
 """How the names of children begin that were spawned without one."""
@@ -253,6 +255,25 @@ class Children:
                 kept.stop(0.0)
 
     # Reloading
+
+    async def finish(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Do something to its end, also if the caller is cancelled meanwhile."""
+        done = trio.Event()
+        results: list[T] = []
+        failures: list[Exception] = []
+
+        async def run() -> None:
+            try:
+                results.append(await do())
+            except Exception as why:  # noqa: BLE001 - the caller's to handle
+                failures.append(why)
+            done.set()
+
+        self._nursery.start_soon(run)
+        await done.wait()
+        if failures:
+            raise failures[0]
+        return results[0]
 
     async def reload(self, config: Config) -> Changes:
         """Make what runs what is configured: changed children only.

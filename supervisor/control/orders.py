@@ -208,7 +208,8 @@ class DaemonOrders:
 
     async def _reload(self, words: dict[str, Any]) -> dict[str, object]:
         msgspec.convert(words, NoArgs)
-        return await self.reload()
+        # A client that leaves would else leave children stopped that are to be replaced.
+        return await self._children.finish(self.reload)
 
     async def reload(self) -> dict[str, object]:
         """Read the configuration anew and make it so.

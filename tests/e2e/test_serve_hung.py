@@ -162,6 +162,24 @@ def test_an_order_that_takes_longer_than_the_patience_is_waited_for(
     assert served.client.stop_child("stubborn", 12.0) == 137
 
 
+# What has begun is not left half done: a child that was to be replaced is.
+def test_a_reload_whose_client_goes_is_done_to_its_end(served: Daemon) -> None:
+    file = served.where / "c.toml"
+    stubborn = "trap '' TERM; echo {}; while :; do sleep 1; done"
+    section = "[child.y]\ncommand = ['sh', '-c', \"{}\"]\n"
+    before = file.read_text()
+    file.write_text(before + section.format(stubborn.format("first")))
+    served.client.reload()
+    served.wait(lambda: b"first" in served.log("y"), "its word")
+    file.write_text(before + section.format(stubborn.format("second")))
+    with running("reload", env=environment(served)) as process:
+        served.wait(lambda: served.row("y").state == "stopping", "its end")
+        process.send_signal(signal.SIGKILL)
+        process.wait(TIMEOUT_S)
+    served.wait(lambda: b"second" in served.log("y"), "the next one")
+    served.client.stop_child("y", 0.0)
+
+
 def test_the_journal_and_the_log_say_who_ordered(served: Daemon) -> None:
     with running("kill", "-s", "USR1", "x", env=environment(served)) as process:
         assert finished(process).status == 0
