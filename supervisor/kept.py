@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from supervisor.childlogs import Capture, ChildLog
-from supervisor.config.child import stop_signal
+from supervisor.config.child import restart_policy, stop_signal
 from supervisor.lifecycle import START_PATIENCE_S, State
-from supervisor.options import parse_duration
-from supervisor.restarts import TABLE, Deed, Happening, Phase, RestartPolicy, Restarts
+from supervisor.restarts import TABLE, Deed, Happening, Phase, Restarts
 from supervisor.scratch import Scratch
 from supervisor.specs import ChildOptions, make_spec, policy_options
 
@@ -53,16 +52,6 @@ def options_of(
         cwd=section.cwd,
         stop_signal=stop_signal(section.stop_signal),
         policy=section.policy,
-    )
-
-
-def restart_policy(section: ChildSection) -> RestartPolicy:
-    """Return when and how often a section wants restarts."""
-    return RestartPolicy(
-        restart=section.restart,
-        backoff_s=parse_duration(section.backoff),
-        max_restarts=section.max_restarts,
-        within_s=parse_duration(section.within),
     )
 
 

@@ -151,6 +151,21 @@ class RestartPolicy:
         """Tell whether a child that ended with this status comes back."""
         return self.restart == "always" or (self.restart == "on-failure" and status > 0)
 
+    def is_endless(self) -> bool:
+        """Tell whether a child that ends at once, again and again, is never given up.
+
+        That is where the waits between so many restarts take as long as the period.
+        """
+        waits_s, wait_s = 0.0, self.backoff_s
+        for _ in range(self.max_restarts):
+            waits_s += min(wait_s, MAX_BACKOFF_S)
+            wait_s *= 2
+            if waits_s >= self.within_s:
+                return True
+            if wait_s == 0:
+                break
+        return False
+
 
 class Restarts:
     """The restarts of one child.

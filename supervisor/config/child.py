@@ -12,6 +12,7 @@ import msgspec
 
 from supervisor.config.read import joined, named, not_a_directory
 from supervisor.options import OptionError, parse_duration, parse_period, parse_size
+from supervisor.restarts import RestartPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -72,6 +73,27 @@ class ChildSection(msgspec.Struct, forbid_unknown_fields=True):
     def under_policy(self) -> str:
         """Return its policy as it is said behind its name; "" if it has none."""
         return "" if self.policy is None else f" (policy {self.policy!r})"
+
+
+def restart_policy(section: ChildSection) -> RestartPolicy:
+    """Return when and how often a section wants restarts."""
+    return RestartPolicy(
+        restart=section.restart,
+        backoff_s=parse_duration(section.backoff),
+        max_restarts=section.max_restarts,
+        within_s=parse_duration(section.within),
+    )
+
+
+def odd_restarts(children: Mapping[str, ChildSection]) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of children that are started again and again, without an end."""
+    for name, child in children.items():
+        if child.restart != "no" and restart_policy(child).is_endless():
+            text = (
+                f"a child that always fails is never given up: {child.max_restarts} waits"
+                f" from {child.backoff} on take longer than {child.within}; write more"
+            )
+            yield f"child.{joined(name)}.within", text
 
 
 def check_children(section: Mapping[str, ChildSection]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.config.child import ChildSection, check_children
+from supervisor.config.child import ChildSection, check_children, odd_restarts
 from supervisor.config.fds import (
     FileDescriptorSection,
     ToolsSection,
@@ -216,6 +216,7 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
     yield from odd_places(config)
     yield from odd_keys(config)
     yield from odd_sidecars(config)
+    yield from odd_restarts(config.child)
     for name, policy in config.policy.items():
         odd = odd_policy(policy, config)
         profile = profile_named(policy.sandbox, config.sandbox)

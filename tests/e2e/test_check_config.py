@@ -544,3 +544,11 @@ def test_a_limit_above_the_hosts_own_is_told(tmp_path: Path) -> None:
     ((key, reason),) = faults(outcome)
     assert key == "policy.p.limits.processes"
     assert f"the host's own hard limit is {most}" in reason
+
+
+def test_a_crash_loop_without_an_end_is_told(tmp_path: Path) -> None:
+    section = "[child.a]\ncommand = ['false']\nrestart = 'always'\n"
+    assert not check(tmp_path, section).err
+    outcome = check(tmp_path, section + "within = '10s'\n")
+    assert outcome.status == 0
+    assert outcome.said("child.a.within: warning: a child that always fails is never")

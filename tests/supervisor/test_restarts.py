@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.config.child import ChildSection
-from supervisor.kept import restart_policy
+from supervisor.config.child import ChildSection, odd_restarts, restart_policy
 from supervisor.restarts import (
     MAX_BACKOFF_S,
     SPREAD,
@@ -116,6 +115,35 @@ def test_with_the_defaults_a_child_that_always_fails_is_given_up(dice: float) ->
             clock.now += child.wait_s()
         child.started()
         assert child.ended(1) is Happening.ENDED_TOO_OFTEN
+
+
+# Where the keys that are written make it endless, that is said.
+@given(
+    backoff_s=st.integers(0, 100),  # whole ones: no rounding
+    within_s=st.integers(1, 1000),
+    most=st.integers(0, 12),
+)
+def test_a_loop_without_an_end_is_warned_of(
+    backoff_s: int, within_s: int, most: int
+) -> None:
+    section = ChildSection(
+        command=["false"],
+        restart="always",
+        backoff=f"{backoff_s}s",
+        max_restarts=most,
+        within=f"{within_s}s",
+    )
+    clock = Clock()
+    child = Restarts(restart_policy(section), clock, lambda: 0.5)  # no spread
+    ends = []
+    for _ in range(most + 1):
+        child.started()
+        ends.append(child.ended(1))
+        clock.now += child.wait_s()
+    is_endless = Happening.ENDED_TOO_OFTEN not in ends
+    assert [key for key, _ in odd_restarts({"a": section})] == [
+        *["child.a.within"] * is_endless
+    ]
 
 
 def test_no_restart_may_be_too_many() -> None:
