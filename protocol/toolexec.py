@@ -177,10 +177,11 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Send an execution's output from an offset."""
+    """Send an execution's output from an offset, or just the head of that."""
 
     exec_id: str
     offset_bytes: int
+    head_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +194,16 @@ Request = Exec | Signal | Notify | Replay | Health
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A path that exists: its only method, and what reads the rest of a request.
+    """A path that exists: its methods, and what reads the rest of a request.
 
     Attributes:
-        method: the only one.
+        methods: that it takes.
         has_version: whether a head asks for a version that is spoken here.
         read: reads the rest.
         bad_version: answers another version.
     """
 
-    method: bytes
+    methods: tuple[bytes, ...]
     has_version: Callable[[Head], bool]
     read: Callable[[Head, _Asked], Request | Refusal]
     bad_version: Refusal = BAD_VERSION
@@ -256,9 +257,10 @@ def decided(
     path = _PATHS.get(name)
     if path is None and name != _HEALTH:
         return NOT_FOUND
-    method = b"GET" if path is None else path.method
-    if head.method != method:
-        return replace(METHOD_NOT_ALLOWED, headers=((b"Allow", method),))
+    methods = _GET if path is None else path.methods
+    if head.method not in methods:
+        allow = (b"Allow", b", ".join(methods))
+        return replace(METHOD_NOT_ALLOWED, headers=(allow,))
     if path is None:
         return Health()
     if not is_authorized(head.tokens):
@@ -296,7 +298,7 @@ def _read_exec(head: Head, asked: _Asked) -> Request | Refusal:
     )
 
 
-def _read_replay(_head: Head, asked: _Asked) -> Request | Refusal:
+def _read_replay(head: Head, asked: _Asked) -> Request | Refusal:
     if not is_exec_id(asked.exec_id):
         return bad_request("bad exec id")
     offset = toolexec_form.last(asked.form, b"from")
@@ -304,7 +306,7 @@ def _read_replay(_head: Head, asked: _Asked) -> Request | Refusal:
         offset = b"0"
     if not offset.isdigit() or len(offset) > _MAX_OFFSET_DIGITS:
         return bad_request("bad offset")
-    return Replay(asked.exec_id.decode(), int(offset))
+    return Replay(asked.exec_id.decode(), int(offset), head.method == b"HEAD")
 
 
 def _read_signal(_head: Head, asked: _Asked) -> Request | Refusal:
@@ -328,13 +330,16 @@ def _read_notify(_head: Head, asked: _Asked) -> Request | Refusal:
 _HEALTH = b"/healthz"
 """The only path without a token, without a version and without a form."""
 
+_GET = (b"GET", b"HEAD")
+_POST = (b"POST",)
+
 # In lower case, but for what stands for those with an id.
 _PATHS = {
-    b"/exec": _Path(b"POST", _is_executable, _read_exec),
-    REPLAY: _Path(b"GET", _is_streamable, _read_replay),
-    b"/signal": _Path(b"POST", lambda head: head.speaks != 0, _read_signal),
+    b"/exec": _Path(_POST, _is_executable, _read_exec),
+    REPLAY: _Path(_GET, _is_streamable, _read_replay),
+    b"/signal": _Path(_POST, lambda head: head.speaks != 0, _read_signal),
     b"/notify": _Path(
-        b"POST", lambda head: head.speaks == 2, _read_notify, BAD_NOTIFY_VERSION
+        _POST, lambda head: head.speaks == 2, _read_notify, BAD_NOTIFY_VERSION
     ),
 }
 

@@ -78,10 +78,13 @@ async def answer(
     match request.method, request.path.rstrip("/"):
         case "POST", "/v1/chat/completions":
             await _chat(service, client, node, http, request)
-        case "GET", "/v1/models":
+        case "GET" | "HEAD", "/v1/models":
             await http.reply(200, _models(service, client))
-        case _, "/v1/chat/completions" | "/v1/models":
-            raise _invalid(f"{request.method} does nothing here", 405)
+        case _, "/v1/chat/completions" | "/v1/models" as path:
+            why = _invalid(f"{request.method} does nothing here", 405)
+            allow = "GET, HEAD" if path == "/v1/models" else "POST"
+            why.headers = {**why.headers, "allow": allow}
+            raise why
         case _:
             text = f"there is no {request.path[:200]}; there are /v1/chat/completions and /v1/models"
             raise _invalid(text, 404)

@@ -112,12 +112,14 @@ class HttpConnection:
         received: what has come of a request for which nothing is done; None while one
             is answered.
         is_sending: a piece of a reply is on its way.
+        is_head: no body is sent for the request.
     """
 
     def __init__(self, stream: trio.SocketStream, ahead: bytes = b"") -> None:
         self.stream = stream
         self.received: bytearray | None = bytearray(ahead)
         self.is_sending = False
+        self.is_head = False
         self._turn_s = 0.0
         self._http = h11.Connection(h11.SERVER)
         if ahead:
@@ -162,6 +164,7 @@ class HttpConnection:
         if not isinstance(event, h11.Request):
             return None
         head = event
+        self.is_head = head.method == b"HEAD"
         declared = _check_length(head)
         method, path, token = _told(head)
         memory = await admit(token)
@@ -231,7 +234,8 @@ class HttpConnection:
         await self._send(
             h11.Response(status_code=status, headers=list(headers.items()))
         )
-        await self._send(h11.Data(data=body))
+        if not self.is_head:
+            await self._send(h11.Data(data=body))
         await self._send(h11.EndOfMessage())
 
     async def refuse(self, why: RefusedRequestError) -> None:

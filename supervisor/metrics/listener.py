@@ -218,20 +218,21 @@ class _Server:
             return False
         if request is None:
             return False
+        is_head = request.method == b"HEAD"
         refusal = self._refusal(request)
         if refusal is not None:
-            await self._send(connection, refusal, is_last=True)
+            await self._send(connection, refusal, is_head=is_head, is_last=True)
             return False
         path = _path(request)
-        if path == "/events" and self._watch is not None and request.method == b"GET":
-            await self._stream_events(connection, self._watch)
+        if path == "/events" and self._watch is not None:
+            await self._stream_events(connection, self._watch, is_head=is_head)
             return False
         answer_of = self._answers.get(path)
         if answer_of is None:
             answer = Answer(404, b"there is no such page\n")
         else:
             answer = await answer_of(request)
-        await self._send(connection, answer, is_head=request.method == b"HEAD")
+        await self._send(connection, answer, is_head=is_head)
         if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
             return False
         http.start_next_cycle()
@@ -324,10 +325,18 @@ class _Server:
         headers = (("Content-Security-Policy", POLICY),)
         return Answer(200, body, "text/html; charset=utf-8", headers)
 
-    async def _stream_events(self, connection: _Connection, watch: Watch) -> None:
+    async def _stream_events(
+        self, connection: _Connection, watch: Watch, *, is_head: bool
+    ) -> None:
         if self._streams >= MAX_STREAMS:
             text = f"{MAX_STREAMS} pages are live already\n".encode()
-            await self._send(connection, Answer(503, text), is_last=True)
+            answer = Answer(503, text)
+            await self._send(connection, answer, is_head=is_head, is_last=True)
+            return
+        if is_head:
+            head = connection.http.send(_EVENTS_BEGIN) or b""
+            with trio.fail_after(REQUEST_S):
+                await connection.stream.send_all(head)
             return
         self._streams += 1
         try:
@@ -341,8 +350,7 @@ class _Server:
         from supervisor.metrics.status_page import live_part  # noqa: PLC0415 - where it is on
 
         http, stream = connection.http, connection.stream
-        headers = [("Content-Type", "text/event-stream"), *_ALWAYS]
-        data = http.send(h11.Response(status_code=200, headers=headers)) or b""
+        data = http.send(_EVENTS_BEGIN) or b""
         before, said_s = "", trio.current_time()
         while True:
             part = await in_thread(live_part, await watch.look())
@@ -367,6 +375,11 @@ _ALWAYS = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
 """Headers of every answer: it is kept by nobody, and used by no other page."""
+
+
+_EVENTS_BEGIN = h11.Response(
+    status_code=200, headers=[("Content-Type", "text/event-stream"), *_ALWAYS]
+)
 
 
 def _path(request: h11.Request) -> str:

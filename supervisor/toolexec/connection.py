@@ -325,6 +325,8 @@ class Connection(Replies):
             return toolexec.NOT_FOUND
         if request.offset_bytes < execution.log.start:
             return toolexec.dropped(request.offset_bytes)
+        if request.head_only:
+            return await self._reply_head(execution)
         task = Task(execution, Kind.REPLAY, detach=True)
         task.reader = self._reader(task, request.offset_bytes)
         return await self._carry_out(task)

@@ -246,6 +246,13 @@ class Replies:
         await self.wire.send(trailer(execution.code or 0))
         return None
 
+    async def _reply_head(self, execution: Execution) -> Refusal | None:
+        """Answer as a stream would begin; nothing of the output is read."""
+        if execution.fault is not None:
+            return _of(execution, toolexec.host_fault(execution.fault))
+        await self.wire.send(chunked_head(execution.id))
+        return None
+
     async def _reply_noticed(self, task: Task) -> Refusal | None:
         execution = task.execution
         log = execution.log

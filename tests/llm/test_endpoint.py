@@ -453,6 +453,38 @@ async def test_what_is_no_request_is_refused(scene: Scene, head: bytes) -> None:
     assert (await door.ask(ask("a")))[0] == 200
 
 
+async def until_end(door: Door, line: str, token: str | None) -> bytes:
+    """Return all that is answered to a request without a body."""
+    lines = [f"{line} HTTP/1.1", "Host: x", "Connection: close"]
+    if token is not None:
+        lines.append(f"Authorization: Bearer {token}")
+    said = b""
+    async with await door.connect() as stream:
+        await stream.send_all("\r\n".join([*lines, "", ""]).encode())
+        while more := await stream.receive_some():
+            said += more
+    return said
+
+
+# RFC 9110, 9.3.2: HEAD is GET without a body; what takes POST alone says so.
+async def test_head_is_answered_as_get_without_a_body(scene: Scene) -> None:
+    door = await scene.puppet()
+    own = door.env["OPENAI_API_KEY"]
+    for path, token, status in (
+        ("/v1/models", own, 200),
+        ("/v1/models", None, 401),
+        ("/v1/nothing", own, 404),
+    ):
+        whole = await until_end(door, f"GET {path}", token)
+        head = await until_end(door, f"HEAD {path}", token)
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        assert head == whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    refused = await until_end(door, "HEAD /v1/chat/completions", own)
+    assert refused.startswith(b"HTTP/1.1 405 ")
+    assert b"\r\nallow: post\r\n" in refused.lower()
+    assert refused.endswith(b"\r\n\r\n")
+
+
 # spec S5, S7: strangers make room for each other, and never for a child.
 async def test_strangers_do_not_keep_a_child_out(scene: Scene) -> None:
     door = await scene.puppet()

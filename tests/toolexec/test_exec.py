@@ -44,6 +44,43 @@ async def test_curl_runs_a_tool(scene: Scene, proto: int) -> None:
         assert b"x-exit-code" not in reply.headers
 
 
+async def replies(scene: Scene, target: str, **more: Any) -> tuple[bytes, bytes]:
+    """Return all that is answered to GET and to HEAD of a target."""
+    found = []
+    for method in ("GET", "HEAD"):
+        with await scene.connect() as sock:
+            await send(sock, scene.head(line=f"{method} {target} HTTP/1.1", **more))
+            found.append(await receive_all(sock))
+    return found[0], found[1]
+
+
+# RFC 9110, 9.3.2: HEAD is GET without a body, through all checks (spec toolexec 2).
+async def test_head_is_answered_as_get_without_a_body(scene: Scene) -> None:
+    ran = await scene.curl(
+        "tool=printf", "arg=abc", options=["-H", "X-Aifo-Exec-Id: one"]
+    )
+    assert ran.status == 200
+    for target, more, status in (
+        ("/healthz", {}, 200),
+        ("/healthz", {"token": None}, 200),
+        ("/exec/one?from=1", {}, 200),
+        ("/exec/one?from=1", {"token": None}, 401),
+        ("/exec/one?from=x", {}, 400),
+        ("/exec/none", {}, 404),
+        ("/nowhere", {}, 404),
+    ):
+        whole, head = await replies(scene, target, **more)
+        assert head.startswith(b"HTTP/1.1 %d " % status), target
+        assert head == whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", target
+    for path in ("/exec", "/signal", "/notify"):
+        _, head = await replies(scene, path)
+        assert head.startswith(b"HTTP/1.1 405 ")
+        assert b"\r\nAllow: POST\r\n" in head
+        assert head.endswith(b"\r\n\r\n")
+    refused = await scene.run("", line="PUT /healthz HTTP/1.1")
+    assert refused.headers[b"allow"] == b"GET, HEAD"
+
+
 # spec E12
 async def test_curl_reaches_every_path(scene: Scene) -> None:
     health = await scene.curl(path="/healthz")

@@ -139,7 +139,11 @@ async def test_the_page_is_there_only_if_it_is_wanted(stage: Stage) -> None:
         assert (await listener.curl("/", "-X", "POST", "-d", "x")).status == 405
         evil = await listener.curl("/", "-H", "Host: evil.example")
         assert evil.status == 421
-        assert (await listener.curl("/events", "-I")).status == 404
+        events = await listener.curl("/events", "-I")
+        assert events.status == 200
+        assert "Content-Type: text/event-stream" in events.head
+        other = await listener.curl("/", "-I", "-H", "Host: evil.example")
+        assert (other.status, other.body) == (421, "")
 
 
 async def test_arguments_of_a_command_are_not_on_the_page(stage: Stage) -> None:
