@@ -102,6 +102,8 @@ class ChildClients:
 
     async def _attach(self, session: Session) -> bytes | None:
         """Make one more conversation for whoever asks on ``session`` (spec N4)."""
+        if session.is_closing:
+            return None  # nobody is sent its descriptor
         try:
             nested, theirs = self.open_nested(
                 session.client.policy, "attached", session

@@ -185,5 +185,7 @@ class Receiving(SessionBase):
             payload.close()
 
     def _send_last(self, reply: bytes) -> None:
+        if self._stop:
+            return  # nothing is sent once the session ends (spec T3)
         with contextlib.suppress(OSError):
             _write(self.write_fd, reply)

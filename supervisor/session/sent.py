@@ -3,7 +3,9 @@
 Rules of this file.
 
 1. A reply is taken within the deadline, or its session ends (spec F8).
-2. ``sendfile`` lends the pages of a file: what was lent is taken before the same client
+2. Nothing is sent once the session ends: replies before may be missing, and this one
+   would be taken for one of them (spec T3).
+3. ``sendfile`` lends the pages of a file: what was lent is taken before the same client
    changes a file (``wait_taken``).
 """
 
@@ -45,6 +47,8 @@ class Sending(Receiving):
 
     async def send(self, reply: bytes | memoryview) -> None:
         """Send a reply that did not fit at once, within the deadline (spec F8)."""
+        if self._stop:
+            return  # rule 2
         self.unsent = memoryview(reply)
         try:
             with self.patience():
@@ -61,6 +65,8 @@ class Sending(Receiving):
     def send_file(self, file: OpenFile, size: int) -> bytes | None:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
         transfer = FileTransfer(self.write_fd, file, size)
+        if self._stop:
+            return b""  # rule 2; the offset is where the READ has led it
         self.bytes_out += transfer.left  # of which a client that ends may take less
         self.zero_copy = True
         self.forget_write()  # a WRITE has to look at what this READ lends

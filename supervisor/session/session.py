@@ -281,7 +281,7 @@ class Session(Preparing):
         """Do what a client that is gone had sent, as far as it is complete (spec S2).
 
         Who still holds the other end may go on sending: what comes from now on is not
-        looked at.  Replies go nowhere.
+        looked at.  Replies go nowhere (``sent``, rule 2).
         """
         left = bytes_waiting(self.read_fd)
         while True:

@@ -276,6 +276,45 @@ async def test_no_call_is_begun_for_the_dead(unknown: frozenset[bytes]) -> None:
         assert not s.host.chatted
 
 
+BEHIND = b"READ %d 1\nSEEK %d 0\nSYNC %d\nCLOSE %d\nPING\n"
+"""What is asked behind a model's answer, of one file."""
+
+
+@both
+async def test_nothing_is_sent_once_the_relay_ends(unknown: frozenset[bytes]) -> None:
+    # attack 47, spec T3: no answer stands where the model's belongs
+    async with scene(unknown) as s:
+        gate = s.host.gates[m.Chat] = Gate()
+        nested, client = await s.nested()
+        number = await client.open("a", "w+")
+        asked = b"LLM_CHAT false 0 0 2 0\nhi" + BEHIND % ((number,) * 4)
+        nested.child_end.sendall(asked)
+        await wait(gate)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(s.relay.close)
+            nested.child_end.setblocking(True)
+            said = await trio.to_thread.run_sync(nested.child_end.recv, 100)
+            gate.opened.set()
+        assert said == b""
+        if not s.relay.is_serial:
+            await wait(s.upstream_of(1))
+        assert s.host.open_files() == []
+
+
+@both
+async def test_nothing_is_sent_once_the_host_hangs_up(
+    unknown: frozenset[bytes],
+) -> None:
+    # attack 47, spec T3: nor what the relay itself would answer
+    async with scene(unknown) as s:
+        nested = await s.connect()
+        s.host.raw_replies.append(b"")
+        asked = b"LLM_CHAT false 0 0 2 0\nhi" + BEHIND % ((7,) * 4) + b"nonsense\n"
+        nested.child_end.sendall(asked)
+        nested.child_end.setblocking(True)
+        assert await trio.to_thread.run_sync(nested.child_end.recv, 100) == b""
+
+
 @both
 async def test_the_end_of_the_relay_ends_all(
     unknown: frozenset[bytes], no_leaks: None
