@@ -332,17 +332,17 @@ class ControlServer:
         if question.do in READING:
             return is_there
         pid, uid = _peer(stream)
-        name = question.args.get("name")
-        fields: dict[str, object] = {"order": question.do, "uid": uid, "pid": pid}
-        if isinstance(name, str):
-            fields["name"] = name[:_NAME_CHARS]
-        event, said = "host.ordered", "Order"
+        do, name = question.do, question.args.get("name")
+        name = name[:_NAME_CHARS] if isinstance(name, str) else None
+        event, level, said = "host.ordered", "INFO", "Order"
         if not is_there:
-            event, said = "host.order_dropped", "Not done, its client is gone: order"
-        self._host.journal.write(event, **fields)
-        what = f"{question.do} {fields.get('name', '')}".rstrip()
+            event, level = "host.order_dropped", "WARNING"
+            said = "Not done, its client is gone: order"
+        self._host.journal.write(event, order=do, name=name, uid=uid, pid=pid)
+        what = do if name is None else f"{do} {name}"
         text = f"{said} {what} of uid {uid}, pid {pid}"
-        self._host.log.write("INFO" if is_there else "WARNING", text, **fields)
+        named = {} if name is None else {"child": name}
+        self._host.log.write(level, text, order=do, **named, by_uid=uid, by_pid=pid)
         return is_there
 
     async def _attempt(self, sender: _Sender, question: Question) -> str | None:

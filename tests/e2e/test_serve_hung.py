@@ -191,7 +191,11 @@ def test_the_journal_and_the_log_say_who_ordered(served: Daemon) -> None:
         "uid": os.geteuid(),
         "pid": process.pid,
     }
-    assert f"Order kill x of uid {os.geteuid()}, pid {process.pid}" in served.said()
+    text = f"Order kill x of uid {os.geteuid()}, pid {process.pid}"
+    lines = map(json.loads, served.said().splitlines())
+    (line,) = (line for line in lines if line["message"] == text)
+    by = [line[key] for key in ("order", "child", "by_uid", "by_pid")]
+    assert by == ["kill", "x", os.geteuid(), process.pid]
 
 
 # Between a key and what it does stands no answer of a host.
