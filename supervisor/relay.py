@@ -3,20 +3,27 @@
 The relay is a small host of its own: a launchpad ends the nested child's whole tree, the
 proxy (``vfs.relay``) stands between its FD 3 and this process's.  It has no tables and
 no policy: those are the real host's.
+
+Rule: what a nested child has for itself is its own, and not its siblings' or its parent's: a
+TMPDIR in this process's, which ends with it, and a token for tools.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
+import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
 from protocol.toolexec_token import narrowed
-from supervisor.here import working_directory
+from supervisor.here import absolute, working_directory
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
 from supervisor.run import (
@@ -28,10 +35,14 @@ from supervisor.run import (
 )
 from supervisor.sandbox import walled
 from supervisor.sandbox.plan import AUTO, NONE, PROFILES, Machine, Wanted
+from supervisor.say import remedy
+from supervisor.scratch import remove_tree
 from supervisor.spawn_request import SpawnRequest, find_executable
 from vfs.relay import RelayError, open_relay
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from supervisor.launchpad.start import LaunchpadProcess
     from supervisor.spawned import SpawnedProcess
     from vfs.relay import FdPart
@@ -44,6 +55,12 @@ _TOOLS_TOKEN = "AIFO_TOOLEEXEC_TOKEN"  # noqa: S105 - the name of a variable
 _LINES = re.compile(
     r"(fd[:-][0-9]{1,18}):(?:([0-9]{1,18})|([0-9]{0,18})-([0-9]{0,18}))", re.ASCII
 )
+
+_NO_PLACE = (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOTDIR)
+"""Why a TMPDIR is nobody's to write: where COMMAND is in bubblewrap, say."""
+
+SWEEP_TIMEOUT_S = 5.0
+"""Longest wait for the rest of a nested child's processes, which are killed at once."""
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for the nested child (spec S6)."""
@@ -68,7 +85,68 @@ def run_nested(
         Its exit status as ``run`` gives it.
     """
     Log("INFO").start()  # the relay tells which files it closed for a nested child
-    return guarded("relay", _relay_or_say_why, launchpad, command, rights, fds)
+    status = HOST_FAILED
+    try:
+        with _directory_of_its_own() as tmp:
+            nested = Nested(command, rights, fds, tmp)
+            status = guarded("relay", _relay_or_say_why, launchpad, nested)
+    except OSError as why:
+        where = os.environ.get("TMPDIR")
+        text = (
+            f"cannot make a directory for the nested child: {where!r}: {why.strerror}"
+        )
+        complain("relay", f"{text}{remedy(why)}")
+    return status
+
+
+class Nested(NamedTuple):
+    """What a nested child is to be.
+
+    Attributes:
+        command: its program and arguments.
+        rights: see ``run_nested``.
+        fds: likewise.
+        tmp: its TMPDIR; None where this process has none.
+    """
+
+    command: tuple[str, ...]
+    rights: dict[str, object] | None
+    fds: tuple[str, ...] | None
+    tmp: str | None
+
+
+@contextmanager
+def _directory_of_its_own() -> Iterator[str | None]:
+    """Make a TMPDIR for a nested child in this process's, and remove it.
+
+    Yields:
+        Its path; None where this process has no TMPDIR that it may write.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    where = os.environ.get("TMPDIR")
+    path = None
+    try:
+        path = (
+            tempfile.mkdtemp(prefix="nested-", dir=absolute(where)) if where else None
+        )
+    except OSError as why:
+        if why.errno not in _NO_PLACE:
+            raise
+        text = f"The nested child has no TMPDIR: {where!r}: {why.strerror}"
+        how = "set it to a directory that this child may write"
+        Log("WARNING").write("WARNING", f"{text}; {how}")
+    if path is None:
+        yield None
+        return
+    try:
+        yield path
+    finally:
+        failure = remove_tree(Path(path))
+        if failure is not None:
+            text = f"cannot remove {path!r}: {failure.strerror}; remove it by hand"
+            Log("WARNING").write("WARNING", text)
 
 
 def fd_part(text: str) -> FdPart:
@@ -85,38 +163,29 @@ def fd_part(text: str) -> FdPart:
     return part
 
 
-async def _relay_or_say_why(
-    launchpad: LaunchpadProcess,
-    command: tuple[str, ...],
-    rights: dict[str, object] | None,
-    fds: tuple[str, ...] | None,
-) -> int:
+async def _relay_or_say_why(launchpad: LaunchpadProcess, asked: Nested) -> int:
     try:
-        status = await _relay(launchpad, command, rights, fds)
+        status = await _relay(launchpad, asked)
     except* RelayError as group:
         complain("relay", str(innermost(group)))
         status = HOST_FAILED
     return status
 
 
-async def _relay(
-    launchpad: LaunchpadProcess,
-    command: tuple[str, ...],
-    rights: dict[str, object] | None,
-    fds: tuple[str, ...] | None,
-) -> int:
+async def _relay(launchpad: LaunchpadProcess, asked: Nested) -> int:
     stopped_by: list[int] = []
     with trio.open_signal_receiver(*heeded_signals()) as signals:
         async with trio.open_nursery() as nursery:
             launcher = Launcher(launchpad)
             await nursery.start(launcher.run)
             async with open_relay() as relay:
+                fds = asked.fds
                 parts = None if fds is None else [fd_part(fd) for fd in fds]
-                nested = await relay.new_client(rights, parts)
+                nested = await relay.new_client(asked.rights, parts)
                 try:
                     door = nested.child_end.fileno()
-                    env = _environment(relay.dialect, rights)
-                    process = await _spawn(launcher, command, door, env)
+                    env = _environment(relay.dialect, asked)
+                    process = await _spawn(launcher, asked, door, env)
                 finally:
                     nested.child_end.close()
 
@@ -132,6 +201,10 @@ async def _relay(
                 nursery.start_soon(stop_on_signal)
                 status = await process.wait_exit()
                 await relay.client_done(nested)
+                with trio.move_on_after(SWEEP_TIMEOUT_S):
+                    await (
+                        process.wait_swept()
+                    )  # and nobody makes anything in its TMPDIR
                 process.close()
             nursery.cancel_scope.cancel()
     if stopped_by:
@@ -146,20 +219,25 @@ async def _kill_later(process: SpawnedProcess) -> None:
     process.send_signal(signal.SIGKILL)
 
 
-def _environment(dialect: int, rights: dict[str, object] | None) -> dict[str, str]:
+def _environment(dialect: int, asked: Nested) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k not in _OWN_ACCOUNT}
     env.update(FSPROXY_FD="3", FSPROXY_VERSION=str(dialect), FSPROXY_TOP_LEVEL="false")
+    env.pop("TMPDIR", None)
+    if asked.tmp is not None:
+        env["TMPDIR"] = asked.tmp
     token = env.get(_TOOLS_TOKEN)
-    if rights is not None and token is not None:
-        # It stands for this process's rights, which are more (attack 38).
-        has_root = not {"read", "write"} & rights.keys()
+    if token is not None:
+        # It stands for this process's rights, which may be more (attack 38), and for its
+        # executions (attack 48).
+        has_root = not {"read", "write"} & (asked.rights or {}).keys()
         env[_TOOLS_TOKEN] = narrowed(token, os.urandom(8).hex(), root=has_root)
     return env
 
 
 async def _spawn(
-    launcher: Launcher, command: tuple[str, ...], door: int, env: dict[str, str]
+    launcher: Launcher, asked: Nested, door: int, env: dict[str, str]
 ) -> SpawnedProcess:
+    command = asked.command
     cwd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         request = SpawnRequest(
@@ -177,7 +255,7 @@ async def _spawn(
         # It has its parent's user, which nobody in a sandbox can change.
         profile = replace(profile, layers=profile.layers - {"uid"})
         network = "host" if env.get("FSPROXY_NETWORK") == "host" else "none"
-        own = tuple(path for path in (env.get("TMPDIR"),) if path)
+        own = () if asked.tmp is None else (asked.tmp,)
         wanted = Wanted(profile, network, working_directory(), own)
         wanted.no_groups = "a nested child is in its parent's"
         process, walls = await walled.spawn(launcher, Machine(), request, wanted)
@@ -187,7 +265,7 @@ async def _spawn(
                 "WARNING",
                 "The nested child goes without the layer 'landlock':"
                 f" {walls.missing['landlock']}; nothing keeps it from the memory, and so"
-                " from the rights, of the child that it runs in",
+                " from the rights, of the child that it runs in, nor from its files",
             )
         return process
     finally:

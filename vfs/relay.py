@@ -19,7 +19,8 @@ Rules of this file.
 4. The end of a nested client's process ends its lane; EOF does so as well (spec S2).
    Should the relay itself die, the host's clean-up of the relay covers everything.
 
-It spawns nothing, and knows no processes.
+It spawns nothing, and knows no processes: who does gives each nested child a directory and a
+token for tools of its own (``supervisor/relay.py``).
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def test_what_a_host_keeps_for_the_time_being_is_hidden(work: Path) -> None:
 
 
 def test_a_nested_child_has_them_too(work: Path) -> None:
-    script = "cat note; echo own >$TMPDIR/file && cat $TMPDIR/file; ls -A $TMPDIR/.."
+    script = "cat note; echo own >$TMPDIR/file && cat $TMPDIR/file; ls -A $TMPDIR/../.."
     words = ("sandhost", "relay", "--", "sh", "-c", script)
     changes: dict[str, Any] = {"cwd": work, "env": in_tmp(work)}
     outcome = sandhost("run", "--", *words, **changes)
