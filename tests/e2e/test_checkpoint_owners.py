@@ -72,6 +72,16 @@ def test_a_child_finds_its_own_checkpoints_whatever_place_it_starts_at(
     assert listed(place, "child-1", "one")["child-1"] == []
 
 
+# attack 44: also the next life of a child finds its own, in the same daemon.
+def test_a_child_that_is_started_again_finds_its_own(place: Path) -> None:
+    text = config("one", "two", tag="life").replace("exec sleep 1000", "exit 0")
+    with daemon(place, text.replace("env =", "restart = 'always'\nenv =")) as running:
+        for name, other in (("one", b"of-two"), ("two", b"of-one")):
+            label = f'label="of-{name}"'.encode()
+            running.wait(partial(_is_said, running, name, label), "a second life")
+            assert other not in running.log(name)
+
+
 # attack 44: who has no name in the configuration is shown nobody's, and leaves nobody's.
 def test_a_child_without_a_name_is_shown_nothing(place: Path) -> None:
     script = SCRIPT.format(name="nobody", tag="")

@@ -1,11 +1,13 @@
 """Calls without an end: given up, hung up, or never sent (spec L10, L11, attack 46)."""
 
+import ssl
 from pathlib import Path
 
 import pytest
 import trio
 
 from supervisor.session.base import PROCESS_EXIT
+from tests.helpers.certificates import certificate
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import open_scene, request
 from tests.llm import test_endpoint as endpoint
@@ -76,6 +78,55 @@ async def test_a_server_that_hangs_up_is_charged(tmp_path: Path) -> None:
             assert scene.service.root.spent == estimate(b"hello")
             assert scene.service.root.calls == 1
             assert (await line.chat(b"a")).line == EXCEEDED
+
+
+# attack 46: encrypted it is the same, whether the server hangs up or is waited for.
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_an_encrypted_request_that_went_out_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    path = certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        await whole_request(stream)
+        if hangs:
+            await trio.sleep_forever()
+
+    timeout = SOON if hangs else "60s"
+    async with server(handle, context) as port:
+        url = f"https://localhost:{port}/v1"
+        async with open_scene(tmp_path, base_url=url, timeout=timeout) as scene:
+            assert (await scene.connect().chat(b"hello")).line.startswith(FAILED)
+            assert scene.service.root.spent == estimate(b"hello")
+            assert scene.service.root.calls == 1
+
+
+# spec L11: what asks a proxy for a way is no request.
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_proxy_that_gives_no_way_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    asked: list[bytes] = []
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        asked.append(bytes(await stream.receive_some(65_536)))
+        if hangs:
+            await trio.sleep_forever()
+        await stream.send_all(b"HTTP/1.1 502 No\r\nContent-Length: 0\r\n\r\n")
+
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    timeout = SOON if hangs else "60s"
+    async with server(handle) as port:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        url = "https://model.invalid/v1"
+        async with open_scene(tmp_path, base_url=url, timeout=timeout) as scene:
+            assert (await scene.connect().chat(b"hello")).line.startswith(FAILED)
+            assert (scene.service.root.spent, scene.service.root.calls) == (0.0, 0)
+    assert asked[0].startswith(b"CONNECT model.invalid:443 ")
 
 
 # spec L10: before the request is out nothing was asked, whichever way it ends.

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.fds.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.vfs.content.test_checkpoints import closed, opened
-from vfs.content import Process, checkpoints
+from vfs.content import Process, Store, checkpoints
 from vfs.content.owners import is_owner, owner_of
+from vfs.filesystem import Filesystem
 
 
 @pytest.fixture
@@ -87,6 +89,18 @@ async def test_checkpoints_of_children_that_are_gone_are_bounded(
     assert await labels(process) == ["living"]
     process.shared.owner = owner_of("web")
     assert await labels(process) == ["web's"]
+
+
+# attack 44: a program that takes children over from an older one keeps no place of theirs.
+def test_an_owner_of_an_older_program_is_replaced() -> None:
+    service = FdService(Filesystem(), Store())
+    for left in ("child-1", "mcp", ""):
+        owner = service.make_shared(left).owner
+        assert owner != left
+        assert is_owner(owner)
+    for left in (owner_of("web"), owner_of(None)):
+        assert service.make_shared(left).owner == left
+    service.close()
 
 
 def test_owners_differ() -> None:
