@@ -17,6 +17,7 @@ from supervisor.sandbox import walled
 from supervisor.sandbox.hold import is_held
 from supervisor.sandbox.plan import PROFILES, named
 from supervisor.scratch import Scratch
+from tests.attacks.conftest import AS_ROOT
 from tests.attacks.test_walls import Attacker
 from tests.helpers.hosts import opened
 
@@ -178,7 +179,7 @@ async def test_what_only_a_group_keeps_is_refused_where_it_can_be_left(
     )
     limits = Limits(cpus=1.0)
     child = await stage.host.spawn(
-        stage.spec(("/bin/true",), sandbox=PROFILES["auto"], group_limits=limits)
+        stage.spec(("/bin/true",), sandbox=AS_ROOT, group_limits=limits)
     )
     assert child.failure is not None
     assert child.failure.errno == errno.EOPNOTSUPP

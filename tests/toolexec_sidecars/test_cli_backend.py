@@ -255,7 +255,7 @@ async def test_one_that_cannot_start_says_why(
 ) -> None:
     (engine.home / "broken").touch()
     said: list[str] = []
-    monkeypatch.setattr(Log, "write", lambda _log, _level, text: said.append(text))
+    monkeypatch.setattr(Log, "write", lambda _log, _level, text, **_: said.append(text))
     async with sidecars_of(stage, r=engine.section()) as sidecars:
         child = await waiting_child(stage)
         with pytest.raises(RefusedError) as refused:

@@ -79,7 +79,7 @@ class Sidecar:
         await trio.lowlevel.checkpoint()
 
 
-def said_nothing(level: str, text: str) -> None:
+def said_nothing(level: str, text: str, **_: object) -> None:
     """Ignore a log line."""
     del level, text
 
@@ -136,7 +136,9 @@ async def test_a_failed_start_is_told_and_tried_again(
     sidecar = Sidecar(make)
     tried = trio.Event()
     with trio.move_on_after(10.0):
-        await supervise(sidecar, lambda _, text: said.append(text), tried, tell)
+        await supervise(
+            sidecar, lambda _, text, **_more: said.append(text), tried, tell
+        )
     assert tried.is_set()
     assert said == [
         "Sidecar 'x' is down: cannot start 'x': not found; next start in 0.5 s",
