@@ -38,12 +38,13 @@ def check_config(file: str, *, as_json: bool) -> int:
 
     faults: tuple[Fault, ...] = ()
     try:
-        config = document.load_config(file, once=True, for_daemon=None)
+        config = document.load_config(file, once=True, for_daemon=None, is_used=False)
     except document.ConfigError as why:
         faults = why.faults
     else:
         faults, untried = _tried(config)
-        for key, text in (*document.warnings(config), *untried):
+        told = (*document.warnings(config), *document.doubts(config), *untried)
+        for key, text in told:
             say("sandhost check-config", f"{file}: {key}: warning: {text}")
     if as_json:
         from supervisor.tables import as_json as json_of  # noqa: PLC0415

@@ -42,7 +42,7 @@ def shim(
     try:
         if config is not None:
             for section in load_config(
-                config, once=True, for_daemon=False
+                config, once=True, for_daemon=False, is_used=False
             ).sidecar.values():
                 names.update(section.allow or ())
         installed = install(directory, names, notify=notify)

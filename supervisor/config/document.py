@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.config.child import ChildSection, check_children, odd_restarts
+from supervisor.config.child import (
+    ChildSection,
+    check_after,
+    check_children,
+    odd_restarts,
+)
 from supervisor.config.fds import (
     FileDescriptorSection,
     ToolsSection,
@@ -28,7 +33,11 @@ from supervisor.config.host import (
     check_limits,
     odd_limits,
 )
-from supervisor.config.llm import LlmSection, check_preset_tools
+from supervisor.config.llm import (
+    LlmSection,
+    check_preset_tools,
+    missing_credentials,
+)
 from supervisor.config.llm import check as check_llm
 from supervisor.config.metrics import MetricsSection, check_metrics
 from supervisor.config.places import (
@@ -38,6 +47,8 @@ from supervisor.config.places import (
     check_workspaces,
     odd_keys,
     odd_places,
+    odd_places_of_daemon,
+    odd_programs,
 )
 from supervisor.config.policy import (
     PolicySection,
@@ -46,7 +57,7 @@ from supervisor.config.policy import (
     odd_policy,
     odd_policy_limits,
 )
-from supervisor.config.read import Fault, Reader, joined
+from supervisor.config.read import Fault, Reader, joined, names_of
 from supervisor.config.sandbox import (
     SandboxSection,
     check_kept,
@@ -123,7 +134,9 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
 def _check_policy_names(
     config: Config, named: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    policies = named.get("policy", {})
+    policies = names_of(named, "policy")
+    if policies is None:
+        return
     for name, child in config.child.items():
         # A policy with faults of its own is there all the same.
         if child.policy is not None and child.policy not in policies:
@@ -135,7 +148,7 @@ def _check_policy_names(
 
 
 def _check_walls(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    known = named.get("sandbox", {})
+    known = names_of(named, "sandbox")
     for name, policy in config.policy.items():
         for key, why in check_use(policy.sandbox, policy.network, known):
             yield f"policy.{joined(name)}.{key}", why
@@ -174,6 +187,7 @@ _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
 ] = (
     _check_policy_names,
+    check_after,
     _check_walls,
     _check_walls_of_sidecars,
     _check_ways,
@@ -228,8 +242,25 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
             yield f"policy.{joined(name)}.{key}", text
 
 
+def doubts(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what depends on where and when a host will run.
+
+    To be told before there is one: a host that runs knows, and says so itself.
+
+    Args:
+        config: checked.
+    """
+    yield from odd_places_of_daemon(config.host)
+    yield from missing_credentials(config)
+    yield from odd_programs(config)
+
+
 def load_config(
-    path: str, *, once: bool = False, for_daemon: bool | None = True
+    path: str,
+    *,
+    once: bool = False,
+    for_daemon: bool | None = True,
+    is_used: bool = True,
 ) -> Config:
     """Read and check a configuration.
 
@@ -238,6 +269,7 @@ def load_config(
         once: it is not read again later, so that it may be a pipe.
         for_daemon: it is a daemon's, which has its usual places where none are written;
             None if that is to be told by whether it has children, or places of its own.
+        is_used: a host runs with it, in the unit that it is for, if it is for one.
 
     Raises:
         ConfigError: it cannot be read, is no TOML, or holds what is not known, not
@@ -246,18 +278,21 @@ def load_config(
     document = _read(path, once=once)
     reader = Reader()
     config: Config = reader.read(Config, document)
-    faults = list(reader.faults)
+    found: list[tuple[str, str]] = []
     for section, check in _CHECKS.items():
         value = getattr(config, section)
         if value is not None:
-            faults += [Fault(f"{section}.{key}", why) for key, why in check(value)]
+            found += ((f"{section}.{key}", why) for key, why in check(value))
     for cross_check in _CROSS_CHECKS:
-        faults += [Fault(key, why) for key, why in cross_check(config, document)]
+        found += cross_check(config, document)
     if for_daemon is None:
         host = config.host
         for_daemon = bool(config.child or host.state_dir or host.runtime_dir)
-    own = check_own(config, with_usual=for_daemon)
-    faults += [Fault(key, why) for key, why in own]
+    found += check_own(config, with_usual=for_daemon)
+    if is_used:
+        found += missing_credentials(config)
+    faults = [*reader.faults]
+    faults += (Fault(key, why) for key, why in found if not reader.has_told(key))
     if faults:
         raise ConfigError(path, list(dict.fromkeys(faults)))
     return config

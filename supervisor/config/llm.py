@@ -146,12 +146,34 @@ def _check_place(
         if not good:
             yield f"{where}base_url", "an address such as https://host/v1"
     if key_file is not None:
-        from supervisor.llm.keys import KeyFileError, read_key  # noqa: PLC0415
+        from supervisor.llm.keys import (  # noqa: PLC0415
+            KeyFileError,
+            NoCredentialsError,
+            read_key,
+        )
 
         try:
             read_key(key_file)
+        except NoCredentialsError:
+            return  # ``missing_credentials`` tells
         except KeyFileError as why:
             yield f"{where}api_key_file", str(why)
+
+
+def missing_credentials(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of key files that the service manager alone gives.
+
+    Where it has given none, a host cannot run; to look at its configuration is no fault.
+    """
+    if config.llm is None:
+        return
+    from supervisor.llm.keys import NoCredentialsError, expanded  # noqa: PLC0415
+
+    for key, path in config.llm.key_files():
+        try:
+            expanded(path)
+        except NoCredentialsError as why:
+            yield f"llm.{key}", str(why)
 
 
 def _check_bound(where: str, name: str | None) -> Iterator[tuple[str, str]]:

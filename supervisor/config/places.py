@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.config.read import joined, not_a_directory
 from supervisor.daemon_places import places_of
+from supervisor.here import absolute
 from supervisor.say import remedy
+from supervisor.spawn_request import SpawnError, find_executable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -269,17 +271,56 @@ def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of the files of keys that lie where children or tools may write."""
     if config.llm is None:
         return
-    from supervisor.llm.keys import expanded  # noqa: PLC0415 - with that section
+    from supervisor.llm.keys import (  # noqa: PLC0415 - with that section
+        NoCredentialsError,
+        expanded,
+    )
 
     directories = config.places_written() | {
         child.cwd for child in config.child.values() if child.cwd
     }
     for key, file in config.llm.key_files():
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, NoCredentialsError):
             place = place_of(expanded(file))
             within = (d for d in sorted(directories) if place.lies_in(place_of(d)))
             if (directory := next(within, None)) is not None:
                 yield f"llm.{key}", _KEY_WITHIN.format(place.path, directory)
+
+
+def odd_places_of_daemon(section: HostSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of places that lie elsewhere with each start from elsewhere."""
+    for key in ("runtime_dir", "state_dir", "control"):
+        path = getattr(section, key)
+        if path is not None and not path.startswith("/"):
+            text = f"{path!r} depends on where the daemon is started; write an absolute path"
+            yield f"host.{key}", text
+
+
+def odd_programs(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of programs that are not there, or nobody may execute."""
+    for key, program, path, cwd in _programs(config):
+        if cwd is None and "/" in program and not program.startswith("/"):
+            continue  # where the daemon will be, and what its child's root, is not known
+        try:
+            find_executable(program, path, cwd or "/")
+        except SpawnError as why:
+            yield key, why.text
+
+
+def _programs(config: Config) -> Iterator[tuple[str, str, str, str | None]]:
+    """Yield (key, program, its PATH, its working directory if that is known)."""
+    usual = os.environ.get("PATH") or os.defpath.lstrip(":")
+    for name, child in config.child.items():
+        cwd = None if child.cwd is None else absolute(child.cwd)
+        path = child.env.get("PATH", usual)
+        yield f"child.{joined(name)}.command", child.command[0], path, cwd
+    for name, sidecar in config.sidecar.items():
+        if sidecar.backend == "local" and sidecar.start is not None:
+            path = ":".join((*sidecar.path, usual))
+            key = f"sidecar.{joined(name)}.start"
+            yield key, sidecar.start[0], path, sidecar.workspace
+    if config.toolexec is not None and config.toolexec.notify is not None:
+        yield "toolexec.notify.command", config.toolexec.notify.command[0], usual, None
 
 
 def check_own(

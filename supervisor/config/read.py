@@ -6,7 +6,7 @@ not: it knows no section; what a value may be is the business of the section's m
 Rules of this file.
 
 1. Nothing stops at the first fault: each key is converted alone, and what cannot be
-   converted stands at its default while the others are looked at.
+   converted stands at its default, or is empty, while the others are looked at.
 2. A key's path is written as TOML would have it: ``policy.run.read``.
 """
 
@@ -23,7 +23,7 @@ import msgspec
 from supervisor.say import remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
 _MSGSPEC_WHERE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 
@@ -83,6 +83,10 @@ class Reader:
     def __init__(self) -> None:
         self.faults: list[Fault] = []
 
+    def has_told(self, key: str) -> bool:
+        """Tell whether a key could not be read: another value stands there (rule 1)."""
+        return any(key == its or key.startswith(f"{its}.") for its, _ in self.faults)
+
     def read(self, kind: Any, value: object, path: str = "") -> Any:
         """Convert a value; what is wrong with it is noted.
 
@@ -121,14 +125,13 @@ class Reader:
             read = self.read(field.type, item, where)
             if read is not msgspec.UNSET:
                 found[field.name] = read
-        complete = True
         for name, field in fields.items():
             if field.required and field.name not in found:
-                complete = False
+                found[field.name] = (get_origin(field.type) or field.type)()
                 if name not in value:
                     where = f"{path}.{name}" if path else name
                     self.faults.append(Fault(where, "is missing"))
-        return kind(**found) if complete else msgspec.UNSET
+        return kind(**found)
 
     def _named(self, kind: Any, value: object, path: str) -> Any:
         if not isinstance(value, dict):
@@ -192,6 +195,16 @@ def named(
         parse(value)
     except fault as why:
         yield key, str(why)
+
+
+def names_of(document: Mapping[str, Any], section: str) -> Collection[str] | None:
+    """Return the names in a section as it was written, those with faults included.
+
+    Returns:
+        None if the section is no table: nothing is known of its names.
+    """
+    found = document.get(section, {})
+    return found if isinstance(found, dict) else None
 
 
 def not_a_directory(path: str) -> str:

@@ -71,16 +71,16 @@ def _not_to_be_had(required: Collection[str], layers: Collection[str]) -> Iterat
 
 
 def check_use(
-    sandbox: str, network: str | None, known: Collection[str]
+    sandbox: str, network: str | None, known: Collection[str] | None
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for what is wrong with a policy's sandbox and network.
 
     Args:
         sandbox: the profile that it names.
         network: ``none`` or ``host``; None for nothing said.
-        known: names of the configuration's own profiles.
+        known: names of the configuration's own profiles; None if they cannot be told.
     """
-    if sandbox not in PROFILES and sandbox not in known:
+    if known is not None and sandbox not in (*PROFILES, *known):
         names = ", ".join(dict.fromkeys((*PROFILES, *known)))
         yield "sandbox", f"no profile {sandbox!r}; there are {names}"
     if network is not None and network not in NETWORKS:

@@ -103,7 +103,9 @@ def serve(config: str | None, root: str | None) -> int:
             return FAILED
     try:
         configured = (
-            None if config is None else load_config(config, once=True, for_daemon=False)
+            None
+            if config is None
+            else load_config(config, once=True, for_daemon=False, is_used=False)
         )
         root = None if root is None else absolute(root)
         return trio.run(_serve, configured, root)

@@ -31,13 +31,21 @@ class KeyFileError(Exception):
     """A key cannot be used; the text says why and what to do."""
 
 
+class NoCredentialsError(KeyFileError):
+    """The service manager gave none: this is not its unit, or the unit names none."""
+
+
 def expanded(path: str) -> str:
-    """Return the path of a key file with its directory of credentials put in."""
+    """Return the path of a key file with its directory of credentials put in.
+
+    Raises:
+        NoCredentialsError: there is no such directory.
+    """
     if not path.startswith(CREDENTIALS):
         return path
     directory = os.environ.get(CREDENTIALS[1:-1])
     if directory is None:
-        raise KeyFileError(
+        raise NoCredentialsError(
             f"cannot use key file {path!r}: systemd gave no credentials; add"
             " LoadCredential= to the unit"
         )

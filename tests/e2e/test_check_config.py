@@ -447,13 +447,13 @@ NETWORKED = (
 @pytest.mark.parametrize(
     ("sidecar", "policy", "is_told"),
     [
-        ("start = ['serve']", "", True),
-        ("start = ['serve']", "network = 'none'", True),
-        ("start = ['serve']", "network = 'host'", False),
-        ("start = ['serve']", "sandbox = 'none'", False),
-        ("start = ['serve']", "tools = []", False),
+        ("start = ['true']", "", True),
+        ("start = ['true']", "network = 'none'", True),
+        ("start = ['true']", "network = 'host'", False),
+        ("start = ['true']", "sandbox = 'none'", False),
+        ("start = ['true']", "tools = []", False),
         ("", "", False),
-        ("start = ['serve']\nbackend = 'docker'\nimage = 'i'", "", True),
+        ("start = ['true']\nbackend = 'docker'\nimage = 'i'", "", True),
     ],
 )
 def test_a_command_with_the_network_beside_children_without_is_told(
@@ -552,3 +552,159 @@ def test_a_crash_loop_without_an_end_is_told(tmp_path: Path) -> None:
     outcome = check(tmp_path, section + "within = '10s'\n")
     assert outcome.status == 0
     assert outcome.said("child.a.within: warning: a child that always fails is never")
+
+
+# A child is looked at whole, whatever one of its keys is.
+def test_a_key_of_a_wrong_type_hides_no_other_fault(tmp_path: Path) -> None:
+    text = """
+        [child.a]
+        command = "true"
+        restart = "sometimes"
+        policy = "nobody"
+        [child.b]
+        stop_signal = "KILLER"
+        after = ["a"]
+        [child.c]
+        command = ["true"]
+        after = ["a", "b", "d", "e"]
+        [child.d]
+        x = 3
+        [toolexec.notify]
+        command = "say"
+        timeout = "soon"
+        [sidecar.s]
+        kind = 3
+        backend = "lxc"
+        [llm]
+        presets = { p = { tools = true } }
+    """
+    text = "\n".join(line.strip() for line in text.splitlines())
+    told = faults(check(tmp_path, text, "--json"))
+    assert sorted(key for key, _ in told) == [
+        "child.a.command",
+        "child.a.policy",
+        "child.a.restart",
+        "child.b.command",
+        "child.b.stop_signal",
+        "child.c.after",
+        "child.d.command",
+        "child.d.x",
+        "llm.presets.p.system",
+        "llm.presets.p.tools",
+        "sidecar.s.backend",
+        "sidecar.s.kind",
+        "toolexec.notify.command",
+        "toolexec.notify.timeout",
+    ]
+    reasons = dict(told)
+    assert reasons["child.a.command"] == "expected an array, got a string"
+    assert reasons["child.b.command"] == reasons["llm.presets.p.system"] == "is missing"
+    assert reasons["child.c.after"] == "there is no child 'e'"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("child.b = 3\n[child.c]\ncommand = ['true']\nafter = ['b']", "child.b"),
+        ("policy = 3\n[child.c]\ncommand = ['true']\npolicy = 'p'", "policy"),
+        ("policy.p = 3\n[child.c]\ncommand = ['true']\npolicy = 'p'", "policy.p"),
+        ("sandbox = 3\n[policy.p]\nsandbox = 'x'", "sandbox"),
+        ("sandbox.x = 3\n[policy.p]\nsandbox = 'x'", "sandbox.x"),
+    ],
+)
+def test_what_is_no_table_is_the_only_fault(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    assert faults(check(tmp_path, text, "--json")) == [
+        (told, "expected a table, got an integer")
+    ]
+
+
+@pytest.mark.parametrize("key", ["runtime_dir", "state_dir", "control"])
+def test_a_relative_place_of_a_daemon_is_told(tmp_path: Path, key: str) -> None:
+    outcome = check(tmp_path, f"[host]\n{key} = 'there'\n")
+    assert outcome.status == 0
+    assert outcome.said(
+        f"c.toml: host.{key}: warning: 'there' depends on where the daemon is started;"
+        " write an absolute path"
+    )
+    assert check(tmp_path, f"[host]\n{key} = '{tmp_path}/there'\n").err == b""
+
+
+NOWHERE = "cannot start 'nowhere': No such file or directory in any directory of PATH"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[child.a]\ncommand = ['nowhere']", f"child.a.command: warning: {NOWHERE}"),
+        (
+            "[child.a]\ncommand = ['/nowhere/x']",
+            "child.a.command: warning: cannot start '/nowhere/x': No such file",
+        ),
+        (
+            "[child.a]\ncommand = ['/etc/passwd']",
+            "child.a.command: warning: cannot start '/etc/passwd': Permission denied",
+        ),
+        (
+            "[child.a]\ncommand = ['./x']\ncwd = 'd'",
+            "child.a.command: warning: cannot start './x': No such file",
+        ),
+        (
+            "[child.a]\ncommand = ['true']\nenv = { PATH = '/nowhere' }",
+            "child.a.command: warning: cannot start 'true': No such file",
+        ),
+        (
+            "[toolexec]\n[sidecar.s]\nkind = 'go'\nstart = ['nowhere']",
+            f"sidecar.s.start: warning: {NOWHERE}",
+        ),
+        (
+            "[toolexec.notify]\ncommand = ['/nowhere/x']",
+            "toolexec.notify.command: warning: cannot start '/nowhere/x': No such file",
+        ),
+        ("[child.a]\ncommand = ['true']", ""),
+        ("[child.a]\ncommand = ['./there']\ncwd = 'd'", ""),
+        ("[child.a]\ncommand = ['only-here']\nenv = { PATH = '/x:{d}' }", ""),
+        ("[child.a]\ncommand = ['./x']", ""),  # where the daemon will be, nobody knows
+        (
+            "[toolexec]\n[sidecar.s]\nkind = 'go'\npath = ['{d}']\nstart = ['only-here']",
+            "",
+        ),
+    ],
+)
+def test_a_program_that_is_not_there_is_told(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    (tmp_path / "d").mkdir()
+    for name in ("there", "only-here"):
+        (tmp_path / "d" / name).touch(mode=0o755)
+    outcome = check(tmp_path, text.replace("{d}", f"{tmp_path}/d"))
+    assert outcome.status == 0
+    assert outcome.said(f"c.toml: {told}") if told else outcome.err == b""
+
+
+# What the service manager gives is not there for the operator who looks.
+@pytest.mark.parametrize("key", ["", "models.m."])
+def test_a_credential_of_the_unit_is_missed_inside_it_alone(
+    tmp_path: Path, key: str
+) -> None:
+    model = "[llm.models.m]\nbase_url = 'http://localhost/v1'\n" if key else "[llm]\n"
+    text = f"{model}api_key_file = '$CREDENTIALS_DIRECTORY/key'\n"
+    outcome = check(tmp_path, text)
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    assert outcome.said(
+        f"c.toml: llm.{key}api_key_file: warning: cannot use key file"
+        " '$CREDENTIALS_DIRECTORY/key': systemd gave no credentials"
+    )
+    refused = sandhost("run", "--config", "c.toml", "--", "true", cwd=tmp_path)
+    assert refused.status == 125
+    assert refused.said("systemd gave no credentials")
+    (tmp_path / "given").mkdir()
+    inside = ENVIRONMENT | {"CREDENTIALS_DIRECTORY": str(tmp_path / "given")}
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path, env=inside)
+    assert outcome.status == 2
+    assert outcome.said(f"llm.{key}api_key_file: cannot use key file")
+    (tmp_path / "given" / "key").write_text("sk-of-the-unit\n")
+    (tmp_path / "given" / "key").chmod(0o600)
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path, env=inside)
+    assert (outcome.status, outcome.err) == (0, b"")
