@@ -29,6 +29,7 @@ _TO_DO = USED_UP | {
     errno.EACCES: "; name one that this user may use, or change its rights",
     errno.EROFS: "; name one that can be written",
     errno.EISDIR: "; name another",
+    errno.EEXIST: "; name another, or remove it",
     # Of a child's connections alone (spec S7).
     errno.EUSERS: "; close connections, or raise [limits] clients_per_child",
     errno.EFBIG: "; raise the limit on the size of files (ulimit -f)",
@@ -39,6 +40,10 @@ _TO_DO = USED_UP | {
 
 class CommandError(Exception):
     """What was asked for cannot be done; the text says what and why."""
+
+
+class ReaderGone(Exception):  # noqa: N818 - it is no fault
+    """Nobody reads what a command goes on printing."""
 
 
 class UsageFault(CommandError):  # noqa: N818 - beside click's own words
@@ -60,14 +65,33 @@ def print_text(text: str) -> None:
     print_bytes(text.encode(errors="backslashreplace"))
 
 
-def print_bytes(data: bytes) -> None:
+def stream_text(text: str) -> None:
+    """Print a piece of what may go on for ever; see ``stream_bytes``."""
+    stream_bytes(text.encode(errors="backslashreplace"))
+
+
+def stream_bytes(data: bytes) -> None:
+    """Print a piece of what may go on for ever.
+
+    Raises:
+        CommandError: it cannot be written.
+        ReaderGone: the command is to end.
+    """
+    if not print_bytes(data):
+        raise ReaderGone
+
+
+def print_bytes(data: bytes) -> bool:
     """Print bytes at once; a reader that went away is no fault.
+
+    Returns:
+        Whether there is a reader, as far as is known.
 
     Raises:
         CommandError: it cannot be written.
     """
     if sys.stdout is None:
-        return
+        return True
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -75,9 +99,11 @@ def print_bytes(data: bytes) -> None:
     except BrokenPipeError:
         # The interpreter would complain again when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return False
     except OSError as why:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise CommandError(f"cannot write to stdout: {why.strerror}") from None
+    return True
 
 
 def say(title: str, text: str) -> None:

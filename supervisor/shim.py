@@ -24,6 +24,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from supervisor.say import remedy
 from supervisor.toolexec.kinds import is_tool_name
 
 if TYPE_CHECKING:
@@ -191,7 +192,9 @@ def install(
         os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - a str
         dir_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as why:
-        raise ShimError(f"cannot use {directory!r}: {why.strerror}") from None
+        raise ShimError(
+            f"cannot use {directory!r}: {why.strerror}{remedy(why)}"
+        ) from None
     try:
         for name in shims:
             _check_replaceable(dir_fd, directory, name)
@@ -244,4 +247,6 @@ def _write(dir_fd: int, directory: str, name: str, text: str) -> None:
                 os.unlink(fresh, dir_fd=dir_fd)
             raise
     except OSError as why:
-        raise ShimError(f"cannot write '{directory}/{name}': {why.strerror}") from None
+        raise ShimError(
+            f"cannot write '{directory}/{name}': {why.strerror}{remedy(why)}"
+        ) from None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from supervisor.cli.help import COMPLETE, HELP_OPTIONS, Group, version_option
-from supervisor.say import CommandError, UsageFault, say
+from supervisor.say import CommandError, ReaderGone, UsageFault, say
 
 if TYPE_CHECKING:
     from supervisor.launchpad.start import LaunchpadProcess
@@ -160,6 +160,8 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
         say(title, f"{text}; see '{title} --help'")
     except CommandError as why:
         say(title, str(why))
+    except ReaderGone:
+        status = 0
     else:
         if words:  # without any it was a question for help, and a mistake
             status = result

@@ -26,18 +26,37 @@ from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
 from supervisor.here import absolute
 from supervisor.options import OptionError, parse_duration, parse_env
-from supervisor.say import CommandError, UsageFault, print_bytes, print_text, say
+from supervisor.say import (
+    CommandError,
+    UsageFault,
+    print_text,
+    say,
+    stream_bytes,
+    stream_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.client import HostClient, LogEntry
 
+
+def _whole_number(
+    _ctx: click.Context, param: click.Parameter, text: str | None
+) -> int | None:
+    """Read a number of lines; click words it as a range of integers."""
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise UsageFault(f"{param.opts[0]}: not a number: {text!r}; write 0 or more")
+    return int(text)
+
+
 _lines = click.option(
     "--lines",
     "-n",
     metavar="N",
-    type=click.IntRange(min=0),
+    callback=_whole_number,
     help="Only the last N lines.",
 )
 _child = click.argument(
@@ -89,7 +108,7 @@ def spawn(  # noqa: PLR0913 - one option each
         cwd = None if cwd is None else absolute(cwd)
         variables = parse_env(env)
     except OptionError as why:
-        raise UsageFault(str(why)) from None
+        raise UsageFault(f"--env: {why}") from None
     except FileNotFoundError as why:
         raise CommandError(f"--cwd: cannot use {cwd!r}: {why.strerror}") from None
     more = {"restart": restart, "env": variables, "cwd": cwd} if command else {}
@@ -143,7 +162,7 @@ def stop(
     Without a name it is the daemon, and its end is waited for. Children that keep it
     waiting are told on stderr.
     """
-    grace_s = _seconds(grace)
+    grace_s = _seconds("--grace", grace)
     with _asking(control) as host:
         if names:
             statuses = [(name, host.stop_child(name, grace_s)) for name in names]
@@ -266,14 +285,14 @@ def _log_writer(
                     for mark in entry.marks
                 ],
             }
-            print_text(json.dumps(row) + "\n")
+            stream_text(json.dumps(row) + "\n")
 
     def show_bytes(entry: LogEntry | None) -> None:
         if entry is not None:
-            print_bytes(entry.data)
+            stream_bytes(entry.data)
 
     def show_lines(entry: LogEntry | None) -> None:
-        print_bytes(b"".join(view.rest() if entry is None else view.take(entry)))
+        stream_bytes(b"".join(view.rest() if entry is None else view.take(entry)))
 
     if as_json:
         return show_json
@@ -290,7 +309,7 @@ def _moment(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise UsageFault(
-            f"not a time: {text!r}; write 10m, 1h, or 2026-01-31T08:00:00Z"
+            f"--since: not a time: {text!r}; write 10m, 1h, or 2026-01-31T08:00:00Z"
         ) from None
 
 
@@ -313,12 +332,12 @@ def events(
     with _asking(control) as host:
         for entry in host.events(follow=follow, lines=lines):
             if entry.missed and as_json:
-                print_text(json.dumps({"missed": entry.missed}) + "\n")
+                stream_text(json.dumps({"missed": entry.missed}) + "\n")
             elif entry.missed:
                 text = f"{entry.missed} bytes are missing: rotation removed them"
                 say("sandhost events", text)
             if entry.event is not None:
-                print_text(json.dumps(entry.event) + "\n")
+                stream_text(json.dumps(entry.event) + "\n")
     return 0
 
 
@@ -359,8 +378,8 @@ class _asking:  # noqa: N801 - reads as a word in `with`
             raise CommandError(str(why)) from None
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(option: str, text: str | None) -> float | None:
     try:
         return None if text is None else parse_duration(text)
     except OptionError as why:
-        raise UsageFault(str(why)) from None
+        raise UsageFault(f"{option}: {why}") from None

@@ -18,7 +18,7 @@ from supervisor.cli.options import control as control_option
 from supervisor.control.client import ControlError, call, control_path, is_deaf
 from supervisor.leftovers import find_leftovers
 from supervisor.sandbox.probes import MISSING, Finding, probe_machine
-from supervisor.say import CommandError, print_text
+from supervisor.say import CommandError, UsageFault, print_text
 from supervisor.tables import WIDTH, as_json, printable
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def doctor(control: str | None, *, leaks: bool, as_json: bool) -> int:
 
     Exit status: 0 nothing found, 1 something found, 2 cannot ask.
     """
+    if control is not None and not leaks:
+        raise UsageFault("--control names a host for --leaks; add it")
     try:
         if leaks:
             text, status = find_leaks(control, as_text=not as_json)

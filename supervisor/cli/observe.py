@@ -16,7 +16,14 @@ from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
 from supervisor.cli.options import files, one_of
 from supervisor.options import OptionError, parse_duration
-from supervisor.say import CommandError, UsageFault, print_text, say
+from supervisor.say import (
+    CommandError,
+    UsageFault,
+    print_text,
+    remedy,
+    say,
+    stream_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -83,9 +90,9 @@ def _interval(text: str) -> float:
     try:
         interval_s = parse_duration(text)
     except OptionError as why:
-        raise UsageFault(str(why)) from None
+        raise UsageFault(f"--interval: {why}") from None
     if interval_s < 0.1:
-        raise UsageFault(f"--interval {text}: at least 0.1s")
+        raise UsageFault(f"--interval: at least 0.1s, not {text}")
     return interval_s
 
 
@@ -141,7 +148,7 @@ def trace(
 
     def show(entry: tracing.Entry) -> None:
         line = json.dumps(entry.event) if as_json else tracing.line(entry)
-        print_text(line + "\n")
+        stream_text(line + "\n")
 
     if follow:
         if journal is not None:
@@ -172,7 +179,9 @@ def _events_of_file(path: str) -> Iterator[dict[str, Any]]:
         with Path(path).open("rb") as file:
             yield from _parsed(file)
     except OSError as why:
-        raise CommandError(f"cannot read {path!r}: {why.strerror}") from None
+        raise CommandError(
+            f"cannot read {path!r}: {why.strerror}{remedy(why)}"
+        ) from None
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -157,6 +157,24 @@ log = { max_size = "4K", keep = 20 }
 
 
 # spec S5: a reader that stalls blocks nobody.
+@pytest.mark.parametrize("words", ["logs -f loud", "events -n 1", "trace -f loud"])
+def test_a_command_that_follows_ends_when_its_reader_has_gone(
+    tmp_path: Path, words: str
+) -> None:
+    loud = "while :; do echo on; printf 'OPEN n w false\\n' >&3; read -r x f <&3;"
+    loud += " printf 'CLOSE %s\\n' $f >&3; read -r x <&3; done"
+    name, *rest = words.split()
+    with daemon(tmp_path, OPEN) as it:
+        it.client.spawn(["sh", "-c", loud], name="loud", policy="open")
+        with running(name, "--control", it.client.path, *rest) as command:
+            assert command.stdout is not None
+            assert command.stdout.readline()
+            command.stdout.close()
+            assert command.wait(60) == 0
+            assert command.stderr is not None
+            assert command.stderr.read() == b""
+
+
 def test_a_follower_that_stalls_blocks_nobody_and_is_told_what_it_missed(
     tmp_path: Path,
 ) -> None:
