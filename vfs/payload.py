@@ -21,6 +21,7 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Final, Self
 
+from vfs.hostio import afterwards
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ _CLASSES: Final = ((64 * 1024, 16), (1024 * 1024, 4))
 
 A fresh 1 MiB costs 256 page faults, about as much as writing it to the file.
 """
+
+LONG_BYTES = 4 * 1024 * 1024
+"""A longer mapping is given back in a thread: 16 MiB take 3 ms."""
 
 SCRATCH_BYTES = 64 * 1024
 """Piece in which a spooled or drained payload is received."""
@@ -234,7 +238,10 @@ class PayloadBudget:
             if room_size == class_size and len(self._free[class_size]) < kept:
                 self._free[class_size].append(room)
                 return
-        _unmap(room)
+        if size > LONG_BYTES:
+            afterwards(_unmap, room)
+        else:
+            _unmap(room)
 
     def _open_spool(self) -> int:
         """Open an unnamed file for one payload."""

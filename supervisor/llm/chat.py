@@ -23,7 +23,7 @@ from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
 from supervisor.llm.outputs import Outputs, OutputsError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
-from supervisor.session.on_llm import CHAT_FORMS, LEAVE_S
+from supervisor.session.on_llm import CHAT_FORMS, INLINE_BYTES, LEAVE_S
 from supervisor.session.replies import denied, no_memory
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
@@ -87,7 +87,7 @@ async def answer(
                     raise RefusedError(error(b"invalid prompt encoding")) from None
                 chosen = _chosen(service, prompt, preset)
                 files = await _read_inputs(session, inputs, claim=claim)
-                await opened.open(_names(outputs, NO_OUTPUTS))
+                await opened.open(await _names(outputs, NO_OUTPUTS))
                 said = (prompt, tuple(files))
                 completion = await _ask(session, service, chosen, said, claim=claim)
                 reply = await _finished(session, service, opened, completion)
@@ -146,7 +146,14 @@ async def _decoded(session: Session, data: bytes, forms: int = 0) -> str:
     return await in_thread(data.decode)
 
 
-def _names(text: bytes, refusal: bytes) -> list[bytes]:
+async def _names(text: bytes, refusal: bytes) -> list[bytes]:
+    """Return names as ``_names_in`` does, in a worker thread where there may be many."""
+    if len(text) <= INLINE_BYTES:
+        return _names_in(text, refusal)
+    return await in_thread(_names_in, text, refusal)
+
+
+def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
     """Return the names that stand in lines; ``-`` is the child's own stream.
 
     Raises:
@@ -229,7 +236,7 @@ async def _read_inputs(
     """Return (name, content) of the input files (spec L3)."""
     found = []
     left = MAX_INPUT_BYTES
-    for name in _names(text, NO_INPUTS):
+    for name in await _names(text, NO_INPUTS):
         data = await _read_input(session, name, left, claim=claim)
         left -= len(data)
         try:

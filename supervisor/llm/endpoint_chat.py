@@ -334,15 +334,16 @@ class _Stream:
     async def _end(self, completion: Completion) -> None:
         if not self._last:  # a provider that does not stream
             await self._begin()
-            await self._whole(completion.object)
+            await self._whole(completion)
         for index, known in self._choices.items():
             if rest := known.rest():
                 choice = {"index": index, "delta": rest, "finish_reason": None}
                 await self._event({**self._last, "choices": [choice]})
         await self._http.event(DONE)
 
-    async def _whole(self, completion: dict[str, Any]) -> None:
+    async def _whole(self, whole: Completion) -> None:
         """Pass an answer on that came in one piece."""
+        completion = whole.object
         head = {
             key: value
             for key, value in completion.items()
@@ -360,6 +361,10 @@ class _Stream:
             reason = choice.get("finish_reason") or "stop"
             index = choice.get("index", 0)
             choices.append({"index": index, "delta": delta, "finish_reason": reason})
-        await self._event({**head, "choices": choices})
+        event = {**head, "choices": choices}
+        if len(whole.data) > LARGE_BYTES:
+            await self._http.event(await in_thread(self._redacted, event))
+        else:
+            await self._event(event)
         if self._include_usage and completion.get("usage"):
             await self._event({**head, "choices": [], "usage": completion["usage"]})

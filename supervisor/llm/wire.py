@@ -119,14 +119,22 @@ class Line(httpcore2.AsyncNetworkStream):
         """Take what is to be sent (rule 2)."""
         del timeout  # rule 3
         self._is_asking = True
-        self._unsent += buffer
-        if len(self._unsent) > MAX_UNSENT_BYTES:
-            self._ready()
-            await self._send()
+        if len(self._unsent) + len(buffer) <= MAX_UNSENT_BYTES:
+            self._unsent += buffer
+            return
+        self._ready()
+        await self._send()
+        # Not copied, and a piece at a time: to encrypt 16 MiB takes 15 ms (attack 43).
+        view = memoryview(buffer)
+        for start in range(0, len(view), MAX_UNSENT_BYTES):
+            await self._send_piece(view[start : start + MAX_UNSENT_BYTES])
 
     async def _send(self) -> None:
         data = bytes(self._unsent)
         self._unsent.clear()
+        await self._send_piece(data)
+
+    async def _send_piece(self, data: bytes | memoryview) -> None:
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as why:

@@ -21,6 +21,8 @@ from tests.helpers.canary import KEY
 from tests.helpers.canary_forms import NAMES, in_every_form, searched_forms
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
 from tests.helpers.llmscene import key_file, section
+from tests.helpers.provider import provider_process
+from tests.helpers.turns import watched
 from vfs.ledger import MOST_MEMORY_BYTES
 
 pytestmark = pytest.mark.slow
@@ -634,3 +636,49 @@ async def test_a_length_of_many_digits_is_an_error_of_ours(scene: Scene) -> None
             request + b"Content-Length: " + b"1" * 5_000 + b"\r\n\r\n"
         )
         assert (await answered(stream))[0] == 400
+
+
+@pytest.mark.parametrize("piece", [b"1\r\n \r\n", b"2\r\n[]\r\n"])
+async def test_chunks_of_a_byte_are_taken_in_short_turns(
+    scene: Scene, piece: bytes
+) -> None:
+    # attack 43, spec S5: a receive holds ten thousand of them.
+    door = await scene.puppet()
+    token = door.env["OPENAI_API_KEY"].encode()
+    head = (
+        POST + BEARER.replace(b"TOKEN", token) + b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    async with await door.connect() as stream:
+        with watched() as turns:
+            await stream.send_all(head + piece * 100_000 + b"0\r\n\r\n")
+            status, _ = await answered(stream)
+        assert status == 422
+        assert turns.longest_s < 0.03, turns.task
+
+
+BODIES = {
+    "a text": json.dumps(ask("words " * 2_500_000)).encode(),
+    "wide characters": json.dumps(ask("中" * 4_000_000), ensure_ascii=False).encode(),
+    "escapes": b'{"messages":["' + b"\\u0041" * 2_500_000 + b'"]}',
+    "lists": b'{"messages":[' + b"[]," * 5_000_000 + b"1]}",
+    "few values": b'{"messages":[' + b"{}," * 49_000 + b'"' + b"a" * 5_000_000 + b'"]}',
+    "texts": b'{"messages":[' + b'"",' * 5_000_000 + b"1]}",
+    "depth": b'{"messages":' + b"[" * 15_000_000,
+    "short lists": b'{"messages":[' + b"[]," * 80_000 + b"1]}",
+    "blanks": b" " * 16_000_000,
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_long_body_has_short_turns(tmp_path: Path, name: str) -> None:
+    # attack 43, spec S5
+    with provider_process() as base_url:
+        async with open_scene(tmp_path, base_url=base_url, quota={}) as scene:
+            door = await scene.puppet()
+            await door.ask(ask("hello"))
+            async with await door.connect() as stream:
+                with watched() as turns:
+                    await stream.send_all(door.request(BODIES[name]))
+                    status, _ = await answered(stream)
+            assert status in (200, 400, 422, 502)
+            assert turns.longest_s < 0.03, turns.task

@@ -1,0 +1,81 @@
+"""How long the host's tasks keep the Trio thread, and what others wait for meanwhile.
+
+What it is: the longest step of any task of the host, by the thread's own time, which a busy
+machine does not lengthen. What it is not: what a worker thread does; one that holds the
+interpreter shows in the READs of another client (``longest_read``).
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+
+from tests.helpers.delays import Stopwatch
+from tests.helpers.sessions import Line
+
+OURS = ("supervisor.", "vfs.")
+"""Tasks of the host; the test's own and its provider's are others."""
+
+
+class Turns(trio.abc.Instrument):
+    """Looks at each step of each task.
+
+    Attributes:
+        longest_s: of the host's, in seconds of this thread.
+        task: whose it was.
+    """
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.task = ""
+        self._begun = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Begin a step."""
+        del task
+        self._begun = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """End it."""
+        took = time.thread_time() - self._begun
+        if took > self.longest_s and task.name.startswith(OURS):
+            self.longest_s, self.task = took, task.name
+
+
+@contextmanager
+def watched() -> Iterator[Turns]:
+    """Look at what the host does in the block."""
+    turns = Turns()
+    trio.lowlevel.add_instrument(turns)
+    try:
+        yield turns
+    finally:
+        trio.lowlevel.remove_instrument(turns)
+
+
+class Reader:
+    """A client that reads a byte of a file again and again.
+
+    Attributes:
+        longest_s: what it waited for one at most, without what other load took.
+        reads: how many there were.
+        has_to_end: it is enough.
+    """
+
+    def __init__(self, line: Line, fileno: int) -> None:
+        self.longest_s = 0.0
+        self.reads = 0
+        self.has_to_end = False
+        self._line = line
+        self._request = b"SEEK %d 0\nREAD %d 1\n" % (fileno, fileno)
+
+    async def run(self) -> None:
+        """Read, once at least."""
+        while not (self.reads and self.has_to_end):
+            watch = Stopwatch()
+            await self._line.send(self._request)
+            assert await self._line.line() == b"OK 0"
+            await self._line.body()
+            self.longest_s = max(self.longest_s, watch.own_s)
+            self.reads += 1
