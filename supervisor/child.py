@@ -32,6 +32,8 @@ from supervisor.spawned import LaunchpadLost
 from vfs.policy import Ledger, Policy, close_places
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
 
@@ -128,6 +130,19 @@ class Child(ChildClients):
                 self.state = State.REAPING
             self._happened(Event.CLEANED)
 
+    def _left_to(self, offered: Mapping[str, str]) -> dict[str, str]:
+        """Return what a service may set: all that was not set for this child."""
+        own = self.spec.own_env
+        for name in offered:
+            if name in own:
+                self._host.log.write(
+                    "WARNING",
+                    f"{name} is as --env or [child] env has it, and not the host's own;"
+                    " leave it out there if that is not meant",
+                    child_id=self.id,
+                )
+        return {name: value for name, value in offered.items() if name not in own}
+
     async def _start(self, stack: AsyncExitStack) -> None:
         host = self._host
         spec = self.spec
@@ -154,7 +169,7 @@ class Child(ChildClients):
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
         env.update(spec.walls_env)
         for service in host.services:
-            env.update(await service.child_starting(self, stack))
+            env.update(self._left_to(await service.child_starting(self, stack)))
         self.process = await self._spawn(cwd_fd, pairs, env, wanted)
         stack.callback(self.process.close)
         stack.callback(self._kill_unless_ended)

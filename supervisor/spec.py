@@ -40,6 +40,7 @@ class ChildSpec:
         made_in: a descriptor of the directory in which ``run_dir`` was made, for as long
             as there is such a child, somebody else's; -1 where nobody holds it.
         env: its whole environment, without the door's variables.
+        own_env: names in it that were set for this child; no service changes these.
         top_level: it may take the top-level view (spec A1).
         read: grants to read, as the host sees the paths.
         write: grants to write.
@@ -103,6 +104,7 @@ class ChildSpec:
     account: str | None = None
     made_in: int = -1
     policy: str | None = None
+    own_env: frozenset[str] = frozenset()
 
     @property
     def walls_env(self) -> dict[str, str]:

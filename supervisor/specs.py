@@ -123,6 +123,7 @@ def make_spec(
         run_dir=scratch.run,
         made_in=scratch.fd,
         env=env,
+        own_env=frozenset(options.env),
         top_level=options.top_level,
         read=options.read,
         write=options.write,

@@ -371,3 +371,27 @@ def test_a_child_in_a_sandbox_reaches_its_socket(tmp_path: Path, provider: str) 
     outcome = sandhost(*words, sys.executable, "-I", "-c", WALLED, cwd=tmp_path)
     assert outcome.err == b""
     assert outcome.out == b"HTTP/1.1 200 \n"
+
+
+# The operator's word goes before what the host offers, and the log says so.
+def test_a_variable_of_the_operators_goes_before_the_endpoints(
+    tmp_path: Path, provider: str
+) -> None:
+    config = configured(tmp_path, provider, "endpoint = true\n[toolexec]\n")
+    script = "echo $OPENAI_BASE_URL; echo $OPENAI_API_KEY; echo $AIFO_TOOLEEXEC_TOKEN"
+    usual = run(tmp_path, config, script)
+    assert usual.err == b""
+    address, _, tools = usual.out.decode().split()
+    assert address.startswith("http://127.0.0.1:")
+    given = run(tmp_path, config, script, "--env", "OPENAI_BASE_URL=http://other/v1")
+    assert given.said("OPENAI_BASE_URL is as --env or [child] env has it")
+    assert given.out.splitlines()[0] == b"http://other/v1"
+    given = run(tmp_path, config, script, "--env", "OPENAI_API_KEY=own")
+    assert given.said("OPENAI_API_KEY is as --env or [child] env has it")
+    own = given.out.decode().split()
+    assert own[0].startswith("http://127.0.0.1:")
+    assert own[1] == "own"
+    assert own[2] not in ("", tools)
+    # What is only passed on was never said of this child.
+    passed = run(tmp_path, config, script, "--pass-env", "OPENAI_BASE_URL")
+    assert passed.err == b""
