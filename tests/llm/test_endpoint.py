@@ -282,7 +282,6 @@ async def test_many_calls_at_once_do_not_pass_the_quota(
     most = max(one.prompt_tokens for one in scene.provider.served)
     assert most > 900  # the provider counts what it may
     assert root.spent <= root.limit + most + 40.0
-    assert scene.provider.most_at_once > 1
     assert sorted(set(statuses)) == [200, 429]
 
 
