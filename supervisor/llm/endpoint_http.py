@@ -169,7 +169,8 @@ class HttpConnection:
         method, path, token = _told(head)
         memory = await admit(token)
         try:
-            _begin(memory, (FORMS + 1) * declared)
+            if declared:
+                _begin(memory, (FORMS + 1) * declared)
             body = bytearray()
             while data := await self._piece():
                 body += data

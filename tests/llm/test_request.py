@@ -14,7 +14,9 @@ from supervisor.llm.provider import DEFAULT_BASE_URL
 from tests.helpers.canary import KEY
 from tests.helpers.llmscene import Scene, key_file, open_scene, request, scene
 from vfs.backends.base import Removed
+from vfs.ledger import MOST_MEMORY_BYTES, Ledger
 from vfs.openfile import OpenFile
+from vfs.payload import ANSWER_BYTES
 from vfs.policy import PUBLISH_ON_CLOSE, Policy
 
 __all__ = ["scene"]
@@ -608,3 +610,39 @@ async def test_a_long_request_without_a_thread_is_a_failed_call(
     assert reply.line == OPENAI_FAILED + b"Resource temporarily unavailable"
     assert len(scene.provider.served) == asked
     assert (await line.chat(b"a")).line.startswith(b"OK ")
+
+
+# attack 42, spec W4: what there is no memory for is taken off the stream and refused, for
+# every connection of its child and for no other child.
+async def test_a_request_without_memory_is_refused_and_the_stream_goes_on(
+    scene: Scene,
+) -> None:
+    line, sibling = scene.connect(), scene.connect()
+    other = scene.connect(ledger=Ledger())
+    ledger = line.client.ledger
+    refused = b"ERROR failed to read data: Cannot allocate memory"
+    with scene.hall.budget.reservation(ledger, MOST_MEMORY_BYTES - ANSWER_BYTES):
+        await line.send(request(b"a" * 1_000_000) + b"PING\n")
+        assert await line.line.line() == refused
+        assert await line.line.line() == b"OK"
+        # Separated, as the tolerance of spec L1 has it.
+        await sibling.send(b"LLM_CHAT false 0 0 0 7\n\n\n\ngeneralPING\n")
+        assert await sibling.line.line() == refused
+        assert await sibling.line.line() == b"OK"
+        assert (await sibling.ask(b"LIST false .\n")).startswith(b"OK ")
+        assert (await other.chat(b"a")).line.startswith(b"OK ")
+    assert not scene.provider.served[1:]
+    assert (await line.chat(b"a" * 1_000_000)).line.startswith(b"OK ")
+
+
+# attack 42, spec S3
+async def test_who_goes_in_the_middle_gives_its_memory_back(scene: Scene) -> None:
+    line = scene.connect()
+    budget, ledger = scene.hall.budget, line.client.ledger
+    await line.send(request(b"a" * 1_000_000)[:500_000])
+    while not ledger.memory_bytes:
+        await trio.lowlevel.checkpoint()
+    assert ledger.memory_bytes == budget.reserved_bytes == 6_000_000
+    line.line.close()
+    await line.line.gone()
+    assert ledger.memory_bytes == budget.reserved_bytes == 0
