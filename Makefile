@@ -48,7 +48,7 @@ install: $(STAMP)  ## make .venv with everything pinned; .venv/bin/sandhost is t
 # The project itself goes in as a link, built by the pinned hatchling. Its modules are
 # compiled as pip compiles the others: where PYTHONDONTWRITEBYTECODE is set, each start
 # would compile them again, which takes half of it.
-$(STAMP): requirements.txt pyproject.toml
+$(STAMP): requirements-dev.txt pyproject.toml
 	@set -e; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  python=; \
@@ -64,8 +64,8 @@ $(STAMP): requirements.txt pyproject.toml
 	    echo "make: $$python cannot make a virtual environment; install its venv module (Debian: python3-venv)" >&2; \
 	    rm -rf $(VENV); exit 1; }; \
 	fi; \
-	echo "installing what requirements.txt pins into $(VENV)"; \
-	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements.txt; \
+	echo "installing what requirements-dev.txt pins into $(VENV)"; \
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements-dev.txt; \
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
 	$(BIN)/python -m pip check; \
 	$(BIN)/python -m compileall -q supervisor vfs protocol; \
@@ -130,8 +130,10 @@ chaos: $(STAMP)  ## the long form: 10,000 rounds of random kill -9
 
 lock: $(STAMP)  ## pin anew what pyproject.toml asks for (needs the network)
 	$(BIN)/python -m pip install --quiet 'pip-tools>=7.6'
-	$(PIP_COMPILE) --extra dev --extra units --extra mcp --output-file requirements.txt pyproject.toml
-	$(PIP_COMPILE) --extra fuzz --constraint requirements.txt \
+	$(PIP_COMPILE) --extra dev --extra all --output-file requirements-dev.txt pyproject.toml
+	$(PIP_COMPILE) --extra all --constraint requirements-dev.txt \
+	  --output-file requirements.txt pyproject.toml
+	$(PIP_COMPILE) --extra fuzz --constraint requirements-dev.txt \
 	  --output-file requirements-fuzz.txt pyproject.toml
 
 clean:  ## remove caches and builds (rm -rf .venv to install anew)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.config import fds as config_fds
+from supervisor.extras import check_packages
 
 if TYPE_CHECKING:
     import socket
@@ -54,6 +55,7 @@ async def offered(
             _tell_warnings(host, config, but)
             llm: LlmService | None = None
             if config.llm is not None:
+                check_packages("offer the model of [llm]", "llm")
                 from supervisor.llm.opening import open_llm  # noqa: PLC0415 - heavy
 
                 state_dir = config.host.state_dir
@@ -64,6 +66,7 @@ async def offered(
                 host, config, stack, toolexec_sockets, left.get("toolexec")
             )
             if config_fds.is_enabled(config.tools, config.file_descriptor):
+                check_packages("offer the LLM fds of [tools]", "fds")
                 from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
 
                 fds = stack.enter_context(open_fds(host, config, left.get("fds")))

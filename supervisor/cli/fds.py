@@ -24,6 +24,13 @@ def mcp(config: str | None, root: str | None) -> int:
     Inside a child they are the host's, and the options are the host's to say; elsewhere
     they are this program's own.
     """
+    from supervisor.extras import check_packages  # noqa: PLC0415 - one's own
+    from supervisor.say import UsageFault  # noqa: PLC0415 - one's own
+
+    try:
+        check_packages("serve", "mcp")
+    except OSError as why:
+        raise UsageFault(str(why.strerror)) from None
     from supervisor.fds.mcp import serve  # noqa: PLC0415 - needs Trio and the extra
 
     return serve(config, root)

@@ -88,11 +88,6 @@ def serve(config: str | None, root: str | None) -> int:
     Returns:
         The exit status: ``NO_READER`` if it went without them, 128+n by signal.
     """
-    try:
-        import mcp  # noqa: F401, PLC0415 - an extra: say so before anything begins
-    except ImportError:
-        complain("mcp", "the package mcp is missing; install sandhost[mcp]")
-        return USAGE
     if root is not None and not Path(root).is_dir():
         complain("mcp", f"cannot use {root!r}: no such directory; make it first")
         return USAGE

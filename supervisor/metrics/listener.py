@@ -27,6 +27,7 @@ import trio
 
 from supervisor.accepting import accepted, make_room, only_this_one
 from supervisor.config.metrics import parse_listen
+from supervisor.extras import check_packages
 from supervisor.metrics.families import families
 from supervisor.metrics.registry import attach_metrics, build_here
 from vfs.hostio import in_thread
@@ -92,6 +93,7 @@ async def serve_metrics(
     Raises:
         OSError: nobody can listen there; ``strerror`` says where, why, what to do.
     """
+    check_packages("serve [metrics]", "metrics")
     metrics = attach_metrics(host)
     # Its imports take 50 ms, which a client's READ should not wait for.
     render = await in_thread(_import_render)

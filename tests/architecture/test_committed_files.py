@@ -42,6 +42,7 @@ def findings(text: str, pattern: re.Pattern[str]) -> list[str]:
 
 def test_there_are_requirements() -> None:
     assert ROOT / "requirements.txt" in REQUIREMENTS
+    assert ROOT / "requirements-dev.txt" in REQUIREMENTS
     assert ROOT / "requirements-fuzz.txt" in REQUIREMENTS
 
 

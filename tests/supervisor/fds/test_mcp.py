@@ -245,17 +245,6 @@ def test_what_it_was_started_to_ignore_does_not_end_it(number: signal.Signals) -
         assert process.wait(timeout=60) == 0
 
 
-def test_without_the_extra_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from supervisor.fds.mcp import serve  # noqa: PLC0415 - with the extra taken away
-
-    monkeypatch.setitem(sys.modules, "mcp", None)
-    assert serve(None, None) == 2
-    said = "sandhost mcp: the package mcp is missing; install sandhost[mcp]\n"
-    assert capfd.readouterr().err == said
-
-
 def test_a_wrong_option_is_told(tmp_path: Path) -> None:
     outcome = sandhost("mcp", "--root", "missing", cwd=tmp_path)
     assert outcome.status == 2

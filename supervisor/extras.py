@@ -1,0 +1,45 @@
+"""The packages that a plain host does without, and the extra that each comes with.
+
+``pyproject.toml`` has the same table; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import errno
+from importlib.util import find_spec
+
+EXTRAS: dict[str, dict[str, str]] = {
+    "llm": {"openai": "openai", "re2": "google-re2"},
+    "fds": {"blake3": "blake3", "re2": "google-re2", "stringzilla": "stringzilla"},
+    "mcp": {
+        "mcp": "mcp",
+        "blake3": "blake3",
+        "re2": "google-re2",
+        "stringzilla": "stringzilla",
+    },
+    "metrics": {"prometheus_client": "prometheus-client"},
+}
+"""Extra -> module -> package; ``units`` is asked for where it is used."""
+
+
+def check_packages(what: str, extra: str) -> None:
+    """Raise ``OSError`` if a package of an extra is missing; its text says what to do.
+
+    Args:
+        what: cannot be done without: a verb and its object.
+        extra: a key of ``EXTRAS``.
+    """
+    for module, package in EXTRAS[extra].items():
+        if not _is_there(module):
+            text = (
+                f"cannot {what}: the package {package} is not installed;"
+                f" install sandhost[{extra}]"
+            )
+            raise OSError(errno.ENOPKG, text)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # kept from being imported
+        return False
