@@ -278,7 +278,8 @@ class Child(ChildClients):
             raise walled.too_late(executable, limit_s)
         self.walls.missing.update(self._unheard())
         for text in walled.shortfalls(self.walls, spec.sandbox):
-            host.log.write("WARNING", f"Child {self.id} {text}")
+            fields = {**self.log_fields(), "pid": process.pid}
+            host.log.write("WARNING", f"Child {self.id} {text}", **fields)
         self._tell_lost_layers()
         return process
 
@@ -298,7 +299,13 @@ class Child(ChildClients):
                 how = f"require it in [sandbox.{self.walls.profile}] to refuse them"
                 if self.walls.profile in PROFILES:
                     how = "name a profile that requires it to refuse them"
-                host.log.write("WARNING", f"{text}: {why}; {how}", layer=layer)
+                host.log.write(
+                    "WARNING",
+                    f"{text}: {why}; {how}",
+                    layer=layer,
+                    policy=spec.policy,
+                    reason=why,
+                )
 
     async def _live(self) -> None:
         # Cancelled while it was born: its conversation is closed already.

@@ -225,7 +225,7 @@ class DaemonOrders:
         try:
             config = await self._read(self._config_path)
         except ConfigError as why:
-            self._host.log.write("ERROR", f"Not reloaded: {why}")
+            self._host.log.write("ERROR", f"Not reloaded: {why}", reason=str(why))
             raise OrderError(f"not reloaded: {why}") from None
         else:
             await self._tell_warnings(config)

@@ -249,7 +249,7 @@ class Endpoint:
                 "The model endpoint closed a child's own listener: accept failed:"
                 f" {why.strerror}; restart the child"
             )
-            self._service.log.write("WARNING", text)
+            self._service.log.write("WARNING", text, reason=why.strerror)
         finally:
             for connection in self._connections:
                 if connection.by is listener:

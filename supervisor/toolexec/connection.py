@@ -145,10 +145,15 @@ class Connection(Replies):
         level, what = "DEBUG", "connection lost"
         if why.errno == errno.EIO:  # of a disk: no socket answers that
             level, what = "ERROR", "a reply was broken off"
-        self._service.log(level, f"toolexec: {what}: {why.strerror}")
+        text = f"toolexec: {what}: {why.strerror}"
+        self._service.log(level, text, **self._who(), reason=why.strerror)
 
     def _tell_fault(self, why: Exception) -> None:
-        self._service.log("ERROR", f"toolexec: fault: {place_of(why)}")
+        self._service.log("ERROR", f"toolexec: fault: {place_of(why)}", **self._who())
+
+    def _who(self) -> dict[str, object]:
+        """Return the fields of a log line about this connection's child, if it is known."""
+        return {} if self._owner is None else self._owner.child.log_fields()
 
     async def refuse_at_once(self, refusal: Refusal) -> None:
         """Refuse without looking at the request, and close."""

@@ -219,7 +219,8 @@ class Server:
     def _tell_of_shortage(self, why: OSError) -> None:
         if self._service.places.is_shortage_news():
             text = f"toolexec: cannot accept a connection: {why.strerror}"
-            self._service.log("ERROR", f"{text}; those that come wait")
+            text = f"{text}; those that come wait"
+            self._service.log("ERROR", text, reason=why.strerror)
 
     def _take_place(self, connection: Connection) -> int:
         """Count a connection before its task begins: more may be accepted until then."""

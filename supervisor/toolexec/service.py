@@ -290,9 +290,9 @@ class ToolExec:
         own = 0.0 if self._settings.is_timeout_forced else target.timeout_s
         return own or self._settings.timeout_s
 
-    def log(self, level: str, text: str) -> None:
+    def log(self, level: str, text: str, **fields: object) -> None:
         """Write a line to the host's log."""
-        self._host.log.write(level, text)
+        self._host.log.write(level, text, **fields)
 
     def tell(self, text: str) -> None:
         """Say what is run, where that was asked for.
