@@ -194,6 +194,8 @@ async def test_a_death_in_stock_is_nobodys(stage: Stage) -> None:
 async def test_an_order_for_one_who_is_stopped_can_be_taken_back(stage: Stage) -> None:
     pid = await waiting(stage)
     os.kill(pid, signal.SIGSTOP)
+    state = Path(f"/proc/{pid}/stat")  # what it waits for it takes until it is stopped
+    await eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
     with trio.move_on_after(0.2) as scope:
         await stage.sh("exit 0")
     assert scope.cancelled_caught
