@@ -21,14 +21,16 @@ import trio
 
 from supervisor.child_clients import ChildClients
 from supervisor.child_ends import Ends
+from supervisor.launchpad.kernel import open_exactly
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
 from supervisor.sandbox.cgroups import Groups
-from supervisor.sandbox.plan import PROFILES, Wanted
+from supervisor.sandbox.plan import PROFILES, ShownMount, Wanted
 from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.traffic import Traffic
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from supervisor.spawned import LaunchpadLost
+from vfs.hostio import in_thread
 from vfs.policy import Ledger, Policy, close_places
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
+    from supervisor.workspace.use import WorkspaceUse
 
 SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a dead child's processes; they are killed at once, and
@@ -165,12 +168,16 @@ class Child(ChildClients):
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
         wanted = self.wanted = self._wanted(stack)
+        for use in spec.workspaces:
+            shown = await self._show_workspace(stack, use, wanted)
+            wanted.mounts = (*wanted.mounts, shown)
         stack.push_async_callback(self._wait_swept)
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
         env.update(spec.walls_env)
         for service in host.services:
             env.update(self._left_to(await service.child_starting(self, stack)))
-        self.process = await self._spawn(cwd_fd, pairs, env, wanted)
+        start_fd = self._open_start(stack, cwd_fd, wanted)
+        self.process = await self._spawn(start_fd, pairs, env, wanted)
         stack.callback(self.process.close)
         stack.callback(self._kill_unless_ended)
         self._watch_forks(stack)
@@ -206,6 +213,50 @@ class Child(ChildClients):
     def _hold_directory(self, stack: AsyncExitStack, path: str) -> int:
         """Open a directory that is held until the child is gone."""
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._held[fd] = "working directory"
+        stack.callback(self._give_back, fd)
+        return fd
+
+    async def _show_workspace(
+        self, stack: AsyncExitStack, use: WorkspaceUse, wanted: Wanted
+    ) -> ShownMount:
+        """Mount a workspace, until the child is gone.
+
+        Raises:
+            SpawnError: this machine or this profile cannot give it.
+        """
+        from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with one
+        from supervisor.workspace.use import mount_for_child  # noqa: PLC0415
+
+        if "mountns" not in wanted.profile.layers:
+            raise walled.no_workspace(use.base, "its profile has no layer 'mountns'")
+        owner = (await in_thread(os.stat, use.base)).st_uid
+        owners = -1
+        try:
+            if wanted.user is not None:
+                owners = await self._host.launcher.owners(wanted.user, owner)
+            mounted = await in_thread(mount_for_child, use, self.id, owners)
+        except WorkspaceError as why:
+            raise walled.no_workspace(use.base, str(why)) from None
+        except OSError as why:
+            reason = why.strerror or str(why)
+            raise walled.no_workspace(use.base, reason) from None
+        finally:
+            if owners >= 0:
+                os.close(owners)
+        for fd in (mounted.fd, mounted.lock):
+            if fd >= 0:
+                self._held[fd] = "workspace"
+                stack.callback(self._give_back, fd)
+        return ShownMount(use.base, mounted.fd, use.is_writable)
+
+    def _open_start(self, stack: AsyncExitStack, cwd_fd: int, wanted: Wanted) -> int:
+        """Return a descriptor of where the child starts, as its mounts show it."""
+        path = self.spec.cwd
+        mount = wanted.mount_of(path)
+        if mount is None:
+            return cwd_fd
+        fd = open_exactly(os.fsencode(mount.inside(path)), mount.fd)
         self._held[fd] = "working directory"
         stack.callback(self._give_back, fd)
         return fd
@@ -255,7 +306,8 @@ class Child(ChildClients):
     ) -> SpawnedProcess:
         spec = self.spec
         stdio = zip(spec.stdio, STANDARD, strict=True)
-        executable = find_executable(spec.command[0], spec.env.get("PATH"), spec.cwd)
+        path = spec.env.get("PATH")
+        executable = find_executable(spec.command[0], path, spec.cwd, wanted.shown)
         request = SpawnRequest(
             executable=executable,
             argv=spec.command,

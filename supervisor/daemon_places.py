@@ -136,7 +136,7 @@ def directories_of(section: HostSection | None) -> tuple[str, str, str]:
     runtime_dir = section.runtime_dir if section is not None else None
     state_dir = section.state_dir if section is not None else None
     runtime_dir = absolute(runtime_dir or usual_runtime_dir())
-    state_dir = absolute(state_dir or _usual_state_dir())
+    state_dir = absolute(state_dir or usual_state_dir())
     return runtime_dir, state_dir, _scratch_of(runtime_dir, state_dir)
 
 
@@ -166,7 +166,8 @@ def _is_borrowed(scratch: str, *own: str) -> bool:
     return not scratch.startswith(tuple(f"{path}/" for path in own))
 
 
-def _usual_state_dir() -> str:
+def usual_state_dir() -> str:
+    """Return the state directory of this user where nothing else is said."""
     environ = os.environ
     given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if given:

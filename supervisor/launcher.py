@@ -23,6 +23,7 @@ Read next: ``supervisor/launchpad/main.py``, ``supervisor/launchpad/wire.py``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal as signals
 from itertools import chain
@@ -231,6 +232,27 @@ class Launcher:
             self._records.pop(ident, None)
         self.check()
         return record.stock
+
+    async def owners(self, user: int, owner: int) -> int:
+        """Return a user namespace that shows an owner's files as a user's; the caller's.
+
+        Raises:
+            OSError: none can be made here.
+            LaunchpadLost: nobody is there to make it.
+        """
+        self._last_ident += 1
+        ident = self._last_ident
+        record = self._records[ident] = Record()
+        try:
+            await self.send((wire.OWNERS, ident, user, owner))
+            await record.exited.wait()
+        finally:
+            self._records.pop(ident, None)
+        self.check()
+        if record.owners < 0:
+            number = errno.EMFILE if record.failure is None else record.failure[0]
+            raise OSError(number, os.strerror(number))
+        return record.owners
 
     def check(self) -> None:
         """Raise LaunchpadLost if there is no launchpad any more."""

@@ -16,6 +16,7 @@ import os
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
@@ -30,7 +31,7 @@ from supervisor.metrics.registry import open_metrics
 from supervisor.offers import offered
 from supervisor.options import limit_named
 from supervisor.sandbox import cgroups
-from supervisor.say import line_of, remedy, speak_json
+from supervisor.say import line_of, remedy, say, speak_json
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
@@ -58,11 +59,13 @@ class RunOptions(ChildOptions):
 
     Attributes:
         limited: the names of what --limit bounds; the policy bounds the rest.
+        commit: what becomes of changes at the end: ``ask``, ``never``, ``on-success``.
     """
 
     commands: tuple[tuple[str, ...], ...]
     settings: Settings
     limited: frozenset[str] = frozenset()
+    commit: str = "never"
     keep: bool = False
     log_level: str = "WARNING"
     log_json: bool | None = None
@@ -90,7 +93,13 @@ def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions)
     """
     if options.log_json:  # by the operator's word; else its own lines are for people
         speak_json(as_json=True)
-    return guarded(command, _run, command, launchpad, options)
+    status = guarded(command, _run, command, launchpad, options)
+    if options.workspaces:
+        from supervisor.workspace.outcome import end_run  # noqa: PLC0415 - with one
+
+        for use in options.workspaces:
+            end_run(use, status, options.commit, partial(say, "sandhost"))
+    return status
 
 
 def guarded(

@@ -19,7 +19,7 @@ from supervisor.launchpad import wire
 from supervisor.say import USED_UP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from supervisor.inner_listener import InnerListener
 
@@ -75,6 +75,7 @@ class SpawnRequest:
         umask: None for the host's.
         layers: What each sandbox layer takes, by its name (``launchpad.child.STEPS``).
         listener: What it listens on for the host in its net namespace; takes netns.
+        mounts: Mounts of the host's that `layers` names in "mountns"; the caller's.
     """
 
     executable: str
@@ -86,6 +87,7 @@ class SpawnRequest:
     umask: int | None = None
     layers: Mapping[str, object] = field(default_factory=dict)
     listener: InnerListener | None = None
+    mounts: tuple[int, ...] = ()
 
     def body(self) -> tuple[object, ...]:
         """The request as a SPAWN message, without its kind and id; `sources` go with it.
@@ -124,7 +126,8 @@ class SpawnRequest:
     def sources(self) -> tuple[int, ...]:
         """The descriptors that travel with the message, in its order."""
         way = () if self.listener is None else (self.listener.way,)
-        return (self.cwd_fd, *(source for source, _ in self.fds), *way)
+        sources = (source for source, _ in self.fds)
+        return (self.cwd_fd, *sources, *self.mounts, *way)
 
     def error(self, number: int, stage: str, detail: bytes) -> SpawnError:
         """The launchpad's FAILED message in words."""
@@ -169,7 +172,12 @@ def _faults_of_env(env: Mapping[str, str]) -> Iterator[str]:
             yield f"environment variable '{_shown(name)}' has no possible name"
 
 
-def find_executable(name: str, path_env: str | None, cwd: str) -> str:
+def find_executable(
+    name: str,
+    path_env: str | None,
+    cwd: str,
+    shown: Callable[[str], str] = lambda path: path,
+) -> str:
     """Where the program `name` is: what execvp(3) would start in `cwd`.
 
     A name with a slash is a path; any other is looked for in each directory of
@@ -179,6 +187,7 @@ def find_executable(name: str, path_env: str | None, cwd: str) -> str:
         name: As the user typed it.
         path_env: PATH of the child; `DEFAULT_PATH` if None.
         cwd: Absolute working directory of the child.
+        shown: Returns where this host can look at what the child has at a path.
 
     Returns:
         An absolute path of a file that this user may execute.
@@ -200,7 +209,7 @@ def find_executable(name: str, path_env: str | None, cwd: str) -> str:
     for candidate in candidates:
         # Joined as they are: dropping "x/.." is wrong where x is a symbolic link.
         found = candidate if candidate.startswith("/") else f"{cwd}/{candidate}"
-        fault = _fault_of_program(found)
+        fault = _fault_of_program(shown(found))
         if fault is None:
             return found
         # As the shell: "found but not to be executed" tells more than "not found".

@@ -74,6 +74,7 @@ class Record:
             Belongs to who waits for `started`.
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
+        owners: likewise, a descriptor; -1 if there is none. Belongs to who asked.
         at_exit: called when `exited` is set; at once, and so not to wait or raise.
     """
 
@@ -86,6 +87,7 @@ class Record:
     failure: tuple[int, str, bytes] | None = None
     status: ExitStatus | None = None
     stock: tuple[proctree.ProcessIdentity, ...] = ()
+    owners: int = -1
     at_exit: Callable[[], None] | None = None
 
     @property
@@ -103,6 +105,10 @@ class Record:
         """
         if kind == wire.LISTED:
             (self.stock,) = said
+            self.exited.set()
+        elif kind == wire.OWNED:
+            if fds:  # else this process may open no more
+                (self.owners,) = fds
             self.exited.set()
         elif kind == wire.EXITED:
             self.status = ExitStatus(*said)

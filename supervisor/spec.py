@@ -21,6 +21,8 @@ from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from supervisor.workspace.use import WorkspaceUse
+
 MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")
 """What a child gets of the host's environment when nothing else is asked for."""
 
@@ -66,6 +68,7 @@ class ChildSpec:
         model: the model that it may ask; None for the one of its view (spec L6).
         quota: weighted tokens for it and all nested in it; None for the host's alone.
         image_tokens: reserved for each image that it shows a model; None for the default.
+        workspaces: directories in which it works by system calls of its own.
         account: what its charges are kept by, also over its restarts; None for those of
             a child that no configuration names, which end with it.
         policy: the policy of a configuration that it is under, if it is under one.
@@ -105,6 +108,7 @@ class ChildSpec:
     made_in: int = -1
     policy: str | None = None
     own_env: frozenset[str] = frozenset()
+    workspaces: tuple[WorkspaceUse, ...] = ()
 
     @property
     def walls_env(self) -> dict[str, str]:

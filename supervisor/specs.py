@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from supervisor.config.document import PolicySection
     from supervisor.config.sandbox import SandboxSection
     from supervisor.scratch import Scratch
+    from supervisor.workspace.use import WorkspaceUse
 
 DEFAULT_OPEN_FILES = 256
 """Files that a child may have open at once where nothing else is said."""
@@ -53,6 +54,7 @@ class ChildOptions:
     quota: float | None = None
     image_tokens: int | None = None
     policy: str | None = None
+    workspaces: tuple[WorkspaceUse, ...] = ()
 
 
 def policy_options(
@@ -114,6 +116,8 @@ def make_spec(
     """
     env = minimal_env(scratch.tmp)
     env.update({k: os.environ[k] for k in options.pass_env if k in os.environ})
+    if options.workspaces:
+        env["SANDHOST_WORKSPACE"] = options.workspaces[0].name
     env.update(options.env)
     limits = options.limits
     return ChildSpec(
@@ -147,6 +151,7 @@ def make_spec(
         model=options.model,
         quota=options.quota,
         image_tokens=options.image_tokens,
+        workspaces=options.workspaces,
         policy=options.policy,
     )
 

@@ -58,6 +58,10 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "fd": Entry("inside", "Page through large contents: read, search, wrap ..."),
         "mcp": Entry("fds", "Serve LLM fds to an MCP client on stdin and stdout."),
     },
+    "Workspaces": {
+        "workspace": Entry("workspace", "Look at changes; commit or discard them."),
+        "ws": Entry("workspace", "The same."),
+    },
     "Daemon": {
         "serve": Entry("serve", "Be the daemon: keep the configured children."),
         "spawn": Entry("daemon", "Start a child in the daemon."),

@@ -159,6 +159,26 @@ def _with_options(function: Callable[..., int]) -> Callable[..., int]:
     shell_complete=files,
 )
 @_with_options
+@click.option(
+    "--workspace",
+    metavar="DIR[:MODE]",
+    multiple=True,
+    shell_complete=directories,
+    help="Work in DIR: review (default), direct, read-only; repeatable.",
+)
+@click.option("--workspace-name", metavar="NAME", help="Name it, or go on with it.")
+@click.option(
+    "--commit",
+    metavar="ask|never|on-success",
+    shell_complete=one_of("ask", "never", "on-success"),
+    help="What becomes of changes; default ask on a terminal, else never.",
+)
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    shell_complete=directories,
+    help="Where workspaces are kept.",
+)
 @click.pass_obj
 def run(launchpad: LaunchpadProcess, /, command: tuple[str, ...], **given: Any) -> int:
     """Run one child behind one door.
@@ -166,6 +186,31 @@ def run(launchpad: LaunchpadProcess, /, command: tuple[str, ...], **given: Any) 
     Exit status: the child's; 124 its time was up, 125 the host failed or refused.
     """
     return run_commands("run", launchpad, (command,), given)
+
+
+def _workspaces(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``--workspace`` and its like say, for ``RunOptions``."""
+    if not given.get("workspace"):
+        for name in ("workspace_name", "commit", "state_dir"):
+            if given.get(name):
+                option = name.replace("_", "-")
+                raise OptionError(f"--{option}: there is no --workspace; name one")
+        return {}
+    from supervisor.workspace.asked import read_uses  # noqa: PLC0415 - with one
+
+    uses = read_uses(given["workspace"], given["state_dir"], given["workspace_name"])
+    found: dict[str, Any] = {"workspaces": uses, "commit": _commit(given["commit"])}
+    if given["cwd"] is None:
+        found["cwd"] = uses[0].base
+    return found
+
+
+def _commit(asked: str | None) -> str:
+    if asked is None:
+        return "ask" if os.isatty(0) and os.isatty(2) else "never"
+    if asked not in {"ask", "never", "on-success"}:
+        raise OptionError(f"--commit: {asked!r} is none of ask, never, on-success")
+    return asked
 
 
 @click.command(
@@ -235,6 +280,7 @@ def run_commands(
         limits = base.limits._replace(**asked)
         walls = _walls(configured, policy, given["sandbox"], given["network"])
         _check_kept(limits, asked, walls["sandbox"])
+        places = {"cwd": _about("cwd", _existing, given["cwd"]), **_workspaces(given)}
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
             limits=limits,
@@ -252,7 +298,6 @@ def run_commands(
             tools=base.tools,
             env=_about("env", parse_env, given["env"]),
             pass_env=_about("pass-env", parse_names, given["pass_env"]),
-            cwd=_about("cwd", _existing, given["cwd"]),
             # 0 is none, as in the configuration and for timeout(1).
             timeout_s=_about("timeout", parse_duration, timeout) or None,
             log_level=_about("log-level", _log_level, given["log_level"]),
@@ -261,6 +306,7 @@ def run_commands(
             control=given["control"],
             config=configured,
             **walls,
+            **places,
             model=base.model,
             quota=base.quota,
             image_tokens=base.image_tokens,

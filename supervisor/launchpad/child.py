@@ -230,7 +230,7 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
     links, trees, order.cwd = view
     namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
-    return mounts.build(links, trees, order.owners, fresh_proc=fresh_proc)
+    return mounts.build(links, trees, order.owners, order.held, fresh_proc=fresh_proc)
 
 
 def _enter_directory(order: Order, _launchpad: int) -> None:

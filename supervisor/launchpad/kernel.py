@@ -147,15 +147,16 @@ def set_name(name: bytes) -> None:
     prctl(PR_SET_NAME, ctypes.addressof(text))
 
 
-def open_exactly(path: bytes, top: int = -1) -> int:
+def open_exactly(path: bytes, top: int = -1, flags: int = os.O_PATH) -> int:
     """Open what a path names, without following a single symbolic link.
 
     Args:
         path: an absolute one; relative, where a directory is given.
         top: a descriptor of the directory that it lies beneath.
+        flags: as for open(2); close-on-exec is added. None that makes a file.
 
     Returns:
-        An O_PATH descriptor.
+        A descriptor.
 
     Raises:
         OSError: it cannot be reached; ELOOP, ENOTDIR: there is a link on the way; EXDEV:
@@ -164,14 +165,20 @@ def open_exactly(path: bytes, top: int = -1) -> int:
     resolve, start = _RESOLVE_EXACTLY, _AT_FDCWD
     if top >= 0:
         resolve, start = resolve | _RESOLVE_BENEATH, top
-    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, resolve)
+    how = _OPEN_HOW.pack(flags | os.O_CLOEXEC, 0, resolve)
     text = ctypes.create_string_buffer(how, len(how))
     try:
         return _openat2(start, path, ctypes.addressof(text), len(how))
     except OSError as error:
         if error.errno not in {errno.ENOSYS, errno.EPERM}:
             raise
-    return _open_step_by_step(path, top)
+    found = _open_step_by_step(path, top)
+    if flags & os.O_PATH:
+        return found
+    try:
+        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)
+    finally:
+        os.close(found)
 
 
 def _open_step_by_step(path: bytes, top: int = -1) -> int:

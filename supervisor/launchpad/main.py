@@ -164,8 +164,15 @@ class _Launchpad:
         elif kind == wire.OFFERS:
             if fds:  # else this process may open no more
                 self._standby.begin(fds.pop())
-        elif kind == wire.TAKEN:
+        else:
+            self._do_seldom(kind, ident, body)
+
+    def _do_seldom(self, kind: int, ident: int, body: tuple[Any, ...]) -> None:
+        if kind == wire.TAKEN:
             self._taken(ident)
+        elif kind == wire.OWNERS:
+            namespace = os.dup(owners.owners_of(*body))
+            self._outbox.put((wire.OWNED, ident), namespace)
         else:
             self._outbox.fail(ident, errno.EINVAL, "request")
 

@@ -27,6 +27,7 @@ import errno
 import os
 
 from supervisor.launchpad.kernel import NOT_THERE, caller, open_exactly
+from supervisor.launchpad.order import HELD
 from supervisor.launchpad.stage import (
     AT_EMPTY_PATH,
     AT_RECURSIVE,
@@ -44,6 +45,8 @@ from supervisor.launchpad.stage import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from supervisor.launchpad.stage import Tree
 
 # <asm/unistd.h>: mount_setattr(2) and its like have one number everywhere.
@@ -83,6 +86,7 @@ def build(
     links: tuple[tuple[bytes, bytes], ...],
     trees: tuple[Tree, ...],
     owners: int,
+    mounts: Sequence[int] = (),
     *,
     fresh_proc: bool,
 ) -> str:
@@ -91,8 +95,10 @@ def build(
     Args:
         links: (path, target) of symbolic links.
         trees: (path, "execute", "read", "write" or "device", whether owners are
-            mapped), or (path, "hide", (device, inode)); each before what lies in it.
+            mapped), or (path, "hide", (device, inode)), or (path, "held", position in
+            ``mounts``); each before what lies in it.
         owners: a user namespace whose map says how owners are shown; -1 for none.
+        mounts: descriptors of mounts that are attached nowhere.
         fresh_proc: a ``/proc`` of this process's own pid namespace; else the old one.
 
     Returns:
@@ -110,6 +116,8 @@ def build(
         for path, kind, what in trees:
             if kind == HIDE:
                 held.append(_hold_hidden(path, what))
+            elif kind == HELD:
+                held.append(Held(path, mounts[what]))  # type: ignore[index]
             else:
                 held += _copies(path, kind, owners if what else -1)
         stays_root = owners < 0 and os.geteuid() == 0

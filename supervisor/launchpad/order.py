@@ -35,6 +35,9 @@ GROUP_TO_FORK_INTO = b"cgroup.procs"
 # What a report says first; the last one is said by nobody, but by the pipe's end.
 FORKING, BECAME, APPLIED, GAVE_UP, ENDED = range(5)
 
+HELD = "held"
+"""The kind of a tree of "mountns" that the host has made: a mount by its position."""
+
 Rules = tuple[tuple[bytes, str], ...]
 
 
@@ -51,6 +54,7 @@ class Order:
         init: of the pid namespace that it was forked into; -1 for none.
         is_bounded: nothing is left in its bounding set of capabilities.
         is_in_group: it was forked into that group.
+        held: mounts that the host has made, in the order in which "mountns" names them.
         line: where the order comes from; None if it is here.
         listener_fd: by which a listener that it makes goes to the host; -1 for none.
         owners: the user namespace that shows root's files as its own; -1 for none.
@@ -67,6 +71,7 @@ class Order:
         "env",
         "executable",
         "group",
+        "held",
         "init",
         "is_bounded",
         "is_in_group",
@@ -95,6 +100,7 @@ class Order:
         self.cwd_fd = -1
         self.listener_fd = -1
         self.sources: list[int] = []
+        self.held: list[int] = []
         self.applied: list[tuple[str, str]] = []
         self.common: tuple[Rules, bool] | None = None
         self.ruleset: Ruleset | None = None
@@ -123,11 +129,15 @@ class Order:
             self.layers,
         ) = body
         listens = "listener" in self.layers
-        if len(fds) != 1 + len(self.targets) + listens:
+        _, trees, _ = self.layers.get("mountns") or ((), (), b"")
+        mounts = sum(kind == HELD for _, kind, _ in trees)
+        if len(fds) != 1 + len(self.targets) + mounts + listens:
             raise OSError(errno.EMFILE, "a descriptor was not received")
         self.cwd_fd, *self.sources = fds
         if listens:
             self.listener_fd = self.sources.pop()
+        count = len(self.targets)
+        self.sources, self.held = self.sources[:count], self.sources[count:]
 
     def limits_said(self, count: int) -> tuple[tuple[str, str], ...]:
         """Return what is told once so many limits are set, if they are a layer."""

@@ -77,7 +77,8 @@ class Outbox:
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS:
                 raise
-            _kill(fds[0])
+            if message[0] != wire.OWNED:
+                _kill(fds[0])
             failed = (wire.FAILED, message[1], error.errno, "pidfd", b"")
             wire.send_message(self._control, failed)
 

@@ -17,23 +17,28 @@ _SYS_UNSHARE = 272 if os.uname().machine == "x86_64" else 97
 _CLONE_NEWUSER = 0x10000000
 _HIGHEST = 0xFFFFFFFE  # of user numbers; the last one means "none"
 
-_held: dict[int, int] = {}
+_held: dict[tuple[int, int], int] = {}
 
 
-def owners_of(uid: int) -> int:
-    """Return a descriptor of the namespace that shows root's files as a user's.
+def owners_of(uid: int, owner: int = 0) -> int:
+    """Return a descriptor of the namespace that shows an owner's files as a user's.
 
     The two numbers change places, all others stay as they are.
+
+    Args:
+        uid: the user's number.
+        owner: the other one, root's if nothing is said.
 
     Raises:
         OSError: this machine lets nobody make one.
     """
-    if uid not in _held:
-        _held[uid] = _make(uid)
-    return _held[uid]
+    pair = (min(uid, owner), max(uid, owner))
+    if pair not in _held:
+        _held[pair] = _make(*pair)
+    return _held[pair]
 
 
-def _make(uid: int) -> int:
+def _make(low: int, high: int) -> int:
     ready_out, ready_in = os.pipe2(os.O_CLOEXEC)
     stay_out, stay_in = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -52,10 +57,8 @@ def _make(uid: int) -> int:
     fd = -1
     try:
         if os.read(ready_out, 1):
-            above = _HIGHEST - uid
-            lines = f"0 {uid} 1\n1 1 {uid - 1}\n{uid} 0 1\n{uid + 1} {uid + 1} {above}"
             for name in ("uid_map", "gid_map"):
-                _write(f"/proc/{pid}/{name}", lines.encode())
+                _write(f"/proc/{pid}/{name}", _swapped(low, high).encode())
             fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready_out)
@@ -64,6 +67,20 @@ def _make(uid: int) -> int:
     if fd < 0:
         raise OSError(os.waitstatus_to_exitcode(status), "no user namespace")
     return fd
+
+
+def _swapped(low: int, high: int) -> str:
+    """Return the map in which two numbers change places (user_namespaces(7))."""
+    if low == high:
+        return f"0 0 {_HIGHEST + 1}"
+    rows = (
+        (0, 0, low),
+        (low, high, 1),
+        (low + 1, low + 1, high - low - 1),
+        (high, low, 1),
+        (high + 1, high + 1, _HIGHEST - high),
+    )
+    return "\n".join(f"{a} {b} {count}" for a, b, count in rows if count > 0)
 
 
 def _write(path: str, text: bytes) -> None:

@@ -45,8 +45,9 @@ HIDE = "hide"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # Path, kind; whether owners are mapped, or device and inode of what is to be hidden.
-    Tree = tuple[bytes, str, bool | tuple[int, int]]
+    # Path, kind; whether owners are mapped, or device and inode of what is to be hidden,
+    # or the position of a mount that is held.
+    Tree = tuple[bytes, str, bool | int | tuple[int, int]]
 
 
 class PartError(Exception):

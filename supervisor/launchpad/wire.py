@@ -10,8 +10,9 @@ Rules:
  3. Messages, host to launchpad:
 
     ``(SPAWN, id, executable, argv, env, targets, rlimits, umask, layers)`` with
-    descriptors: the working directory, then for each target number its source, then,
-    if ``layers`` has "listener", the socket by which those listeners go to the host.
+    descriptors: the working directory, then for each target number its source, then
+    the mounts that ``layers`` names in "mountns" by their position, then, if ``layers``
+    has "listener", the socket by which those listeners go to the host.
     ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
     ``layers`` maps the name of a sandbox layer to what its apply takes.
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
@@ -19,6 +20,7 @@ Rules:
     ``(LIST, id)``: which children are in stock.
     ``(OFFERS, 0)`` with a socket: where the host looks for whoever stands by.
     ``(TAKEN, id)``: who stood by is its program, and has been for a while.
+    ``(OWNERS, id, user, owner)``: for the namespace that shows one's files as the other's.
 
  4. Launchpad to host:
 
@@ -32,6 +34,7 @@ Rules:
     ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
     ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
     ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
+    ``(OWNED, id)`` with that user namespace; or FAILED.
     SPAWNED (or BEGUN), EXITED, SWEPT of one id come in this order.
  5. The launchpad and a child in stock (``launchpad.stock``) speak in the same way:
     ``((executable, ... layers), has_owners)`` is an order; the last descriptor is a
@@ -61,10 +64,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 7
+VERSION = 8
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
-BEGUN, OFFERS, TAKEN = 9, 10, 11
+BEGUN, OFFERS, TAKEN, OWNERS, OWNED = 9, 10, 11, 12, 13
 
 # A bigger message travels in a memfd, sent as the last descriptor: a datagram must fit into
 # the socket's buffer (208 KiB by default). The datagram then says what message that is, for

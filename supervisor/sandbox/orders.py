@@ -11,6 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, cast
 
+from supervisor.launchpad.order import HELD
 from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import seccomp_filter
@@ -19,9 +20,10 @@ from supervisor.sandbox.plan import NAMESPACES
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
-    from supervisor.sandbox.plan import Wanted
+    from supervisor.launchpad.stage import Tree
+    from supervisor.sandbox.plan import ShownMount, Wanted
     from supervisor.sandbox.view import View
 
 _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *NAMESPACES} - {"mountns"}
@@ -54,11 +56,12 @@ def layers_on_the_wire(
             wanted.shared,
             wanted.theirs,
         ).hiding(wanted.hidden)
+        view = view.showing(wanted.mounts)
         if not view.cwd:
             raise _no_directory(wanted.cwd)
         if _is_of_a_process(view.cwd):
             raise _of_a_process(wanted.cwd, view.cwd)
-        found.update(_walls(view, layers, no_internet=no_internet))
+        found.update(_walls(view, layers, wanted.mounts, no_internet=no_internet))
     if "uid" in layers:
         found["uid"] = wanted.user
     if "cgroup" in layers:
@@ -85,7 +88,11 @@ def neutral(layers: Mapping[str, object]) -> dict[str, object]:
 
 
 def _walls(
-    view: View, layers: Collection[str], *, no_internet: bool
+    view: View,
+    layers: Collection[str],
+    mounts: Sequence[ShownMount] = (),
+    *,
+    no_internet: bool,
 ) -> dict[str, object]:
     """Return what goes to the launchpad for the layers that are about paths."""
     found: dict[str, object] = {}
@@ -97,11 +104,22 @@ def _walls(
                 (path, kind, what if kind == HIDE else False)
                 for path, kind, what in trees
             )
-        found["mountns"] = links, trees, os.fsencode(view.cwd)
+        found["mountns"] = links, _with_held(trees, mounts), os.fsencode(view.cwd)
         view = view.in_fresh_root()
     if "landlock" in layers:
         found["landlock"] = (view.landlock(), no_internet)
     return found
+
+
+def _with_held(
+    trees: tuple[Tree, ...], mounts: Sequence[ShownMount]
+) -> tuple[Tree, ...]:
+    """Return trees with mounts of the host's under their paths."""
+    positions = {os.fsencode(mount.path): at for at, mount in enumerate(mounts)}
+    return tuple(
+        (path, HELD, positions[path]) if path in positions else (path, kind, what)
+        for path, kind, what in trees
+    )
 
 
 def _is_of_a_process(path: str) -> bool:

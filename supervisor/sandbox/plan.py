@@ -358,6 +358,25 @@ def would_be_root(why: str, number: int = errno.EPERM) -> SpawnError:
     return SpawnError(number, "uid", text, why)
 
 
+@dataclass(frozen=True, slots=True)
+class ShownMount:
+    """A mount of the host's that a child sees under a path.
+
+    Attributes:
+        path: without symbolic links.
+        fd: a descriptor of it, somebody else's; each child sees a copy.
+        is_writable: else it is to read and execute.
+    """
+
+    path: str
+    fd: int
+    is_writable: bool = True
+
+    def inside(self, path: str) -> str:
+        """Return what a path beneath it is called from its top."""
+        return path[len(self.path) :].strip("/") or "."
+
+
 @dataclass(slots=True)
 class Wanted:
     """What a child is to run in, and what was made ready for it.
@@ -382,6 +401,7 @@ class Wanted:
         made_in: a descriptor of what its own directories lie in, for reading, somebody
             else's; -1 if nobody holds that.
         share: bounds the threads that may look at what is its own.
+        mounts: mounts of the host's that it sees.
     """
 
     profile: Profile
@@ -400,6 +420,19 @@ class Wanted:
     hidden: tuple[Location, ...] = ()
     made_in: int = -1
     share: trio.CapacityLimiter | None = None
+    mounts: tuple[ShownMount, ...] = ()
+
+    def mount_of(self, path: str) -> ShownMount | None:
+        """Return the mount of the host's that a path is in, if it is in one."""
+        for mount in self.mounts:
+            if f"{path}/".startswith(f"{mount.path}/"):
+                return mount
+        return None
+
+    def shown(self, path: str) -> str:
+        """Return where this host can look at what the child has at a path."""
+        mount = self.mount_of(path)
+        return f"/proc/self/fd/{mount.fd}/{mount.inside(path)}" if mount else path
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from supervisor.launchpad.stage import Tree
     from supervisor.sandbox.apart import Location
+    from supervisor.sandbox.plan import ShownMount
 
 
 class Rule(NamedTuple):
@@ -77,6 +78,15 @@ class View(NamedTuple):
             for path, identity in names.items()
             if path not in seen
         )
+        return self._replace(rules=tuple(rules))
+
+    def showing(self, mounts: Iterable[ShownMount]) -> View:
+        """Return it with mounts of the host's in place of all that is beneath them."""
+        rules = list(self.rules)
+        for mount in mounts:
+            beneath = mount.path + "/"
+            rules = [r for r in rules if not f"{r.path}/".startswith(beneath)]
+            rules.append(Rule(mount.path, "write" if mount.is_writable else "execute"))
         return self._replace(rules=tuple(rules))
 
     def landlock(self) -> tuple[tuple[bytes, str], ...]:

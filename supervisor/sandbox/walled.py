@@ -9,11 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from supervisor.launchpad.stage import HIDE
+from supervisor.launchpad.stage import (
+    ATTR_NODEV,
+    ATTR_NOSUID,
+    ATTR_RDONLY,
+    HIDE,
+    set_attributes,
+)
 from supervisor.sandbox import giving
 from supervisor.sandbox.foreseen import keeps_network
 from supervisor.sandbox.hold import HOLDERS, is_held
@@ -28,6 +34,7 @@ from supervisor.sandbox.plan import (
 )
 from supervisor.say import remedy
 from supervisor.spawn_request import SpawnError, SpawnRequest
+from supervisor.workspace.linux import clone_mount
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
 
     from supervisor.launcher import Launcher
     from supervisor.launchpad.stage import Tree
-    from supervisor.sandbox.plan import Machine, Profile
+    from supervisor.sandbox.plan import Machine, Profile, ShownMount
     from supervisor.spawned import SpawnedProcess
 
 PROCESSES, MEMORY = "limit of processes", "limit of memory of all its processes"
@@ -75,8 +82,10 @@ async def spawn(
     unheard: dict[str, str] = {}
     while True:
         attempt = await _attempt(plan, request, wanted)
+        _check_mounts(plan, attempt, wanted)
         try:
-            process = await launcher.spawn(attempt)
+            with _copies(wanted.mounts) as mounts:
+                process = await launcher.spawn(replace(attempt, mounts=mounts))
         except SpawnError as why:
             if attempt.listener is not None:
                 attempt.listener.forget()
@@ -94,6 +103,31 @@ async def spawn(
             walls.missing.update(unheard)
             walls.missing.update(_unreceived(attempt))
             return process, walls
+
+
+def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: Wanted) -> None:
+    """Refuse a start in which a child would not see what it is to work in.
+
+    Raises:
+        SpawnError: it has mounts of the host's, and no layer in which they are shown.
+    """
+    if wanted.mounts and "mountns" not in attempt.layers:
+        why = plan.missing.get("mountns", "its profile has no layer 'mountns'")
+        raise no_workspace(wanted.mounts[0].path, why)
+
+
+@contextmanager
+def _copies(mounts: Iterable[ShownMount]) -> Iterator[tuple[int, ...]]:
+    """Give a copy of each mount, which one child can attach in its namespace."""
+    with ExitStack() as stack:
+        copies = []
+        for mount in mounts:
+            copies.append(clone_mount(mount.fd))
+            stack.callback(os.close, copies[-1])
+            attributes = ATTR_NOSUID | ATTR_NODEV
+            attributes |= 0 if mount.is_writable else ATTR_RDONLY
+            set_attributes(copies[-1], attributes)
+        yield tuple(copies)
 
 
 def _stay_root(wanted: Wanted) -> None:
@@ -330,6 +364,14 @@ def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
         f" this child's own paths: {why}; {how}"
     )
     return SpawnError(error.errno, layer, text, why)
+
+
+def no_workspace(path: str, why: str) -> SpawnError:
+    """Word that a child cannot see a workspace."""
+    text = (
+        why if why.startswith("cannot ") else f"cannot show workspace {path!r}: {why}"
+    )
+    return SpawnError(errno.EOPNOTSUPP, "workspace", text, why)
 
 
 def unforeseen(why: Exception) -> SpawnError:

@@ -1,0 +1,314 @@
+"""``sandhost workspace``: what a program changed, and what becomes of it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from supervisor.cli.help import Command, Group
+from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import directories
+from supervisor.say import CommandError, print_bytes, print_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from supervisor.workspace.changes import Row
+    from supervisor.workspace.selection import Patterns
+    from supervisor.workspace.workspace import CommitResult, Workspace
+
+CHANGED, REFUSED = 1, 1
+"""Exit statuses of ``diff``, as diff(1), and of a commit that is refused."""
+
+state_dir_option = click.option(
+    "--state-dir",
+    metavar="DIR",
+    shell_complete=directories,
+    help="Where workspaces are kept; else $SANDHOST_STATE, or the user's own.",
+)
+
+
+@click.group(cls=Group)
+def workspace() -> None:
+    """Look at what a program changed in a workspace; commit it, or discard it."""
+
+
+ws = workspace
+
+
+@workspace.command(
+    "list", cls=Command, epilog="Example: sandhost workspace list --json"
+)
+@state_dir_option
+@json_option
+def list_workspaces(state_dir: str | None, *, as_json: bool) -> int:
+    """List the workspaces."""
+    from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.workspace.store import workspaces_in  # noqa: PLC0415
+
+    where = find_state_dir(state_dir)
+    rows = [_row(where, name) for name in workspaces_in(where)]
+    if as_json:
+        _print_json(rows)
+        return 0
+    for row in rows:
+        line = f"{row['name']}  {row['state']}  {row['changed']} changed  {row['base']}"
+        print_text(f"{line}\n")
+    return 0
+
+
+@workspace.command(
+    cls=Command, epilog="Example: sandhost workspace diff repo-1a2b3c --stat"
+)
+@click.argument("name")
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@click.option("--stat", is_flag=True, help="A line for each path.")
+@click.option("--name-only", is_flag=True, help="The paths alone.")
+@click.option("-z", "is_nul", is_flag=True, help="With --name-only: end each with NUL.")
+@click.option("--binary", is_flag=True, help="Binary files in git's form.")
+@state_dir_option
+@json_option
+def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: bool) -> int:
+    """Print what was changed, as a patch that `git apply` takes.
+
+    Exit status: 0 nothing, 1 something, 2 a fault.
+    """
+    with _opened(state_dir, name) as found:
+        rows = _done(found.changes, _patterns(patterns))
+        if how["as_json"]:
+            _print_json([_diff_row(row) for row in rows])
+        elif how["name_only"] or how["stat"]:
+            _print_names(rows, has_stat=how["stat"], is_nul=how["is_nul"])
+        elif rows:
+            _print_patch(found, _patterns(patterns), is_binary=how["binary"])
+        return CHANGED if rows else 0
+
+
+@workspace.command(
+    cls=Command, epilog="Example: sandhost workspace commit repo-1a2b3c src/ --dry-run"
+)
+@click.argument("name")
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@click.option(
+    "--only", metavar="PATTERN", multiple=True, help="As PATTERN; repeatable."
+)
+@click.option("--except", "but", metavar="PATTERN", multiple=True, help="Leave these.")
+@click.option(
+    "--allow", metavar="PATTERN", multiple=True, help="Take these though guarded."
+)
+@click.option(
+    "--theirs", metavar="PATTERN", multiple=True, help="The workspace's side wins."
+)
+@click.option("--mine", metavar="PATTERN", multiple=True, help="The base's side wins.")
+@click.option("--skip-conflicts", is_flag=True, help="Leave what is in conflict.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@state_dir_option
+@json_option
+def commit(
+    name: str, patterns: Sequence[str], state_dir: str | None, **how: Any
+) -> int:
+    """Bring changes to the base: all that is chosen, or nothing.
+
+    Exit status: 0 applied; 1 refused, for conflicts or guarded paths; 2 a fault.
+    """
+    from supervisor.workspace.selection import Selection  # noqa: PLC0415
+
+    selection = Selection(
+        only=_patterns((*patterns, *how["only"])),
+        but=_patterns(how["but"]),
+        allow=_patterns(how["allow"]),
+        theirs=_patterns(how["theirs"]),
+        mine=_patterns(how["mine"]),
+        skips_conflicts=how["skip_conflicts"],
+    )
+    with _opened(state_dir, name) as found:
+        result = _done(lambda: found.commit(selection, is_dry=how["dry_run"]))
+        if not result.left and not result.is_refused and not how["dry_run"]:
+            _done(found.discard)
+    if how["as_json"]:
+        _print_json(_commit_row(result))
+    else:
+        _print_commit(result)
+    return REFUSED if result.is_refused else 0
+
+
+@workspace.command(cls=Command, epilog="Example: sandhost workspace discard x --yes")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@state_dir_option
+def discard(name: str, state_dir: str | None, *, yes: bool) -> int:
+    """Remove a workspace and all that was changed in it."""
+    with _opened(state_dir, name) as found:
+        if not yes and sys.stdin is not None and sys.stdin.isatty():
+            changed = len(_done(found.changes))
+            question = f"discard {changed} changes of workspace {name}?"
+            if changed and not click.confirm(question, err=True):
+                return 1
+        _done(found.discard)
+    return 0
+
+
+def _opened(state_dir: str | None, name: str) -> Workspace:
+    from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
+
+    found: Workspace = _done(lambda: Workspace(find_state_dir(state_dir), name))
+    if _done(found.finish_commit) is False:
+        text = "a commit that was interrupted was undone: the base is as it was"
+        print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
+    return found
+
+
+def _done(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Do something; what goes wrong is one line for a user."""
+    from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415
+
+    try:
+        return call(*arguments)
+    except WorkspaceError as why:
+        raise CommandError(str(why)) from None
+    except ValueError as why:  # of a pattern
+        raise CommandError(f"cannot use a pattern: {why}; see gitignore(5)") from None
+    except OSError as why:
+        name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
+        raise CommandError(
+            f"cannot use{name}: {why.strerror}; nothing changed"
+        ) from None
+
+
+def _patterns(texts: Sequence[str]) -> Patterns:
+    from supervisor.workspace.selection import Patterns  # noqa: PLC0415
+
+    found: Patterns = _done(Patterns, texts)
+    return found
+
+
+def _row(state_dir: str, name: str) -> dict[str, Any]:
+    from supervisor.workspace.store import InUseError, WorkspaceError  # noqa: PLC0415
+    from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
+
+    row: dict[str, Any] = {"name": name, "mode": "review", "snapshots": []}
+    try:
+        with Workspace(state_dir, name) as found:
+            child = found.directory.user()
+            rows = found.changes()
+            made = datetime.fromtimestamp(found.state.created_ns / 1e9, UTC)
+            return row | {
+                "base": os.fsdecode(found.state.base),
+                "state": "in use" if child else found.idle_state(),
+                "child": child,
+                "created_at": made.isoformat().replace("+00:00", "Z"),
+                "changed": len(rows),
+                "bytes": sum(one.size_bytes for one in rows),
+            }
+    except InUseError:
+        state = "in use"
+    except (WorkspaceError, OSError) as why:
+        state = f"cannot be read: {why}"
+    return row | {"base": "", "state": state, "child": None, "changed": 0, "bytes": 0}
+
+
+def _path(row: dict[str, Any], key: str, path: bytes) -> dict[str, Any]:
+    """Return a row with a path: as text, or in base64 if it is not UTF-8."""
+    try:
+        return row | {key: path.decode()}
+    except UnicodeDecodeError:
+        return row | {f"{key}_b64": base64.b64encode(path).decode()}
+
+
+def _diff_row(row: Row) -> dict[str, Any]:
+    found = _path({}, "path", row.path or b".") | {"change": row.change.value}
+    if row.origin is not None:
+        found = _path(found, "from", row.origin)
+    found |= {"kind": row.kind, "size": row.size_bytes, "mode": row.mode}
+    if row.old_size_bytes is not None:
+        found["old_size"] = row.old_size_bytes
+    return found
+
+
+def _commit_row(result: CommitResult) -> dict[str, Any]:
+    conflicts = [
+        _path({}, "path", one.path) | {"reason": one.reason} for one in result.conflicts
+    ]
+    return {
+        "applied": [_plain(path) for path in result.applied],
+        "conflicts": conflicts,
+        "guarded": [_plain(path) for path in result.guarded],
+        "left": [_plain(path) for path in result.left],
+    }
+
+
+def _plain(path: bytes) -> str | dict[str, Any]:
+    found = _path({}, "path", path)
+    return found.get("path", found)  # type: ignore[no-any-return]
+
+
+def _print_json(value: object) -> None:
+    import msgspec  # noqa: PLC0415
+
+    print_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def _print_names(rows: Sequence[Row], *, has_stat: bool, is_nul: bool) -> None:
+    end = b"\0" if is_nul else b"\n"
+    for row in rows:
+        path = row.path or b"."
+        if not is_nul:
+            path = _shown(path)
+        if has_stat:
+            old = row.old_size_bytes or 0
+            path = b"%-8s %8d -> %8d  %s" % (
+                row.change.value.encode(), old, row.size_bytes, path,
+            )  # fmt: skip
+        print_bytes(path + end)
+
+
+def _shown(path: bytes) -> bytes:
+    """Return a path for one line of text: control bytes are made visible."""
+    return b"".join(
+        bytes((byte,)) if byte >= 0x20 and byte != 0x7F else b"\\x%02x" % byte
+        for byte in path
+    )
+
+
+def _print_patch(found: Workspace, patterns: Patterns, *, is_binary: bool) -> None:
+    from supervisor.workspace.patch import NoGitError  # noqa: PLC0415
+
+    is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    pieces = found.patch(patterns, binary=is_binary)
+    try:
+        while (data := _done(next, pieces, None)) is not None:
+            print_bytes(_coloured(data) if is_coloured else data)
+    except NoGitError:
+        text = "cannot compare text: git is not installed"
+        raise CommandError(f"{text}; install it, or use --stat or --json") from None
+
+
+_COLOURS = {b"+": b"\x1b[32m", b"-": b"\x1b[31m", b"@": b"\x1b[36m"}
+
+
+def _coloured(data: bytes) -> bytes:
+    """Return a piece of a patch for a terminal: coloured, escapes made visible."""
+    lines = []
+    for line in data.replace(b"\x1b", b"\\x1b").split(b"\n"):
+        colour = _COLOURS.get(line[:1], b"\x1b[1m" if line[:4] == b"diff" else b"")
+        lines.append(colour + line + b"\x1b[0m" if colour else line)
+    return b"\n".join(lines)
+
+
+def _print_commit(result: CommitResult) -> None:
+    for path in result.applied:
+        print_bytes(b"committed  " + _shown(path) + b"\n")
+    for one in result.conflicts:
+        print_bytes(
+            b"conflict   " + _shown(one.path) + b": " + one.reason.encode() + b"\n"
+        )
+    for path in result.guarded:
+        print_bytes(b"guarded    " + _shown(path) + b": name it with --allow\n")
+    if result.is_refused:
+        print_text("nothing was committed\n")

@@ -1,0 +1,267 @@
+"""What differs between a base and the tree that a workspace shows.
+
+The cost depends on what the layers above the base hold and on directories that were
+renamed or made anew, never on the size of the base: a directory that no layer has is
+passed over.
+
+Rules:
+ 1. Content, mode and type count. Times, owners and extended attributes alone do not.
+ 2. Sockets have no rows.
+ 3. A deleted directory is one row; beneath what is no directory any more nothing has one.
+ 4. A renamed directory is one row, and what is in it is compared with what was at its old
+    place. That place then counts as empty in the base.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from supervisor.workspace.layers import TOP, LayeredTree, Node, join
+from supervisor.workspace.linux import data_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COMPARE_BYTES = 1 << 20
+
+KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFSOCK: "socket",
+}
+"""What the types of stat(2) are called in rows."""
+
+
+class Change(Enum):
+    """How an object differs from the base's."""
+
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+    MODE = "mode"
+    TYPE = "type"
+    RENAMED = "renamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One difference.
+
+    Attributes:
+        path: relative to the top; of the top itself ``b""``.
+        change: what it is.
+        new: what the workspace has there; None if it was deleted.
+        old: what the base has there, or at ``origin``; None if it was added.
+        origin: where the base has a directory that was renamed.
+    """
+
+    path: bytes
+    change: Change
+    new: Node | None
+    old: Node | None
+    origin: bytes | None = None
+
+    @property
+    def kind(self) -> str:
+        """Return what the object is, the deleted one where there is no other."""
+        return KINDS[_there(self).kind]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the new file or link, 0 of others."""
+        return _size(self.new)
+
+    @property
+    def old_size_bytes(self) -> int | None:
+        """Return the size of the base's file or link; None if it has none there."""
+        return None if self.old is None else _size(self.old)
+
+    @property
+    def mode(self) -> int:
+        """Return the permission bits, of the deleted object where there is no other."""
+        return stat.S_IMODE(_there(self).status.st_mode)
+
+
+def _there(row: Row) -> Node:
+    node = row.old if row.new is None else row.new
+    if node is None:
+        raise ValueError("a row has an old or a new object")
+    return node
+
+
+def _without_socket(node: Node | None) -> Node | None:
+    return None if node is not None and node.kind == stat.S_IFSOCK else node
+
+
+def _size(node: Node | None) -> int:
+    if node is None or node.kind not in {stat.S_IFREG, stat.S_IFLNK}:
+        return 0
+    return node.status.st_size
+
+
+def compare(
+    base: LayeredTree, merged: LayeredTree, *, with_renames: bool = True
+) -> list[Row]:
+    """Return what a workspace has changed, sorted by the bytes of the paths.
+
+    Args:
+        base: the base alone.
+        merged: the workspace's layers, the base the last of them.
+        with_renames: a renamed directory is one row; else it is deleted at its old path
+            and added at its new one.
+
+    Raises:
+        OSError: something cannot be read.
+    """
+    rows = list(_Comparison(base, merged, with_renames=with_renames).rows())
+    rows.sort(key=lambda row: row.path)
+    return rows
+
+
+class _Comparison:
+    def __init__(
+        self, base: LayeredTree, merged: LayeredTree, *, with_renames: bool
+    ) -> None:
+        self._base = base
+        self._merged = merged
+        self._moved = self._find_moved() if with_renames else frozenset[bytes]()
+
+    def rows(self) -> Iterator[Row]:
+        new, old = self._merged.top(), self._base.top()
+        if stat.S_IMODE(new.status.st_mode) != stat.S_IMODE(old.status.st_mode):
+            yield Row(TOP, Change.MODE, new, old)
+        pending: list[tuple[Node, Node | None]] = [(new, old)]
+        while pending:
+            for name, here, there in self._pairs(*pending.pop()):
+                row, inside = self._entry(name, here, there)
+                if row is not None:
+                    yield row
+                if inside is not None:
+                    pending.append(inside)
+
+    def _find_moved(self) -> frozenset[bytes]:
+        """Return the base's paths of the directories that were renamed."""
+        found: set[bytes] = set()
+        pending = [self._merged.top()]
+        while pending:
+            directory = pending.pop()
+            with self._merged.read(directory) as reader:
+                for name in reader.names_above_base():
+                    node = reader.look_up(name)
+                    if node is None or not node.is_directory:
+                        continue
+                    pending.append(node)
+                    origin = self._origin(node)
+                    if origin is not None and origin != self._expected(directory, name):
+                        found.add(origin)
+        return frozenset(found)
+
+    def _origin(self, node: Node) -> bytes | None:
+        """Return where the base has a directory; None if it has no part in it."""
+        last = node.parts[-1]
+        return last.path if last.layer == self._merged.base_layer else None
+
+    def _expected(self, directory: Node, name: bytes) -> bytes | None:
+        """Return where the base has an entry of a directory if that was not renamed."""
+        origin = self._origin(directory)
+        return None if origin is None else join(origin, name)
+
+    def _pairs(
+        self, new: Node, old: Node | None
+    ) -> Iterator[tuple[bytes, Node | None, Node | None]]:
+        """Yield (path, new, old) of what may differ in a directory."""
+        is_same_place = old is not None and self._origin(new) == old.path
+        with self._merged.read(new) as reader:
+            names = reader.names_above_base() if is_same_place else reader.names()
+            news = {name: reader.look_up(name) for name in names}
+        olds = self._olds(old, names, is_all=not is_same_place) if old else {}
+        for name in names | olds.keys():
+            yield join(new.path, name), news.get(name), olds.get(name)
+
+    def _olds(self, old: Node, names: set[bytes], *, is_all: bool) -> dict[bytes, Node]:
+        """Return what the base has in a directory under some names, or all of them."""
+        if not names and not is_all:
+            return {}
+        found = {}
+        with self._base.read(old) as reader:
+            for name in names | reader.names() if is_all else names:
+                node = reader.look_up(name)
+                if node is not None and node.path not in self._moved:
+                    found[name] = node
+        return found
+
+    def _entry(
+        self, path: bytes, new: Node | None, old: Node | None
+    ) -> tuple[Row | None, tuple[Node, Node | None] | None]:
+        """Return the row of one path, and the directories to compare beneath it."""
+        new, old = _without_socket(new), _without_socket(old)
+        if new is None:
+            row = None if old is None else Row(path, Change.DELETED, None, old)
+            return row, None
+        origin = self._origin(new) if new.is_directory else None
+        if origin is not None and origin in self._moved:
+            source = self._base.find(origin)
+            return Row(path, Change.RENAMED, new, source, origin), (new, source)
+        change = self._change(new, old)
+        row = None if change is None else Row(path, change, new, old)
+        if not new.is_directory:
+            return row, None
+        return row, (new, old if old is not None and old.is_directory else None)
+
+    def _change(self, new: Node, old: Node | None) -> Change | None:
+        if old is None:
+            return Change.ADDED
+        if new.kind != old.kind:
+            return Change.TYPE
+        if new.parts[0].layer == self._merged.base_layer and (
+            new.parts[0].path == old.parts[0].path
+        ):
+            return None
+        if not self._is_equal(new, old):
+            return Change.MODIFIED
+        if stat.S_IMODE(new.status.st_mode) != stat.S_IMODE(old.status.st_mode):
+            return Change.MODE if new.kind != stat.S_IFLNK else None
+        return None
+
+    def _is_equal(self, new: Node, old: Node) -> bool:
+        if new.kind == stat.S_IFLNK:
+            return self._merged.read_link(new) == self._base.read_link(old)
+        if new.kind == stat.S_IFREG:
+            return self._has_equal_content(new, old)
+        return new.status.st_rdev == old.status.st_rdev
+
+    def _has_equal_content(self, new: Node, old: Node) -> bool:
+        if new.status.st_size != old.status.st_size:
+            return False
+        first = self._merged.open_file(new)
+        try:
+            second = self._base.open_file(old)
+            try:
+                return is_equal_content(first, second, new.status.st_size)
+            finally:
+                os.close(second)
+        finally:
+            os.close(first)
+
+
+def is_equal_content(first: int, second: int, size_bytes: int) -> bool:
+    """Tell whether two files of one size have the same bytes; holes are passed over."""
+    ranges = data_ranges(first, size_bytes) + data_ranges(second, size_bytes)
+    done = 0
+    for start, end in sorted(ranges):
+        offset = max(start, done)
+        while offset < end:
+            length = min(_COMPARE_BYTES, end - offset)
+            if os.pread(first, length, offset) != os.pread(second, length, offset):
+                return False
+            offset += length
+        done = max(done, end)
+    return True

@@ -1,0 +1,625 @@
+"""A commit: chosen changes applied to the base, all of them or none.
+
+Rules:
+ 1. Everything new is written beside the base first, in a staging directory on the same
+    mount, and synced. Then the base changes by renames alone.
+ 2. The steps stand in a journal before the first of them is done. After a crash they are
+    done again from the first: a step that was done is known by the inode that it moved.
+ 3. A step that replaces or removes something looks at what came out. If that is not what
+    was judged, the operator was quicker: every step is undone, in reverse order.
+ 4. What was replaced or removed stays in the staging directory until all is synced.
+ 5. Nothing is reached through a link: directories are opened beneath the base exactly.
+
+Spec WS11 to WS13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+from typing import TYPE_CHECKING, Literal, assert_never
+
+import msgspec
+
+from supervisor.launchpad.kernel import open_exactly
+from supervisor.workspace.changes import Change, Row
+from supervisor.workspace.layers import LayeredTree, Node, split
+from supervisor.workspace.linux import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    copy_content,
+    read_mount_id,
+    rename,
+    sync_file_system,
+)
+from supervisor.workspace.record import digest_inside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+STAGING_PREFIX = b".sandhost-commit-"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_USER_XATTRS = "user."
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """What a step expects of an object: enough to tell another one, or another content.
+
+    The time of change is not part of it, because a rename changes that.
+    """
+
+    device: int
+    inode: int
+    mode: int
+    owner: tuple[int, int]
+    size: int
+    mtime_ns: int
+    inside: bytes = b""
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    """Bring a staged object to a path, in exchange for what is there.
+
+    Attributes:
+        path: in the base.
+        staged: its name in the staging directory.
+        inode: of the staged object.
+        expected: what is there now; None for nothing.
+        is_moved: the base had it at another path; else it is new.
+    """
+
+    path: bytes
+    staged: bytes
+    inode: int
+    expected: Identity | None
+    is_moved: bool = False
+
+
+class Take(msgspec.Struct, frozen=True, tag=True):
+    """Bring what is at a path to the staging directory: it is removed, or moved on.
+
+    Attributes:
+        path: in the base.
+        staged: its name in the staging directory.
+        expected: what is there now.
+        goes_to: the path to which a later step moves it on; None if it is removed.
+    """
+
+    path: bytes
+    staged: bytes
+    expected: Identity
+    goes_to: bytes | None = None
+
+
+class SetMode(msgspec.Struct, frozen=True, tag=True):
+    """Set the permission bits of what is at a path."""
+
+    path: bytes
+    inode: int
+    old: int
+    new: int
+
+
+class SetTimes(msgspec.Struct, frozen=True, tag=True):
+    """Set the times of a new directory, which its entries have changed."""
+
+    path: bytes
+    inode: int
+    times_ns: tuple[int, int]
+
+
+Step = Put | Take | SetMode | SetTimes
+
+
+class CommitJournal(msgspec.Struct):
+    """A commit that has begun.
+
+    Attributes:
+        state: ``staging``: the base is as it was; ``applying``: some steps are done, and
+            all will be; ``undoing``: none will stay; ``applied`` and ``undone``: only the
+            staging directory is left to be removed.
+        staging: the name of the staging directory in ``holder``.
+        holder: the directory that it is in: the base, or the workspace's own.
+        steps: in their order.
+        linked: other paths whose base object changes with it: hard links.
+    """
+
+    state: Literal["staging", "applying", "undoing", "applied", "undone"]
+    staging: bytes
+    holder: Literal["base", "own"]
+    steps: list[Step] = []
+    linked: list[bytes] = []
+
+
+class BaseChangedError(Exception):
+    """The base is not what was judged: path, and what is wrong."""
+
+    def __init__(self, path: bytes, reason: str) -> None:
+        super().__init__(f"{os.fsdecode(path)!r}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class Committer:
+    """Applies one commit, or ends one that a crash interrupted.
+
+    Args:
+        base: a descriptor of the base's top.
+        own: of the workspace's own directory.
+        save: writes the journal and syncs it; None removes it.
+        settle: called when all is applied, before the journal goes; after a crash it is
+            called again.
+    """
+
+    def __init__(
+        self,
+        base: int,
+        own: int,
+        save: Callable[[CommitJournal | None], None],
+        settle: Callable[[CommitJournal], None],
+    ) -> None:
+        self._base = base
+        self._own = own
+        self._save = save
+        self._settle = settle
+        self._tree = LayeredTree((base,))
+
+    def commit(
+        self, merged: LayeredTree, rows: Sequence[Row], linked: list[bytes]
+    ) -> None:
+        """Apply rows to the base.
+
+        Args:
+            merged: the workspace's layers.
+            rows: of ``choose_rows``, judged to be in no conflict.
+            linked: of ``Judge.linked_paths``.
+
+        Raises:
+            BaseChangedError: the base was changed meanwhile; it is as it was.
+            OSError: a thing cannot be read or written; the base is as it was.
+        """
+        name = STAGING_PREFIX + secrets.token_hex(8).encode()
+        journal = CommitJournal("staging", name, self._holder(), linked=linked)
+        self._save(journal)
+        os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
+        try:
+            staging = self._open_staging(journal)
+            try:
+                stage = _Stage(staging, merged, self._tree)
+                journal.steps = stage.prepare(rows)
+                sync_file_system(staging)
+            finally:
+                os.close(staging)
+            journal.state = "applying"
+            self._save(journal)
+        except BaseException:
+            self._remove(journal)
+            raise
+        self.finish(journal)
+
+    def finish(self, journal: CommitJournal) -> bool:
+        """Bring a commit to its end, from wherever it is.
+
+        Returns:
+            Whether its changes are in the base.
+
+        Raises:
+            BaseChangedError: the base was changed meanwhile; all is undone.
+            OSError: a step cannot be done now; the journal stays.
+        """
+        if journal.state in {"applying", "undoing"}:
+            staging = self._open_staging(journal)
+            try:
+                if journal.state == "applying":
+                    self._apply(journal, staging)
+                self._undo(journal, staging)
+            finally:
+                os.close(staging)
+        is_applied = journal.state == "applied"
+        if is_applied:
+            self._settle(journal)
+        self._remove(journal)
+        return is_applied
+
+    def _apply(self, journal: CommitJournal, staging: int) -> None:
+        steps = _Steps(self._base, staging)
+        try:
+            for step in journal.steps:
+                steps.do(step)
+        except (BaseChangedError, OSError):
+            journal.state = "undoing"
+            self._save(journal)
+            self._undo(journal, staging)
+            self._remove(journal)
+            raise
+        sync_file_system(self._base)
+        journal.state = "applied"
+        self._save(journal)
+
+    def _undo(self, journal: CommitJournal, staging: int) -> None:
+        if journal.state != "undoing":
+            return
+        steps = _Steps(self._base, staging)
+        for step in reversed(journal.steps):
+            steps.undo(step)
+        sync_file_system(self._base)
+        journal.state = "undone"
+        self._save(journal)
+
+    def _holder(self) -> Literal["base", "own"]:
+        """Return where staging can be: a rename works within one mount only."""
+        mounts = {read_mount_id(fd) for fd in (self._base, self._own)}
+        return "own" if len(mounts) == 1 and None not in mounts else "base"
+
+    def _holder_fd(self, journal: CommitJournal) -> int:
+        return self._base if journal.holder == "base" else self._own
+
+    def _open_staging(self, journal: CommitJournal) -> int:
+        return os.open(
+            journal.staging, _DIRECTORY | os.O_CLOEXEC, dir_fd=self._holder_fd(journal)
+        )
+
+    def _remove(self, journal: CommitJournal) -> None:
+        """Remove the staging directory, then the journal."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(journal.staging, dir_fd=self._holder_fd(journal))
+        self._save(None)
+
+
+def identity_of(fd: int) -> Identity:
+    """Return what a step expects of an object, but not what is inside."""
+    status = os.fstat(fd)
+    is_directory = stat.S_ISDIR(status.st_mode)
+    return Identity(
+        status.st_dev,
+        status.st_ino,
+        status.st_mode,
+        (status.st_uid, status.st_gid),
+        0 if is_directory else status.st_size,
+        0 if is_directory else status.st_mtime_ns,
+    )
+
+
+class _Stage:
+    """Writes what is new into the staging directory, and returns the steps."""
+
+    def __init__(self, staging: int, merged: LayeredTree, base: LayeredTree) -> None:
+        self._staging = staging
+        self._merged = merged
+        self._base = base
+        self._count = 0
+        self._moved: frozenset[bytes] = frozenset()
+        self._links: dict[tuple[int, int], bytes] = {}
+
+    def prepare(self, rows: Sequence[Row]) -> list[Step]:
+        """Return the steps; the base is as it was."""
+        renamed = [row for row in rows if row.origin is not None]
+        renamed.sort(key=lambda row: (row.origin or b"").count(b"/"), reverse=True)
+        self._moved = frozenset(row.origin for row in renamed if row.origin is not None)
+        places: dict[bytes, tuple[bytes, int]] = {}
+        steps: list[Step] = []
+        for row in renamed:
+            origin = row.origin or b""
+            expected = self._expect(origin, is_whole=False)
+            take = Take(origin, self._name(), expected, row.path)
+            places[row.path] = take.staged, take.expected.inode
+            steps.append(take)
+        times: list[Step] = []
+        for row in rows:
+            if row.origin is not None:
+                staged, inode = places[row.path]
+                replaced = self._replaced(row)
+                steps.append(Put(row.path, staged, inode, replaced, is_moved=True))
+                steps += self._mode_steps(row, inode)
+            elif row.change is Change.DELETED:
+                steps.append(self._removal(row))
+            elif row.change is Change.MODE and row.old is not None:
+                steps += self._mode_steps(row, row.old.status.st_ino)
+            elif row.new is not None:
+                put = self._put(row, row.new)
+                steps.append(put)
+                if row.new.is_directory:
+                    status = row.new.status
+                    pair = (status.st_atime_ns, status.st_mtime_ns)
+                    times.append(SetTimes(row.path, put.inode, pair))
+        return steps + times[::-1]
+
+    def _name(self) -> bytes:
+        self._count += 1
+        return b"%d" % self._count
+
+    def _removal(self, row: Row) -> Take:
+        """Return the step of a deletion; its object may lie in a renamed directory."""
+        where = row.path if row.old is None else row.old.path
+        expected = self._expect(where, is_whole=True)
+        return Take(row.path, self._name(), expected)
+
+    def _expect(self, path: bytes, *, is_whole: bool) -> Identity:
+        node = self._base.find(path)
+        if node is None:
+            raise BaseChangedError(path, "it is not there any more")
+        fd = self._base.open(node.parts[0])
+        try:
+            found = identity_of(fd)
+        finally:
+            os.close(fd)
+        if is_whole and node.is_directory:
+            # What is renamed out of it is gone by then.
+            inside = digest_inside(self._base, node, self._moved)
+            found = msgspec.structs.replace(found, inside=inside)
+        return found
+
+    def _replaced(self, row: Row) -> Identity | None:
+        """Return what a renamed directory stands in for; None for nothing."""
+        node = self._base.find(row.path)
+        return None if node is None else self._expect(row.path, is_whole=True)
+
+    def _mode_steps(self, row: Row, inode: int) -> list[Step]:
+        if row.new is None or row.old is None:
+            return []
+        old = stat.S_IMODE(row.old.status.st_mode)
+        new = stat.S_IMODE(row.new.status.st_mode)
+        return [] if old == new else [SetMode(row.path, inode, old, new)]
+
+    def _put(self, row: Row, new: Node) -> Put:
+        expected = None
+        if row.old is not None:
+            expected = self._expect(row.old.path, is_whole=True)
+        name = self._name()
+        self._make(name, new)
+        inode = os.stat(name, dir_fd=self._staging, follow_symlinks=False).st_ino
+        return Put(row.path, name, inode, expected)
+
+    def _make(self, name: bytes, node: Node) -> None:
+        status = node.status
+        key = (status.st_dev, status.st_ino)
+        if status.st_nlink > 1 and not node.is_directory and key in self._links:
+            os.link(
+                self._links[key],
+                name,
+                src_dir_fd=self._staging,
+                dst_dir_fd=self._staging,
+                follow_symlinks=False,
+            )
+            return
+        self._links[key] = name
+        if node.is_directory:
+            os.mkdir(name, 0o700, dir_fd=self._staging)
+        elif stat.S_ISREG(status.st_mode):
+            self._copy(name, node)
+        elif stat.S_ISLNK(status.st_mode):
+            os.symlink(self._merged.read_link(node), name, dir_fd=self._staging)
+        else:
+            os.mknod(name, status.st_mode, status.st_rdev, dir_fd=self._staging)
+        self._copy_attributes(name, node)
+
+    def _copy(self, name: bytes, node: Node) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        target = os.open(name, flags, 0o600, dir_fd=self._staging)
+        try:
+            source = self._merged.open_file(node)
+            try:
+                copy_content(source, target)
+                _copy_xattrs(source, target)
+            finally:
+                os.close(source)
+        finally:
+            os.close(target)
+
+    def _copy_attributes(self, name: bytes, node: Node) -> None:
+        status = node.status
+        _set_owner(name, self._staging, status)
+        if not stat.S_ISLNK(status.st_mode):
+            # After the owner: chown(2) takes set-user-ID away.
+            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=self._staging)
+        if not node.is_directory:
+            os.utime(
+                name,
+                ns=(status.st_atime_ns, status.st_mtime_ns),
+                dir_fd=self._staging,
+                follow_symlinks=False,
+            )
+
+
+def _set_owner(name: bytes, directory: int, status: os.stat_result) -> None:
+    now = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
+        os.chown(
+            name, status.st_uid, status.st_gid, dir_fd=directory, follow_symlinks=False
+        )
+
+
+def _copy_xattrs(source: int, target: int) -> None:
+    """Copy the attributes of the user namespace; overlayfs's own stay behind."""
+    try:
+        names = os.listxattr(source)
+    except OSError as why:
+        if why.errno != errno.EOPNOTSUPP:
+            raise
+        return
+    mark, escaped = "user.overlay.", "user.overlay.overlay."
+    for name in names:
+        if not name.startswith(_USER_XATTRS):
+            continue
+        if name.startswith(mark) and not name.startswith(escaped):
+            continue
+        kept = name.replace(escaped, mark, 1) if name.startswith(escaped) else name
+        os.setxattr(target, kept, os.getxattr(source, name))
+
+
+class _Steps:
+    """Does and undoes one step after the other; doing one twice is doing it once."""
+
+    def __init__(self, base: int, staging: int) -> None:
+        self._base = base
+        self._staging = staging
+
+    def do(self, step: Step) -> None:
+        """Do a step.
+
+        Raises:
+            BaseChangedError: the base has something else there; nothing has changed.
+        """
+        with self._directory(step.path) as (directory, name):
+            match step:
+                case Put():
+                    self._put(step, directory, name)
+                case Take():
+                    self._take(step, directory, name)
+                case SetMode():
+                    self._set_mode(step, directory, name, step.old, step.new)
+                case SetTimes():
+                    if _inode(directory, name) == step.inode:
+                        os.utime(name, ns=step.times_ns, dir_fd=directory)
+                case _:
+                    assert_never(step)
+
+    def undo(self, step: Step) -> None:
+        """Undo a step, if it was done."""
+        try:
+            with self._directory(step.path) as (directory, name):
+                self._undo_in(step, directory, name)
+        except BaseChangedError:
+            return  # its directory is not there, so nothing of it was done
+
+    def _undo_in(self, step: Step, directory: int, name: bytes) -> None:
+        match step:
+            case Put():
+                if _inode(directory, name) == step.inode:
+                    self._undo_put(step, directory, name)
+            case Take():
+                if _inode(self._staging, step.staged) == step.expected.inode:
+                    rename(
+                        self._staging, step.staged, directory, name, RENAME_NOREPLACE
+                    )
+            case SetMode():
+                with contextlib.suppress(BaseChangedError):
+                    self._set_mode(step, directory, name, step.new, step.old)
+            case SetTimes():
+                pass
+            case _:
+                assert_never(step)
+
+    def _put(self, step: Put, directory: int, name: bytes) -> None:
+        if _inode(directory, name) == step.inode:
+            return
+        try:
+            if step.expected is None:
+                rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
+                return
+            self._exchange(directory, name, step.staged)
+        except OSError as why:
+            if why.errno not in {errno.EEXIST, *_GONE}:
+                raise
+            raise BaseChangedError(step.path, "it was changed in the base") from None
+        if self._came_out(step.staged, step.expected) != step.expected:
+            self._exchange(directory, name, step.staged)
+            raise BaseChangedError(step.path, "it was changed in the base")
+
+    def _undo_put(self, step: Put, directory: int, name: bytes) -> None:
+        if step.expected is not None:
+            self._exchange(directory, name, step.staged)
+        elif step.is_moved:
+            rename(directory, name, self._staging, step.staged)
+        else:
+            self._put_back(directory, name, step.staged)
+
+    def _put_back(self, directory: int, name: bytes, staged: bytes) -> None:
+        """Take away what was put where nothing was."""
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            rename(directory, name, self._staging, staged)
+            return
+        # What the operator has made in it meanwhile stays.
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=directory)
+
+    def _take(self, step: Take, directory: int, name: bytes) -> None:
+        if self._is_taken(step):
+            return
+        try:
+            rename(directory, name, self._staging, step.staged, RENAME_NOREPLACE)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            raise BaseChangedError(step.path, "it was removed in the base") from None
+        if self._came_out(step.staged, step.expected) != step.expected:
+            rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
+            raise BaseChangedError(step.path, "it was changed in the base")
+
+    def _is_taken(self, step: Take) -> bool:
+        if _inode(self._staging, step.staged) == step.expected.inode:
+            return True
+        if step.goes_to is None:
+            return False
+        try:
+            with self._directory(step.goes_to) as (directory, name):
+                return _inode(directory, name) == step.expected.inode
+        except BaseChangedError:
+            return False
+
+    def _exchange(self, directory: int, name: bytes, staged: bytes) -> None:
+        rename(self._staging, staged, directory, name, RENAME_EXCHANGE)
+
+    def _came_out(self, staged: bytes, expected: Identity) -> Identity:
+        tree = LayeredTree((self._staging,))
+        node = tree.find(staged)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
+        fd = tree.open(node.parts[0])
+        try:
+            found = identity_of(fd)
+        finally:
+            os.close(fd)
+        if expected.inside and node.is_directory:
+            found = msgspec.structs.replace(found, inside=digest_inside(tree, node))
+        return found
+
+    def _set_mode(
+        self, step: SetMode, directory: int, name: bytes, old: int, new: int
+    ) -> None:
+        try:
+            fd = os.open(name or b".", os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            raise BaseChangedError(step.path, "it was removed in the base") from None
+        try:
+            status = os.fstat(fd)
+            is_same = status.st_ino == step.inode and not stat.S_ISLNK(status.st_mode)
+            if not is_same or stat.S_IMODE(status.st_mode) not in {old, new}:
+                raise BaseChangedError(step.path, "it was changed in the base")
+            os.chmod(f"/proc/self/fd/{fd}", new)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _directory(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        """Hold the directory of a path, and its name there."""
+        directory, name = split(path)
+        try:
+            fd = open_exactly(directory or b".", self._base, _DIRECTORY)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            raise BaseChangedError(path, "its directory is not there") from None
+        try:
+            yield fd, name
+        finally:
+            os.close(fd)
+
+
+def _inode(directory: int, name: bytes) -> int:
+    """Return the inode of an entry; -1 if there is none."""
+    try:
+        status = os.stat(name or b".", dir_fd=directory, follow_symlinks=False)
+    except OSError as why:
+        if why.errno not in _GONE:
+            raise
+        return -1
+    return status.st_ino

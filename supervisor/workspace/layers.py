@@ -1,0 +1,301 @@
+"""The tree that a stack of overlay layers shows, read from the layers themselves.
+
+It reads what overlayfs wrote: whiteouts, opaque directories and redirects. So a workspace
+can be looked at without a mount, and by an operator who may make none.
+
+Rules:
+ 1. A layer is held by one descriptor of its top. Everything in it is opened beneath that
+    without following a link, so no name leads out of a layer.
+ 2. The first layer is the newest. The last one is the base, in which marks count as well,
+    because the kernel reads them there too.
+ 3. Only the first layer may have redirects: a layer is sealed without any.
+
+Sources: Documentation/filesystems/overlayfs.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from supervisor.launchpad.kernel import open_exactly
+from supervisor.workspace.linux import is_whiteout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TOP = b""
+"""The path of the top of a tree."""
+
+TRUSTED_MARKS, USER_MARKS = b"trusted.overlay.", b"user.overlay."
+"""How the names of overlayfs's attributes begin, for root and with ``userxattr``."""
+
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+_NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM})
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def join(directory: bytes, name: bytes) -> bytes:
+    """Return the path of an entry of a directory; paths are relative to the top."""
+    return directory + b"/" + name if directory else name
+
+
+def split(path: bytes) -> tuple[bytes, bytes]:
+    """Return the directory of a path, and its name there."""
+    directory, _, name = path.rpartition(b"/")
+    return directory, name
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One object of one layer.
+
+    Attributes:
+        layer: its number in the stack, 0 for the newest.
+        path: in that layer.
+    """
+
+    layer: int
+    path: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One object of the merged tree.
+
+    Attributes:
+        path: in the merged tree.
+        status: of the newest part.
+        parts: of a directory all that are merged, newest first; else one.
+    """
+
+    path: bytes
+    status: os.stat_result
+    parts: tuple[Part, ...]
+
+    @property
+    def kind(self) -> int:
+        """Return the type of the object, as ``stat.S_IFMT`` does."""
+        return stat.S_IFMT(self.status.st_mode)
+
+    @property
+    def is_directory(self) -> bool:
+        """Tell whether it is a directory."""
+        return stat.S_ISDIR(self.status.st_mode)
+
+
+class LayeredTree:
+    """A stack of layers as one tree.
+
+    Args:
+        tops: descriptors of the tops of the layers, newest first; the caller's.
+        marks: how the names of overlayfs's attributes begin.
+    """
+
+    def __init__(self, tops: tuple[int, ...], marks: bytes = TRUSTED_MARKS) -> None:
+        self._tops = tops
+        self._marks = marks
+
+    @property
+    def base_layer(self) -> int:
+        """Return the number of the last layer."""
+        return len(self._tops) - 1
+
+    def top(self) -> Node:
+        """Return the top directory."""
+        parts = tuple(Part(number, TOP) for number in range(len(self._tops)))
+        return Node(TOP, os.stat(self._tops[0]), parts)
+
+    def find(self, path: bytes) -> Node | None:
+        """Return what a path names; None if there is nothing."""
+        node: Node | None = self.top()
+        for name in path.split(b"/") if path else ():
+            if node is None or not node.is_directory:
+                return None
+            with self.read(node) as reader:
+                node = reader.look_up(name)
+        return node
+
+    def read(self, directory: Node) -> DirectoryReader:
+        """Return a reader of a directory's entries, to be used in a ``with``."""
+        return DirectoryReader(self, directory)
+
+    def open(self, part: Part, flags: int = os.O_PATH | os.O_NOFOLLOW) -> int:
+        """Open one object of one layer; the descriptor is the caller's.
+
+        Raises:
+            OSError: it is not there any more, or may not be opened.
+        """
+        path = part.path or b"."
+        return open_exactly(path, self._tops[part.layer], flags)
+
+    def open_file(self, node: Node) -> int:
+        """Open a regular file for reading.
+
+        Raises:
+            OSError: ESTALE: it is another object now; or another reason.
+        """
+        fd = self.open(node.parts[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not os.path.samestat(os.fstat(fd), node.status):
+            os.close(fd)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), node.path)
+        return fd
+
+    def read_link(self, node: Node) -> bytes:
+        """Return where a symbolic link leads, as it says."""
+        part = node.parts[0]
+        directory, name = split(part.path)
+        fd = self.open(Part(part.layer, directory), _DIRECTORY)
+        try:
+            return os.readlink(name, dir_fd=fd)
+        finally:
+            os.close(fd)
+
+    def read_mark(self, part: Part, mark: bytes) -> bytes | None:
+        """Return one of overlayfs's attributes of a directory or file; None for none."""
+        fd = self.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return self._mark_of(fd, mark)
+        finally:
+            os.close(fd)
+
+    def _mark_of(self, fd: int, mark: bytes) -> bytes | None:
+        try:
+            return os.getxattr(fd, self._marks + mark)
+        except OSError as why:
+            if why.errno not in _NO_MARK:
+                raise
+            return None
+
+    def directory_marks(self, part: Part) -> tuple[bool, bytes | None]:
+        """Return what a layer says of one of its directories.
+
+        Returns:
+            Whether nothing of older layers shows in it; and where older layers have it,
+            as the newest layer says, None for the same place.
+        """
+        if part.layer == self.base_layer:
+            return False, None
+        fd = self.open(part, _DIRECTORY)
+        try:
+            is_opaque = self._mark_of(fd, b"opaque") == b"y"
+            redirect = self._mark_of(fd, b"redirect") if part.layer == 0 else None
+        finally:
+            os.close(fd)
+        return is_opaque, redirect
+
+    def merged_parts(
+        self, name: bytes, around: tuple[Part, ...], fds: Mapping[Part, int]
+    ) -> Iterator[tuple[Part, os.stat_result]]:
+        """Yield the parts of one entry, newest first, until one hides what is older.
+
+        Args:
+            name: of the entry.
+            around: the parts of its directory.
+            fds: a descriptor of each of them.
+        """
+        is_directory = False
+        for index, part in enumerate(around):
+            try:
+                status = os.stat(name, dir_fd=fds[part], follow_symlinks=False)
+            except OSError as why:
+                if why.errno not in _ABSENT:
+                    raise
+                continue
+            is_end = not stat.S_ISDIR(status.st_mode)
+            if is_whiteout(status) or (is_end and is_directory):
+                return
+            found = Part(part.layer, join(part.path, name))
+            yield found, status
+            is_directory = True
+            if is_end:
+                return
+            is_opaque, target = self.directory_marks(found)
+            if is_opaque:
+                return
+            if target is not None:
+                yield from self._redirected(target, around[index + 1 :], fds)
+                return
+
+    def _redirected(
+        self, target: bytes, around: tuple[Part, ...], fds: Mapping[Part, int]
+    ) -> Iterator[tuple[Part, os.stat_result]]:
+        """Yield the parts of a redirected directory in the older layers.
+
+        A name alone is one in the parent's older parts; a path begins at the top.
+        """
+        if not target.startswith(b"/"):
+            yield from self.merged_parts(target, around, fds)
+            return
+        older = LayeredTree(self._tops[1:], self._marks)
+        node = older.find(target.strip(b"/"))
+        if node is not None and node.is_directory:
+            for part in node.parts:
+                moved = Part(part.layer + 1, part.path)
+                yield moved, self._status(moved)
+
+    def _status(self, part: Part) -> os.stat_result:
+        fd = self.open(part)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+
+class DirectoryReader:
+    """The entries of one merged directory; it holds a descriptor of each part."""
+
+    def __init__(self, tree: LayeredTree, directory: Node) -> None:
+        self._tree = tree
+        self._directory = directory
+        self._fds: dict[Part, int] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            for part in self._directory.parts:
+                self._fds[part] = self._tree.open(part, _DIRECTORY)
+        except OSError:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def look_up(self, name: bytes) -> Node | None:
+        """Return an entry; None if the merged directory has none of that name."""
+        parts = list(self._tree.merged_parts(name, self._directory.parts, self._fds))
+        if not parts:
+            return None
+        path = join(self._directory.path, name)
+        return Node(path, parts[0][1], tuple(part for part, _ in parts))
+
+    def names(self) -> set[bytes]:
+        """Return the names that any part has, whiteouts included."""
+        return self.names_in(self._directory.parts)
+
+    def names_above_base(self) -> set[bytes]:
+        """Return the names that the parts above the base have, whiteouts included."""
+        base = self._tree.base_layer
+        return self.names_in(
+            tuple(part for part in self._directory.parts if part.layer < base)
+        )
+
+    def names_in(self, parts: tuple[Part, ...]) -> set[bytes]:
+        """Return the names that some of the parts have, whiteouts included."""
+        names: set[bytes] = set()
+        for part in parts:
+            names.update(map(os.fsencode, os.listdir(self._fds[part])))
+        return names
+
+    def entries(self) -> Iterator[Node]:
+        """Yield what the merged directory has, sorted by name."""
+        for name in sorted(self.names()):
+            node = self.look_up(name)
+            if node is not None:
+                yield node

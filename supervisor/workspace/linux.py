@@ -1,0 +1,296 @@
+"""System calls for layers and commits: renameat2, statx, syncfs, name_to_handle_at.
+
+Sources: rename(2), statx(2), syncfs(2), open_by_handle_at(2), ioctl_ficlone(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import struct
+from typing import TYPE_CHECKING, Self
+
+from supervisor.launchpad.kernel import caller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_IS_X86_64 = os.uname().machine == "x86_64"
+_SYS_RENAMEAT2 = 316 if _IS_X86_64 else 276
+_SYS_STATX = 332 if _IS_X86_64 else 291
+_SYS_SYNCFS = 306 if _IS_X86_64 else 267
+_SYS_NAME_TO_HANDLE_AT = 303 if _IS_X86_64 else 264
+_SYS_OPEN_BY_HANDLE_AT = 304 if _IS_X86_64 else 265
+
+# <linux/fs.h>, <linux/stat.h>, <fcntl.h>
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+_STATX_BTIME, _STATX_MNT_ID = 0x800, 0x1000
+_STATX_BYTES, _STATX_BTIME_OFFSET, _STATX_MNT_ID_OFFSET = 256, 80, 144
+_AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
+_FICLONE = 0x40049409
+_MAX_HANDLE_BYTES = 128
+_NO_REFLINK = frozenset(
+    {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
+)
+_NO_RANGE_COPY = frozenset(
+    {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
+)
+_COPY_BYTES = 1 << 20
+
+_renameat2 = caller(_SYS_RENAMEAT2, "ntntn")
+_statx = caller(_SYS_STATX, "ntnnn")
+_syncfs = caller(_SYS_SYNCFS, "n")
+_open_by_handle_at = caller(_SYS_OPEN_BY_HANDLE_AT, "nnn")
+_name_to_handle_at = caller(_SYS_NAME_TO_HANDLE_AT, "ntnnn")
+
+
+def rename(
+    from_fd: int, from_name: bytes, to_fd: int, to_name: bytes, flags: int = 0
+) -> None:
+    """Rename an entry of a directory: renameat2(2).
+
+    Args:
+        from_fd: a descriptor of the directory that it is in.
+        from_name: the entry.
+        to_fd: a descriptor of the directory that it goes to.
+        to_name: its name there.
+        flags: ``RENAME_NOREPLACE`` or ``RENAME_EXCHANGE``.
+
+    Raises:
+        OSError: EEXIST with NOREPLACE: there is one; ENOENT with EXCHANGE: there is none.
+    """
+    _renameat2(from_fd, from_name, to_fd, to_name, flags)
+
+
+def read_birth_time_ns(fd: int) -> int | None:
+    """Return when an inode was made, in nanoseconds; None where that is not kept."""
+    found = _read_statx(fd, _STATX_BTIME)
+    if found is None:
+        return None
+    seconds, nanoseconds = struct.unpack_from("qI", found, _STATX_BTIME_OFFSET)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
+
+
+def read_mount_id(fd: int) -> int | None:
+    """Return the number of the mount that a descriptor is in; None before Linux 5.8."""
+    found = _read_statx(fd, _STATX_MNT_ID)
+    if found is None:
+        return None
+    (number,) = struct.unpack_from("Q", found, _STATX_MNT_ID_OFFSET)
+    return int(number)
+
+
+def _read_statx(fd: int, what: int) -> ctypes.Array[ctypes.c_char] | None:
+    """Return struct statx with one field; None if that is not known."""
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    flags = _AT_EMPTY_PATH | _AT_SYMLINK_NOFOLLOW
+    _statx(fd, b"", flags, what, ctypes.addressof(found))
+    (mask,) = struct.unpack_from("I", found)
+    return found if mask & what else None
+
+
+def read_file_handle(fd: int) -> bytes | None:
+    """Return what names an inode of its file system for good; None where nothing does.
+
+    Returns:
+        The type of the handle in one byte, and its bytes: what overlayfs keeps in
+        ``overlay.origin``.
+    """
+    size = 8 + _MAX_HANDLE_BYTES
+    found = ctypes.create_string_buffer(struct.pack("Ii", _MAX_HANDLE_BYTES, 0), size)
+    mount = ctypes.c_int()
+    where = ctypes.addressof(found)
+    try:
+        _name_to_handle_at(fd, b"", where, ctypes.addressof(mount), _AT_EMPTY_PATH)
+    except OSError as why:
+        if why.errno not in {errno.EOPNOTSUPP, errno.EOVERFLOW, errno.ENOSYS}:
+            raise
+        return None
+    length, kind = struct.unpack_from("Ii", found)
+    return bytes((kind & 0xFF,)) + found.raw[8 : 8 + length]
+
+
+def has_inode(mount_fd: int, handle: bytes) -> bool | None:
+    """Tell whether a file system has the inode that a handle names.
+
+    Args:
+        mount_fd: a descriptor of anything in that file system.
+        handle: as ``read_file_handle`` returns it.
+
+    Returns:
+        None if this process may not ask: it takes CAP_DAC_READ_SEARCH.
+    """
+    head = struct.pack("Ii", len(handle) - 1, handle[0])
+    given = ctypes.create_string_buffer(head + handle[1:])
+    try:
+        fd = _open_by_handle_at(mount_fd, ctypes.addressof(given), os.O_PATH)
+    except OSError as why:
+        if why.errno == errno.ESTALE:
+            return False
+        if why.errno in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
+            return None
+        raise
+    os.close(fd)
+    return True
+
+
+def sync_file_system(fd: int) -> None:
+    """Write all of the file system of a descriptor to its disk: syncfs(2).
+
+    Raises:
+        OSError: something could not be written, since Linux 5.8.
+    """
+    _syncfs(fd)
+
+
+def copy_content(source: int, target: int) -> None:
+    """Copy a file's content into an empty one: by reference if that can be, else by data.
+
+    Holes stay holes.
+
+    Args:
+        source: opened for reading.
+        target: opened for writing, empty.
+    """
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as why:
+        if why.errno not in _NO_REFLINK:
+            raise
+    else:
+        return
+    size = os.fstat(source).st_size
+    os.ftruncate(target, size)
+    for start, end in data_ranges(source, size):
+        _copy_range(source, target, start, end)
+
+
+def data_ranges(fd: int, size: int) -> list[tuple[int, int]]:
+    """Return the ranges of a file that are no holes, in bytes: [start, end)."""
+    ranges = []
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError as why:
+            if why.errno != errno.ENXIO:  # nothing but a hole follows
+                raise
+            break
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        ranges.append((start, end))
+    return ranges
+
+
+def _copy_range(source: int, target: int, start: int, end: int) -> None:
+    copy: Callable[[int, int], int] = _copier(source, target)
+    while start < end:
+        try:
+            done = copy(start, min(end - start, _COPY_BYTES))
+        except OSError as why:
+            if why.errno not in _NO_RANGE_COPY:
+                raise
+            data = os.pread(source, min(end - start, _COPY_BYTES), start)
+            done = os.pwrite(target, data, start)
+        if done == 0:  # the file has become shorter meanwhile
+            return
+        start += done
+
+
+def _copier(source: int, target: int) -> Callable[[int, int], int]:
+    def copy(offset: int, size: int) -> int:
+        return os.copy_file_range(source, target, size, offset, offset)
+
+    return copy
+
+
+def is_whiteout(status: os.stat_result) -> bool:
+    """Tell whether an entry of a layer says that there is nothing: a device 0/0."""
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+# ------------------------------------------------------------------ mounts
+
+# <asm/unistd.h>: these have one number everywhere. <linux/mount.h>, <fcntl.h>
+_SYS_OPEN_TREE, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 430, 431, 432
+_AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
+_OPEN_TREE_CLONE = 1
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
+_SET_STRING, _SET_FLAG, _SET_FD, _CMD_CREATE = 1, 0, 5, 6
+
+_open_tree = caller(_SYS_OPEN_TREE, "ntn")
+_fsopen = caller(_SYS_FSOPEN, "tn")
+_fsconfig = caller(_SYS_FSCONFIG, "nnttn")
+_fsmount = caller(_SYS_FSMOUNT, "nnn")
+
+
+def clone_mount(fd: int) -> int:
+    """Return a descriptor of a copy of a mount from one directory on, attached nowhere.
+
+    What is mounted beneath is not copied.
+
+    Raises:
+        OSError: EPERM: this process has no CAP_SYS_ADMIN; EINVAL: a mount of another
+            namespace, or one that can't be copied.
+    """
+    return _open_tree(fd, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
+
+
+class MountOptions:
+    """The options of a mount that is being made: fsopen(2), fsconfig(2), fsmount(2).
+
+    To be used in a ``with``, which closes it.
+
+    Args:
+        kind: of the file system.
+    """
+
+    def __init__(self, kind: bytes) -> None:
+        self._fd = _fsopen(kind, _FSOPEN_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def set_string(self, key: bytes, value: bytes) -> None:
+        """Set an option that has a value."""
+        self._told(_SET_STRING, key, value, 0)
+
+    def set_flag(self, key: bytes) -> None:
+        """Set an option that has no value."""
+        self._told(_SET_FLAG, key, None, 0)
+
+    def set_descriptor(self, key: bytes, fd: int) -> None:
+        """Set an option whose value is a descriptor."""
+        self._told(_SET_FD, key, None, fd)
+
+    def make(self, attributes: int) -> int:
+        """Make the mount; return a descriptor of it, attached nowhere.
+
+        Args:
+            attributes: ``MOUNT_ATTR_*`` of mount_setattr(2).
+        """
+        self._told(_CMD_CREATE, None, None, 0)
+        return _fsmount(self._fd, _FSMOUNT_CLOEXEC, attributes)
+
+    def _told(
+        self, command: int, key: bytes | None, value: bytes | None, fd: int
+    ) -> None:
+        try:
+            _fsconfig(self._fd, command, key, value, fd)
+        except OSError as why:
+            raise OSError(
+                why.errno, self._reason() or os.strerror(why.errno or 0)
+            ) from None
+
+    def _reason(self) -> str:
+        """Return what the kernel says of the last failure; "" for nothing."""
+        try:
+            text = os.read(self._fd, 1024).decode(errors="replace")
+        except OSError:
+            return ""
+        return text[2:].strip()  # "e ", "w ", "i ": how bad it is

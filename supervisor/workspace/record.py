@@ -1,0 +1,342 @@
+"""What the base had when a workspace first saw it, for each changed path; and conflicts.
+
+The kernel tells nobody of a copy-up, so what a path was copied from is recorded at every
+end of a run, look and commit. Before there is a record, times decide: the birth of the
+upper inode is the moment of the copy-up, and what was removed was there when the run
+began. Both clocks tick coarsely, so an equal time counts as changed (spec WS11).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.workspace.changes import Change, Row
+from supervisor.workspace.layers import LayeredTree, Node, Part, split
+from supervisor.workspace.linux import has_inode, read_birth_time_ns, read_file_handle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_ORIGIN_HEADER_BYTES = 21
+"""Of ``struct ovl_fb``: version, magic, length, flags, type, and 16 bytes of a UUID."""
+
+_ORIGIN_TYPE_OFFSET = 4
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """What the base had at a path.
+
+    Attributes:
+        kind: as of ``stat.S_IFMT``; 0 for nothing.
+        device: of its file system.
+        inode: its number there.
+        ctime_ns: when it was last changed; 0 of a directory, which every new entry changes.
+        mode: permission bits.
+        inside: of a directory that was removed, a digest of all that was in it; else b"".
+    """
+
+    kind: int
+    device: int = 0
+    inode: int = 0
+    ctime_ns: int = 0
+    mode: int = 0
+    inside: bytes = b""
+
+
+NOTHING = Seen(0)
+
+Record = dict[bytes, Seen]
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def load_record(data: bytes) -> Record:
+    """Return a record that ``save_record`` wrote.
+
+    Raises:
+        msgspec.DecodeError: it is damaged.
+    """
+    return _decoder.decode(data)
+
+
+def save_record(record: Record) -> bytes:
+    """Return a record as bytes."""
+    return msgspec.msgpack.encode(record)
+
+
+def look_at_base(base: LayeredTree, row: Row) -> Seen:
+    """Return what the base has where a row's object comes from."""
+    node = base.find(row.path if row.origin is None else row.origin)
+    return seen_of(base, node, is_whole=_takes_all(row))
+
+
+def _takes_all(row: Row) -> bool:
+    """Tell whether a commit of the row takes away all that is in the base's directory."""
+    if row.old is None or not row.old.is_directory:
+        return False
+    return row.change is Change.DELETED or row.change is Change.TYPE
+
+
+def seen_of(base: LayeredTree, node: Node | None, *, is_whole: bool) -> Seen:
+    """Return what is recorded of one of the base's objects.
+
+    Args:
+        base: that has it.
+        node: the object; None for nothing.
+        is_whole: with all that is in it, if it is a directory.
+    """
+    if node is None:
+        return NOTHING
+    status = node.status
+    return Seen(
+        node.kind,
+        status.st_dev,
+        status.st_ino,
+        0 if node.is_directory else status.st_ctime_ns,
+        stat.S_IMODE(status.st_mode),
+        digest_inside(base, node) if is_whole and node.is_directory else b"",
+    )
+
+
+def digest_inside(
+    base: LayeredTree, directory: Node, left_out: frozenset[bytes] = frozenset()
+) -> bytes:
+    """Return a digest of what lies in a directory: names, inodes and times of change.
+
+    Args:
+        base: that has it.
+        directory: it.
+        left_out: paths that do not count, nor what lies beneath.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path, status in _walk(base, directory, left_out):
+        inside = path[len(directory.path) :]
+        ctime_ns = 0 if stat.S_ISDIR(status.st_mode) else status.st_ctime_ns
+        facts = f"{status.st_dev} {status.st_ino} {status.st_mode} {ctime_ns}"
+        digest.update(inside + b"\0" + facts.encode() + b"\0")
+    return digest.digest()
+
+
+def _walk(
+    base: LayeredTree, directory: Node, left_out: frozenset[bytes] = frozenset()
+) -> Iterable[tuple[bytes, os.stat_result]]:
+    pending = [directory]
+    while pending:
+        with base.read(pending.pop()) as reader:
+            for node in reader.entries():
+                if node.path in left_out:
+                    continue
+                yield node.path, node.status
+                if node.is_directory:
+                    pending.append(node)
+
+
+class Judge:
+    """Decides whether the base has changed where a workspace has changed it.
+
+    Args:
+        base: the base alone.
+        merged: the workspace's layers.
+        record: what was seen.
+        started_ns: when the run began of which there is no record yet.
+    """
+
+    def __init__(
+        self, base: LayeredTree, merged: LayeredTree, record: Record, started_ns: int
+    ) -> None:
+        self._base = base
+        self._merged = merged
+        self._record = record
+        self._started_ns = started_ns
+        self._directories: dict[bytes, str] = {}
+        self._handles: frozenset[bytes] | None = None
+
+    def conflict(self, row: Row) -> str:
+        """Return why a row is in conflict; "" if it is not."""
+        seen = self._record.get(row.path)
+        if seen is None or (_takes_all(row) and not seen.inside):
+            return self._conflict_by_times(row) or self._directory_conflict(row)
+        now = look_at_base(self._base, row)
+        if not _takes_all(row):  # what is inside has rows of its own
+            now = msgspec.structs.replace(now, inside=seen.inside)
+        if now == seen:
+            return self._directory_conflict(row)
+        return _CHANGED if now.kind else "it was removed in the base"
+
+    def update(self, rows: Iterable[Row]) -> Record:
+        """Return the record with the rows that it lacks and that are in no conflict."""
+        record = dict(self._record)
+        for row in rows:
+            if row.path not in record and not self._conflict_by_times(row):
+                record[row.path] = look_at_base(self._base, row)
+        return record
+
+    def linked_paths(self, rows: Sequence[Row]) -> list[bytes]:
+        """Return the recorded paths whose base object changes with a commit of rows.
+
+        They are other hard links to what the commit replaces or removes: the number of
+        links is part of an inode, so its time of change moves on.
+        """
+        touched = set()
+        for row in rows:
+            if row.old is None or row.change is Change.RENAMED:
+                continue
+            touched.add((row.old.status.st_dev, row.old.status.st_ino))
+            if _takes_all(row):
+                inside = _walk(self._base, row.old)
+                touched.update((one.st_dev, one.st_ino) for _, one in inside)
+        chosen = {row.path for row in rows}
+        return [
+            path
+            for path, seen in self._record.items()
+            if path not in chosen
+            and (seen.device, seen.inode) in touched
+            and seen == seen_of(self._base, self._base.find(path), is_whole=False)
+        ]
+
+    def _conflict_by_times(self, row: Row) -> str:
+        old = row.old
+        if row.change is Change.RENAMED:
+            return "" if self._is_origin(row) else "its old directory is another one"
+        if row.new is None:
+            return self._removal_conflict(old)
+        if old is None:
+            return "it was removed in the base" if self._lost_origin(row.new) else ""
+        if old.is_directory and not row.new.is_directory:
+            return self._removal_conflict(old)
+        born_ns = self._born_ns(row.new)
+        return _CHANGED if old.status.st_ctime_ns >= born_ns else ""
+
+    def _removal_conflict(self, old: Node | None) -> str:
+        if old is None:
+            return ""
+        if not old.is_directory:
+            is_changed = old.status.st_ctime_ns >= self._started_ns
+            return _CHANGED if is_changed else ""
+        for path, status in _walk(self._base, old):
+            # What is made or removed in a directory changes the directory as well.
+            if status.st_ctime_ns >= self._started_ns:
+                return f"{os.fsdecode(path)!r} in it was changed in the base"
+        is_changed = old.status.st_ctime_ns >= self._started_ns
+        return _CHANGED if is_changed else ""
+
+    def _born_ns(self, node: Node) -> int:
+        """Return when an object came into the upper layer, in nanoseconds."""
+        fd = self._merged.open(node.parts[0])
+        try:
+            born_ns = read_birth_time_ns(fd)
+        finally:
+            os.close(fd)
+        # A file system that keeps no birth times: the run's beginning is earlier.
+        return self._started_ns if born_ns is None else born_ns
+
+    def _lost_origin(self, node: Node) -> bool:
+        """Tell whether the base lacks what an object of the layer was copied from.
+
+        A file that was renamed in the workspace has its origin at the old path.
+        """
+        handle = self._origin_handle(node, node.parts[0])
+        if handle is None:
+            return False
+        top = self._base.open(self._base.top().parts[0], os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            is_there = has_inode(top, handle)
+        finally:
+            os.close(top)
+        if is_there is None:
+            is_there = handle in self._handles_beneath()
+        return not is_there
+
+    def _handles_beneath(self) -> frozenset[bytes]:
+        """Return the handles of what the base has where the layer has something.
+
+        For an operator who may not ask for a handle: the layer has no redirects then.
+        """
+        if self._handles is None:
+            found = set()
+            for node in self._covered():
+                fd = self._base.open(node.parts[0])
+                try:
+                    found.add(read_file_handle(fd) or b"")
+                finally:
+                    os.close(fd)
+            self._handles = frozenset(found)
+        return self._handles
+
+    def _covered(self) -> Iterator[Node]:
+        """Yield what the base has under the paths of the layers above it."""
+        pending = [(self._merged.top(), self._base.top())]
+        while pending:
+            new, old = pending.pop()
+            with self._merged.read(new) as reader, self._base.read(old) as olds:
+                for name in reader.names_above_base():
+                    node, below = reader.look_up(name), olds.look_up(name)
+                    if below is None:
+                        continue
+                    yield below
+                    if not below.is_directory:
+                        continue
+                    if node is not None and node.parts[-1] in below.parts:
+                        pending.append((node, below))
+                        continue
+                    for path, _ in _walk(self._base, below):
+                        inside = self._base.find(path)
+                        if inside is not None:
+                            yield inside
+
+    def _origin_handle(self, node: Node, part: Part) -> bytes | None:
+        """Return the handle of the base's object that a layer's one was copied from."""
+        if part.layer == self._merged.base_layer:
+            return None
+        if node.kind not in {stat.S_IFREG, stat.S_IFDIR}:
+            return None
+        mark = self._merged.read_mark(part, b"origin")
+        if not mark or len(mark) <= _ORIGIN_HEADER_BYTES:
+            return None
+        kind = mark[_ORIGIN_TYPE_OFFSET : _ORIGIN_TYPE_OFFSET + 1]
+        return kind + mark[_ORIGIN_HEADER_BYTES:]
+
+    def _is_origin(self, row: Row) -> bool:
+        """Tell whether the base has at a row's origin what was renamed there."""
+        if row.origin is None or row.new is None:
+            return False
+        node = self._base.find(row.origin)
+        if node is None or not node.is_directory:
+            return False
+        return len(row.new.parts) > 1 and self._is_copied_from(row.new, node)
+
+    def _is_copied_from(self, new: Node, old: Node) -> bool:
+        """Tell whether a merged directory was made over the base's one, as far as is told."""
+        told = self._origin_handle(new, new.parts[-2])
+        if told is None:
+            return True
+        fd = self._base.open(old.parts[0])
+        try:
+            handle = read_file_handle(fd)
+        finally:
+            os.close(fd)
+        return handle is None or handle == told
+
+    def _directory_conflict(self, row: Row) -> str:
+        """Return why the directory that a path is in can't take it; "" if it can."""
+        directory, _ = split(row.path)
+        if directory not in self._directories:
+            self._directories[directory] = self._changed_directory(directory)
+        return self._directories[directory]
+
+    def _changed_directory(self, directory: bytes) -> str:
+        new = self._merged.find(directory)
+        if new is None or new.parts[-1].layer != self._merged.base_layer:
+            return ""  # made in the workspace, or removed there
+        if len(new.parts) > 1 and new.parts[-1].path == directory:
+            old = self._base.find(directory)
+            if old is not None and not self._is_copied_from(new, old):
+                return f"its directory {os.fsdecode(directory)!r} is another one"
+        return ""
+
+
+_CHANGED = "it was changed in the base"

@@ -1,0 +1,305 @@
+"""Which changes a commit takes, and which it takes only if they are named.
+
+Guarded paths are run or trusted later by the operator's own tools; so are objects that
+can do harm by what they are: set-user-ID files, devices, links that lead out (spec WS6,
+WS13).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pathspec import GitIgnoreSpec
+
+from supervisor.workspace.changes import Change, Row
+from supervisor.workspace.layers import join, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from supervisor.workspace.layers import LayeredTree, Node
+
+GUARDED = (
+    "**/.git/hooks/**",
+    "**/.git/config*",
+    "**/.git/info/attributes",
+    "**/.git/modules/**",
+    ".envrc",
+    ".vscode/*.json",
+    ".devcontainer/**",
+    ".husky/**",
+    ".idea/**",
+    ".github/workflows/**",
+    ".gitlab-ci.yml",
+    ".mcp.json",
+    ".claude/**",
+    ".codex/**",
+)
+"""What is guarded unless the configuration says otherwise."""
+
+
+class Patterns:
+    """Patterns in gitignore's form, relative to the top of a workspace.
+
+    Raises:
+        ValueError: one is none.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = tuple(patterns)
+        self._whole = _compile(self._patterns)
+        self._single = tuple((text, _compile([text])) for text in self._patterns)
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def match(self, path: bytes, *, is_directory: bool = False) -> bool:
+        """Tell whether a path is named, itself or by a directory above it."""
+        return self._whole.match_file(_text(path, is_directory=is_directory))
+
+    def unmatched(self, paths: Sequence[tuple[bytes, bool]]) -> list[str]:
+        """Return the patterns that name none of some (path, is it a directory)."""
+        texts = [_text(path, is_directory=is_dir) for path, is_dir in paths]
+        return [
+            pattern
+            for pattern, spec in self._single
+            if not any(spec.match_file(text) for text in texts)
+        ]
+
+
+class Guard:
+    """The patterns of what a commit takes only if it is allowed by name.
+
+    A link guards as what it stands for does: in place of ``.github`` it could lead to
+    workflows under another name. A directory itself holds nothing that is run.
+
+    Args:
+        patterns: in gitignore's form.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._objects = Patterns(patterns)
+        self._links = Patterns(
+            dict.fromkeys(part for text in patterns for part in _leading(text))
+        )
+
+    def match(self, path: bytes, node: Node) -> bool:
+        """Tell whether an object at a path is guarded."""
+        if self._objects.match(path):
+            return True
+        if node.is_directory:
+            return False
+        is_git_link = split(path)[1] == b".git"
+        is_link = stat.S_ISLNK(node.status.st_mode)
+        return is_git_link or (is_link and self._links.match(path))
+
+
+def _leading(pattern: str) -> Iterable[str]:
+    """Yield the patterns of the directories that a pattern goes through."""
+    parts = pattern.split("/")
+    for end in range(1, len(parts)):
+        if parts[end - 1] not in {"", "**"}:
+            yield (
+                "/".join(parts[:end])
+                if "**" in parts[:end]
+                else ("/" + "/".join(parts[:end]).lstrip("/"))
+            )
+
+
+def _compile(patterns: Sequence[str]) -> GitIgnoreSpec:
+    # The other engines take UTF-8 alone, and names are bytes.
+    return GitIgnoreSpec.from_lines(patterns, backend="simple")
+
+
+def _text(path: bytes, *, is_directory: bool) -> str:
+    return os.fsdecode(path) + ("/" if is_directory else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a commit is asked to take.
+
+    Attributes:
+        only: what it takes; everything if there is no pattern.
+        but: what it leaves.
+        allow: what it takes although it is guarded.
+        theirs: where the workspace's side wins a conflict.
+        mine: where the base's side wins: the workspace's change is dropped.
+        skips_conflicts: what is in conflict stays in the workspace.
+    """
+
+    only: Patterns = field(default_factory=lambda: Patterns(()))
+    but: Patterns = field(default_factory=lambda: Patterns(()))
+    allow: Patterns = field(default_factory=lambda: Patterns(()))
+    theirs: Patterns = field(default_factory=lambda: Patterns(()))
+    mine: Patterns = field(default_factory=lambda: Patterns(()))
+    skips_conflicts: bool = False
+
+    def takes(self, path: bytes, *, is_directory: bool) -> bool:
+        """Tell whether a path is chosen."""
+        if self.only and not self.only.match(path, is_directory=is_directory):
+            return False
+        return not self.but.match(path, is_directory=is_directory)
+
+
+def choose_rows(
+    rows: Sequence[Row], selection: Selection, base: LayeredTree
+) -> list[Row]:
+    """Return the rows that a selection takes, with what they cannot be without.
+
+    A new directory comes along with what is in it; a renamed directory with what its
+    move takes it out of. Of a deleted directory a part may be chosen: the row is replaced
+    by rows of that part.
+    """
+    chosen: dict[bytes, Row] = {}
+    for row in rows:
+        for part in _parts_chosen(row, selection, base):
+            chosen[part.path] = part
+    by_path = {row.path: row for row in rows}
+    renames = [row for row in rows if row.origin is not None]
+    pending = list(chosen.values())
+    while pending:
+        row = pending.pop()
+        for needed in (*_above(row, by_path), *_taken_along(row, renames)):
+            if needed.path not in chosen:
+                chosen[needed.path] = needed
+                pending.append(needed)
+    return sorted(chosen.values(), key=lambda row: row.path)
+
+
+def changed_paths(
+    rows: Iterable[Row], base: LayeredTree
+) -> Iterable[tuple[bytes, bool]]:
+    """Yield (path, is it a directory) of all that was changed, each deleted thing too."""
+    for row in rows:
+        node = row.old if row.new is None else row.new
+        is_directory = node is not None and node.is_directory
+        yield row.path, is_directory
+        if row.new is None and node is not None and is_directory:
+            for path, inside in _beneath(base, node, row.path):
+                yield path, inside.is_directory
+
+
+def _parts_chosen(row: Row, selection: Selection, base: LayeredTree) -> Iterable[Row]:
+    node = row.old if row.new is None else row.new
+    is_directory = node is not None and node.is_directory
+    if row.change is not Change.DELETED or not is_directory or row.old is None:
+        if selection.takes(row.path, is_directory=is_directory):
+            yield row
+        return
+    if not selection.but and selection.takes(row.path, is_directory=True):
+        yield row
+        return
+    inside = list(_beneath(base, row.old, row.path))
+    everything = [(row.path, row.old), *inside]
+    if all(selection.takes(p, is_directory=n.is_directory) for p, n in everything):
+        yield row
+        return
+    for path, node in inside:
+        if not node.is_directory and selection.takes(path, is_directory=False):
+            yield Row(path, Change.DELETED, None, node)
+
+
+def _beneath(base: LayeredTree, top: Node, path: bytes) -> Iterable[tuple[bytes, Node]]:
+    pending = [(path, top)]
+    while pending:
+        path, directory = pending.pop()
+        with base.read(directory) as reader:
+            for node in reader.entries():
+                inside = join(path, split(node.path)[1])
+                yield inside, node
+                if node.is_directory:
+                    pending.append((inside, node))
+
+
+def _above(row: Row, by_path: dict[bytes, Row]) -> Iterable[Row]:
+    """Yield the rows of new and renamed directories that a path lies in."""
+    if row.new is None and row.path not in by_path:
+        return  # a part of a deleted directory, which the base still has
+    path = row.path
+    while path:
+        path, _ = split(path)
+        above = by_path.get(path)
+        if above is not None and above.change is not Change.MODE:
+            yield above
+
+
+def _taken_along(row: Row, renames: Sequence[Row]) -> Iterable[Row]:
+    """Yield the rows of directories that were moved out of what a row takes away."""
+    if row.change in {Change.ADDED, Change.MODIFIED, Change.MODE}:
+        return
+    gone = row.path if row.origin is None else row.origin
+    for rename in renames:
+        if rename.origin is not None and rename.origin.startswith(gone + b"/"):
+            yield rename
+
+
+def guarded_paths(
+    row: Row, guard: Guard, trees: tuple[LayeredTree, LayeredTree], top: bytes
+) -> list[bytes]:
+    """Return the paths that a row changes and a commit takes only if they are allowed.
+
+    Args:
+        row: what lies in a directory that it renames or removes is looked at too.
+        guard: the workspace's patterns.
+        trees: the base alone; the workspace's layers.
+        top: the path of the base, for links.
+    """
+    base, merged = trees
+    node, tree = (row.old, base) if row.new is None else (row.new, merged)
+    if node is None:
+        return []
+    is_guarded = guard.match(row.path, node)
+    is_odd = row.new is not None and _is_odd(row, merged, top)
+    found = [row.path] if is_guarded or is_odd else []
+    if node.is_directory and row.change in {Change.DELETED, Change.RENAMED}:
+        found += [
+            path
+            for path, inside in _beneath(tree, node, row.path)
+            if guard.match(path, inside)
+        ]
+    return found
+
+
+def _is_odd(row: Row, merged: LayeredTree, top: bytes) -> bool:
+    """Tell whether an object can do harm by what it is."""
+    if row.new is None:
+        return False
+    mode = row.new.status.st_mode
+    if row.new.is_directory:
+        if not mode & stat.S_ISGID or (
+            row.old is not None and row.old.status.st_mode & stat.S_ISGID
+        ):
+            return bool(mode & stat.S_ISUID)
+        parent = merged.find(split(row.path)[0])
+        return parent is None or not parent.status.st_mode & stat.S_ISGID
+    if stat.S_ISREG(mode):
+        return bool(mode & (stat.S_ISUID | stat.S_ISGID))
+    return not stat.S_ISLNK(mode) or leads_out(merged.read_link(row.new), row.path, top)
+
+
+def leads_out(target: bytes, path: bytes, top: bytes) -> bool:
+    """Tell whether a link leads out of a directory, by its words.
+
+    Args:
+        target: what the link says.
+        path: of the link, relative to the directory.
+        top: the directory's own path.
+    """
+    if target.startswith(b"/"):
+        if target != top and not target.startswith(top.rstrip(b"/") + b"/"):
+            return True
+        parts, depth = target[len(top) :].split(b"/"), 0
+    else:
+        parts, depth = target.split(b"/"), path.count(b"/")
+    for part in parts:
+        if part == b"..":
+            depth -= 1
+        elif part not in {b"", b"."}:
+            depth += 1
+        if depth < 0:
+            return True
+    return False

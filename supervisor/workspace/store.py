@@ -1,0 +1,292 @@
+"""The directory of one workspace: what is kept of it, and its locks.
+
+Files, all beneath a directory of mode 0700: ``state`` (what it is), ``upper`` and ``work``
+(overlayfs's), ``record`` (what the base had), ``commit`` (a commit that has begun), ``lock``
+(held while a child has it mounted).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from typing import Literal
+
+import msgspec
+
+from supervisor.workspace.selection import GUARDED
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_WORKSPACES = "workspaces"
+
+Mode = Literal["review", "direct", "read-only"]
+
+
+class WorkspaceError(Exception):
+    """A workspace cannot be used as it was asked; the text says what, why, what to do."""
+
+
+class InUseError(WorkspaceError):
+    """A child has the workspace, or another command works on it."""
+
+
+class State(msgspec.Struct, kw_only=True):
+    """What a workspace is.
+
+    Attributes:
+        base: the path of the operator's directory.
+        device: of the base.
+        inode: of the base.
+        marks: how the names of overlayfs's attributes begin.
+        created_ns: when it was made.
+        started_ns: when the run began of which there is no record yet.
+        is_running: a run has begun and its end was not recorded.
+        guard: patterns of what a commit takes only if it is named.
+    """
+
+    base: bytes
+    device: int
+    inode: int
+    marks: bytes
+    created_ns: int
+    started_ns: int
+    is_running: bool = False
+    guard: tuple[str, ...] = GUARDED
+
+
+class WorkspaceDirectory:
+    """One workspace on the disk; it holds a descriptor and a lock until ``close``.
+
+    Args:
+        path: of its directory.
+        name: of the workspace.
+
+    Raises:
+        WorkspaceError: there is none.
+        InUseError: another command works on it.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self.name = name
+        self._path = path
+        try:
+            self.fd = os.open(path, _DIRECTORY)
+        except OSError as why:
+            if why.errno != errno.ENOENT:
+                raise
+            text = f"cannot find workspace {name!r}: there is none in {os.path.dirname(path)}"
+            raise WorkspaceError(f"{text}; see 'sandhost workspace list'") from None
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            text = f"cannot use workspace {name!r}: another command works on it"
+            raise InUseError(f"{text}; wait for its end") from None
+
+    def close(self) -> None:
+        """Let others work on it."""
+        os.close(self.fd)
+
+    def read_state(self) -> State:
+        """Return what it is.
+
+        Raises:
+            WorkspaceError: the file is damaged.
+        """
+        data = self.read("state")
+        try:
+            return msgspec.json.decode(data or b"", type=State)
+        except msgspec.DecodeError as why:
+            text = f"cannot read workspace {self.name!r}: its state is damaged ({why})"
+            raise WorkspaceError(f"{text}; discard it") from None
+
+    def write_state(self, state: State) -> None:
+        """Keep what it is."""
+        self.write("state", msgspec.json.format(msgspec.json.encode(state)))
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's content; None if it is not there."""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        with open(fd, "rb") as file:
+            return file.read()
+
+    def write(self, name: str, data: bytes | None) -> None:
+        """Replace a file, on the disk when this returns; None removes it."""
+        if data is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.fd)
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            new = f"{name}.new"
+            with open(os.open(new, flags, 0o600, dir_fd=self.fd), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        os.fsync(self.fd)
+
+    def remove(self) -> None:
+        """Remove all of it from the disk."""
+        gone = f"{self._path}.discarded-{secrets.token_hex(4)}"
+        os.rename(self._path, gone)  # another command finds it whole or not at all
+        shutil.rmtree(gone)
+
+    def lock_for(self, child: str) -> int:
+        """Take the lock of a mount; return its descriptor, which the caller closes.
+
+        Args:
+            child: who has it, for ``list``.
+
+        Raises:
+            InUseError: another child has it.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open("lock", flags, 0o600, dir_fd=self.fd)
+        try:
+            self._lock(fd)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, child.encode(), 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def user(self) -> str:
+        """Return the child that has it mounted; "" for none."""
+        try:
+            self.check_idle()
+        except InUseError:
+            return (self.read("lock") or b"?").decode(errors="replace")
+        return ""
+
+    def check_idle(self) -> None:
+        """Raise if a child has it.
+
+        Raises:
+            InUseError: that is so.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open("lock", os.O_RDWR | os.O_CLOEXEC, dir_fd=self.fd)
+            try:
+                self._lock(fd)
+            finally:
+                os.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = os.pread(fd, 256, 0).decode(errors="replace")
+            text = f"cannot use workspace {self.name!r}: child {who} has it"
+            raise InUseError(f"{text}; wait for its end") from None
+
+
+def workspaces_in(state_dir: str) -> list[str]:
+    """Return the names of the workspaces that a state directory has, sorted."""
+    try:
+        names = os.listdir(os.path.join(state_dir, _WORKSPACES))
+    except FileNotFoundError:
+        return []
+    return sorted(
+        name for name in names if NAME.fullmatch(name) and ".disc" not in name
+    )
+
+
+def path_of(state_dir: str, name: str) -> str:
+    """Return where a workspace of a name is.
+
+    Raises:
+        WorkspaceError: a workspace cannot have that name.
+    """
+    if not NAME.fullmatch(name) or ".discarded-" in name:
+        text = f"cannot use the workspace name {name!r}: it is not {NAME.pattern}"
+        raise WorkspaceError(f"{text}; choose another")
+    return os.path.join(state_dir, _WORKSPACES, name)
+
+
+def new_name(base: bytes) -> str:
+    """Return a name for a workspace of a base that has been given none."""
+    last = os.fsdecode(base).rpartition("/")[2].lower()
+    plain = re.sub(r"[^a-z0-9._-]+", "-", last).lstrip("._-")[:40] or "workspace"
+    return f"{plain}-{secrets.token_hex(3)}"
+
+
+def make_workspace(state_dir: str, name: str, base: bytes, marks: bytes) -> None:
+    """Make the directory of a workspace, empty.
+
+    Args:
+        state_dir: where workspaces live.
+        name: of the new one.
+        base: the path of the operator's directory.
+        marks: how the names of overlayfs's attributes will begin.
+
+    Raises:
+        WorkspaceError: the name is taken or is none, or the base is no directory.
+        OSError: it cannot be made.
+    """
+    path = path_of(state_dir, name)
+    status = _status_of_base(base)
+    now_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+    state = State(
+        base=base,
+        device=status.st_dev,
+        inode=status.st_ino,
+        marks=marks,
+        created_ns=now_ns,
+        started_ns=now_ns,
+    )
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    _make_whole(path, state, status)
+
+
+def _status_of_base(base: bytes) -> os.stat_result:
+    shown = os.fsdecode(base)
+    try:
+        status = os.stat(base)
+    except OSError as why:
+        text = f"cannot use {shown!r} as a workspace: {why.strerror}"
+        raise WorkspaceError(f"{text}; name a directory") from None
+    if not stat.S_ISDIR(status.st_mode):
+        text = f"cannot use {shown!r} as a workspace: it is no directory"
+        raise WorkspaceError(f"{text}; name a directory")
+    return status
+
+
+def _make_whole(path: str, state: State, base: os.stat_result) -> None:
+    """Make all of a workspace under another name, then give it its own."""
+    new = f"{path}.discarded-{secrets.token_hex(4)}"
+    os.mkdir(new, 0o700)
+    try:
+        directory = WorkspaceDirectory(new, os.path.basename(path))
+        try:
+            directory.write_state(state)
+            os.mkdir("work", 0o700, dir_fd=directory.fd)
+            os.mkdir("upper", 0o700, dir_fd=directory.fd)
+            upper = os.path.join(new, "upper")
+            if (base.st_uid, base.st_gid) != (os.geteuid(), os.getegid()):
+                os.chown(upper, base.st_uid, base.st_gid)
+            os.chmod(upper, stat.S_IMODE(base.st_mode))
+        finally:
+            directory.close()
+        try:
+            os.rename(new, path)
+        except OSError as why:
+            if why.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                raise
+            text = (
+                f"cannot make workspace {os.path.basename(path)!r}: it is there already"
+            )
+            raise WorkspaceError(f"{text}; choose another name") from None
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise

@@ -1,0 +1,189 @@
+"""What a commit leaves of the layer that a workspace writes to.
+
+Rules:
+ 1. An object leaves the layer only if the tree shows the same without it.
+ 2. Marks go first: a directory that the base has now at its own path needs no pointer to
+    an old one, and one that the commit made there needs nothing hidden.
+ 3. All of it can be done again after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+from supervisor.launchpad.kernel import open_exactly
+from supervisor.workspace.changes import Change, Row, compare
+from supervisor.workspace.layers import LayeredTree, Node, join, split
+from supervisor.workspace.linux import is_whiteout
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_UPPER = 0
+_NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP})
+
+
+def remove_committed(
+    upper: int, base: int, marks: bytes, paths: Collection[bytes]
+) -> None:
+    """Remove from the upper layer what the base has now.
+
+    Args:
+        upper: a descriptor of its top.
+        base: of the base's top.
+        marks: how the names of overlayfs's attributes begin.
+        paths: what the commit changed.
+    """
+    merged = LayeredTree((upper, base), marks)
+    alone = LayeredTree((base,))
+    for path in sorted(paths):
+        node = alone.find(path)
+        if node is not None and node.is_directory:
+            _remove_marks(upper, marks, path)
+    rows = compare(alone, merged)
+    needed: set[bytes] = set()
+    for row in rows:
+        path = row.path
+        while path not in needed:
+            needed.add(path)
+            path, _ = split(path)
+    _Pruning(upper, merged, needed, frozenset(paths)).prune(merged.top())
+
+
+def drop_changes(upper: int, rows: Sequence[Row]) -> None:
+    """Remove changes from the upper layer, so that the base shows again.
+
+    Args:
+        upper: a descriptor of its top.
+        rows: of ``compare``, sorted.
+    """
+    for row in reversed(rows):  # what lies in a directory first
+        with _directory_of(upper, row.path) as (fd, name):
+            if row.change is Change.MODE and row.old is not None:
+                os.chmod(name or b".", stat.S_IMODE(row.old.status.st_mode), dir_fd=fd)
+            elif row.new is not None and row.new.is_directory:
+                shutil.rmtree(name, dir_fd=fd)
+            else:
+                os.unlink(name, dir_fd=fd)
+        if row.origin is not None:
+            with _directory_of(upper, row.origin) as (fd, name):
+                os.unlink(name, dir_fd=fd)  # the whiteout at its old place
+
+
+@contextlib.contextmanager
+def _directory_of(upper: int, path: bytes) -> Iterator[tuple[int, bytes]]:
+    """Hold the layer's directory that a path is in; gives it, and the name there."""
+    directory, name = split(path)
+    fd = open_exactly(directory or b".", upper, _DIRECTORY)
+    try:
+        yield fd, name
+    finally:
+        os.close(fd)
+
+
+def _remove_marks(upper: int, marks: bytes, path: bytes) -> None:
+    """Take the pointer and the opaqueness from one of the layer's directories."""
+    try:
+        fd = open_exactly(path or b".", upper, _DIRECTORY)
+    except OSError as why:
+        if why.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+            raise
+        return
+    try:
+        for mark in (b"redirect", b"opaque"):
+            try:
+                os.removexattr(fd, marks + mark)
+            except OSError as why:
+                if why.errno not in _NO_MARK:
+                    raise
+    finally:
+        os.close(fd)
+
+
+class _Pruning:
+    def __init__(
+        self,
+        upper: int,
+        merged: LayeredTree,
+        needed: set[bytes],
+        committed: frozenset[bytes],
+    ) -> None:
+        self._upper = upper
+        self._merged = merged
+        self._needed = needed
+        self._committed = committed
+
+    def prune(self, top: Node) -> None:
+        """Prune a directory and what lies in it, the innermost first."""
+        pending = [(top, False)]
+        while pending:
+            directory, is_inside_done = pending.pop()
+            if is_inside_done:
+                self._prune_directory(directory)
+                continue
+            pending.append((directory, True))
+            with self._merged.read(directory) as reader:
+                for name in reader.names_in(directory.parts[:1]):
+                    node = reader.look_up(name)
+                    if node is not None and self._is_merged(node):
+                        pending.append((node, False))
+
+    def _is_merged(self, node: Node) -> bool:
+        """Tell whether the layer and the base have a directory at one path."""
+        if not node.is_directory or len(node.parts) == 1:
+            return False
+        return {part.path for part in node.parts} == {node.path}
+
+    def _prune_directory(self, directory: Node) -> None:
+        fd = open_exactly(directory.path or b".", self._upper, _DIRECTORY)
+        try:
+            older = LayeredDirectory(self._merged, directory)
+            for name in os.listdir(fd):
+                self._prune_entry(fd, os.fsencode(name), directory, older)
+        finally:
+            os.close(fd)
+
+    def _prune_entry(
+        self, fd: int, name: bytes, directory: Node, older: LayeredDirectory
+    ) -> None:
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        path = join(directory.path, name)
+        below = older.look_up(name)
+        if is_whiteout(status):
+            if below is None:
+                os.unlink(name, dir_fd=fd)
+            return
+        if path in self._needed or below is None:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            if path in self._committed:
+                os.unlink(name, dir_fd=fd)
+            return
+        if not below.is_directory:
+            return
+        with contextlib.suppress(OSError):  # something is still in it
+            os.rmdir(name, dir_fd=fd)
+
+
+class LayeredDirectory:
+    """What the layers below the upper one have in a directory.
+
+    Args:
+        tree: the workspace's layers.
+        directory: of it.
+    """
+
+    def __init__(self, tree: LayeredTree, directory: Node) -> None:
+        self._tree = tree
+        self._below = Node(directory.path, directory.status, directory.parts[1:])
+
+    def look_up(self, name: bytes) -> Node | None:
+        """Return an entry; None if they have none of that name."""
+        with self._tree.read(self._below) as reader:
+            return reader.look_up(name)

@@ -1,0 +1,379 @@
+"""A workspace: a base seen through a layer that a child writes to (spec WS1 to WS20)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from supervisor.workspace.changes import Row, compare
+from supervisor.workspace.commit import BaseChangedError, CommitJournal, Committer
+from supervisor.workspace.layers import LayeredTree, split
+from supervisor.workspace.patch import write_patch
+from supervisor.workspace.record import (
+    Judge,
+    Record,
+    load_record,
+    save_record,
+    seen_of,
+)
+from supervisor.workspace.selection import (
+    Guard,
+    Patterns,
+    Selection,
+    changed_paths,
+    choose_rows,
+    guarded_paths,
+)
+from supervisor.workspace.store import (
+    WorkspaceDirectory,
+    WorkspaceError,
+    path_of,
+)
+from supervisor.workspace.upper import drop_changes, remove_committed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class NoMatchError(WorkspaceError):
+    """Patterns name nothing that was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A path that a commit cannot take, and why."""
+
+    path: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What a commit did, or would do.
+
+    Attributes:
+        applied: the paths that are in the base now.
+        conflicts: what the base has changed as well; if there is one and it was not to
+            be skipped, nothing is applied.
+        guarded: what was chosen and not allowed; if there is one, nothing is applied.
+        left: what stays in the workspace.
+    """
+
+    applied: tuple[bytes, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    guarded: tuple[bytes, ...] = ()
+    left: tuple[bytes, ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether nothing was applied because of a conflict or a guard."""
+        return not self.applied and bool(self.conflicts or self.guarded)
+
+
+@dataclass(slots=True)
+class _Trees:
+    base: LayeredTree
+    merged: LayeredTree
+    base_fd: int
+    upper_fd: int
+    rows: list[Row] = field(default_factory=list)
+
+
+class Workspace:
+    """One workspace, held for one command; to be used in a ``with``.
+
+    Args:
+        state_dir: where workspaces live.
+        name: of this one.
+
+    Raises:
+        WorkspaceError: there is none, or another command works on it.
+    """
+
+    def __init__(self, state_dir: str, name: str) -> None:
+        self.directory = WorkspaceDirectory(path_of(state_dir, name), name)
+        try:
+            self.state = self.directory.read_state()
+        except BaseException:
+            self.directory.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.directory.close()
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        return self.directory.name
+
+    def changes(self, patterns: Patterns | None = None) -> list[Row]:
+        """Return what was changed, and record what the base has there.
+
+        Args:
+            patterns: what to look at; None for everything.
+
+        Raises:
+            NoMatchError: a pattern names nothing.
+            OSError: something cannot be read.
+        """
+        with self._trees() as trees:
+            trees.rows = compare(trees.base, trees.merged)
+            self._save_record(self._judge(trees).update(trees.rows))
+            if not patterns:
+                return trees.rows
+            _check_matches((patterns,), trees.rows, trees.base)
+            return choose_rows(trees.rows, Selection(only=patterns), trees.base)
+
+    def patch(
+        self, patterns: Patterns | None = None, *, binary: bool = False
+    ) -> Iterator[bytes]:
+        """Yield the changes as a patch, in pieces.
+
+        Raises:
+            NoMatchError: a pattern names nothing.
+            NoGitError: text was modified, and there is no git.
+            OSError: something cannot be read.
+        """
+        with self._trees() as trees:
+            rows = compare(trees.base, trees.merged, with_renames=False)
+            if patterns:
+                _check_matches((patterns,), rows, trees.base)
+                rows = choose_rows(rows, Selection(only=patterns), trees.base)
+            yield from write_patch(trees.base, trees.merged, rows, binary=binary)
+
+    def commit(self, selection: Selection, *, is_dry: bool = False) -> CommitResult:
+        """Bring changes to the base: what is chosen, or nothing of it.
+
+        Args:
+            selection: what is chosen.
+            is_dry: only say what would be done.
+
+        Raises:
+            InUseError: a child has the workspace.
+            NoMatchError: a pattern names nothing.
+            OSError: something cannot be read or written; the base is as it was.
+        """
+        self.directory.check_idle()
+        self.finish_commit()
+        with self._trees() as trees:
+            trees.rows = compare(trees.base, trees.merged)
+            patterns = (selection.only, selection.but, selection.theirs, selection.mine)
+            _check_matches(patterns, trees.rows, trees.base)
+            judge = self._judge(trees)
+            chosen = choose_rows(trees.rows, selection, trees.base)
+            guarded = self._guarded(trees, chosen, selection)
+            chosen, dropped = _sides(chosen, selection)
+            conflicts = _conflicts(judge, chosen, selection)
+            if selection.skips_conflicts:
+                chosen = _without(chosen, {found.path for found in conflicts})
+            elif conflicts:
+                chosen = []
+            if guarded:
+                chosen = []
+            if not is_dry:
+                self._save_record(judge.update(trees.rows))
+                drop_changes(trees.upper_fd, dropped)
+                if chosen:
+                    linked = self._judge(trees).linked_paths(chosen)
+                    try:
+                        self._committer(trees).commit(trees.merged, chosen, linked)
+                    except BaseChangedError as why:
+                        conflicts = [*conflicts, Conflict(why.path, why.reason)]
+                        chosen = []
+            applied = {row.path for row in chosen}
+            left = [row.path for row in trees.rows if row.path not in applied]
+            return CommitResult(
+                tuple(sorted(applied)), tuple(conflicts), tuple(guarded), tuple(left)
+            )
+
+    def finish_commit(self) -> bool | None:
+        """End a commit that a crash interrupted.
+
+        Returns:
+            Whether its changes are in the base now; None if there was none.
+
+        Raises:
+            OSError: it cannot be ended now.
+        """
+        data = self.directory.read("commit")
+        if data is None:
+            return None
+        journal = msgspec.msgpack.decode(data, type=CommitJournal)
+        with self._trees() as trees:
+            try:
+                return self._committer(trees).finish(journal)
+            except BaseChangedError:
+                return False
+
+    def idle_state(self) -> str:
+        """Return ``idle``, or ``left behind`` if the host of the last run died."""
+        return "left behind" if self.state.is_running else "idle"
+
+    def discard(self) -> None:
+        """Remove the workspace and all that was changed in it.
+
+        Raises:
+            InUseError: a child has it.
+        """
+        self.directory.check_idle()
+        self.finish_commit()
+        self.directory.remove()
+
+    def begin_run(self) -> None:
+        """Take note of the time from which on changes have no record."""
+        self.finish_commit()
+        with self._trees() as trees:
+            rows = compare(trees.base, trees.merged)
+            self._save_record(self._judge(trees).update(rows))
+        self.state.started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        self.state.is_running = True
+        self.directory.write_state(self.state)
+
+    def end_run(self) -> list[Row]:
+        """Record what was changed when a run has ended; return it."""
+        rows = self.changes()
+        self.state.is_running = False
+        self.directory.write_state(self.state)
+        return rows
+
+    def open_base(self) -> int:
+        """Open the base's top.
+
+        Raises:
+            WorkspaceError: it is not there, or another directory is.
+        """
+        shown = os.fsdecode(self.state.base)
+        try:
+            fd = os.open(self.state.base, _DIRECTORY)
+        except OSError as why:
+            text = f"cannot open the base {shown!r}: {why.strerror}"
+            raise WorkspaceError(
+                f"{text}; put it back, or discard the workspace"
+            ) from None
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != (self.state.device, self.state.inode):
+            os.close(fd)
+            text = f"cannot use the base {shown!r}: another directory is there now"
+            raise WorkspaceError(
+                f"{text}; put the old one back, or discard the workspace"
+            )
+        return fd
+
+    @contextlib.contextmanager
+    def _trees(self) -> Iterator[_Trees]:
+        base = self.open_base()
+        try:
+            upper = os.open("upper", _DIRECTORY, dir_fd=self.directory.fd)
+            try:
+                merged = LayeredTree((upper, base), self.state.marks)
+                yield _Trees(LayeredTree((base,)), merged, base, upper)
+            finally:
+                os.close(upper)
+        finally:
+            os.close(base)
+
+    def _record(self) -> Record:
+        data = self.directory.read("record")
+        return {} if data is None else load_record(data)
+
+    def _judge(self, trees: _Trees) -> Judge:
+        started_ns = self.state.started_ns
+        return Judge(trees.base, trees.merged, self._record(), started_ns)
+
+    def _save_record(self, record: Record) -> None:
+        self.directory.write("record", save_record(record))
+
+    def _committer(self, trees: _Trees) -> Committer:
+        def save(journal: CommitJournal | None) -> None:
+            data = None if journal is None else msgspec.msgpack.encode(journal)
+            self.directory.write("commit", data)
+
+        settle = partial(self._settle, trees)
+        return Committer(trees.base_fd, self.directory.fd, save, settle)
+
+    def _settle(self, trees: _Trees, journal: CommitJournal) -> None:
+        """Take what was applied from the layer, and record it as seen."""
+        paths = list(dict.fromkeys(step.path for step in journal.steps))
+        remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
+        record = self._record()
+        for path in paths:
+            record.pop(path, None)
+            node = trees.merged.find(path)
+            if node is not None and node.parts[0].layer == 0:
+                journal.linked.append(path)
+        for path in journal.linked:
+            record[path] = seen_of(trees.base, trees.base.find(path), is_whole=False)
+        self._save_record(record)
+
+    def _guarded(
+        self, trees: _Trees, rows: Sequence[Row], selection: Selection
+    ) -> list[bytes]:
+        guard = Guard(self.state.guard)
+        both = (trees.base, trees.merged)
+        return [
+            path
+            for row in rows
+            for path in guarded_paths(row, guard, both, self.state.base)
+            if not selection.allow.match(path)
+        ]
+
+
+def _check_matches(
+    patterns: Sequence[Patterns], rows: Sequence[Row], base: LayeredTree
+) -> None:
+    """Refuse patterns that name nothing.
+
+    Raises:
+        NoMatchError: there is one.
+    """
+    paths = list(changed_paths(rows, base)) if any(patterns) else []
+    for some in patterns:
+        unmatched = some.unmatched(paths)
+        if unmatched:
+            text = f"cannot choose {unmatched[0]!r}: no changed path is named so"
+            raise NoMatchError(f"{text}; see 'sandhost workspace diff --name-only'")
+
+
+def _conflicts(
+    judge: Judge, rows: Sequence[Row], selection: Selection
+) -> list[Conflict]:
+    found = []
+    for row in rows:
+        reason = judge.conflict(row)
+        if reason and not selection.theirs.match(row.path):
+            found.append(Conflict(row.path, reason))
+    return found
+
+
+def _sides(rows: Sequence[Row], selection: Selection) -> tuple[list[Row], list[Row]]:
+    """Return the rows to apply, and those of which the base's side wins."""
+    mine = [row for row in rows if selection.mine.match(row.path)]
+    return [row for row in rows if row not in mine], mine
+
+
+def _without(rows: Sequence[Row], left: set[bytes]) -> list[Row]:
+    """Return rows but those that are left, and what cannot be without them."""
+    kept: list[Row] = []
+    origins = {row.origin for row in rows if row.path in left and row.origin}
+    for row in rows:
+        path = row.path
+        is_left = path in left
+        while path and not is_left:
+            path, _ = split(path)
+            is_left = path in left and path != b""
+        gone = row.path if row.origin is None else row.origin
+        takes = any(origin.startswith(gone + b"/") for origin in origins)
+        if not is_left and not takes:
+            kept.append(row)
+    return kept

@@ -1,0 +1,129 @@
+"""A base and a workspace on it, mounted as a child would see it."""
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from supervisor.workspace.layers import TRUSTED_MARKS
+from supervisor.workspace.overlay import mount_overlay
+from supervisor.workspace.selection import Patterns, Selection
+from supervisor.workspace.store import make_workspace
+from supervisor.workspace.workspace import Workspace
+
+Facts = tuple[object, ...]
+Tree = dict[bytes, Facts]
+
+
+class Scene:
+    """A base, a state directory, and one workspace named ``w``."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.base = top / "base"
+        self.state = top / "state"
+        self.base.mkdir(0o755)
+        self.state.mkdir(0o700)
+
+    def clear(self) -> None:
+        """Remove the base and the workspace, for another try."""
+        for path in (self.base, self.state):
+            shutil.rmtree(path)
+        self.base.mkdir(0o755)
+        self.state.mkdir(0o700)
+
+    def make(self) -> None:
+        """Make the workspace, when the base is as it shall be."""
+        make_workspace(str(self.state), "w", os.fsencode(self.base), TRUSTED_MARKS)
+
+    def open(self) -> Workspace:
+        """Open the workspace for one command."""
+        return Workspace(str(self.state), "w")
+
+    @property
+    def upper(self) -> Path:
+        """Return where the layer is."""
+        return self.state / "workspaces" / "w" / "upper"
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[Path]:
+        """Mount the workspace as for one run of a child; gives its top."""
+        with self.open() as workspace:
+            workspace.begin_run()
+        with self.mounted() as top:
+            yield top
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[Path]:
+        """Mount the workspace; gives its top."""
+        with contextlib.ExitStack() as stack:
+            fds = [os.open(p, os.O_PATH) for p in (self.base, self.upper.parent)]
+            for fd in fds:
+                stack.callback(os.close, fd)
+            mount = mount_overlay(*fds)
+            stack.callback(os.close, mount)
+            yield Path(f"/proc/{os.getpid()}/fd/{mount}")
+
+    def seen(self) -> Tree:
+        """Return what a child would see."""
+        with self.mounted() as top:
+            return tree_of(top)
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """Return (path, change) of each row, with where a renamed one came from."""
+        with self.open() as workspace:
+            return [
+                (os.fsdecode(row.path), row.change.value)
+                + ((os.fsdecode(row.origin),) if row.origin else ())
+                for row in workspace.changes()
+            ]
+
+    def copy(self, name: str, source: Path) -> Path:
+        """Copy a tree aside."""
+        target = self.top / name
+        shutil.rmtree(target, ignore_errors=True)
+        subprocess.run(["cp", "-a", f"{source}/.", str(target)], check=True)
+        return target
+
+
+def tree_of(top: Path) -> Tree:
+    """Return path -> kind, mode, content of all that is beneath a directory."""
+    found: Tree = {}
+    for directory, names, files in os.walk(os.fsencode(f"{top}/.")):
+        for name in (*names, *files):
+            path = os.path.join(directory, name)
+            inside = os.path.relpath(path, os.fsencode(f"{top}/."))
+            status = os.lstat(path)
+            mode = stat.S_IMODE(status.st_mode)
+            if stat.S_ISLNK(status.st_mode):
+                found[inside] = ("link", os.readlink(path))
+            elif stat.S_ISDIR(status.st_mode):
+                found[inside] = ("directory", mode)
+            elif stat.S_ISREG(status.st_mode):
+                found[inside] = ("file", mode, Path(os.fsdecode(path)).read_bytes())
+            else:
+                found[inside] = ("other", status.st_mode, status.st_rdev)
+    return found
+
+
+def selection(**patterns: list[str] | bool) -> Selection:
+    """Return a selection with some patterns."""
+    given = {
+        name: value if isinstance(value, bool) else Patterns(value)
+        for name, value in patterns.items()
+    }
+    return Selection(**given)  # type: ignore[arg-type]
+
+
+def write(path: Path, text: str = "text\n", mode: int = 0o644) -> Path:
+    """Write a file, and the directories above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+Change = Callable[[Path], None]

@@ -1,0 +1,301 @@
+"""What the operator changed as well is never overwritten."""
+
+import contextlib
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from supervisor.workspace import commit as commit_module
+from supervisor.workspace.linux import sync_file_system
+from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.workspace import CommitResult, NoMatchError
+from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
+
+pytestmark = pytest.mark.slow
+
+
+def commit(scene: Scene, **patterns: list[str] | bool) -> CommitResult:
+    with scene.open() as workspace:
+        return workspace.commit(selection(**patterns))
+
+
+def conflicts(result: CommitResult) -> list[str]:
+    return [os.fsdecode(found.path) for found in result.conflicts]
+
+
+@pytest.fixture
+def edited(scene: Scene) -> Scene:
+    """Return a workspace in which ``a`` was edited and ``b`` was made."""
+    write(scene.base / "a", "old\n")
+    write(scene.base / "c", "old\n")
+    scene.make()
+    with scene.run() as top:
+        write(top / "a", "new\n")
+        write(top / "b", "new\n")
+    return scene
+
+
+# spec WS11
+def test_a_file_that_both_changed_refuses_the_whole_commit(edited: Scene) -> None:
+    write(edited.base / "a", "operator's\n")
+    before = tree_of(edited.base)
+    result = commit(edited)
+    assert conflicts(result) == ["a"]
+    assert result.applied == ()
+    assert result.is_refused
+    assert tree_of(edited.base) == before
+
+
+# spec WS11
+def test_conflicts_that_are_skipped_stay_in_the_workspace(edited: Scene) -> None:
+    write(edited.base / "a", "operator's\n")
+    result = commit(edited, skips_conflicts=True)
+    assert conflicts(result) == ["a"]
+    assert result.applied == (b"b",)
+    assert result.left == (b"a",)
+    assert (edited.base / "a").read_text() == "operator's\n"
+    assert edited.rows() == [("a", "modified")]
+
+
+# spec WS11
+def test_the_workspace_s_side_wins_where_it_is_named(edited: Scene) -> None:
+    write(edited.base / "a", "operator's\n")
+    assert commit(edited, theirs=["a"]).applied == (b"a", b"b")
+    assert (edited.base / "a").read_text() == "new\n"
+
+
+# spec WS11
+def test_the_base_s_side_wins_where_it_is_named(edited: Scene) -> None:
+    write(edited.base / "a", "operator's\n")
+    assert commit(edited, mine=["a"]).applied == (b"b",)
+    assert (edited.base / "a").read_text() == "operator's\n"
+    assert edited.rows() == []
+    assert edited.seen() == tree_of(edited.base)
+
+
+# spec WS11
+def test_a_change_before_the_child_s_first_write_is_no_conflict(scene: Scene) -> None:
+    write(scene.base / "a", "old\n")
+    scene.make()
+    with scene.run() as top:
+        write(scene.base / "a", "operator's\n")
+        _tick(scene)
+        write(top / "a", "new\n")
+    assert commit(scene).applied == (b"a",)
+
+
+# spec WS11
+def test_a_change_after_the_child_s_first_write_is_one_without_a_record(
+    scene: Scene,
+) -> None:
+    write(scene.base / "a", "old\n")
+    scene.make()
+    with scene.run() as top:
+        write(top / "a", "new\n")
+        write(scene.base / "a", "operator's\n")
+    assert conflicts(commit(scene)) == ["a"]
+
+
+# spec WS11
+def test_what_was_removed_in_the_base_is_not_made_again(edited: Scene) -> None:
+    (edited.base / "a").unlink()
+    assert conflicts(commit(edited)) == ["a"]
+
+
+# spec WS11
+def test_what_both_made_is_a_conflict(edited: Scene) -> None:
+    write(edited.base / "b", "operator's\n")
+    assert conflicts(commit(edited)) == ["b"]
+
+
+# spec WS11
+def test_what_conflicts_in_a_removed_directory_keeps_the_whole_of_it(
+    scene: Scene,
+) -> None:
+    for name in ("d/one", "d/sub/two", "other"):
+        write(scene.base / name)
+    scene.make()
+    with scene.run() as top:
+        for name in ("d/one", "d/sub/two", "other"):
+            (top / name).unlink()
+        (top / "d/sub").rmdir()
+        (top / "d").rmdir()
+    write(scene.base / "d/sub/two", "operator's\n")
+    result = commit(scene, skips_conflicts=True)
+    assert conflicts(result) == ["d"]
+    assert result.applied == (b"other",)
+    assert (scene.base / "d/one").exists()
+
+
+# spec WS11
+def test_a_removed_directory_is_in_conflict_also_with_a_record(scene: Scene) -> None:
+    write(scene.base / "d/one")
+    scene.make()
+    with scene.run() as top:
+        (top / "d/one").unlink()
+        (top / "d").rmdir()
+    assert scene.rows() == [("d", "deleted")]  # a look, which records
+    write(scene.base / "d/two")
+    assert conflicts(commit(scene)) == ["d"]
+
+
+# spec WS12a
+def test_a_renamed_directory_is_in_conflict_if_its_old_path_is_another(
+    scene: Scene,
+) -> None:
+    write(scene.base / "d/one")
+    scene.make()
+    with scene.run() as top:
+        (top / "d").rename(top / "e")
+    (scene.base / "d").rename(scene.base / "aside")
+    write(scene.base / "d/one", "operator's\n")
+    assert conflicts(commit(scene)) == ["e"]
+
+
+# spec WS12
+def test_a_base_that_was_replaced_is_not_touched(edited: Scene) -> None:
+    edited.base.rename(edited.top / "aside")
+    edited.base.mkdir()
+    with pytest.raises(WorkspaceError, match="another directory is there now"):
+        commit(edited)
+    assert tree_of(edited.base) == {}
+
+
+# spec WS12
+def test_an_editor_that_is_quicker_than_a_step_undoes_the_commit(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sync_file_system
+
+    def edit_then_sync(fd: int) -> None:
+        write(edited.base / "new", "operator's\n")
+        (edited.base / "new").rename(edited.base / "a")  # as editors save
+        monkeypatch.setattr(commit_module, "sync_file_system", real)
+        real(fd)
+
+    monkeypatch.setattr(commit_module, "sync_file_system", edit_then_sync)
+    result = commit(edited)
+    assert conflicts(result) == ["a"]
+    assert result.applied == ()
+    assert tree_of(edited.base).keys() == {b"a", b"c"}
+    assert (edited.base / "a").read_text() == "operator's\n"
+
+
+# spec WS13
+def test_no_link_of_the_base_is_followed_by_a_commit(scene: Scene) -> None:
+    write(scene.base / "d/file", "old\n")
+    outside = scene.top / "outside"
+    write(outside / "file", "outside\n")
+    scene.make()
+    stop = threading.Event()
+    thread = threading.Thread(target=_swap, args=(scene.base / "d", outside, stop))
+    thread.start()
+    applied = 0
+    try:
+        for number in range(200):
+            write(scene.upper / "d/file", f"{number}\n")  # as the child would
+            with contextlib.suppress(OSError):
+                applied += len(commit(scene, theirs=["*"]).applied)
+    finally:
+        stop.set()
+        thread.join()
+    assert applied
+    assert tree_of(outside) == {b"file": ("file", 0o644, b"outside\n")}
+
+
+def _swap(directory: Path, outside: Path, stop: threading.Event) -> None:
+    """Put a link in the place of a directory, and the directory back, on and on."""
+    aside = directory.with_name("aside")
+    while not stop.is_set():
+        with contextlib.suppress(OSError):
+            directory.rename(aside)
+            directory.symlink_to(outside)
+        with contextlib.suppress(OSError):
+            directory.unlink()
+        with contextlib.suppress(OSError):
+            aside.rename(directory)
+        if aside.exists():  # a commit has made the directory anew
+            shutil.rmtree(aside)
+
+
+# spec WS6
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".git/hooks/pre-commit",
+        "sub/.git/config",
+        ".envrc",
+        ".github/workflows/x.yml",
+        ".git",
+    ],
+)
+def test_what_the_operator_s_tools_run_is_taken_only_if_it_is_allowed(
+    scene: Scene, path: str
+) -> None:
+    scene.make()
+    with scene.run() as top:
+        write(top / path)
+        write(top / "plain")
+    result = commit(scene)
+    assert path in map(os.fsdecode, result.guarded)
+    assert result.applied == ()
+    assert tree_of(scene.base) == {}
+    assert os.fsencode(path) in commit(scene, allow=[path]).applied
+
+
+# spec WS6
+def test_a_link_in_place_of_a_guarded_directory_is_guarded(scene: Scene) -> None:
+    scene.make()
+    with scene.run() as top:
+        write(top / "plain/workflows/x.yml")
+        (top / ".github").symlink_to("plain")
+    assert commit(scene).guarded == (b".github",)
+
+
+# spec WS13
+def test_objects_that_can_do_harm_are_taken_only_if_they_are_allowed(
+    scene: Scene,
+) -> None:
+    scene.make()
+    with scene.run() as top:
+        write(top / "plain")
+        write(top / "setuid", mode=0o4755)
+        (top / "out").symlink_to("../outside")
+        (top / "absolute").symlink_to("/etc/passwd")
+        (top / "inside").symlink_to(scene.base / "plain")
+        os.mkfifo(top / "fifo")
+    assert set(commit(scene).guarded) == {b"setuid", b"out", b"absolute", b"fifo"}
+    result = commit(scene, but=["setuid", "out", "absolute", "fifo"])
+    assert result.applied == (b"inside", b"plain")
+
+
+# spec WS10
+def test_a_pattern_that_names_nothing_is_told(edited: Scene) -> None:
+    with pytest.raises(NoMatchError, match="'nowhere'"):
+        commit(edited, only=["a", "nowhere"])
+
+
+# spec WS10
+def test_a_part_of_a_removed_directory_can_be_committed(scene: Scene) -> None:
+    write(scene.base / "d/one")
+    write(scene.base / "d/two")
+    scene.make()
+    with scene.run() as top:
+        for name in ("one", "two"):
+            (top / "d" / name).unlink()
+        (top / "d").rmdir()
+    assert commit(scene, only=["/d/one"]).applied == (b"d/one",)
+    assert tree_of(scene.base).keys() == {b"d", b"d/two"}
+    assert scene.rows() == [("d", "deleted")]
+
+
+def _tick(scene: Scene) -> None:
+    """Wait until the kernel's coarse clock has moved on from the last change."""
+    probe = scene.top / "probe"
+    probe.touch()
+    first = probe.stat().st_ctime_ns
+    while probe.stat().st_ctime_ns == first:
+        probe.touch()
