@@ -61,6 +61,7 @@ class Row:
         new: what the workspace has there; None if it was deleted.
         old: what the base has there, or at ``origin``; None if it was added.
         origin: where the base has a directory that was renamed.
+        replaced: what the base has at the new path of that directory.
     """
 
     path: bytes
@@ -68,6 +69,7 @@ class Row:
     new: Node | None
     old: Node | None
     origin: bytes | None = None
+    replaced: Node | None = None
 
     @property
     def kind(self) -> str:
@@ -209,7 +211,8 @@ class _Comparison:
         origin = self._origin(new) if new.is_directory else None
         if origin is not None and origin in self._moved:
             source = self._base.find(origin)
-            return Row(path, Change.RENAMED, new, source, origin), (new, source)
+            row = Row(path, Change.RENAMED, new, source, origin, old)
+            return row, (new, source)
         change = self._change(new, old)
         row = None if change is None else Row(path, change, new, old)
         if not new.is_directory:

@@ -312,26 +312,28 @@ class _Stage:
         times: list[Step] = []
         for row in rows:
             if row.origin is not None:
-                staged, inode = places[row.path]
-                replaced = self._replaced(row)
-                steps.append(Put(row.path, staged, inode, replaced, is_moved=True))
-                steps += self._mode_steps(row, inode)
+                steps += self._move(row, *places[row.path])
             elif row.change is Change.DELETED:
                 steps.append(self._removal(row))
-            elif row.change is Change.MODE and row.old is not None:
+            elif row.change is Change.MODE and row.old and not _has_links(row.old):
                 steps += self._mode_steps(row, row.old.status.st_ino)
             elif row.new is not None:
                 put = self._put(row, row.new)
                 steps.append(put)
-                if row.new.is_directory:
-                    status = row.new.status
-                    pair = (status.st_atime_ns, status.st_mtime_ns)
-                    times.append(SetTimes(row.path, put.inode, pair))
+                times += _times(row, put)
         return steps + times[::-1]
 
     def _name(self) -> bytes:
         self._count += 1
         return b"%d" % self._count
+
+    def _move(self, row: Row, staged: bytes, inode: int) -> list[Step]:
+        """Return the steps that bring a directory to its new path."""
+        replaced = None
+        if row.replaced is not None:
+            replaced = self._expect(row.replaced.path, is_whole=True)
+        put = Put(row.path, staged, inode, replaced, is_moved=True)
+        return [put, *self._mode_steps(row, inode)]
 
     def _removal(self, row: Row) -> Take:
         """Return the step of a deletion; its object may lie in a renamed directory."""
@@ -350,14 +352,9 @@ class _Stage:
             os.close(fd)
         if is_whole and node.is_directory:
             # What is renamed out of it is gone by then.
-            inside = digest_inside(self._base, node, self._moved)
+            inside = digest_inside(self._base, node, self._moved, survives_renames=True)
             found = msgspec.structs.replace(found, inside=inside)
         return found
-
-    def _replaced(self, row: Row) -> Identity | None:
-        """Return what a renamed directory stands in for; None for nothing."""
-        node = self._base.find(row.path)
-        return None if node is None else self._expect(row.path, is_whole=True)
 
     def _mode_steps(self, row: Row, inode: int) -> list[Step]:
         if row.new is None or row.old is None:
@@ -424,6 +421,20 @@ class _Stage:
                 dir_fd=self._staging,
                 follow_symlinks=False,
             )
+
+
+def _times(row: Row, put: Put) -> list[Step]:
+    """Return the step that sets the times of a new directory when it is full."""
+    if row.new is None or not row.new.is_directory:
+        return []
+    status = row.new.status
+    pair = (status.st_atime_ns, status.st_mtime_ns)
+    return [SetTimes(row.path, put.inode, pair)]
+
+
+def _has_links(node: Node) -> bool:
+    """Tell whether a change of a file's inode shows under another of its names."""
+    return not node.is_directory and node.status.st_nlink > 1
 
 
 def _set_owner(name: bytes, directory: int, status: os.stat_result) -> None:
@@ -577,7 +588,8 @@ class _Steps:
         finally:
             os.close(fd)
         if expected.inside and node.is_directory:
-            found = msgspec.structs.replace(found, inside=digest_inside(tree, node))
+            inside = digest_inside(tree, node, survives_renames=True)
+            found = msgspec.structs.replace(found, inside=inside)
         return found
 
     def _set_mode(

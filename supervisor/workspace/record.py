@@ -103,21 +103,32 @@ def seen_of(base: LayeredTree, node: Node | None, *, is_whole: bool) -> Seen:
 
 
 def digest_inside(
-    base: LayeredTree, directory: Node, left_out: frozenset[bytes] = frozenset()
+    base: LayeredTree,
+    directory: Node,
+    left_out: frozenset[bytes] = frozenset(),
+    *,
+    survives_renames: bool = False,
 ) -> bytes:
-    """Return a digest of what lies in a directory: names, inodes and times of change.
+    """Return a digest of what lies in a directory: names, inodes and when they changed.
 
     Args:
         base: that has it.
         directory: it.
         left_out: paths that do not count, nor what lies beneath.
+        survives_renames: sizes and times of content count instead of times of change,
+            which a rename of another hard link moves on.
     """
     digest = hashlib.blake2b(digest_size=16)
     for path, status in _walk(base, directory, left_out):
+        facts = [status.st_dev, status.st_ino, status.st_mode]
+        if stat.S_ISDIR(status.st_mode):  # whose entries have facts of their own
+            pass
+        elif survives_renames:
+            facts += [status.st_size, status.st_mtime_ns]
+        else:
+            facts.append(status.st_ctime_ns)
         inside = path[len(directory.path) :]
-        ctime_ns = 0 if stat.S_ISDIR(status.st_mode) else status.st_ctime_ns
-        facts = f"{status.st_dev} {status.st_ino} {status.st_mode} {ctime_ns}"
-        digest.update(inside + b"\0" + facts.encode() + b"\0")
+        digest.update(inside + b"\0" + repr(facts).encode() + b"\0")
     return digest.digest()
 
 
