@@ -60,7 +60,6 @@ COMMANDS: dict[str, dict[str, Entry]] = {
     },
     "Workspaces": {
         "workspace": Entry("workspace", "Look at changes; commit or discard them."),
-        "ws": Entry("workspace", "The same."),
     },
     "Daemon": {
         "serve": Entry("serve", "Be the daemon: keep the configured children."),
@@ -89,6 +88,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
 }
 """The commands by group, as ``--help`` shows them."""
 
+ALIASES = {"ws": "workspace"}
+"""Shorter names of commands."""
+
 
 class Commands(Group):
     """All commands, each imported when it is asked for."""
@@ -99,6 +101,7 @@ class Commands(Group):
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if there is none of that name."""
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         for entries in COMMANDS.values():
             if cmd_name in entries:
                 module = import_module(f"supervisor.cli.{entries[cmd_name].module}")
@@ -149,7 +152,8 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
         words: without the program's name.
         launchpad: for commands that spawn children; None for others.
     """
-    name = words[0] if words and any(words[0] in of for of in COMMANDS.values()) else ""
+    asked = ALIASES.get(words[0], words[0]) if words else ""
+    name = asked if any(asked in of for of in COMMANDS.values()) else ""
     title = f"sandhost {name}".rstrip()
     status = REFUSED if name in SPAWNING else USAGE
     try:

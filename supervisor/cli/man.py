@@ -100,6 +100,21 @@ def _program_page(root: click.Context) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _subcommands(ctx: click.Context, group: click.Group) -> list[str]:
+    """Return the commands of a command, each with its options."""
+    lines = []
+    for name, command in group.commands.items():
+        inner = click.Context(command, parent=ctx, info_name=name)
+        lines += _section(name.upper())
+        lines.append(
+            f"{_bold(inner.command_path)} {_text(' '.join(command.collect_usage_pieces(inner)))}"
+        )
+        for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+            lines += [".PP", _text(" ".join(paragraph.split()))]
+        lines += _options(inner)
+    return lines
+
+
 def _command_page(ctx: click.Context, about: str) -> str:
     command = ctx.command
     lines = _head(f"sandhost-{ctx.info_name}", about)
@@ -118,6 +133,8 @@ def _command_page(ctx: click.Context, about: str) -> str:
         lines.append(_text(" ".join(paragraph.split())))
     lines += _section("OPTIONS")
     lines += _options(ctx)
+    if isinstance(command, click.Group):
+        lines += _subcommands(ctx, command)
     if command.epilog:
         where, _, example = command.epilog.partition(": ")
         lines += _section("EXAMPLE")

@@ -33,12 +33,9 @@ state_dir_option = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, epilog="Example: sandhost workspace diff repo-1a2b3c --stat")
 def workspace() -> None:
-    """Look at what a program changed in a workspace; commit it, or discard it."""
-
-
-ws = workspace
+    """Look at changes; commit or discard them."""
 
 
 @workspace.command(

@@ -221,9 +221,11 @@ class Committer:
             finally:
                 os.close(staging)
         is_applied = journal.state == "applied"
+        self._remove_staging(journal)
         if is_applied:
+            # Only now: what is removed there may have other links in the base.
             self._settle(journal)
-        self._remove(journal)
+        self._save(None)
         return is_applied
 
     def _apply(self, journal: CommitJournal, staging: int) -> None:
@@ -266,9 +268,12 @@ class Committer:
 
     def _remove(self, journal: CommitJournal) -> None:
         """Remove the staging directory, then the journal."""
+        self._remove_staging(journal)
+        self._save(None)
+
+    def _remove_staging(self, journal: CommitJournal) -> None:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(journal.staging, dir_fd=self._holder_fd(journal))
-        self._save(None)
 
 
 def identity_of(fd: int) -> Identity:

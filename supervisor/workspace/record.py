@@ -70,8 +70,7 @@ def save_record(record: Record) -> bytes:
 
 def look_at_base(base: LayeredTree, row: Row) -> Seen:
     """Return what the base has where a row's object comes from."""
-    node = base.find(row.path if row.origin is None else row.origin)
-    return seen_of(base, node, is_whole=_takes_all(row))
+    return seen_of(base, row.old, is_whole=_takes_all(row))
 
 
 def _takes_all(row: Row) -> bool:
@@ -186,28 +185,34 @@ class Judge:
                 record[row.path] = look_at_base(self._base, row)
         return record
 
-    def linked_paths(self, rows: Sequence[Row]) -> list[bytes]:
-        """Return the recorded paths whose base object changes with a commit of rows.
+    def linked_paths(self, chosen: Sequence[Row], rows: Sequence[Row]) -> list[bytes]:
+        """Return the recorded paths whose base object changes with a commit.
 
         They are other hard links to what the commit replaces or removes: the number of
         links is part of an inode, so its time of change moves on.
+
+        Args:
+            chosen: what is committed.
+            rows: all that was changed.
         """
         touched = set()
-        for row in rows:
+        for row in chosen:
             if row.old is None or row.change is Change.RENAMED:
                 continue
             touched.add((row.old.status.st_dev, row.old.status.st_ino))
             if _takes_all(row):
                 inside = _walk(self._base, row.old)
                 touched.update((one.st_dev, one.st_ino) for _, one in inside)
-        chosen = {row.path for row in rows}
-        return [
-            path
-            for path, seen in self._record.items()
-            if path not in chosen
-            and (seen.device, seen.inode) in touched
-            and seen == seen_of(self._base, self._base.find(path), is_whole=False)
-        ]
+        taken = {row.path for row in chosen}
+        linked = []
+        for row in rows:
+            seen = self._record.get(row.path)
+            if row.path in taken or seen is None:
+                continue
+            is_touched = (seen.device, seen.inode) in touched
+            if is_touched and seen == look_at_base(self._base, row):
+                linked.append(row.path)
+        return linked
 
     def _conflict_by_times(self, row: Row) -> str:
         old = row.old

@@ -19,6 +19,7 @@ from supervisor.workspace.record import (
     Judge,
     Record,
     load_record,
+    look_at_base,
     save_record,
     seen_of,
 )
@@ -185,7 +186,7 @@ class Workspace:
                 self._save_record(judge.update(trees.rows))
                 drop_changes(trees.upper_fd, dropped)
                 if chosen:
-                    linked = self._judge(trees).linked_paths(chosen)
+                    linked = self._judge(trees).linked_paths(chosen, trees.rows)
                     try:
                         self._committer(trees).commit(trees.merged, chosen, linked)
                     except BaseChangedError as why:
@@ -311,9 +312,11 @@ class Workspace:
             record.pop(path, None)
             node = trees.merged.find(path)
             if node is not None and node.parts[0].layer == 0:
-                journal.linked.append(path)
-        for path in journal.linked:
-            record[path] = seen_of(trees.base, trees.base.find(path), is_whole=False)
+                old = trees.base.find(path)
+                record[path] = seen_of(trees.base, old, is_whole=False)
+        for row in compare(trees.base, trees.merged) if journal.linked else ():
+            if row.path in journal.linked:
+                record[row.path] = look_at_base(trees.base, row)
         self._save_record(record)
 
     def _guarded(
