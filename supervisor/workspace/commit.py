@@ -593,8 +593,7 @@ class _Steps:
         finally:
             os.close(fd)
         if expected.inside and node.is_directory:
-            inside = digest_inside(tree, node, survives_renames=True)
-            found = msgspec.structs.replace(found, inside=inside)
+            found = msgspec.structs.replace(found, inside=digest_inside(tree, node))
         return found
 
     def _set_mode(

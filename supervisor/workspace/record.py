@@ -102,30 +102,22 @@ def seen_of(base: LayeredTree, node: Node | None, *, is_whole: bool) -> Seen:
 
 
 def digest_inside(
-    base: LayeredTree,
-    directory: Node,
-    left_out: frozenset[bytes] = frozenset(),
-    *,
-    survives_renames: bool = False,
+    base: LayeredTree, directory: Node, left_out: frozenset[bytes] = frozenset()
 ) -> bytes:
-    """Return a digest of what lies in a directory: names, inodes and when they changed.
+    """Return a digest of what lies in a directory: names, inodes, sizes, times of content.
+
+    Times of change do not count: a commit of another hard link moves them on.
 
     Args:
         base: that has it.
         directory: it.
         left_out: paths that do not count, nor what lies beneath.
-        survives_renames: sizes and times of content count instead of times of change,
-            which a rename of another hard link moves on.
     """
     digest = hashlib.blake2b(digest_size=16)
     for path, status in _walk(base, directory, left_out):
         facts = [status.st_dev, status.st_ino, status.st_mode]
-        if stat.S_ISDIR(status.st_mode):  # whose entries have facts of their own
-            pass
-        elif survives_renames:
+        if not stat.S_ISDIR(status.st_mode):  # whose entries have facts of their own
             facts += [status.st_size, status.st_mtime_ns]
-        else:
-            facts.append(status.st_ctime_ns)
         inside = path[len(directory.path) :]
         digest.update(inside + b"\0" + repr(facts).encode() + b"\0")
     return digest.digest()

@@ -163,7 +163,7 @@ def choose_rows(
     pending = list(chosen.values())
     while pending:
         row = pending.pop()
-        for needed in (*_above(row, by_path), *_taken_along(row, renames)):
+        for needed in (*_above(row, by_path), *_taken_along(row, by_path, renames)):
             if needed.path not in chosen:
                 chosen[needed.path] = needed
                 pending.append(needed)
@@ -227,14 +227,33 @@ def _above(row: Row, by_path: dict[bytes, Row]) -> Iterable[Row]:
             yield above
 
 
-def _taken_along(row: Row, renames: Sequence[Row]) -> Iterable[Row]:
-    """Yield the rows of directories that were moved out of what a row takes away."""
-    if row.change in {Change.ADDED, Change.MODIFIED, Change.MODE}:
-        return
-    gone = row.path if row.origin is None else row.origin
+def _taken_along(
+    row: Row, by_path: dict[bytes, Row], renames: Sequence[Row]
+) -> Iterable[Row]:
+    """Yield the rows of directories that have to be moved before a row is applied.
+
+    They were moved out of what the row takes away, or away from where it puts something.
+    """
+    place = _base_path(row.path, by_path)
+    gone = place if row.origin is None else row.origin
     for rename in renames:
-        if rename.origin is not None and rename.origin.startswith(gone + b"/"):
+        if rename.origin is None or rename is row:
+            continue
+        takes = row.change not in {Change.ADDED, Change.MODIFIED, Change.MODE}
+        is_within = takes and rename.origin.startswith(gone + b"/")
+        if is_within or rename.origin == place:
             yield rename
+
+
+def _base_path(path: bytes, by_path: dict[bytes, Row]) -> bytes:
+    """Return where the base has a path, whose directories may be renamed ones."""
+    inside = path
+    while inside:
+        inside, _ = split(inside)
+        above = by_path.get(inside)
+        if above is not None and above.origin is not None:
+            return above.origin + path[len(inside) :]
+    return path
 
 
 def guarded_paths(
