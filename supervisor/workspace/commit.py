@@ -357,7 +357,7 @@ class _Stage:
             os.close(fd)
         if is_whole and node.is_directory:
             # What is renamed out of it is gone by then.
-            inside = digest_inside(self._base, node, self._moved, survives_renames=True)
+            inside = digest_inside(self._base, node, self._moved)
             found = msgspec.structs.replace(found, inside=inside)
         return found
 
