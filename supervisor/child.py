@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
-    from supervisor.workspace.use import WorkspaceUse
+    from supervisor.workspace.use import MountedWorkspace, WorkspaceUse
 
 SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a dead child's processes; they are killed at once, and
@@ -169,8 +169,7 @@ class Child(ChildClients):
         self._nursery.start_soon(self.session.run)
         wanted = self.wanted = self._wanted(stack)
         for use in spec.workspaces:
-            shown = await self._show_workspace(stack, use, wanted)
-            wanted.mounts = (*wanted.mounts, shown)
+            await self._show_workspace(stack, use, wanted)
         stack.push_async_callback(self._wait_swept)
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
         env.update(spec.walls_env)
@@ -219,23 +218,39 @@ class Child(ChildClients):
 
     async def _show_workspace(
         self, stack: AsyncExitStack, use: WorkspaceUse, wanted: Wanted
-    ) -> ShownMount:
+    ) -> None:
         """Mount a workspace, until the child is gone.
 
         Raises:
             SpawnError: this machine or this profile cannot give it.
         """
+        mounted = await self._mount_workspace(use, wanted)
+        for fd in (mounted.fd, mounted.lock):
+            if fd >= 0:
+                self._held[fd] = "workspace"
+                stack.callback(self._give_back, fd)
+        if mounted.fd >= 0 or mounted.own:
+            shown = ShownMount(use.base, mounted.fd, use.is_writable, mounted.own)
+            wanted.mounts = (*wanted.mounts, shown)
+        elif use.is_writable:  # the base as it is: the child has its owner's user
+            wanted.kept = (*wanted.kept, use.base)
+        else:
+            wanted.programs = (*wanted.programs, use.base)
+
+    async def _mount_workspace(
+        self, use: WorkspaceUse, wanted: Wanted
+    ) -> MountedWorkspace:
         from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with one
         from supervisor.workspace.use import mount_for_child  # noqa: PLC0415
 
         if "mountns" not in wanted.profile.layers:
             raise walled.no_workspace(use.base, "its profile has no layer 'mountns'")
-        owner = (await in_thread(os.stat, use.base)).st_uid
         owners = -1
         try:
             if wanted.user is not None:
+                owner = (await in_thread(os.stat, use.base)).st_uid
                 owners = await self._host.launcher.owners(wanted.user, owner)
-            mounted = await in_thread(mount_for_child, use, self.id, owners)
+            return await in_thread(mount_for_child, use, self.id, owners)
         except WorkspaceError as why:
             raise walled.no_workspace(use.base, str(why)) from None
         except OSError as why:
@@ -244,17 +259,12 @@ class Child(ChildClients):
         finally:
             if owners >= 0:
                 os.close(owners)
-        for fd in (mounted.fd, mounted.lock):
-            if fd >= 0:
-                self._held[fd] = "workspace"
-                stack.callback(self._give_back, fd)
-        return ShownMount(use.base, mounted.fd, use.is_writable)
 
     def _open_start(self, stack: AsyncExitStack, cwd_fd: int, wanted: Wanted) -> int:
         """Return a descriptor of where the child starts, as its mounts show it."""
         path = self.spec.cwd
         mount = wanted.mount_of(path)
-        if mount is None:
+        if mount is None or mount.fd < 0:
             return cwd_fd
         fd = open_exactly(os.fsencode(mount.inside(path)), mount.fd)
         self._held[fd] = "working directory"

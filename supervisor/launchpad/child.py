@@ -43,6 +43,7 @@ from supervisor.launchpad.order import (
     FORKING,
     GAVE_UP,
     GROUP_TO_FORK_INTO,
+    OVERLAY,
     frame,
     missing_interpreter,
 )
@@ -228,6 +229,10 @@ def _join_groups(order: Order, groups: tuple[tuple[bytes, bytes], ...]) -> str:
 
 def _change_root(order: Order, view: tuple[Any, ...]) -> str:
     links, trees, order.cwd = view
+    order.is_in_overlay = any(
+        kind == OVERLAY and (order.cwd + b"/").startswith(path + b"/")
+        for path, kind, _ in trees
+    )
     namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
     return mounts.build(links, trees, order.owners, order.held, fresh_proc=fresh_proc)
@@ -244,7 +249,8 @@ def _enter_directory(order: Order, _launchpad: int) -> None:
     if order.cwd:
         inside = open_exactly(order.cwd)
         is_it = os.path.samestat(os.fstat(inside), os.fstat(order.cwd_fd))
-        if not (is_it or mounts.is_made_here(order.cwd)):
+        is_made = order.is_in_overlay or mounts.is_made_here(order.cwd)
+        if not (is_it or is_made):
             raise OSError(errno.ESTALE, "another directory")
         os.close(order.cwd_fd)
         order.cwd_fd = inside

@@ -27,7 +27,8 @@ import errno
 import os
 
 from supervisor.launchpad.kernel import NOT_THERE, caller, open_exactly
-from supervisor.launchpad.order import HELD
+from supervisor.launchpad.order import HELD, OVERLAY
+from supervisor.launchpad.overlay import mount_overlay_by_path
 from supervisor.launchpad.stage import (
     AT_EMPTY_PATH,
     AT_RECURSIVE,
@@ -96,7 +97,8 @@ def build(
         links: (path, target) of symbolic links.
         trees: (path, "execute", "read", "write" or "device", whether owners are
             mapped), or (path, "hide", (device, inode)), or (path, "held", position in
-            ``mounts``); each before what lies in it.
+            ``mounts``), or (path, "overlay", directory of its layer); each before what
+            lies in it.
         owners: a user namespace whose map says how owners are shown; -1 for none.
         mounts: descriptors of mounts that are attached nowhere.
         fresh_proc: a ``/proc`` of this process's own pid namespace; else the old one.
@@ -118,6 +120,8 @@ def build(
                 held.append(_hold_hidden(path, what))
             elif kind == HELD:
                 held.append(Held(path, mounts[what]))  # type: ignore[index]
+            elif kind == OVERLAY:
+                held.append(Held(path, _overlay(path, what)))  # type: ignore[arg-type]
             else:
                 held += _copies(path, kind, owners if what else -1)
         stays_root = owners < 0 and os.geteuid() == 0
@@ -167,6 +171,18 @@ def _fill(
         stage.attach(Held(b"/proc", proc))
         os.close(proc)
     stage.seal()
+
+
+def _overlay(path: bytes, own: bytes) -> int:
+    """Make the overlay of a workspace.
+
+    Raises:
+        PartError: this machine does not let a user make it, or not here.
+    """
+    try:
+        return mount_overlay_by_path(path, own)
+    except OSError as error:
+        raise PartError("workspace", error.errno or errno.EIO, path) from None
 
 
 def _hold_hidden(path: bytes, identity: object) -> Held:

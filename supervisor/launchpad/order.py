@@ -38,6 +38,9 @@ FORKING, BECAME, APPLIED, GAVE_UP, ENDED = range(5)
 HELD = "held"
 """The kind of a tree of "mountns" that the host has made: a mount by its position."""
 
+OVERLAY = "overlay"
+"""The kind of one that the child makes over what is there: by the directory of its layer."""
+
 Rules = tuple[tuple[bytes, str], ...]
 
 
@@ -54,6 +57,7 @@ class Order:
         init: of the pid namespace that it was forked into; -1 for none.
         is_bounded: nothing is left in its bounding set of capabilities.
         is_in_group: it was forked into that group.
+        is_in_overlay: its working directory lies in an overlay that it has made.
         held: mounts that the host has made, in the order in which "mountns" names them.
         line: where the order comes from; None if it is here.
         listener_fd: by which a listener that it makes goes to the host; -1 for none.
@@ -75,6 +79,7 @@ class Order:
         "init",
         "is_bounded",
         "is_in_group",
+        "is_in_overlay",
         "layers",
         "line",
         "listener_fd",
@@ -107,6 +112,7 @@ class Order:
         self.owners = -1
         self.group = -1
         self.is_in_group = False
+        self.is_in_overlay = False
         self.is_bounded = False
         self.init = -1
         self.report = -1

@@ -46,8 +46,8 @@ HIDE = "hide"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     # Path, kind; whether owners are mapped, or device and inode of what is to be hidden,
-    # or the position of a mount that is held.
-    Tree = tuple[bytes, str, bool | int | tuple[int, int]]
+    # or the position of a mount that is held, or the directory of an overlay's layer.
+    Tree = tuple[bytes, str, bool | int | bytes | tuple[int, int]]
 
 
 class PartError(Exception):
@@ -55,6 +55,7 @@ class PartError(Exception):
 
     Of "uid": a file system cannot show its files as another user's. Of "pidns": a fresh
     ``/proc`` cannot be mounted. Of "mountns": what is to be hidden is not where it was.
+    Of "workspace": its overlay cannot be made.
     """
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, cast
 
-from supervisor.launchpad.order import HELD
+from supervisor.launchpad.order import HELD, OVERLAY
 from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import seccomp_filter
@@ -114,12 +114,17 @@ def _walls(
 def _with_held(
     trees: tuple[Tree, ...], mounts: Sequence[ShownMount]
 ) -> tuple[Tree, ...]:
-    """Return trees with mounts of the host's under their paths."""
-    positions = {os.fsencode(mount.path): at for at, mount in enumerate(mounts)}
-    return tuple(
-        (path, HELD, positions[path]) if path in positions else (path, kind, what)
-        for path, kind, what in trees
-    )
+    """Return trees with mounts of the host's, or of the child's, under their paths."""
+    shown: dict[bytes, Tree] = {}
+    position = 0
+    for mount in mounts:
+        path = os.fsencode(mount.path)
+        if mount.fd >= 0:
+            shown[path] = (path, HELD, position)
+            position += 1
+        else:
+            shown[path] = (path, OVERLAY, os.fsencode(mount.own))
+    return tuple(shown.get(tree[0], tree) for tree in trees)
 
 
 def _is_of_a_process(path: str) -> bool:

@@ -360,17 +360,20 @@ def would_be_root(why: str, number: int = errno.EPERM) -> SpawnError:
 
 @dataclass(frozen=True, slots=True)
 class ShownMount:
-    """A mount of the host's that a child sees under a path.
+    """A mount that a child sees under a path: the host's, or one that it makes itself.
 
     Attributes:
         path: without symbolic links.
-        fd: a descriptor of it, somebody else's; each child sees a copy.
+        fd: a descriptor of it, somebody else's; each child sees a copy. -1: the child makes
+            an overlay in its user namespace.
         is_writable: else it is to read and execute.
+        own: of such an overlay, the directory of its layer, without symbolic links.
     """
 
     path: str
-    fd: int
+    fd: int = -1
     is_writable: bool = True
+    own: str = ""
 
     def inside(self, path: str) -> str:
         """Return what a path beneath it is called from its top."""
@@ -432,7 +435,12 @@ class Wanted:
     def shown(self, path: str) -> str:
         """Return where this host can look at what the child has at a path."""
         mount = self.mount_of(path)
-        return f"/proc/self/fd/{mount.fd}/{mount.inside(path)}" if mount else path
+        if mount is None:
+            return path
+        if mount.fd >= 0:
+            return f"/proc/self/fd/{mount.fd}/{mount.inside(path)}"
+        written = f"{mount.own}/upper/{mount.inside(path)}"
+        return written if os.path.lexists(written) else path
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from supervisor.launchpad.overlay import clone_mount
 from supervisor.launchpad.stage import (
     ATTR_NODEV,
     ATTR_NOSUID,
@@ -34,7 +35,6 @@ from supervisor.sandbox.plan import (
 )
 from supervisor.say import remedy
 from supervisor.spawn_request import SpawnError, SpawnRequest
-from supervisor.workspace.linux import clone_mount
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def _copies(mounts: Iterable[ShownMount]) -> Iterator[tuple[int, ...]]:
     with ExitStack() as stack:
         copies = []
         for mount in mounts:
+            if mount.fd < 0:
+                continue
             copies.append(clone_mount(mount.fd))
             stack.callback(os.close, copies[-1])
             attributes = ATTR_NOSUID | ATTR_NODEV

@@ -19,13 +19,14 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, assert_never
 
 import msgspec
 
 from supervisor.launchpad.kernel import open_exactly
+from supervisor.scratch import remove_tree
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import LayeredTree, Node, split
 from supervisor.workspace.linux import (
@@ -272,8 +273,10 @@ class Committer:
         self._save(None)
 
     def _remove_staging(self, journal: CommitJournal) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(journal.staging, dir_fd=self._holder_fd(journal))
+        staging = Path(os.fsdecode(journal.staging))
+        why = remove_tree(staging, self._holder_fd(journal))
+        if why is not None:
+            raise why
 
 
 def identity_of(fd: int) -> Identity:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 import struct
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from supervisor.launchpad.kernel import caller
 
@@ -209,88 +209,3 @@ def _copier(source: int, target: int) -> Callable[[int, int], int]:
 def is_whiteout(status: os.stat_result) -> bool:
     """Tell whether an entry of a layer says that there is nothing: a device 0/0."""
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
-
-
-# ------------------------------------------------------------------ mounts
-
-# <asm/unistd.h>: these have one number everywhere. <linux/mount.h>, <fcntl.h>
-_SYS_OPEN_TREE, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 430, 431, 432
-_AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
-_OPEN_TREE_CLONE = 1
-_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
-_SET_STRING, _SET_FLAG, _SET_FD, _CMD_CREATE = 1, 0, 5, 6
-
-_open_tree = caller(_SYS_OPEN_TREE, "ntn")
-_fsopen = caller(_SYS_FSOPEN, "tn")
-_fsconfig = caller(_SYS_FSCONFIG, "nnttn")
-_fsmount = caller(_SYS_FSMOUNT, "nnn")
-
-
-def clone_mount(fd: int) -> int:
-    """Return a descriptor of a copy of a mount from one directory on, attached nowhere.
-
-    What is mounted beneath is not copied.
-
-    Raises:
-        OSError: EPERM: this process has no CAP_SYS_ADMIN; EINVAL: a mount of another
-            namespace, or one that can't be copied.
-    """
-    return _open_tree(fd, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
-
-
-class MountOptions:
-    """The options of a mount that is being made: fsopen(2), fsconfig(2), fsmount(2).
-
-    To be used in a ``with``, which closes it.
-
-    Args:
-        kind: of the file system.
-    """
-
-    def __init__(self, kind: bytes) -> None:
-        self._fd = _fsopen(kind, _FSOPEN_CLOEXEC)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def set_string(self, key: bytes, value: bytes) -> None:
-        """Set an option that has a value."""
-        self._told(_SET_STRING, key, value, 0)
-
-    def set_flag(self, key: bytes) -> None:
-        """Set an option that has no value."""
-        self._told(_SET_FLAG, key, None, 0)
-
-    def set_descriptor(self, key: bytes, fd: int) -> None:
-        """Set an option whose value is a descriptor."""
-        self._told(_SET_FD, key, None, fd)
-
-    def make(self, attributes: int) -> int:
-        """Make the mount; return a descriptor of it, attached nowhere.
-
-        Args:
-            attributes: ``MOUNT_ATTR_*`` of mount_setattr(2).
-        """
-        self._told(_CMD_CREATE, None, None, 0)
-        return _fsmount(self._fd, _FSMOUNT_CLOEXEC, attributes)
-
-    def _told(
-        self, command: int, key: bytes | None, value: bytes | None, fd: int
-    ) -> None:
-        try:
-            _fsconfig(self._fd, command, key, value, fd)
-        except OSError as why:
-            raise OSError(
-                why.errno, self._reason() or os.strerror(why.errno or 0)
-            ) from None
-
-    def _reason(self) -> str:
-        """Return what the kernel says of the last failure; "" for nothing."""
-        try:
-            text = os.read(self._fd, 1024).decode(errors="replace")
-        except OSError:
-            return ""
-        return text[2:].strip()  # "e ", "w ", "i ": how bad it is

@@ -13,13 +13,14 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from supervisor.scratch import remove_tree
 from supervisor.workspace.selection import GUARDED
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -139,7 +140,9 @@ class WorkspaceDirectory:
         """Remove all of it from the disk."""
         gone = f"{self._path}.discarded-{secrets.token_hex(4)}"
         os.rename(self._path, gone)  # another command finds it whole or not at all
-        shutil.rmtree(gone)
+        why = remove_tree(Path(gone))
+        if why is not None:
+            raise why
 
     def lock_for(self, child: str) -> int:
         """Take the lock of a mount; return its descriptor, which the caller closes.
@@ -288,5 +291,5 @@ def _make_whole(path: str, state: State, base: os.stat_result) -> None:
             )
             raise WorkspaceError(f"{text}; choose another name") from None
     except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
+        remove_tree(Path(new))
         raise

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad.kernel import open_exactly
+from supervisor.scratch import remove_tree
 from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.layers import LayeredTree, Node, join, split
 from supervisor.workspace.linux import is_whiteout
@@ -68,7 +69,9 @@ def drop_changes(upper: int, rows: Sequence[Row]) -> None:
             if row.change is Change.MODE and row.old is not None:
                 os.chmod(name or b".", stat.S_IMODE(row.old.status.st_mode), dir_fd=fd)
             elif row.new is not None and row.new.is_directory:
-                shutil.rmtree(name, dir_fd=fd)
+                why = remove_tree(Path(os.fsdecode(name)), fd)
+                if why is not None:
+                    raise why
             else:
                 os.unlink(name, dir_fd=fd)
         if row.origin is not None:

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from supervisor.workspace.layers import TRUSTED_MARKS
-from supervisor.workspace.overlay import mount_base, mount_overlay
+from supervisor.launchpad.overlay import mount_base, mount_overlay
+from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.store import (
     Mode,
     WorkspaceError,
@@ -52,12 +52,14 @@ class MountedWorkspace:
     """What a host holds of a workspace while a child runs in it.
 
     Attributes:
-        fd: of the mount.
+        fd: of the mount; -1 where the child makes it.
         lock: of the workspace's lock; -1 of modes that have none.
+        own: the directory of the layer, where the child makes the mount.
     """
 
-    fd: int
+    fd: int = -1
     lock: int = -1
+    own: str = ""
 
     def close(self) -> None:
         """Give back both."""
@@ -84,12 +86,10 @@ def prepare_use(
     base = find_base(path, state_dir)
     if mode != "review":
         return WorkspaceUse(name or base, base, mode, state_dir)
-    if os.geteuid() != 0:
-        text = f"cannot use {path!r} in mode 'review': this host is not root"
-        raise WorkspaceError(f"{text}; use {path}:direct or {path}:read-only")
     wanted = name or new_name(os.fsencode(base))
     if not os.path.exists(path_of(state_dir, wanted)):
-        make_workspace(state_dir, wanted, os.fsencode(base), TRUSTED_MARKS)
+        marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
+        make_workspace(state_dir, wanted, os.fsencode(base), marks)
         return WorkspaceUse(wanted, base, mode, state_dir)
     with Workspace(state_dir, wanted) as workspace:
         known = os.fsdecode(workspace.state.base)
@@ -157,6 +157,8 @@ def mount_for_child(
 ) -> MountedWorkspace:
     """Make the mount that a child sees; the caller's to close at the child's end.
 
+    A host that is not root makes none: the child does, in its user namespace.
+
     Args:
         use: the workspace.
         child: who has it, for ``workspace list``.
@@ -166,7 +168,10 @@ def mount_for_child(
         WorkspaceError: it is not there, or somebody has it.
         OSError: the mount cannot be made; the text says what takes its place.
     """
+    is_root = os.geteuid() == 0
     if use.mode != "review":
+        if not is_root:
+            return MountedWorkspace()
         base = os.open(use.base, _DIRECTORY)
         try:
             return MountedWorkspace(mount_base(base, owners))
@@ -178,6 +183,9 @@ def mount_for_child(
             workspace.begin_run()
             base = workspace.open_base()
             try:
+                if not is_root:
+                    own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
+                    return MountedWorkspace(lock=lock, own=own)
                 mount = mount_overlay(base, workspace.directory.fd, owners)
             except OSError as why:
                 raise _no_overlay(use, why) from None

@@ -1,0 +1,150 @@
+"""Overlay mounts, made detached from held descriptors: what a child sees of a workspace.
+
+The host makes one where it is root; else the child does, in its user namespace.
+
+Sources: Documentation/filesystems/overlayfs.rst, fsopen(2), open_tree(2).
+"""
+
+from __future__ import annotations
+
+import os
+
+from supervisor.launchpad.kernel import caller, open_exactly
+from supervisor.launchpad.stage import (
+    ATTR_IDMAP,
+    ATTR_NODEV,
+    ATTR_NOSUID,
+    set_attributes,
+)
+
+# <asm/unistd.h>: these have one number everywhere. <linux/mount.h>, <fcntl.h>
+_SYS_OPEN_TREE, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 430, 431, 432
+_AT_EMPTY_PATH = 0x1000
+_OPEN_TREE_CLONE = 1
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
+_SET_FLAG, _SET_STRING, _SET_FD, _CMD_CREATE = 0, 1, 5, 6
+_FIND = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_OPTIONS = ((b"index", b"off"), (b"metacopy", b"off"), (b"xino", b"auto"))
+
+_open_tree = caller(_SYS_OPEN_TREE, "ntn")
+_fsopen = caller(_SYS_FSOPEN, "tn")
+_fsconfig = caller(_SYS_FSCONFIG, "nnttn")
+_fsmount = caller(_SYS_FSMOUNT, "nnn")
+
+
+def clone_mount(fd: int) -> int:
+    """Return a descriptor of a copy of a mount from one directory on, attached nowhere.
+
+    What is mounted beneath is not copied.
+
+    Raises:
+        OSError: EPERM: this process has no CAP_SYS_ADMIN; EINVAL: a mount of another
+            namespace, or one that cannot be copied.
+    """
+    return _open_tree(fd, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
+
+
+def mount_overlay(
+    base: int, own: int, owners: int = -1, *, has_user_marks: bool = False
+) -> int:
+    """Make the overlay of a workspace; return a descriptor of the mount.
+
+    Args:
+        base: a descriptor of the base's top.
+        own: of the directory that has ``upper`` and ``work``.
+        owners: a user namespace in which the operator and the child change places; -1 to
+            show everybody as they are.
+        has_user_marks: overlayfs's attributes are the user's: for who is not root.
+
+    Raises:
+        OSError: with the kernel's own reason where it gives one.
+    """
+    held: list[int] = []
+    try:
+        # Upper and work are reached through one copy of one mount, or it is EINVAL.
+        mine = _copy(held, own, owners)
+        lower = _copy(held, base, owners)
+        upper, work = (_open(held, name, mine) for name in ("upper", "work"))
+        held.append(_fsopen(b"overlay", _FSOPEN_CLOEXEC))
+        return _make(held[-1], lower, upper, work, has_user_marks=has_user_marks)
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def mount_overlay_by_path(base: bytes, own: bytes) -> int:
+    """Make an overlay in a user namespace, from paths without links; as above."""
+    held = [open_exactly(path) for path in (base, own)]
+    try:
+        return mount_overlay(*held, has_user_marks=True)
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def mount_base(base: int, owners: int = -1) -> int:
+    """Make a copy of the base's own mount; return a descriptor of it.
+
+    Args:
+        base: a descriptor of the base's top.
+        owners: as of ``mount_overlay``.
+    """
+    held: list[int] = []
+    try:
+        return os.dup(_copy(held, base, owners))
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def _copy(held: list[int], directory: int, owners: int) -> int:
+    fd = clone_mount(directory)
+    held.append(fd)
+    if owners >= 0:
+        set_attributes(fd, ATTR_IDMAP, owners)
+    return fd
+
+
+def _open(held: list[int], name: str, directory: int) -> int:
+    fd = os.open(name, _FIND, dir_fd=directory)
+    held.append(fd)
+    return fd
+
+
+def _make(
+    options: int, lower: int, upper: int, work: int, *, has_user_marks: bool
+) -> int:
+    if has_user_marks:
+        # Taken first, or what follows is refused.
+        _set(options, _SET_FLAG, b"userxattr")
+    else:
+        _set(options, _SET_STRING, b"redirect_dir", b"on")
+    for key, value in _OPTIONS:
+        _set(options, _SET_STRING, key, value)
+    for key, fd in ((b"lowerdir+", lower), (b"upperdir", upper), (b"workdir", work)):
+        _set(options, _SET_FD, key, None, fd)
+    _set(options, _CMD_CREATE, None)
+    return _fsmount(options, _FSMOUNT_CLOEXEC, ATTR_NOSUID | ATTR_NODEV)
+
+
+def _set(
+    options: int,
+    command: int,
+    key: bytes | None,
+    value: bytes | None = None,
+    fd: int = 0,
+) -> None:
+    try:
+        _fsconfig(options, command, key, value, fd)
+    except OSError as why:
+        raise OSError(why.errno, _reason(options) or why.strerror) from None
+
+
+def _reason(options: int) -> str:
+    """Return what the kernel says of the last failure; "" for nothing."""
+    try:
+        text = os.read(options, 1024).decode(errors="replace")
+    except OSError:
+        return ""
+    return text[2:].strip()  # "e ", "w ", "i ": how bad it is
