@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
-    from supervisor.workspace.use import MountedWorkspace, WorkspaceUse
+    from supervisor.workspace.run import MountedWorkspace
+    from supervisor.workspace.use import WorkspaceUse
 
 SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a dead child's processes; they are killed at once, and
@@ -240,8 +241,8 @@ class Child(ChildClients):
     async def _mount_workspace(
         self, use: WorkspaceUse, wanted: Wanted
     ) -> MountedWorkspace:
+        from supervisor.workspace.run import mount_for_child  # noqa: PLC0415
         from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with one
-        from supervisor.workspace.use import mount_for_child  # noqa: PLC0415
 
         if "mountns" not in wanted.profile.layers:
             raise walled.no_workspace(use.base, "its profile has no layer 'mountns'")

@@ -15,13 +15,12 @@ from supervisor.options import Limits
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.sandbox.ways import check_ways
 from supervisor.say import remedy
+from supervisor.workspace.use import WorkspaceUse  # noqa: TC001 - a hand-over reads it
 from vfs.errors import AccessDeniedError
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from supervisor.workspace.use import WorkspaceUse
 
 MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")
 """What a child gets of the host's environment when nothing else is asked for."""

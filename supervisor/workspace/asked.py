@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from supervisor.daemon_places import usual_state_dir
 from supervisor.here import absolute
 from supervisor.options import OptionError
+from supervisor.workspace.run import prepare_use
 from supervisor.workspace.store import WorkspaceError
-from supervisor.workspace.use import MODES, WorkspaceUse, prepare_use
+from supervisor.workspace.use import MODES, WorkspaceUse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.workspace.store import Mode
+    from supervisor.workspace.use import Mode
 
 
 def find_state_dir(asked: str | None) -> str:

@@ -16,7 +16,6 @@ import secrets
 import stat
 import time
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -26,8 +25,6 @@ from supervisor.workspace.selection import GUARDED
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
-
-Mode = Literal["review", "direct", "read-only"]
 
 
 class WorkspaceError(Exception):

@@ -1,0 +1,182 @@
+"""One run of a child in a workspace: checked, made or found, mounted, and looked at after."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from supervisor.launchpad.overlay import mount_base, mount_overlay
+from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.store import (
+    WorkspaceError,
+    make_workspace,
+    new_name,
+    path_of,
+)
+from supervisor.workspace.use import WorkspaceUse
+from supervisor.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.workspace.use import Mode
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class MountedWorkspace:
+    """What a host holds of a workspace while a child runs in it.
+
+    Attributes:
+        fd: of the mount; -1 where the child makes it.
+        lock: of the workspace's lock; -1 of modes that have none.
+        own: the directory of the layer, where the child makes the mount.
+    """
+
+    fd: int = -1
+    lock: int = -1
+    own: str = ""
+
+    def close(self) -> None:
+        """Give back both."""
+        for fd in (self.fd, self.lock):
+            if fd >= 0:
+                os.close(fd)
+
+
+def prepare_use(
+    path: str, mode: Mode, state_dir: str, name: str | None = None
+) -> WorkspaceUse:
+    """Return a workspace for a directory, made if there is none of that name.
+
+    Args:
+        path: of the operator's directory, absolute.
+        mode: what the child may do.
+        state_dir: where workspaces live.
+        name: of the workspace; None for a new one.
+
+    Raises:
+        WorkspaceError: the directory cannot be one, or the workspace is another's.
+        OSError: something cannot be made.
+    """
+    base = find_base(path, state_dir)
+    if mode != "review":
+        return WorkspaceUse(name or base, base, mode, state_dir)
+    wanted = name or new_name(os.fsencode(base))
+    if not os.path.exists(path_of(state_dir, wanted)):
+        marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
+        make_workspace(state_dir, wanted, os.fsencode(base), marks)
+        return WorkspaceUse(wanted, base, mode, state_dir)
+    with Workspace(state_dir, wanted) as workspace:
+        known = os.fsdecode(workspace.state.base)
+        if known != base:
+            text = (
+                f"cannot use workspace {wanted!r} for {base!r}: its base is {known!r}"
+            )
+            raise WorkspaceError(f"{text}; choose another name")
+    return WorkspaceUse(wanted, base, mode, state_dir)
+
+
+def find_base(path: str, state_dir: str) -> str:
+    """Return the path without links of a directory that can be a base.
+
+    Raises:
+        WorkspaceError: it cannot.
+    """
+    try:
+        fd = os.open(path, _DIRECTORY)
+    except OSError as why:
+        reason = "it is no directory" if why.errno == errno.ENOTDIR else why.strerror
+        text = f"cannot use {path!r} as a workspace: {reason}"
+        raise WorkspaceError(f"{text}; name a directory") from None
+    try:
+        base = os.readlink(f"/proc/self/fd/{fd}")
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)
+    for reason in _faults_of_base(base, status, state_dir):
+        raise WorkspaceError(f"cannot use {path!r} as a workspace: {reason}")
+    return base
+
+
+def _faults_of_base(base: str, status: os.stat_result, state_dir: str) -> Iterator[str]:
+    if base == "/":
+        yield "it is the top of the file system; name a directory in it"
+    if os.geteuid() not in {0, status.st_uid}:
+        yield f"user {status.st_uid} owns it; run as its owner"
+    if _holds(status, state_dir):
+        yield f"the state directory {state_dir!r} lies in it; name another (--state-dir)"
+    try:
+        state = os.stat(state_dir)
+    except OSError:
+        return
+    if _holds(state, base):
+        yield f"it lies in the state directory {state_dir!r}; name another directory"
+
+
+def _holds(directory: os.stat_result, path: str) -> bool:
+    """Tell whether a path is a directory or lies in it, by device and inode."""
+    while True:
+        try:
+            found = os.stat(path)
+        except OSError:
+            found = None
+        if found is not None and os.path.samestat(found, directory):
+            return True
+        if path in {"/", ""}:
+            return False
+        path = os.path.dirname(path.rstrip("/"))
+
+
+def mount_for_child(
+    use: WorkspaceUse, child: str, owners: int = -1
+) -> MountedWorkspace:
+    """Make the mount that a child sees; the caller's to close at the child's end.
+
+    A host that is not root makes none: the child does, in its user namespace.
+
+    Args:
+        use: the workspace.
+        child: who has it, for ``workspace list``.
+        owners: as of ``overlay.mount_overlay``.
+
+    Raises:
+        WorkspaceError: it is not there, or somebody has it.
+        OSError: the mount cannot be made; the text says what takes its place.
+    """
+    is_root = os.geteuid() == 0
+    if use.mode != "review":
+        if not is_root:
+            return MountedWorkspace()
+        base = os.open(use.base, _DIRECTORY)
+        try:
+            return MountedWorkspace(mount_base(base, owners))
+        finally:
+            os.close(base)
+    with Workspace(use.state_dir, use.name) as workspace:
+        lock = workspace.directory.lock_for(child)
+        try:
+            workspace.begin_run()
+            base = workspace.open_base()
+            try:
+                if not is_root:
+                    own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
+                    return MountedWorkspace(lock=lock, own=own)
+                mount = mount_overlay(base, workspace.directory.fd, owners)
+            except OSError as why:
+                raise _no_overlay(use, why) from None
+            finally:
+                os.close(base)
+        except BaseException:
+            os.close(lock)
+            raise
+    return MountedWorkspace(mount, lock)
+
+
+def _no_overlay(use: WorkspaceUse, why: OSError) -> WorkspaceError:
+    text = f"cannot mount workspace {use.name!r} over {use.base!r}: {why.strerror}"
+    how = "use --state-dir on a disk that can hold a layer (ext4, xfs, btrfs, tmpfs)"
+    return WorkspaceError(f"{text}; {how}, or the mode 'direct'")
