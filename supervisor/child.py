@@ -21,6 +21,7 @@ import trio
 
 from supervisor.child_clients import ChildClients
 from supervisor.child_ends import Ends
+from supervisor.home import check_owner
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
@@ -169,6 +170,8 @@ class Child(ChildClients):
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
         wanted = self.wanted = self._wanted(stack)
+        if wanted.home:
+            check_owner(wanted.home, wanted.user)
         for use in spec.workspaces:
             await self._show_workspace(stack, use, wanted)
         stack.push_async_callback(self._wait_swept)
@@ -310,6 +313,7 @@ class Child(ChildClients):
             hidden=hidden,
             made_in=spec.made_in,
             share=self.threads if spec.sandbox.layers else None,
+            home=spec.kept_home or "",
         )
 
     async def _spawn(

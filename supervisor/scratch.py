@@ -1,4 +1,4 @@
-"""A child's private directories: its root, and a TMPDIR of its own.
+"""A child's private directories: its root, a TMPDIR and a HOME of its own.
 
 They are made when the child is spawned, 0700, and removed in the background when it has
 ended, before the host ends (spec S4).  What they lie in is kept by nobody, and lets the
@@ -99,6 +99,7 @@ class Scratch:
             self._base = Path(os.readlink(f"/proc/self/fd/{self._fd}"))  # noqa: PTH115
             os.mkdir("tmp", 0o700, dir_fd=self._fd)
             os.mkdir("run", 0o700, dir_fd=self._fd)
+            os.mkdir("home", 0o700, dir_fd=self._fd)
             if root is None:
                 os.mkdir("root", 0o700, dir_fd=self._fd)
         except BaseException:
@@ -108,6 +109,11 @@ class Scratch:
         self.tmp = str(self._base / "tmp")
         self.run = str(self._base / "run")
         self.root = str(self._base / "root") if root is None else root
+
+    @property
+    def home(self) -> str:
+        """The child's HOME, where no other is given to it."""
+        return str(self._base / "home")
 
     @property
     def fd(self) -> int:
@@ -149,7 +155,8 @@ class Scratch:
             giving.take_back_held(self._fd)  # for whoever wants what it holds
             tmp = yield from _tree_removing(Path("tmp"), self._fd)
             run = yield from _tree_removing(Path("run"), self._fd)
-            return tmp or run
+            home = yield from _tree_removing(Path("home"), self._fd)
+            return tmp or run or home
         return (yield from _emptying(self._fd, self._base, None))
 
     def _unlock(self) -> None:

@@ -63,6 +63,8 @@ class ChildSpec:
         network: ``none`` or ``host``; without layers it has the host's.
         group_limits: what its cgroups bound, over all its processes.
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
+        home_dir: its HOME, likewise.
+        kept_home: a directory of the operator that it has as its HOME, to write.
         name: what a configuration calls it; None for one that has no name.
         model: the model that it may ask; None for the one of its view (spec L6).
         quota: weighted tokens for it and all nested in it; None for the host's alone.
@@ -108,6 +110,8 @@ class ChildSpec:
     policy: str | None = None
     own_env: frozenset[str] = frozenset()
     workspaces: tuple[WorkspaceUse, ...] = ()
+    home_dir: str | None = None
+    kept_home: str | None = None
 
     @property
     def walls_env(self) -> dict[str, str]:
@@ -131,7 +135,8 @@ class ChildSpec:
     @property
     def own_dirs(self) -> tuple[str, ...]:
         """The directories that are the child's to write, whatever it runs in."""
-        return tuple(path for path in (self.tmp_dir, self.run_dir) if path is not None)
+        own = (self.tmp_dir, self.run_dir, self.home_dir)
+        return tuple(path for path in own if path is not None)
 
     @property
     def written_dirs(self) -> dict[str, bool]:
@@ -140,6 +145,8 @@ class ChildSpec:
         And whether it may read it.
         """
         whole = (*self.own_dirs, self.root)
+        if self.kept_home is not None:
+            whole = (*whole, self.kept_home)
         granted = {path: path in (*self.read, *whole) for path in self.write}
         return {**dict.fromkeys(whole, True), **granted}
 

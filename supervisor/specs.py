@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from supervisor.here import absolute, working_directory
+from supervisor.home import prepare_home
 from supervisor.options import Limits, OptionError, parse_limits
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
@@ -55,6 +56,8 @@ class ChildOptions:
     image_tokens: int | None = None
     policy: str | None = None
     workspaces: tuple[WorkspaceUse, ...] = ()
+    home: str | None = None
+    home_files: dict[str, str] = field(default_factory=dict)
 
 
 def policy_options(
@@ -91,6 +94,8 @@ def policy_options(
         model=policy.model,
         quota=policy.quota,
         image_tokens=policy.image_tokens,
+        home=policy.home,
+        home_files=dict(policy.home_files),
     )
 
 
@@ -113,8 +118,14 @@ def make_spec(
     Raises:
         FileNotFoundError: it is to be started in the host's directory, or in one named
             relative to it, and that is gone.
+        OSError: its HOME cannot be made or filled.
     """
     env = minimal_env(scratch.tmp)
+    is_walled = bool(options.sandbox.layers)
+    kept_home = absolute(options.home) if options.home else None
+    if is_walled or kept_home is not None:
+        env["HOME"] = kept_home or scratch.home
+        prepare_home(env["HOME"], options.home_files)
     env.update({k: os.environ[k] for k in options.pass_env if k in os.environ})
     if options.workspaces:
         env["SANDHOST_WORKSPACE"] = options.workspaces[0].name
@@ -146,6 +157,8 @@ def make_spec(
         sandbox=options.sandbox,
         network=options.network,
         tmp_dir=scratch.tmp,
+        home_dir=scratch.home if is_walled and kept_home is None else None,
+        kept_home=kept_home,
         group_limits=limits,
         tools=options.tools,
         model=options.model,

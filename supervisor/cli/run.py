@@ -99,6 +99,12 @@ _OPTIONS = (
     click.option(
         "--cwd", metavar="DIR", shell_complete=directories, help="Working directory."
     ),
+    click.option(
+        "--home",
+        metavar="DIR",
+        shell_complete=directories,
+        help="HOME, kept; default a fresh one. --env HOME= wins.",
+    ),
     click.option("--timeout", metavar="S", help="End it after S, 0 never; exit 124."),
     click.option(
         "--limit",
@@ -310,6 +316,8 @@ def run_commands(
             model=base.model,
             quota=base.quota,
             image_tokens=base.image_tokens,
+            home=given["home"] or base.home,
+            home_files=base.home_files,
             policy=None if policy is None else "run",
         )
     except OptionError as why:

@@ -9,6 +9,7 @@ import msgspec
 from supervisor.config.llm import check_policy
 from supervisor.config.read import joined, named
 from supervisor.descriptors import odd_open_files
+from supervisor.home import is_home_file
 from supervisor.options import OptionError, limit_faults, parse_limits
 from supervisor.toolexec.kinds import is_tool_name
 
@@ -39,6 +40,8 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     quota: float | None = None
     image_tokens: int | None = None
     tools: list[str] | None = None
+    home: str | None = None
+    home_files: dict[str, str] = {}
 
 
 def check_policies(section: Mapping[str, PolicySection]) -> Iterator[tuple[str, str]]:
@@ -83,6 +86,10 @@ def _check_lists(policy: PolicySection) -> Iterator[tuple[str, str]]:
     for key in ("read", "write"):
         for path in getattr(policy, key):
             yield from named(key, _path, path, OptionError)
+    if policy.home is not None:
+        yield from named("home", _path, policy.home, OptionError)
+    for name in policy.home_files:
+        yield from named("home_files", _home_file, name, OptionError)
     for tool in policy.tools or ():
         yield from named("tools", _tool, tool, OptionError)
 
@@ -90,6 +97,11 @@ def _check_lists(policy: PolicySection) -> Iterator[tuple[str, str]]:
 def _path(path: str) -> None:
     if not path or "\0" in path:
         raise OptionError(f"not a path: {path!r}")
+
+
+def _home_file(name: str) -> None:
+    if not is_home_file(name):
+        raise OptionError(f"not a name within HOME: {name!r}; leave out '/' and '..'")
 
 
 def _tool(name: str) -> None:

@@ -55,6 +55,7 @@ def layers_on_the_wire(
             wanted.programs,
             wanted.shared,
             wanted.theirs,
+            wanted.home,
         ).hiding(wanted.hidden)
         view = view.showing(wanted.mounts)
         if not view.cwd:

@@ -248,13 +248,14 @@ def _common() -> View:
     return finder.view("/")
 
 
-def view_of(
+def view_of(  # noqa: PLR0913, PLR0917 - a list of places
     executable: str,
     cwd: str,
     own: Iterable[str],
     program_files: Iterable[str] = (),
     shared: Iterable[str] = (),
     theirs: Mapping[str, bool] = MappingProxyType({}),
+    home: str = "",
 ) -> View:
     """Return what one child sees.
 
@@ -267,6 +268,8 @@ def view_of(
             there is shown as its own.  Where there are any, the program is a tool.
         theirs: directories that it may write by other means, or that hold its own; and
             whether it may read them.
+        home: a directory of the operator that it may write; what is root's there is
+            shown as its own. "" for none.
     """
     finder = _Finder(_common())
     own = tuple(own)
@@ -287,6 +290,8 @@ def view_of(
         inside = finder.add(cwd, "execute", mapped=is_ours)
     for path in own:
         finder.add(path, "write")
+    if home:
+        finder.add(home, "write", mapped=True)
     return finder.view(inside)
 
 

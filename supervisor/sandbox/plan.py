@@ -405,6 +405,8 @@ class Wanted:
             else's; -1 if nobody holds that.
         share: bounds the threads that may look at what is its own.
         mounts: mounts of the host's that it sees.
+        home: a directory of the operator to write, where what is root's is shown as its
+            own; "" for none.
     """
 
     profile: Profile
@@ -424,6 +426,7 @@ class Wanted:
     made_in: int = -1
     share: trio.CapacityLimiter | None = None
     mounts: tuple[ShownMount, ...] = ()
+    home: str = ""
 
     def mount_of(self, path: str) -> ShownMount | None:
         """Return the mount of the host's that a path is in, if it is in one."""
@@ -445,4 +448,5 @@ class Wanted:
     @property
     def paths(self) -> tuple[str, ...]:
         """What is not everybody's of what it sees, but for its program."""
-        return (self.cwd, *self.own, *self.kept, *self.shared, *self.programs)
+        others = (*self.own, *self.kept, *self.shared, *self.programs)
+        return (self.cwd, *others, *((self.home,) if self.home else ()))

@@ -40,7 +40,7 @@ async def test_root_and_tmp_are_the_users_alone_and_go_away(tmp: Path) -> None:
     made = Scratch(None)
     (base,) = listing(tmp)
     assert base.startswith("sandhost-")
-    assert listing(tmp / base) == ["root", "run", "tmp"]
+    assert listing(tmp / base) == ["home", "root", "run", "tmp"]
     for path in (str(tmp / base), made.root, made.tmp):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
     assert await made.remove() is None
