@@ -1,11 +1,11 @@
-"""Log lines: loguru's, imported when the first line is due.
+"""Log lines: loguru's, where a program starts it, or the same lines without it.
 
-A host that has nothing to say should not wait for its logger: importing it costs as
-much as starting three children.  Levels are loguru's names.
+Importing loguru costs as much as starting three children, and opens files: a daemon starts
+it before it has any, ``run`` not at all.  A line itself imports nothing, for whoever keeps a
+file from being opened would keep the host from everything else.  Levels are loguru's names.
 
 Nobody is waited for either: what a pipe or a terminal does not take at once is counted, and
-that is told when it takes lines again.  And what is said may be that there are no descriptors
-left, or no memory: then it is said without loguru.
+that is told when it takes lines again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import select
 import sys
 import time
-import traceback
 import warnings
 from contextlib import suppress
 from io import TextIOBase
@@ -71,12 +70,10 @@ class Log:
         if LEVELS[level] < self._threshold:
             return
         line = "".join(c if c.isprintable() else "?" for c in message)
-        try:
-            logger = self._logger or self.start()
-        except (OSError, ImportError, MemoryError):  # it cannot be read: the next may
+        if self._logger is None:
             self._write_bare(level, line, fields)
         else:
-            logger.bind(**fields).log(level, "{}", line)
+            self._logger.bind(**fields).log(level, "{}", line)
 
     def _write_bare(self, level: str, line: str, fields: dict[str, object]) -> None:
         """Write a line as loguru would."""
@@ -90,7 +87,11 @@ class Log:
                 _put_text(level, text)
 
     def start(self) -> Logger:
-        """Set loguru up, for modules that log through it themselves."""
+        """Set loguru up, before there are children.
+
+        Raises:
+            ImportError, MemoryError, OSError: it cannot be loaded; lines go out without it.
+        """
         from loguru import logger  # noqa: PLC0415 - see the module's docstring
 
         logger.remove()
@@ -141,11 +142,15 @@ def place_of(why: BaseException) -> str:
     """Return the kind of a fault, and where it happened."""
     while isinstance(why, BaseExceptionGroup):
         why = why.exceptions[0]
-    frames = traceback.extract_tb(why.__traceback__)
-    if not frames:
+    place = why.__traceback__
+    if place is None:
         return type(why).__name__
-    frame = frames[-1]
-    return f"{type(why).__name__} in {frame.name}, {frame.filename}:{frame.lineno}"
+    while place.tb_next is not None:
+        place = place.tb_next
+    # Not by ``traceback``, which opens the source.
+    code = place.tb_frame.f_code
+    where = f"{code.co_filename}:{place.tb_lineno}"
+    return f"{type(why).__name__} in {code.co_name}, {where}"
 
 
 class _Lines(TextIOBase):

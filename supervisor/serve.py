@@ -31,7 +31,7 @@ import os
 import signal
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -118,6 +118,8 @@ def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
     log = Log(options.log_level, as_json=options.log_json)
     speak_json(as_json=log.is_json)
     log.take_stderr()
+    with suppress(ImportError, MemoryError, OSError):
+        log.start()
     status = guarded("serve", _serve, launchpad, options, log)
     return status if status in {0, BAD_CONFIG} else FAILED
 

@@ -17,6 +17,7 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import supervisor.documents  # noqa: F401 - imported late by what hosts without these load
 from protocol import fdxml
 from supervisor.config.fds import FileDescriptorSection
 from supervisor.daemon_places import CHECKPOINTS

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from supervisor.documents import MOST_VALUES, check_values
 from supervisor.footprint import document_bytes
 from supervisor.llm.answer import DONE
 from supervisor.llm.deltas import ChoiceRedactor
@@ -215,8 +216,6 @@ def _measured(body: bytearray) -> int:
     """
     if len(body) <= LARGE_BYTES:
         return document_bytes(body, len(body))
-    from supervisor.documents import MOST_VALUES, check_values  # noqa: PLC0415 - rarely
-
     try:
         check_values(body, "what is long in a request is a text")
     except ValueError as why:

@@ -12,7 +12,13 @@ import errno
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from supervisor.llm import handover, handover_endpoint, keys, provider
+from supervisor.llm import (
+    chat,  # noqa: F401 - LLM_CHAT imports it when one comes, in Trio's thread
+    handover,
+    handover_endpoint,
+    keys,
+    provider,
+)
 from supervisor.llm.guard import SecretFiles
 from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.quota import Node

@@ -67,13 +67,17 @@ def load() -> None:
     """Import what calls need (for a worker thread)."""
     # The library would log prompts to stderr for whoever has this set.
     os.environ.pop("OPENAI_LOG", None)
+    # What these would import by themselves, but with the first call, in Trio's thread.
+    import encodings.idna  # noqa: PLC0415
+
+    import anyio._backends._trio  # noqa: PLC0415
     import httpx2  # noqa: F401, PLC0415 - rule 2
     import openai  # noqa: PLC0415
-    import openai.resources.chat  # noqa: PLC0415 - loaded lazily otherwise
+    import openai.resources.chat  # noqa: PLC0415
 
     from supervisor.llm import wire  # noqa: F401, PLC0415
 
-    del openai
+    del anyio, encodings, openai
 
 
 def stripped(url: str) -> str:

@@ -97,6 +97,8 @@ async def serve_metrics(
     metrics = attach_metrics(host)
     # Its imports take 50 ms, which a client's READ should not wait for.
     render = await in_thread(_import_render)
+    if section.page:
+        await in_thread(_import_page)
     listener = await _listen(section.listen)
     server = _Server(metrics, listener, render, host.log, page=section.page)
     host.holders.add(server.descriptors)
@@ -400,6 +402,11 @@ async def _cancel_at_end(connection: _Connection, scope: trio.CancelScope) -> No
     except trio.BrokenResourceError:
         pass
     scope.cancel()
+
+
+def _import_page() -> None:
+    import supervisor.metrics.status_facts  # noqa: PLC0415 - see ``serve_metrics``
+    import supervisor.metrics.status_page  # noqa: F401, PLC0415
 
 
 def _import_render() -> Callable[..., tuple[bytes, str]]:
