@@ -17,6 +17,7 @@ from supervisor.home import prepare_home
 from supervisor.options import Limits, OptionError, parse_limits
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
+from supervisor.workspace.use import WorkspaceUse  # noqa: TC001 - a hand-over reads it
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from supervisor.config.document import PolicySection
     from supervisor.config.sandbox import SandboxSection
     from supervisor.scratch import Scratch
-    from supervisor.workspace.use import WorkspaceUse
 
 DEFAULT_OPEN_FILES = 256
 """Files that a child may have open at once where nothing else is said."""
