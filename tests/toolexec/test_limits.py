@@ -316,7 +316,7 @@ async def test_a_shortage_of_descriptors_is_survived(
         failures.append(is_news())
         return failures[-1]
 
-    monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+    monkeypatch.setattr(scene.tool, "log", lambda *line, **_: said.append(line))
     monkeypatch.setattr(scene.tool.places, "is_shortage_news", counted)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as sock:

@@ -498,7 +498,7 @@ async def test_an_output_that_cannot_be_read_is_told(
     monkeypatch.setattr(logstores.File, "read", fail)
     async with opened_scene(tmp_path, verbose=verbose) as scene:
         said: list[tuple[str, str]] = []
-        monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+        monkeypatch.setattr(scene.tool, "log", lambda *line, **_: said.append(line))
         with await scene.connect() as sock:
             await send(sock, scene.request(numbers(100_000), proto="1"))
             data = await receive_all(sock)

@@ -287,7 +287,7 @@ async def test_a_fault_in_an_answer_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[str, str]] = []
-    monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+    monkeypatch.setattr(scene.tool, "log", lambda *line, **_: said.append(line))
     request = scene.request(b"tool=true")
     monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
     with monkeypatch.context() as patch:

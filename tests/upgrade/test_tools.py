@@ -324,7 +324,7 @@ def test_a_handle_is_made_by_the_next_program() -> None:
 
 # What would end a program that begins is found before it is one.
 def test_a_workspace_that_is_gone_is_found_before_the_exchange() -> None:
-    with opened_tools() as tools:
+    with opened_tools(errors=2) as tools:  # one for each refusal
         file = tools.where / "c.toml"
         text = file.read_text()
         file.write_text(text.replace("workspace =", 'workspace = "/no/such" #'))
