@@ -55,7 +55,7 @@ def mount_overlay(
         own: of the directory that has ``upper`` and ``work``.
         owners: a user namespace in which the operator and the child change places; -1 to
             show everybody as they are.
-        has_user_marks: overlayfs's attributes are the user's: for who is not root.
+        has_user_marks: overlayfs keeps its attributes as a user's; root keeps its own.
 
     Raises:
         OSError: with the kernel's own reason where it gives one.

@@ -18,6 +18,7 @@ from supervisor.sandbox import seccomp_filter
 from supervisor.sandbox.cgroups import as_pair
 from supervisor.sandbox.plan import NAMESPACES
 from supervisor.spawn_request import SpawnError
+from vfs.hostio import other_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -57,6 +58,7 @@ def layers_on_the_wire(
             wanted.theirs,
             wanted.home,
         ).hiding(wanted.hidden)
+        _check_nothing_hidden(wanted)
         view = view.showing(wanted.mounts)
         if not view.cwd:
             raise _no_directory(wanted.cwd)
@@ -110,6 +112,23 @@ def _walls(
     if "landlock" in layers:
         found["landlock"] = (view.landlock(), no_internet)
     return found
+
+
+def _check_nothing_hidden(wanted: Wanted) -> None:
+    """Refuse a workspace that holds what is to be hidden: its child could move it.
+
+    Raises:
+        SpawnError: it holds keys, or directories of a host.
+    """
+    for location in wanted.hidden if wanted.mounts else ():
+        for path in (location.path, *other_names(location.path)):
+            mount = wanted.mount_of(path)
+            if mount is not None:
+                why = f"it holds {path!r}, which no child may see"
+                text = (
+                    f"cannot show workspace {mount.path!r}: {why}; put that elsewhere"
+                )
+                raise SpawnError(errno.EPERM, "workspace", text, why)
 
 
 def _with_held(

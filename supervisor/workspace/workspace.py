@@ -232,7 +232,7 @@ class Workspace:
         self.directory.remove()
 
     def begin_run(self) -> None:
-        """Take note of the time from which on changes have no record."""
+        """Record what was changed before, and when this run began."""
         self.finish_commit()
         with self._trees() as trees:
             rows = compare(trees.base, trees.merged)

@@ -281,6 +281,14 @@ def test_a_profile_without_the_layer_mountns_is_refused(place: Place) -> None:
     assert b"its profile has no layer 'mountns'" in done.err
 
 
+def test_a_base_that_holds_the_host_s_own_directories_is_refused(place: Place) -> None:
+    environment = {**ENVIRONMENT, "TMPDIR": str(place.base)}
+    words = ("--state-dir", place.state, "--workspace", place.base)
+    done = sandhost("run", *words, "--", "true", env=environment)
+    assert done.status == 125
+    assert b"which no child may see" in done.err
+
+
 def test_a_name_that_is_none_and_a_pattern_that_names_nothing(place: Place) -> None:
     done = place.run("true", "--workspace-name", "../x")
     assert (done.status, done.err.count(b"\n")) == (125, 1)
