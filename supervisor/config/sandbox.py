@@ -116,6 +116,12 @@ def _without_netns(profile: Profile) -> str:
     return f"{why}; {how} seccomp to its layers, or set network = 'host'"
 
 
+_LEASES = (
+    "its children can take leases (F_SETLEASE) on their files, and the host waits up to"
+    " 45 s to open one; add it to its layers"
+)
+
+
 def odd_walls(
     config: Config, profile: Profile, network: str | None, *, has_tools: bool
 ) -> Iterator[tuple[str, str]]:
@@ -133,6 +139,8 @@ def odd_walls(
         if "netns" in profile.layers:
             why = f"sandbox {profile.name!r} keeps nobody from it: {_without_netns(profile)}"
         yield "network", f"its children have the host's network: {why}"
+    if profile.layers and "seccomp" not in profile.layers:  # of "none" everybody knows
+        yield "sandbox", f"sandbox {profile.name!r} lacks seccomp: {_LEASES}"
     what, instead = "the model but by FD 3", "or have a layer netns"
     if config.llm is not None and (why := no_way(profile, network, what, instead)):
         yield "sandbox", why

@@ -17,6 +17,10 @@ LEFT = (
     "its children have the host's network: sandbox 'open' has neither the layer netns nor"
     " seccomp; add one to its layers, or set network = 'host'"
 )
+LEASES = (
+    "sandbox 'open' lacks seccomp: its children can take leases (F_SETLEASE) on their"
+    " files, and the host waits up to 45 s to open one; add it to its layers"
+)
 PROFILES = (
     "[sandbox.open]\nlayers = ['landlock']\n"
     "[sandbox.shut]\nlayers = ['landlock', 'seccomp']\n"
@@ -37,16 +41,19 @@ def warned(outcome: Outcome) -> list[str]:
     return [line["message"] for line in lines if line["level"] == "WARNING"]
 
 
+OF_OPEN = [f"policy.run.network: {LEFT}", f"policy.run.sandbox: {LEASES}"]
+
+
 # spec face: the command line goes before the configuration, for what is told as well.
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ((), [f"policy.run.network: {LEFT}"]),
-        (("--sandbox", "open"), [f"policy.run.network: {LEFT}"]),
+        ((), OF_OPEN),
+        (("--sandbox", "open"), OF_OPEN),
         (("--sandbox", "shut"), []),
         (("--sandbox", "auto"), []),
         (("--sandbox", "none"), []),
-        (("--network", "host"), []),
+        (("--network", "host"), OF_OPEN[1:]),
     ],
     ids=["nothing", "the same", "shut", "auto", "none", "host"],
 )
@@ -59,10 +66,27 @@ def test_run_warns_of_the_walls_that_its_child_has(
 
 def test_run_warns_of_a_profile_that_it_was_given(tmp_path: Path) -> None:
     text = f"{PROFILES}[policy.run]\nsandbox = 'shut'\n[policy.b]\nsandbox = 'open'\n"
-    other = f"policy.b.network: {LEFT}"
-    assert warned(run(tmp_path, text)) == [other]
-    given = run(tmp_path, text, "--sandbox", "open")
-    assert warned(given) == [f"--sandbox open: {LEFT}", other]
+    others = [f"policy.b.network: {LEFT}", f"policy.b.sandbox: {LEASES}"]
+    assert warned(run(tmp_path, text)) == others
+    given = [f"--sandbox open: {LEFT}", f"--sandbox open: {LEASES}"]
+    assert warned(run(tmp_path, text, "--sandbox", "open")) == given + others
+
+
+# attack 41: what only the layer seccomp refuses is told where it is no layer.
+def test_a_profile_without_a_filter_of_calls_is_warned_of(tmp_path: Path) -> None:
+    text = (
+        "[sandbox.open]\nlayers = ['landlock', 'netns']\n[policy.a]\nsandbox = 'open'\n"
+    )
+    (tmp_path / "c.toml").write_text(text)
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path)
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    assert outcome.said(f"c.toml: policy.a.sandbox: warning: {LEASES}")
+    for layers in ("['landlock', 'netns', 'seccomp']", "['landlock', 'seccomp']"):
+        (tmp_path / "c.toml").write_text(text.replace("['landlock', 'netns']", layers))
+        assert sandhost("check-config", "c.toml", cwd=tmp_path).err == b""
+    for profile in ("none", "auto", "required"):  # of "none" that is known
+        (tmp_path / "c.toml").write_text(f"[policy.a]\nsandbox = '{profile}'\n")
+        assert sandhost("check-config", "c.toml", cwd=tmp_path).err == b""
 
 
 def test_run_warns_of_a_model_out_of_the_reach_of_its_walls(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_nothing_is_started_where_nothing_is_required(tmp_path: Path) -> None:
 @of_root
 def test_what_could_not_be_tried_is_told_and_refuses_nothing(tmp_path: Path) -> None:
     kernel = older.without(UNSHARE, errno.ENOSPC)  # too many of them
-    text = profile("netns", "layers = ['netns']\n")
+    text = profile("netns", "layers = ['landlock', 'netns', 'seccomp']\n")
     (tmp_path / "c.toml").write_text(text)
     words = ("check-config", "c.toml")
     outcome = sandhost(*words, cwd=tmp_path, wrapper=kernel)
