@@ -228,14 +228,15 @@ def _join_groups(order: Order, groups: tuple[tuple[bytes, bytes], ...]) -> str:
 
 
 def _change_root(order: Order, view: tuple[Any, ...]) -> str:
-    links, trees, order.cwd = view
+    links, trees, order.cwd, files = view
     order.is_in_overlay = any(
         kind == OVERLAY and (order.cwd + b"/").startswith(path + b"/")
         for path, kind, _ in trees
     )
     namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
-    return mounts.build(links, trees, order.owners, order.held, fresh_proc=fresh_proc)
+    made = mounts.Made(links, files)
+    return mounts.build(made, trees, order.owners, order.held, fresh_proc=fresh_proc)
 
 
 def _enter_directory(order: Order, _launchpad: int) -> None:

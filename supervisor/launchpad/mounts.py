@@ -74,7 +74,12 @@ _LINKS = (
     (b"/dev/stdin", b"/proc/self/fd/0"),
     (b"/dev/stdout", b"/proc/self/fd/1"),
     (b"/dev/stderr", b"/proc/self/fd/2"),
+    (b"/dev/ptmx", b"pts/ptmx"),
+    (b"/etc/mtab", b"../proc/self/mounts"),
 )
+
+_TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=256"
+"""Of a child's own devpts: as many as it has, others have fewer (kernel.pty.max)."""
 
 
 _call_mount = caller(_SYS_MOUNT, "tttnt")
@@ -83,8 +88,27 @@ _pivot_root = caller(_SYS_PIVOT_ROOT, "tt")
 _open_tree = caller(_SYS_OPEN_TREE, "ntn")
 
 
+class Made:
+    """What is made in the fresh root itself.
+
+    Attributes:
+        links: (path, target) of symbolic links.
+        files: (path, content) of files.
+    """
+
+    __slots__ = ("files", "links")
+
+    def __init__(
+        self,
+        links: tuple[tuple[bytes, bytes], ...],
+        files: tuple[tuple[bytes, bytes], ...],
+    ) -> None:
+        self.links = links
+        self.files = files
+
+
 def build(
-    links: tuple[tuple[bytes, bytes], ...],
+    made: Made,
     trees: tuple[Tree, ...],
     owners: int,
     mounts: Sequence[int] = (),
@@ -94,7 +118,7 @@ def build(
     """Make the fresh root and move into it; the working directory is its top then.
 
     Args:
-        links: (path, target) of symbolic links.
+        made: links and files.
         trees: (path, "execute", "read", "write" or "device", whether owners are
             mapped), or (path, "hide", (device, inode)), or (path, "held", position in
             ``mounts``), or (path, "overlay", directory of its layer); each before what
@@ -128,7 +152,7 @@ def build(
         proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
         _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
         top = os.open(_STAGE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        _fill(top, links, held, proc, _MS_RDONLY if stays_root else 0)
+        has_terminals = _fill(top, made, held, proc, _MS_RDONLY if stays_root else 0)
         os.fchdir(top)
         os.close(top)
         _pivot_root(b".", b".")
@@ -136,7 +160,8 @@ def build(
         os.chdir("/")
     finally:
         os.umask(umask)
-    return f"{len(held)} places{_said_of_left_out(held)}"
+    without = "" if has_terminals else ", no terminals of its own"
+    return f"{len(held)} places{_said_of_left_out(held)}{without}"
 
 
 def is_made_here(path: bytes) -> bool:
@@ -146,15 +171,18 @@ def is_made_here(path: bytes) -> bool:
 
 def _fill(
     top: int,
-    links: tuple[tuple[bytes, bytes], ...],
+    made: Made,
     held: list[Held],
     proc: int,
     flags: int,
-) -> None:
-    stage = Stage(top, (*_LINKS, *links))
-    stage.make_places(b"/proc", b"/dev", b"/dev/shm", b"/tmp")
+) -> bool:
+    """Fill the fresh root; tell whether it has terminals of its own."""
+    stage = Stage(top, (*_LINKS, *made.links))
+    stage.make_places(b"/proc", b"/dev", b"/dev/shm", b"/dev/pts", b"/tmp")
+    stage.make_files(made.files)
     limits = b"mode=1777,size=64m,nr_inodes=16k"
     _mount(b"tmpfs", _STAGE + b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, limits)
+    has_terminals = _mount_terminals()
     for tree in held:
         if tree.is_hidden:
             stage.hide(tree)
@@ -171,6 +199,17 @@ def _fill(
         stage.attach(Held(b"/proc", proc))
         os.close(proc)
     stage.seal()
+    return has_terminals
+
+
+def _mount_terminals() -> bool:
+    """Mount a devpts that is nobody else's; tell whether this machine gives one."""
+    flags = _MS_NOSUID | _MS_NOEXEC
+    try:
+        _mount(b"devpts", _STAGE + b"/dev/pts", b"devpts", flags, _TERMINALS)
+    except OSError:  # a kernel without them, or one that is played: it is told
+        return False
+    return True
 
 
 def _overlay(path: bytes, own: bytes) -> int:

@@ -135,7 +135,7 @@ class Order:
             self.layers,
         ) = body
         listens = "listener" in self.layers
-        _, trees, _ = self.layers.get("mountns") or ((), (), b"")
+        trees = (self.layers.get("mountns") or ((), ()))[1]
         mounts = sum(kind == HELD for _, kind, _ in trees)
         if len(fds) != 1 + len(self.targets) + mounts + listens:
             raise OSError(errno.EMFILE, "a descriptor was not received")

@@ -157,6 +157,16 @@ class _Ours:
             os.symlink(target, self.name(path), dir_fd=self.top)
             self._links.add(path)
 
+    def make_file(self, path: bytes, content: bytes) -> None:
+        """Make a file, and what it lies in."""
+        self.make_directory(path.rpartition(b"/")[0])
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(self.name(path), flags, 0o644, dir_fd=self.top)
+        try:
+            os.write(fd, content)
+        finally:
+            os.close(fd)
+
     def make_place(self, path: bytes, *, is_directory: bool) -> bool:
         """Make what a tree can be mounted on; tell whether that is there."""
         if is_directory:
@@ -186,6 +196,11 @@ class Stage:
         for path in paths:
             self._root.make_directory(path)
         self._make_links(self._root)
+
+    def make_files(self, files: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Make files of ours, before anything is attached."""
+        for path, content in files:
+            self._root.make_file(path, content)
 
     def _make_links(self, ours: _Ours) -> None:
         for path, target in self._links:

@@ -38,7 +38,7 @@ SHAPES = 4
 # Asked for as often, it will be asked for again.
 _ENOUGH = 2
 # Paths that are others after the fresh root has been made, or may be.
-_OF_A_NAMESPACE = (b"/", b"/proc", b"/dev/shm")
+_OF_A_NAMESPACE = (b"/", b"/proc", b"/dev/shm", b"/dev/pts", b"/etc")
 
 
 class Kind:

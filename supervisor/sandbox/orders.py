@@ -15,6 +15,7 @@ from supervisor.launchpad.order import HELD, OVERLAY
 from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import seccomp_filter
+from supervisor.sandbox.accounts import files_of
 from supervisor.sandbox.cgroups import as_pair
 from supervisor.sandbox.plan import NAMESPACES
 from supervisor.spawn_request import SpawnError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from supervisor.launchpad.stage import Tree
+    from supervisor.sandbox.accounts import OwnFiles
     from supervisor.sandbox.plan import ShownMount, Wanted
     from supervisor.sandbox.view import View
 
@@ -32,7 +34,7 @@ _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *NAMESPACES} - {"mountns
 
 
 def layers_on_the_wire(
-    layers: set[str], wanted: Wanted, executable: str
+    layers: set[str], wanted: Wanted, executable: str, home: str = "/"
 ) -> dict[str, object]:
     """Return what goes to the launchpad for the layers that are asked for.
 
@@ -40,6 +42,7 @@ def layers_on_the_wire(
         layers: from ``Plan.wanted``.
         wanted: what was made ready.
         executable: the program.
+        home: what it has as its HOME.
 
     Raises:
         SpawnError: its working directory is none that it may be in.
@@ -64,7 +67,9 @@ def layers_on_the_wire(
             raise _no_directory(wanted.cwd)
         if _is_of_a_process(view.cwd):
             raise _of_a_process(wanted.cwd, view.cwd)
-        found.update(_walls(view, layers, wanted.mounts, no_internet=no_internet))
+        files = _own_files(layers, wanted, home)
+        walls = _walls(view, layers, wanted.mounts, files, no_internet=no_internet)
+        found.update(walls)
     if "uid" in layers:
         found["uid"] = wanted.user
     if "cgroup" in layers:
@@ -76,6 +81,15 @@ def layers_on_the_wire(
             alone="pidns" in layers,
         )
     return found
+
+
+def _own_files(layers: Collection[str], wanted: Wanted, home: str) -> OwnFiles:
+    """Return the files of ``/etc`` that are the child's own; none without a fresh root."""
+    if "mountns" not in layers:
+        return ()
+    if "uid" in layers and wanted.user is not None:
+        return files_of(wanted.user, wanted.user, home)
+    return files_of(os.geteuid(), os.getegid(), home)
 
 
 def neutral(layers: Mapping[str, object]) -> dict[str, object]:
@@ -94,20 +108,23 @@ def _walls(
     view: View,
     layers: Collection[str],
     mounts: Sequence[ShownMount] = (),
+    files: OwnFiles = (),
     *,
     no_internet: bool,
 ) -> dict[str, object]:
     """Return what goes to the launchpad for the layers that are about paths."""
     found: dict[str, object] = {}
     if "mountns" in layers:
-        trees = view.mounts(whole_etc="landlock" in layers)
+        view = view.without(os.fsdecode(path) for path, _ in files)
+        trees = view.mounts()
         links = view.symlinks(trees)
         if "uid" not in layers:
             trees = tuple(
                 (path, kind, what if kind == HIDE else False)
                 for path, kind, what in trees
             )
-        found["mountns"] = links, _with_held(trees, mounts), os.fsencode(view.cwd)
+        held = _with_held(trees, mounts)
+        found["mountns"] = links, held, os.fsencode(view.cwd), files
         view = view.in_fresh_root()
     if "landlock" in layers:
         found["landlock"] = (view.landlock(), no_internet)

@@ -56,15 +56,19 @@ _USERS = "/dev/shm/"  # noqa: S108 - no file
 _ETC = tuple(
     f"/etc/{name}"
     for name in (
-        "alternatives", "bash.bashrc", "ca-certificates", "crypto-policies", "fonts",
+        "adduser.conf", "alternatives", "bash.bashrc", "ca-certificates", "crypto-policies",
+        "debian_version", "fonts",
         "gai.conf", "gitconfig", "group", "host.conf", "hostname", "hosts", "inputrc",
         "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf",
-        "localtime", "magic", "mime.types", "networks", "nsswitch.conf", "os-release",
+        "localtime", "login.defs", "lsb-release", "magic", "mime.types", "networks", "nsswitch.conf", "os-release",
         "passwd", "perl", "profile", "profile.d", "protocols", "python3",
-        "python3.11", "python3.12", "python3.13", "resolv.conf", "services", "shells",
+        "python3.11", "python3.12", "python3.13", "resolv.conf", "services", "shells", "skel",
         "terminfo", "timezone", "xattr.conf",
     )
 )  # fmt: skip
+
+_ETC_KINDS = ("-release", "-openjdk")
+"""How names of ``/etc`` end that say which system, or which Java, this is."""
 
 _BESIDE_KEYS = ("/etc/ssl", "/etc/pki", "/etc/pki/tls")
 """Certificates and settings, beside the private keys of this machine."""
@@ -226,13 +230,21 @@ def _public() -> Iterator[str]:
                     yield path
 
 
+def _of_etc() -> Iterator[str]:
+    """Yield what is read of ``/etc`` for the ends of its names."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/etc"):
+            if name.endswith(_ETC_KINDS):
+                yield f"/etc/{name}"
+
+
 @cache
 def _common() -> View:
     """Return what every child sees: the system, and this very program."""
     finder = _Finder()
     for path in _SYSTEM:
         finder.add(path, "execute")
-    for path in (*_ETC, *_public(), *_KERNEL):
+    for path in (*_ETC, *_of_etc(), *_public(), *_KERNEL):
         finder.add(path, "read")
     for path in _DEVICES:
         finder.add(path, "device")

@@ -97,24 +97,34 @@ class View(NamedTuple):
     def in_fresh_root(self) -> View:
         """Return it with what a fresh root has besides the trees of ``mounts``.
 
-        Every directory can be listed, for nothing else is there; ``/dev/shm`` is its own.
+        Every directory can be listed, for nothing else is there; ``/etc`` holds only what
+        may be read; ``/dev/shm`` and the terminals are its own.
         """
-        fresh = (Rule("/", "list"), Rule("/dev/shm", "write"))  # noqa: S108 - no file
-        return self._replace(rules=(*self.rules, *fresh))
+        fresh = (
+            Rule("/", "list"),
+            Rule("/etc", "read"),
+            Rule("/dev/shm", "write"),  # noqa: S108 - no file
+            Rule("/dev/pts", "device"),
+        )
+        rules = (rule for rule in self.rules if not _is_read_in_etc(rule))
+        return self._replace(rules=(*rules, *fresh))
 
-    def mounts(self, *, whole_etc: bool) -> tuple[Tree, ...]:
+    def without(self, paths: Iterable[str]) -> View:
+        """Return it without rules and links of some paths: others stand there."""
+        gone = set(paths)
+        rules = tuple(rule for rule in self.rules if rule.path not in gone)
+        links = tuple(link for link in self.links if link[0] not in gone)
+        return self._replace(rules=rules, links=links)
+
+    def mounts(self) -> tuple[Tree, ...]:
         """Return the trees as ``launchpad.mounts`` takes them, outer ones first.
 
         ``/proc`` is its own affair.  One that lies in another of the same kind is there
         already.
-
-        Args:
-            whole_etc: ``/etc`` is one tree, and Landlock says what of it is read.
         """
         trees: dict[str, Rule] = {}
         around: list[Rule] = []  # the trees that the path at hand lies in
-        whole = (Rule("/etc", "read"),) if whole_etc else ()
-        for rule in sorted((*self.rules, *whole), key=_parts):
+        for rule in sorted(self.rules, key=_parts):
             if rule.kind == "list" or f"{rule.path}/".startswith("/proc/"):
                 continue
             while around and not rule.path.startswith(around[-1].path + "/"):
@@ -136,6 +146,10 @@ class View(NamedTuple):
         return tuple(
             (path, to) for path, to in links if _kind_around(tops, path) in ("", HIDE)
         )
+
+
+def _is_read_in_etc(rule: Rule) -> bool:
+    return rule.kind == "read" and rule.path.startswith("/etc/")
 
 
 def _kind_around(tops: Mapping[bytes, str], path: bytes) -> str:

@@ -11,6 +11,7 @@ import os
 import resource
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from supervisor.launchpad.overlay import clone_mount
@@ -265,7 +266,7 @@ def _out_of_reach(asked: dict[str, object], wanted: Wanted) -> dict[str, str]:
     """
     if wanted.user is None or not {"uid", "mountns"} <= asked.keys():
         return {}
-    _, trees, _ = cast("tuple[object, tuple[Tree, ...], object]", asked["mountns"])
+    trees = cast("tuple[object, tuple[Tree, ...]]", asked["mountns"])[1]
     for own in wanted.own:
         with suppress(OSError):  # it is gone, which is told by whoever needs it
             closed = _closed(wanted.user, own, trees)
@@ -325,14 +326,16 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
         rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
     # It looks at what may be anywhere, and at what the child has made.
     program = request.executable
-    asked, lost = await in_thread(_asked, layers, wanted, program, share=wanted.share)
+    home = request.env.get("HOME", "/")
+    ask = partial(_asked, layers, wanted, program, home)
+    asked, lost = await in_thread(ask, share=wanted.share)
     plan.missing.update(lost)
     listener = request.listener if "netns" in layers else None
     return replace(request, layers=asked, rlimits=rlimits, listener=listener)
 
 
 def _asked(
-    layers: set[str], wanted: Wanted, executable: str
+    layers: set[str], wanted: Wanted, executable: str, home: str
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Return what goes to the launchpad, and what a child has no way to.
 
@@ -342,7 +345,7 @@ def _asked(
         SpawnError: it cannot be found out.
     """
     try:
-        asked = layers_on_the_wire(layers, wanted, executable)
+        asked = layers_on_the_wire(layers, wanted, executable, home)
         return asked, _out_of_reach(asked, wanted)
     except (SpawnError, OSError):
         raise

@@ -97,7 +97,7 @@ def test_mounts_come_outer_ones_first_and_none_twice(tmp_path: Path) -> None:
     (tmp_path / "work" / "own").mkdir(parents=True)
     own = str(tmp_path / "work" / "own")
     view = view_of(sys.executable, str(tmp_path / "work"), (own,))
-    paths = [os.fsdecode(path) for path, _, _ in view.mounts(whole_etc=True)]
+    paths = [os.fsdecode(path) for path, _, _ in view.mounts()]
     assert len(set(paths)) == len(paths)
     for index, path in enumerate(paths):
         assert not [p for p in paths[index + 1 :] if path.startswith(f"{p}/")]
@@ -109,7 +109,7 @@ def test_mounts_come_outer_ones_first_and_none_twice(tmp_path: Path) -> None:
 
 def test_links_beneath_a_mount_are_there_with_it() -> None:
     view = View((Rule("/usr", "execute"),), (("/bin", "usr/bin"), ("/usr/x", "y")))
-    assert view.symlinks(view.mounts(whole_etc=True)) == ((b"/bin", b"usr/bin"),)
+    assert view.symlinks(view.mounts()) == ((b"/bin", b"usr/bin"),)
 
 
 # -------------------------------------------------------------------- what is asked for

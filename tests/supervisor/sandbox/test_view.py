@@ -16,7 +16,7 @@ STATE = Location("/w/state", (1, 3))
 
 def trees(view: View) -> list[tuple[str, str, object]]:
     """Return what is mounted, and what of that is hidden."""
-    return [(os.fsdecode(a), b, c) for a, b, c in view.mounts(whole_etc=False)]
+    return [(os.fsdecode(a), b, c) for a, b, c in view.mounts()]
 
 
 def test_what_is_hidden_comes_after_what_it_lies_in_and_before_what_lies_in_it() -> (
@@ -75,7 +75,7 @@ def test_links_are_made_in_what_hides_but_not_in_what_is_seen() -> None:
     links = (("/w/a", "b"), ("/w/state/a", "b"), ("/w/state/bin/a", "b"), ("/a", "b"))
     rules = (WORK, Rule("/w/state/bin", "execute", mapped=True))
     view = View(rules, links, "/w").hiding((STATE,))
-    made = view.symlinks(view.mounts(whole_etc=False))
+    made = view.symlinks(view.mounts())
     assert made == ((b"/a", b"b"), (b"/w/state/a", b"b"))
 
 
