@@ -132,6 +132,18 @@ class Groups:
         kept = any(os.access(f"{path}/pids.max", os.F_OK) for path in self.made)
         return limits.processes if kept else None
 
+    def keep_memory(self, limits: Limits) -> bool:
+        """Tell whether one of them bounds memory as it is to be."""
+        if limits.memory is None:
+            return False
+        for path in self.made:
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                with contextlib.suppress(OSError, ValueError):  # none, or "max"
+                    with open(f"{path}/{name}", encoding="ascii") as file:
+                        if int(file.read()) <= limits.memory:
+                            return True
+        return False
+
     def suit(self, limits: Limits) -> bool:
         """Tell whether they, made for nobody yet, can be those of a child."""
         if limits.cpus is not None:

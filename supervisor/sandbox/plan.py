@@ -391,6 +391,7 @@ class Wanted:
         own: directories of its own, to write.
         groups: files of its cgroups that take its pid.
         processes: how many these allow, if they keep that.
+        keeps_memory: these bound it over all, and no process has a bound of its own.
         needs_groups: without them it is not to start: they keep what nothing else can.
         no_groups: why there is none, if one was wanted.
         user: a user that may be given to it, None for none.
@@ -427,6 +428,7 @@ class Wanted:
     share: trio.CapacityLimiter | None = None
     mounts: tuple[ShownMount, ...] = ()
     home: str = ""
+    keeps_memory: bool = False
 
     def mount_of(self, path: str) -> ShownMount | None:
         """Return the mount of the host's that a path is in, if it is in one."""

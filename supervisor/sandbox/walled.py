@@ -321,7 +321,7 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
         raise cpus_not_kept(plan.missing.get("cgroup", ""), leaves=leaves)
     rlimits = request.rlimits
     if is_kept:
-        rlimits = tuple(_beside_its_group(limit, wanted.processes) for limit in rlimits)
+        rlimits = tuple(_beside_its_groups(rlimits, wanted))
     if "rlimits" in layers:
         rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
     # It looks at what may be anywhere, and at what the child has made.
@@ -399,6 +399,16 @@ def too_late(executable: str, limit_s: float) -> SpawnError:
     text = f"it did not begin within its time limit, {limit_s:g} s"
     text = f"cannot execute {executable!r}: {text}; look at the disk that it is on"
     return SpawnError(errno.ETIMEDOUT, "exec", text, os.strerror(errno.ETIMEDOUT))
+
+
+def _beside_its_groups(
+    rlimits: Iterable[tuple[int, int, int]], wanted: Wanted
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the limits of each process that are left beside those of its groups."""
+    for limit in rlimits:
+        # Programs reserve addresses that they never use (V8, Go, the JVM).
+        if not (wanted.keeps_memory and limit[0] == resource.RLIMIT_AS):
+            yield _beside_its_group(limit, wanted.processes)
 
 
 def _beside_its_group(

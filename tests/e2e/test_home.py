@@ -304,3 +304,10 @@ def layers_of(words: list[str], env: dict[str, str]) -> list[str]:
     said = subprocess.run(ask, env=env, cwd="/", capture_output=True, check=False)
     layers: list[str] = json.loads(said.stdout)["isolation"]["layers"]
     return layers
+
+
+# spec HM8
+@pytest.mark.skipif(not IS_ROOT, reason="it takes a group of this host's")
+def test_a_group_that_bounds_memory_leaves_addresses_free() -> None:
+    code = "import mmap; mmap.mmap(-1, 1 << 34, flags=0x4022); print('reserved')"
+    assert python(code, "--limit", "memory=512M") == ["reserved"]

@@ -123,7 +123,8 @@ def test_cpu() -> None:
 def test_memory() -> None:
     program = "bytearray(400 << 20)"
     words = ("--", sys.executable, "-I", "-S", "-c", program)
-    assert sandhost("run", "--limit", "memory=200M", *words).status == 1
+    # By its own bound it is refused the memory; by its group it is killed (spec HM8).
+    assert sandhost("run", "--limit", "memory=200M", *words).status in {1, 128 + 9}
     assert sandhost("run", "--limit", "memory=1G", *words).status == 0
 
 
@@ -135,7 +136,8 @@ def test_processes_and_the_others_are_set_for_the_kernel() -> None:
     # Twice as many where a group keeps their number: it is the one that is to refuse.
     in_group = any(b":pids:" in line and b"/sandhost-child-" in line for line in groups)
     assert processes == (b"154" if in_group else b"77")
-    assert (cpu, memory) == (b"5", b"524288")
+    bounded = any(b"memory" in row and b"/sandhost-child-" in row for row in groups)
+    assert (cpu, memory) == (b"5", b"unlimited" if bounded else b"524288")
 
 
 def test_several_limits_may_be_given_apart() -> None:
