@@ -122,6 +122,20 @@ _LEASES = (
 )
 
 
+def _open_directory(profile: Profile) -> str:
+    """Return what lets a profile's children change their working directory; "" if kept."""
+    layers = foreseen(profile)
+    if not profile.layers or "landlock" in layers:  # of "none" everybody knows
+        return ""
+    if "mountns" not in layers:
+        why = "has here neither the layer landlock nor mountns"
+        return f"{why}; add one to its layers"
+    if os.geteuid() == 0 and layers.isdisjoint({"pidns", "uid"}):
+        why = "has mountns, and none of landlock, pidns and uid to close /proc/PID/root"
+        return f"{why}; add one to its layers"
+    return ""
+
+
 def odd_walls(
     config: Config, profile: Profile, network: str | None, *, has_tools: bool
 ) -> Iterator[tuple[str, str]]:
@@ -141,6 +155,9 @@ def odd_walls(
         yield "network", f"its children have the host's network: {why}"
     if profile.layers and "seccomp" not in profile.layers:  # of "none" everybody knows
         yield "sandbox", f"sandbox {profile.name!r} lacks seccomp: {_LEASES}"
+    if why := _open_directory(profile):
+        text = "its children can change their working directory"
+        yield "sandbox", f"{text}: sandbox {profile.name!r} {why}"
     what, instead = "the model but by FD 3", "or have a layer netns"
     if config.llm is not None and (why := no_way(profile, network, what, instead)):
         yield "sandbox", why

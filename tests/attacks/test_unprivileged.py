@@ -104,7 +104,7 @@ def passed_by_nobody(
 
 
 BY_NOBODY = (
-    "crash", "door", "ends", "fewer_walls", "groups_left", "host_proc", "leases", "lengths",
+    "crash", "cwd", "door", "ends", "fewer_walls", "groups_left", "host_proc", "leases", "lengths",
     "mounts", "names", "nesting", "reports", "roots", "shut_files", "stalls", "tools",
     "walls",
 )  # fmt: skip
@@ -125,6 +125,7 @@ AT_LEAST = {
     "namespaces": 50,
     "bubblewrap": 50,
     "fewer_walls": 3,
+    "cwd": 16,
 }
 """So many tests there are of each kind of walls, and of those that choose their own."""
 

@@ -194,7 +194,9 @@ def test_payloads_that_never_fit_into_memory_are_told(
 def test_a_profile_that_closes_every_way_is_told(
     tmp_path: Path, section: str, policy: str, layers: str, said: str
 ) -> None:
-    profile = f"[sandbox.x]\nlayers = ['seccomp'{layers}]\nunix_sockets = false\n"
+    profile = (
+        f"[sandbox.x]\nlayers = ['landlock', 'seccomp'{layers}]\nunix_sockets = false\n"
+    )
     text = f"{section}\n[policy.p]\nsandbox = 'x'\n{policy}{profile}"
     outcome = check(tmp_path, text)
     is_refused = bool(said) and not said.startswith("warning")
@@ -217,7 +219,9 @@ def test_a_profile_that_closes_every_way_is_told(
 def test_a_way_through_a_namespace_that_cannot_be_made_is_none(
     tmp_path: Path, network: str
 ) -> None:
-    profile = "[sandbox.x]\nlayers = ['seccomp', 'netns']\nunix_sockets = false\n"
+    profile = (
+        "[sandbox.x]\nlayers = ['landlock', 'seccomp', 'netns']\nunix_sockets = false\n"
+    )
     policy = f"[policy.run]\nsandbox = 'x'\n{network}"
     words, nobody = ("c.toml", "--", "true"), allowing("", uid=1000)
     for section in ("[toolexec]\n", "[llm]\n"):
@@ -248,7 +252,7 @@ def test_a_way_through_a_namespace_that_cannot_be_made_is_none(
 def test_a_profile_that_closes_the_way_in_the_hosts_network_is_told(
     tmp_path: Path, listen: str, policy: str, *, is_told: bool
 ) -> None:
-    profile = "layers = ['seccomp', 'netns']\nunix_sockets = false\n"
+    profile = "layers = ['landlock', 'seccomp', 'netns']\nunix_sockets = false\n"
     text = f"[toolexec]\nlisten = [{listen}]\n[sandbox.x]\n{profile}"
     text += f"[policy.run]\nsandbox = 'x'\nnetwork = 'host'\n{policy}\n"
     outcome = check(tmp_path, text)

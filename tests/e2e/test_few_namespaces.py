@@ -120,7 +120,7 @@ def test_namespaces_that_are_used_up_refuse_the_start(tmp_path: Path) -> None:
         "as many net namespaces as sysctl user.max_net_namespaces allows"
     )
     assert outcome.said("name a profile without the layer 'netns' (at 'netns')")
-    file = profile(tmp_path, "['seccomp']", "[]")
+    file = profile(tmp_path, "['landlock', 'seccomp']", "[]")
     words = ("--config", file, "--", "true")
     outcome = sandhost("run", *words, wrapper=wrapper, cwd=tmp_path)
     assert (outcome.status, outcome.err) == (0, b"")

@@ -4,6 +4,7 @@ Each names the option or the key that its reader has written, and what to do.
 """
 
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -87,6 +88,35 @@ def test_a_profile_without_a_filter_of_calls_is_warned_of(tmp_path: Path) -> Non
     for profile in ("none", "auto", "required"):  # of "none" that is known
         (tmp_path / "c.toml").write_text(f"[policy.a]\nsandbox = '{profile}'\n")
         assert sandhost("check-config", "c.toml", cwd=tmp_path).err == b""
+
+
+# attack 50: what keeps the working directory as it is, or not, is told.
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ("'rlimits'", "neither the layer landlock nor mountns; add one to its layers"),
+        (
+            "'mountns', 'userns'",
+            "none of landlock, pidns and uid to close /proc/PID/root",
+        ),
+        ("'mountns', 'userns', 'pidns'", ""),
+        ("'mountns', 'userns', 'uid'", ""),
+        ("'landlock'", ""),
+    ],
+)
+def test_a_working_directory_that_nothing_keeps_is_warned_of(
+    tmp_path: Path, layers: str, told: str
+) -> None:
+    (tmp_path / "c.toml").write_text(
+        f"[sandbox.x]\nlayers = ['seccomp', {layers}]\n[policy.a]\nsandbox = 'x'\n"
+    )
+    outcome = sandhost("check-config", "c.toml", cwd=tmp_path)
+    assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
+    if told and (os.geteuid() == 0 or "mountns" not in layers):
+        assert outcome.said("can change their working directory: sandbox 'x' has")
+        assert outcome.said(told)
+    else:
+        assert outcome.err == b""
 
 
 def test_run_warns_of_a_model_out_of_the_reach_of_its_walls(tmp_path: Path) -> None:
