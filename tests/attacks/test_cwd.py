@@ -300,3 +300,22 @@ def test_a_time_limit_leaves_the_working_directory_as_it_was(readable: Path) -> 
     outcome = sandhost("run", *words, "--", *program)
     assert outcome.status == 124
     assert all_of(cwd) == everything
+
+
+# attack 6: a file that is stdin has a name in /proc that leads past the mounts to read.
+@pytest.mark.parametrize(
+    ("layers", "is_kept"),
+    [("'landlock'", True), ("'mountns', 'pidns', 'userns'", False)],
+    ids=["landlock", "mountns"],
+)
+def test_a_file_that_is_stdin_is_kept_by_landlock_alone(
+    readable: Path, layers: str, is_kept: bool
+) -> None:
+    config, note = readable / "c.toml", readable / "note"
+    config.write_text(f"[sandbox.x]\nlayers = ['seccomp', {layers}]\n")
+    note.write_text("as it was")
+    words = ("--config", config, "--sandbox", "x", "--cwd", readable)
+    script = "printf bad > /proc/self/fd/0"
+    with note.open() as file:
+        sandhost("run", *words, "--", "sh", "-c", script, stdin=file)
+    assert (note.read_text() == "as it was") is is_kept

@@ -65,7 +65,9 @@ def test_a_shim_in_a_child_runs_the_hosts_tool(
 def test_a_child_that_makes_no_unix_sockets_is_told_the_port(
     place: Path, more: str
 ) -> None:
-    profile = f"[sandbox.x]\nlayers = ['landlock', 'seccomp'{more}]\nunix_sockets = false\n"
+    profile = (
+        f"[sandbox.x]\nlayers = ['landlock', 'seccomp'{more}]\nunix_sockets = false\n"
+    )
     options = ("--network", "host", "--sandbox", "x")
     both = ", ".join(LISTENERS)
     outcome = run(place, "go", more=profile, listen=both, options=options)
@@ -102,7 +104,9 @@ def test_a_child_that_makes_no_unix_sockets_has_a_port_of_its_own(
 def test_a_child_with_no_way_to_its_tools_is_refused(
     place: Path, network: str, listen: str, more: str
 ) -> None:
-    profile = f"[sandbox.x]\nlayers = ['landlock', 'seccomp'{more}]\nunix_sockets = false\n"
+    profile = (
+        f"[sandbox.x]\nlayers = ['landlock', 'seccomp'{more}]\nunix_sockets = false\n"
+    )
     options = ("--network", network, "--sandbox", "x")
     outcome = run(place, "true", more=profile, listen=listen, options=options)
     assert outcome.status == 125
