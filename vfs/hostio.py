@@ -121,17 +121,24 @@ async def in_thread(
     Raises:
         OSError: ``EAGAIN``: no thread can be started; what the call raises as well.
     """
+    done: list[T] = []
+    # Trio would keep an error in its frames, which the error keeps in turn: until the
+    # collector comes, nothing would be freed that any caller had at hand.
+    failed: list[BaseException] = []
     has_begun = False
 
-    def begin() -> T:
+    def begin() -> None:
         nonlocal has_begun
         has_begun = True
-        return in_worker(call, *args)
+        try:
+            done.append(in_worker(call, *args))
+        except BaseException as why:  # noqa: BLE001 - raised where it is waited for
+            failed.append(why)
 
     _calls.at_work += 1
     try:
         async with share or contextlib.nullcontext():
-            return await trio.to_thread.run_sync(begin, limiter=_limiter)
+            await trio.to_thread.run_sync(begin, limiter=_limiter)
     except RuntimeError as why:
         if has_begun:
             raise
@@ -139,6 +146,9 @@ async def in_thread(
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from why
     finally:
         _calls.at_work -= 1
+    if failed:
+        raise failed.pop()
+    return done.pop()
 
 
 def times_slept() -> int:

@@ -62,7 +62,7 @@ def test_a_working_directory_around_tmpdir_is_readable(work: Path, where: str) -
     names = outcome.out.decode().splitlines()
     assert (outcome.status, outcome.err) == (0, b"")
     assert {"a", "link", "note", "tmp"} < {*names}
-    assert names[-4:] == ["mine", "own", "run", "tmp"]
+    assert names[-4:] == ["own", "home", "run", "tmp"]
     assert not list(work.rglob("sandhost-*")), "and nothing is left"
 
 
@@ -239,4 +239,4 @@ def test_a_nested_child_has_them_too(work: Path) -> None:
     changes: dict[str, Any] = {"cwd": work, "env": in_tmp(work)}
     outcome = sandhost("run", "--", *words, **changes)
     assert (outcome.status, outcome.err) == (0, b"")
-    assert outcome.out == b"mine\nown\nrun\ntmp\n"
+    assert outcome.out == b"mine\nown\nhome\nrun\ntmp\n"

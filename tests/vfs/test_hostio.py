@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -501,3 +503,23 @@ def test_what_is_done_afterwards_takes_one_thread(
     assert results == list(range(100))
     for thread in started:
         thread.join()
+
+
+# attack 42: what a caller had at hand is freed at once, and not by the collector.
+async def test_a_call_that_fails_in_a_thread_keeps_nothing() -> None:
+    class Large:
+        """What is to be freed."""
+
+    def fail(_large: Large) -> None:
+        raise ZeroDivisionError
+
+    large = Large()
+    kept = weakref.ref(large)
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(fail, large)
+        del large
+        assert kept() is None
+    finally:
+        gc.enable()
