@@ -162,6 +162,8 @@ def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
     if text.count(b"\n") > MOST_NAMES:  # before they are listed: 8 MiB took 0.4 s
         raise RefusedError(refusal)
     names = [name for name in text.split(b"\n") if name and name != b"-"]
+    if len(names) > MOST_NAMES:  # the last one may end without a line feed
+        raise RefusedError(refusal)
     if any(len(name) > limits.MAX_LINE_BYTES for name in names):
         raise RefusedError(refusal)
     return names
