@@ -152,12 +152,15 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """,
     "memory bomb": """
 begun()
-held = []
 while True:
-    try:
-        held.append(bytearray(1 << 20))
-    except MemoryError:
+    if os.fork() == 0:  # a group that bounds its memory kills it
         held = []
+        try:
+            while True:
+                held.append(bytearray(1 << 20))
+        except MemoryError:
+            os._exit(1)
+    os.wait()
 """,
     "yes > f": """
 os.write(3, b'OPEN f w false\\n')

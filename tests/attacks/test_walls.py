@@ -190,7 +190,7 @@ async def test_a_memory_bomb_ends_alone(attacker: Attacker) -> None:
         group_limits=limits,
         rlimits=limits.rlimits(),
     )
-    assert said == "MemoryError"
+    assert said in {"MemoryError", ""}  # refused; or killed, where a group bounds it
     assert await neighbour.ask(b"PING\n") == b"OK"
 
 

@@ -62,7 +62,7 @@ def test_curl_reaches_it(place: Path, llm: str) -> None:
 def test_curl_reaches_the_model_and_tools_at_once(place: Path, llm: str) -> None:
     more = (
         "[toolexec]\n[sidecar.x]\nkind = 'python'\nallow = ['true']\n"
-        "[sandbox.x]\nlayers = ['no_new_privs', 'seccomp', 'userns', 'netns']\n"
+        "[sandbox.x]\nlayers = ['mountns', 'landlock', 'seccomp', 'userns', 'netns']\n"
         "unix_sockets = false\n[policy.run]\nsandbox = 'x'\n"
     )
     tool = (

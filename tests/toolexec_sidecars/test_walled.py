@@ -106,8 +106,8 @@ def test_a_tool_has_the_childs_limits(tmp_path: Path) -> None:
     script = (
         f"exec {sys.executable} -c"
         " 'import resource as r\n"
-        "print(r.getrlimit(r.RLIMIT_CPU)[0])\n"
-        'try:\n    bytes(1 << 30)\nexcept MemoryError:\n    print("refused")\''
+        "print(r.getrlimit(r.RLIMIT_CPU)[0], flush=True)\n"
+        'try:\n    b"x" * (1 << 30)\nexcept MemoryError:\n    print("refused")\''
     )
     words = ("--limit", "memory=256M,cpu=17")
     outcome = run(tmp_path, script, *words, more="limits = { cpu = 40 }\n")

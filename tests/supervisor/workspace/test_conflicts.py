@@ -218,7 +218,7 @@ def _swap(directory: Path, outside: Path, stop: threading.Event) -> None:
         with contextlib.suppress(OSError):
             aside.rename(directory)
         if aside.exists():  # a commit has made the directory anew
-            shutil.rmtree(aside)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 # spec WS6
