@@ -11,12 +11,8 @@ import fcntl
 import os
 import stat
 import struct
-from typing import TYPE_CHECKING
 
 from supervisor.launchpad.kernel import caller
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _IS_X86_64 = os.uname().machine == "x86_64"
 _SYS_RENAMEAT2 = 316 if _IS_X86_64 else 276
@@ -185,25 +181,17 @@ def data_ranges(fd: int, size: int) -> list[tuple[int, int]]:
 
 
 def _copy_range(source: int, target: int, start: int, end: int) -> None:
-    copy: Callable[[int, int], int] = _copier(source, target)
     while start < end:
+        size = min(end - start, _COPY_BYTES)
         try:
-            done = copy(start, min(end - start, _COPY_BYTES))
+            done = os.copy_file_range(source, target, size, start, start)
         except OSError as why:
             if why.errno not in _NO_RANGE_COPY:
                 raise
-            data = os.pread(source, min(end - start, _COPY_BYTES), start)
-            done = os.pwrite(target, data, start)
+            done = os.pwrite(target, os.pread(source, size, start), start)
         if done == 0:  # the file has become shorter meanwhile
             return
         start += done
-
-
-def _copier(source: int, target: int) -> Callable[[int, int], int]:
-    def copy(offset: int, size: int) -> int:
-        return os.copy_file_range(source, target, size, offset, offset)
-
-    return copy
 
 
 def is_whiteout(status: os.stat_result) -> bool:

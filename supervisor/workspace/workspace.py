@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -85,7 +85,6 @@ class _Trees:
     merged: LayeredTree
     base_fd: int
     upper_fd: int
-    rows: list[Row] = field(default_factory=list)
 
 
 class Workspace:
@@ -129,12 +128,12 @@ class Workspace:
             OSError: something cannot be read.
         """
         with self._trees() as trees:
-            trees.rows = compare(trees.base, trees.merged)
-            self._save_record(self._judge(trees).update(trees.rows))
+            rows = compare(trees.base, trees.merged)
+            self._save_record(self._judge(trees).update(rows))
             if not patterns:
-                return trees.rows
-            _check_matches((patterns,), trees.rows, trees.base)
-            return choose_rows(trees.rows, Selection(only=patterns), trees.base)
+                return rows
+            _check_matches((patterns,), rows, trees.base)
+            return choose_rows(rows, Selection(only=patterns), trees.base)
 
     def patch(
         self, patterns: Patterns | None = None, *, binary: bool = False
@@ -168,11 +167,11 @@ class Workspace:
         self.directory.check_idle()
         self.finish_commit()
         with self._trees() as trees:
-            trees.rows = compare(trees.base, trees.merged)
+            rows = compare(trees.base, trees.merged)
             patterns = (selection.only, selection.but, selection.theirs, selection.mine)
-            _check_matches(patterns, trees.rows, trees.base)
+            _check_matches(patterns, rows, trees.base)
             judge = self._judge(trees)
-            chosen = choose_rows(trees.rows, selection, trees.base)
+            chosen = choose_rows(rows, selection, trees.base)
             guarded = self._guarded(trees, chosen, selection)
             chosen, dropped = _sides(chosen, selection)
             conflicts = _conflicts(judge, chosen, selection)
@@ -183,17 +182,17 @@ class Workspace:
             if guarded:
                 chosen = []
             if not is_dry:
-                self._save_record(judge.update(trees.rows))
+                self._save_record(judge.update(rows))
                 drop_changes(trees.upper_fd, dropped)
                 if chosen:
-                    linked = self._judge(trees).linked_paths(chosen, trees.rows)
+                    linked = self._judge(trees).linked_paths(chosen, rows)
                     try:
                         self._committer(trees).commit(trees.merged, chosen, linked)
                     except BaseChangedError as why:
                         conflicts = [*conflicts, Conflict(why.path, why.reason)]
                         chosen = []
             applied = {row.path for row in chosen}
-            left = [row.path for row in trees.rows if row.path not in applied]
+            left = [row.path for row in rows if row.path not in applied]
             return CommitResult(
                 tuple(sorted(applied)), tuple(conflicts), tuple(guarded), tuple(left)
             )
