@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.launchpad.overlay import mount_base, mount_overlay
 from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
     WorkspaceError,
     make_workspace,
@@ -21,6 +22,7 @@ from supervisor.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from supervisor.workspace.settings import WorkspaceSettings
     from supervisor.workspace.use import Mode
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -48,7 +50,11 @@ class MountedWorkspace:
 
 
 def prepare_use(
-    path: str, mode: Mode, state_dir: str, name: str | None = None
+    path: str,
+    mode: Mode,
+    state_dir: str,
+    name: str | None = None,
+    settings: WorkspaceSettings | None = None,
 ) -> WorkspaceUse:
     """Return a workspace for a directory, made if there is none of that name.
 
@@ -57,6 +63,7 @@ def prepare_use(
         mode: what the child may do.
         state_dir: where workspaces live.
         name: of the workspace; None for a new one.
+        settings: what the operator set for it; None for what it has, or what is usual.
 
     Raises:
         WorkspaceError: the directory cannot be one, or the workspace is another's.
@@ -64,12 +71,12 @@ def prepare_use(
     """
     base = find_base(path, state_dir)
     if mode != "review":
-        return WorkspaceUse(name or base, base, mode, state_dir)
+        return WorkspaceUse(name or base, base, mode, state_dir, settings or USUAL)
     wanted = name or new_name(os.fsencode(base))
     if not os.path.exists(path_of(state_dir, wanted)):
         marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
-        make_workspace(state_dir, wanted, os.fsencode(base), marks)
-        return WorkspaceUse(wanted, base, mode, state_dir)
+        make_workspace(state_dir, wanted, os.fsencode(base), marks, settings)
+        return WorkspaceUse(wanted, base, mode, state_dir, settings or USUAL)
     with Workspace(state_dir, wanted) as workspace:
         known = os.fsdecode(workspace.state.base)
         if known != base:
@@ -77,7 +84,10 @@ def prepare_use(
                 f"cannot use workspace {wanted!r} for {base!r}: its base is {known!r}"
             )
             raise WorkspaceError(f"{text}; choose another name")
-    return WorkspaceUse(wanted, base, mode, state_dir)
+        if settings is not None and settings != workspace.state.settings:
+            workspace.state.settings = settings
+            workspace.directory.write_state(workspace.state)
+        return WorkspaceUse(wanted, base, mode, state_dir, workspace.state.settings)
 
 
 def find_base(path: str, state_dir: str) -> str:

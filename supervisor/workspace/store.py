@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from supervisor.scratch import remove_tree
-from supervisor.workspace.selection import GUARDED
+from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -46,7 +46,7 @@ class State(msgspec.Struct, kw_only=True):
         created_ns: when it was made.
         started_ns: when the run began of which there is no record yet.
         is_running: a run has begun and its end was not recorded.
-        guard: patterns of what a commit takes only if it is named.
+        settings: what the operator set for it.
     """
 
     base: bytes
@@ -56,7 +56,7 @@ class State(msgspec.Struct, kw_only=True):
     created_ns: int
     started_ns: int
     is_running: bool = False
-    guard: tuple[str, ...] = GUARDED
+    settings: WorkspaceSettings = USUAL
 
 
 class WorkspaceDirectory:
@@ -221,7 +221,13 @@ def new_name(base: bytes) -> str:
     return f"{plain}-{secrets.token_hex(3)}"
 
 
-def make_workspace(state_dir: str, name: str, base: bytes, marks: bytes) -> None:
+def make_workspace(
+    state_dir: str,
+    name: str,
+    base: bytes,
+    marks: bytes,
+    settings: WorkspaceSettings | None = None,
+) -> None:
     """Make the directory of a workspace, empty.
 
     Args:
@@ -229,6 +235,7 @@ def make_workspace(state_dir: str, name: str, base: bytes, marks: bytes) -> None
         name: of the new one.
         base: the path of the operator's directory.
         marks: how the names of overlayfs's attributes will begin.
+        settings: what the operator set for it; None for what is usual.
 
     Raises:
         WorkspaceError: the name is taken or is none, or the base is no directory.
@@ -244,6 +251,7 @@ def make_workspace(state_dir: str, name: str, base: bytes, marks: bytes) -> None
         marks=marks,
         created_ns=now_ns,
         started_ns=now_ns,
+        settings=settings or USUAL,
     )
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     _make_whole(path, state, status)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from supervisor.workspace.settings import USUAL, WorkspaceSettings
+
 Mode = Literal["review", "direct", "read-only"]
 MODES: tuple[Mode, ...] = ("review", "direct", "read-only")
 
@@ -18,12 +20,14 @@ class WorkspaceUse:
         base: the path of the operator's directory, without links.
         mode: ``review``, ``direct`` or ``read-only``.
         state_dir: where workspaces live.
+        settings: what the operator set for it.
     """
 
     name: str
     base: str
     mode: Mode
     state_dir: str
+    settings: WorkspaceSettings = USUAL
 
     @property
     def is_writable(self) -> bool:

@@ -321,7 +321,7 @@ class Workspace:
     def _guarded(
         self, trees: _Trees, rows: Sequence[Row], selection: Selection
     ) -> list[bytes]:
-        guard = Guard(self.state.guard)
+        guard = Guard(self.state.settings.guard)
         both = (trees.base, trees.merged)
         return [
             path

@@ -1,0 +1,33 @@
+"""What the operator sets for a workspace: bounds, and what is kept from whom."""
+
+from __future__ import annotations
+
+import msgspec
+
+from supervisor.workspace.selection import GUARDED
+
+
+class WorkspaceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one workspace, as ``[workspace.NAME]`` and the command line say.
+
+    Attributes:
+        hide: patterns of what the child does not see.
+        guard: patterns of what a commit takes only if it is named.
+        max_bytes: what its layer may hold, in bytes; None for no bound.
+        max_files: how many files its layer may hold; None for no bound.
+        keep: how many snapshots are kept.
+        durable: what the child syncs is on the disk when its call returns.
+        shared: more than one child may have it at a time.
+    """
+
+    hide: tuple[str, ...] = ()
+    guard: tuple[str, ...] = GUARDED
+    max_bytes: int | None = None
+    max_files: int | None = None
+    keep: int = 10
+    durable: bool = True
+    shared: bool = False
+
+
+USUAL = WorkspaceSettings()
+"""The settings of a workspace of which nothing was said."""
