@@ -22,24 +22,6 @@ if TYPE_CHECKING:
 
     from supervisor.workspace.layers import LayeredTree, Node
 
-GUARDED = (
-    "**/.git/hooks/**",
-    "**/.git/config*",
-    "**/.git/info/attributes",
-    "**/.git/modules/**",
-    ".envrc",
-    ".vscode/*.json",
-    ".devcontainer/**",
-    ".husky/**",
-    ".idea/**",
-    ".github/workflows/**",
-    ".gitlab-ci.yml",
-    ".mcp.json",
-    ".claude/**",
-    ".codex/**",
-)
-"""What is guarded unless the configuration says otherwise."""
-
 
 class Patterns:
     """Patterns in gitignore's form, relative to the top of a workspace.

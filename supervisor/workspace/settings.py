@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
-from supervisor.workspace.selection import GUARDED
+GUARDED = (
+    "**/.git/hooks/**",
+    "**/.git/config*",
+    "**/.git/info/attributes",
+    "**/.git/modules/**",
+    ".envrc",
+    ".vscode/*.json",
+    ".devcontainer/**",
+    ".husky/**",
+    ".idea/**",
+    ".github/workflows/**",
+    ".gitlab-ci.yml",
+    ".mcp.json",
+    ".claude/**",
+    ".codex/**",
+)
+"""What is guarded unless the configuration says otherwise."""
 
 
-class WorkspaceSettings(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceSettings:
     """The settings of one workspace, as ``[workspace.NAME]`` and the command line say.
 
     Attributes:
