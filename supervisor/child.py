@@ -416,6 +416,13 @@ class Child(ChildClients):
         fields: dict[str, object] = {} if name is None else {"child": name}
         return {**fields, "child_id": self.id, "client_id": client_id, "pid": pid}
 
+    def end_fields(self) -> dict[str, object]:
+        """Return who this is and how it ended, for a line of the log."""
+        ended = self.exit
+        if ended is None:
+            return self.log_fields()
+        return {**self.log_fields(), "code": ended.code, "signal": ended.signal}
+
     def _tell_end(self, process: SpawnedProcess, session: Session) -> None:
         """Log its end: a warning where it failed and an operator has to hear of it.
 
@@ -432,9 +439,7 @@ class Child(ChildClients):
         self._host.log.write(
             "WARNING" if failed else "INFO",
             f"Process {process.pid} terminated, cleaning up client {session.client.id}",
-            **self.log_fields(),
-            code=ended.code,
-            signal=ended.signal,
+            **self.end_fields(),
             status=self.status,
             reason=self.ending,
         )

@@ -29,13 +29,20 @@ def check_packages(what: str, extra: str) -> None:
         what: cannot be done without: a verb and its object.
         extra: a key of ``EXTRAS``.
     """
+    if why := missing_package(extra):
+        raise OSError(errno.ENOPKG, f"cannot {what}: {why}")
+
+
+def missing_package(extra: str) -> str:
+    """Return which package of an extra is missing, and what to do; "" if none is.
+
+    Args:
+        extra: a key of ``EXTRAS``.
+    """
     for module, package in EXTRAS[extra].items():
         if not _is_there(module):
-            text = (
-                f"cannot {what}: the package {package} is not installed;"
-                f" install sandhost[{extra}]"
-            )
-            raise OSError(errno.ENOPKG, text)
+            return f"the package {package} is not installed; install sandhost[{extra}]"
+    return ""
 
 
 def _is_there(module: str) -> bool:

@@ -119,6 +119,7 @@ class Kept:
         self._starting = trio.CancelScope()
         self._start_until = math.inf
         self._due_at = -math.inf
+        self._last_end: Mapping[str, object] = {}
         self._held: set[Capture | Scratch] = set()
 
     # Orders
@@ -189,7 +190,7 @@ class Kept:
         self._host.log.write(
             "INFO",
             f"Child {self.name} is started again in {wait_s:.3g} s",
-            child=self.name,
+            **self._end_fields(),
             status=self.status,
             reason=self.reason,
             restarts=self.restarts.total,
@@ -221,13 +222,17 @@ class Kept:
         self._host.log.write(
             "ERROR",
             f"Child {self.name} {self.reason}",
-            child=self.name,
+            **self._end_fields(),
             status=self.status,
             reason=self.reason,
         )
         self._host.journal.write(
             "child.given_up", name=self.name, status=self.status, reason=self.reason
         )
+
+    def _end_fields(self) -> dict[str, object]:
+        """Return whose end a line of the log is about, and how it ended."""
+        return {"child": self.name, **self._last_end}
 
     def _happened(self, happening: Happening) -> Deed:
         self.phase, deed = TABLE[self.phase, happening]
@@ -237,6 +242,7 @@ class Kept:
 
     async def _run_once(self) -> int:
         """Start a process, and return its exit status when nothing of it is left."""
+        self._last_end = {}
         with self._until_stopped() as waiting:
             await self._room.acquire()
         if waiting.cancelled_caught:
@@ -326,6 +332,7 @@ class Kept:
             status = await child.wait_gone()
         finally:
             self.child = None
+            self._last_end = child.end_fields()
         if child.failure is not None:
             return self._not_started(child.failure.text)
         if self.phase is not Phase.ENDING:
@@ -338,7 +345,7 @@ class Kept:
         self._host.log.write(
             "WARNING",
             f"Child {self.name} {self.reason}",
-            child=self.name,
+            **self._end_fields(),
             status=NOT_STARTED,
             reason=self.reason,
         )

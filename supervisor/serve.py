@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from supervisor.activation import take_activated
-from supervisor.blockers import blocker, sentence
+from supervisor.blockers import MAX_NAMED, blocker, sentence
 from supervisor.children import Children
 from supervisor.config.child import longest_chain
 from supervisor.config.document import Config
@@ -369,10 +369,11 @@ class Daemon:
         row = blocker(child)
         host.journal.write("child.overdue", child_id=child.id, **row)
         host.log.write("WARNING", f"{sentence(row)}; killed", **child.log_fields())
-        self._notifier.send(STATUS=sentence(row))
         if self._stop_asked.is_set():
             self._went_well = False
             self._overdue.add(row)
+        if self._overdue.count <= MAX_NAMED:  # the manager shows the last one alone
+            self._notifier.send(STATUS=sentence(row))
 
     def _tell_reload(self, children: Children) -> Callable[[bool], None]:
         def tell(begins: bool) -> None:

@@ -16,6 +16,8 @@ from supervisor.cli.options import files
 from supervisor.say import print_text, say
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
     from supervisor.config.document import Config, Fault
 
 FAULTY = 2
@@ -36,16 +38,18 @@ def check_config(file: str, *, as_json: bool) -> int:
     """
     from supervisor.config import document  # noqa: PLC0415 - one's own
 
-    faults: tuple[Fault, ...] = ()
+    untried: tuple[tuple[str, str], ...] = ()
+    config: Config | None
     try:
         config = document.load_config(file, once=True, for_daemon=None, is_used=False)
     except document.ConfigError as why:
-        faults = why.faults
+        faults, config = why.faults, why.config
     else:
         faults, untried = _tried(config)
-        told = (*document.warnings(config), *document.doubts(config), *untried)
-        for key, text in told:
-            say("sandhost check-config", f"{file}: {key}: warning: {text}")
+    if config is not None:
+        missing = document.missing_packages(config)
+        faults = (*faults, *(document.Fault(key, why) for key, why in missing))
+        _tell_warnings(file, config, {fault.key for fault in faults}, untried)
     if as_json:
         from supervisor.tables import as_json as json_of  # noqa: PLC0415
 
@@ -57,6 +61,20 @@ def check_config(file: str, *, as_json: bool) -> int:
         if not faults:
             print_text(f"{file}: no faults\n")
     return FAULTY if faults else 0
+
+
+def _tell_warnings(
+    file: str,
+    config: Config,
+    faulty: Container[str],
+    untried: Iterable[tuple[str, str]],
+) -> None:
+    """Tell what looks like a mistake, but of keys that have a fault."""
+    from supervisor.config import document  # noqa: PLC0415 - as above
+
+    for key, text in (*document.warnings(config), *document.doubts(config), *untried):
+        if key not in faulty:
+            say("sandhost check-config", f"{file}: {key}: warning: {text}")
 
 
 def _tried(config: Config) -> tuple[tuple[Fault, ...], tuple[tuple[str, str], ...]]:

@@ -90,7 +90,11 @@ def restart_policy(section: ChildSection) -> RestartPolicy:
 def odd_restarts(children: Mapping[str, ChildSection]) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of children that are started again and again, without an end."""
     for name, child in children.items():
-        if child.restart != "no" and restart_policy(child).is_endless():
+        try:
+            is_endless = child.restart != "no" and restart_policy(child).is_endless()
+        except OptionError:
+            continue  # a fault
+        if is_endless:
             text = (
                 f"a child that always fails is never given up: {child.max_restarts} waits"
                 f" from {child.backoff} on take longer than {child.within}; write more"

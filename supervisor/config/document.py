@@ -24,6 +24,7 @@ from supervisor.config.fds import (
     ToolsSection,
     check_file_descriptor,
     check_tools,
+    is_enabled,
     odd_fds,
 )
 from supervisor.config.host import (
@@ -73,6 +74,7 @@ from supervisor.config.sandbox import (
 from supervisor.config.sidecar import SidecarSection, check_sidecars
 from supervisor.config.source import text_of
 from supervisor.config.toolexec import ToolexecSection, check_toolexec
+from supervisor.extras import missing_package
 from supervisor.sandbox.plan import NONE, PROFILES
 from supervisor.say import remedy
 
@@ -206,7 +208,11 @@ class ConfigError(Exception):
     Attributes:
         path: the file.
         faults: in the order of the file; at least one.
+        config: what could be read of it, with defaults in place of what could not; None
+            if it is no TOML, or cannot be read.
     """
+
+    config: Config | None = None
 
     def __init__(self, path: str, faults: Sequence[Fault], verb: str = "use") -> None:
         text = f"cannot {verb} {path!r}: {faults[0]}"
@@ -221,7 +227,7 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
     """Yield (key, text) of what can be used and looks like a mistake.
 
     Args:
-        config: checked.
+        config: as it was read; what is a fault gives no warning.
         but: a policy that options go before: what they may change is told with them.
     """
     for key, text in odd_limits(config.limits):
@@ -242,13 +248,25 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
             yield f"policy.{joined(name)}.{key}", text
 
 
+def missing_packages(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of each section whose extra is not installed."""
+    needed = (
+        ("llm", config.llm is not None, "llm"),
+        ("tools", is_enabled(config.tools, config.file_descriptor), "fds"),
+        ("metrics", config.metrics is not None, "metrics"),
+    )
+    for section, is_asked, extra in needed:
+        if is_asked and (why := missing_package(extra)):
+            yield section, why
+
+
 def doubts(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what depends on where and when a host will run.
 
     To be told before there is one: a host that runs knows, and says so itself.
 
     Args:
-        config: checked.
+        config: as it was read; what is a fault gives no doubt.
     """
     yield from odd_places_of_daemon(config.host)
     yield from missing_credentials(config)
@@ -291,10 +309,13 @@ def load_config(
     found += check_own(config, with_usual=for_daemon)
     if is_used:
         found += missing_credentials(config)
+        found += missing_packages(config)
     faults = [*reader.faults]
     faults += (Fault(key, why) for key, why in found if not reader.has_told(key))
     if faults:
-        raise ConfigError(path, list(dict.fromkeys(faults)))
+        error = ConfigError(path, list(dict.fromkeys(faults)))
+        error.config = config
+        raise error
     return config
 
 

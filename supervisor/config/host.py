@@ -56,7 +56,11 @@ def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what ``[limits]`` can have and looks like a mistake."""
     for text in odd_open_files(section.open_files_per_client):
         yield "open_files_per_client", text
-    if parse_size(section.payload_budget) < parse_size(section.write):
+    try:
+        is_small = parse_size(section.payload_budget) < parse_size(section.write)
+    except OptionError:
+        return  # a fault
+    if is_small:
         text = (
             f"{section.payload_budget} is less than write ({section.write}): what is"
             " longer than that goes through a file on the disk, each time"

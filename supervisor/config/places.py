@@ -27,7 +27,7 @@ from supervisor.say import remedy
 from supervisor.spawn_request import SpawnError, find_executable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from supervisor.config.document import Config
     from supervisor.config.host import HostSection
@@ -299,6 +299,8 @@ def odd_places_of_daemon(section: HostSection) -> Iterator[tuple[str, str]]:
 def odd_programs(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of programs that are not there, or nobody may execute."""
     for key, program, path, cwd in _programs(config):
+        if not program or "\0" in program:
+            continue  # a fault
         if cwd is None and "/" in program and not program.startswith("/"):
             continue  # where the daemon will be, and what its child's root, is not known
         try:
@@ -313,14 +315,19 @@ def _programs(config: Config) -> Iterator[tuple[str, str, str, str | None]]:
     for name, child in config.child.items():
         cwd = None if child.cwd is None else absolute(child.cwd)
         path = child.env.get("PATH", usual)
-        yield f"child.{joined(name)}.command", child.command[0], path, cwd
+        yield f"child.{joined(name)}.command", _first(child.command), path, cwd
     for name, sidecar in config.sidecar.items():
         if sidecar.backend == "local" and sidecar.start is not None:
             path = ":".join((*sidecar.path, usual))
             key = f"sidecar.{joined(name)}.start"
-            yield key, sidecar.start[0], path, sidecar.workspace
+            yield key, _first(sidecar.start), path, sidecar.workspace
     if config.toolexec is not None and config.toolexec.notify is not None:
-        yield "toolexec.notify.command", config.toolexec.notify.command[0], usual, None
+        command = config.toolexec.notify.command
+        yield "toolexec.notify.command", _first(command), usual, None
+
+
+def _first(words: Sequence[str]) -> str:
+    return words[0] if words else ""
 
 
 def check_own(

@@ -76,8 +76,11 @@ def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str
 
 
 def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of limits of a checked policy that look like a mistake."""
-    limits = parse_limits(limit_texts(policy))
+    """Yield (key, text) of a policy's limits that look like a mistake."""
+    try:
+        limits = parse_limits(limit_texts(policy))
+    except OptionError:
+        return  # a fault
     for text in odd_open_files(limits.open_files):
         yield "limits.open_files", text
 

@@ -345,11 +345,12 @@ def test_a_limit_that_a_group_keeps_takes_what_keeps_a_child_in_it(
     outcome = sandhost("check-config", "c.toml", cwd=tmp_path, wrapper=wrapper)
     assert outcome.status == (0 if is_kept else 2)
     if not is_kept:
-        assert outcome.said(
+        text = (
             "policy.a.limits.cpus: nothing keeps it in sandbox 'small': its children can"
             " leave their groups, for want of landlock with seccomp or mountns, mountns"
             " with uid, or mountns with pidns and seccomp; add such layers, or leave the"
         )
+        assert text in outcome.err.decode()  # beside warnings of what else it lacks
 
 
 @pytest.mark.parametrize(
@@ -633,6 +634,48 @@ def test_a_relative_place_of_a_daemon_is_told(tmp_path: Path, key: str) -> None:
         " write an absolute path"
     )
     assert check(tmp_path, f"[host]\n{key} = '{tmp_path}/there'\n").err == b""
+
+
+# One look tells both; what a fault stands at is not told twice.
+def test_warnings_are_told_beside_faults(tmp_path: Path) -> None:
+    text = """
+        typo = 1
+        [host]
+        state_dir = "there"
+        control = ""
+        [limits]
+        write = "much"
+        [policy.p]
+        quota = 5
+        limits = { open_files = "x" }
+        [child.a]
+        command = ["nowhere"]
+        [child.b]
+        command = []
+        restart = "always"
+        backoff = 3
+        [child.c]
+        command = ["false"]
+        restart = "always"
+        within = "10s"
+        [toolexec.notify]
+        command = [""]
+        [llm]
+        api_key_file = "$CREDENTIALS_DIRECTORY/key"
+    """
+    text = "\n".join(line.strip() for line in text.splitlines())
+    outcome = check(tmp_path, text)
+    assert outcome.status == 2
+    lines = outcome.err.decode().splitlines()
+    keys = [line.split(": ")[2] for line in lines if ": warning: " in line]
+    assert sorted(keys) == [
+        "child.a.command",
+        "child.c.within",
+        "host.state_dir",
+        "llm.api_key_file",
+    ]
+    for key in ("typo", "host.control", "limits.write", "child.b.command"):
+        assert any(line.split(": ")[2] == key for line in lines), key
 
 
 NOWHERE = "cannot start 'nowhere': No such file or directory in any directory of PATH"

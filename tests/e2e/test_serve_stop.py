@@ -66,6 +66,8 @@ def test_a_stop_of_many_names_ten(tmp_path: Path) -> None:
         assert "waiting: 2 more; the daemon's log names them" in rest
         assert running.process.wait(TIMEOUT_S) == 1
         assert running.said().count("does not end") == 12
+        told = [text for text in heard(running) if "does not end" in text]
+        assert len(told) == 10  # so does the service manager
 
 
 def test_a_stop_names_nobody_before_the_grace_period_has_passed(tmp_path: Path) -> None:
@@ -105,6 +107,12 @@ def test_the_watchdog_is_fed(tmp_path: Path) -> None:
         assert silent(running)
         running.send(signal.SIGCONT)
         running.hear("WATCHDOG=1")
+
+
+def heard(running: Daemon) -> Iterator[str]:
+    """Yield what was said to the service manager and is yet to be read."""
+    while select.select([running._ear], [], [], 0)[0]:
+        yield running._ear.recv(65_536).decode()
 
 
 def silent(running: Daemon) -> bool:
