@@ -19,6 +19,7 @@ PROGRAMS = {
     "lifecycle": 60.0,
     "idle": 60.0,
     "sandbox": 120.0,
+    "workspace": 400.0,
     "neighbours": 240.0,
     "daemon": 120.0,
     "handover": 60.0,
