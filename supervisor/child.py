@@ -48,6 +48,8 @@ only one that is stuck in the kernel takes longer."""
 
 STANDARD = (0, 1, 2)
 
+_LOCK = "workspace lock"
+
 
 class Child(ChildClients):
     """One child of a host, from its start to its end."""
@@ -181,6 +183,7 @@ class Child(ChildClients):
             env.update(self._left_to(await service.child_starting(self, stack)))
         start_fd = self._open_start(stack, cwd_fd, wanted)
         self.process = await self._spawn(start_fd, pairs, env, wanted)
+        await self._name_process()
         stack.callback(self.process.close)
         stack.callback(self._kill_unless_ended)
         self._watch_forks(stack)
@@ -229,9 +232,9 @@ class Child(ChildClients):
             SpawnError: this machine or this profile cannot give it.
         """
         mounted = await self._mount_workspace(use, wanted)
-        for fd in (mounted.fd, mounted.lock):
+        for fd, what in ((mounted.fd, "workspace"), (mounted.lock, _LOCK)):
             if fd >= 0:
-                self._held[fd] = "workspace"
+                self._held[fd] = what
                 stack.callback(self._give_back, fd)
         if mounted.fd >= 0 or mounted.own:
             shown = ShownMount(use.base, mounted.fd, use.is_writable, mounted.own)
@@ -240,6 +243,17 @@ class Child(ChildClients):
             wanted.kept = (*wanted.kept, use.base)
         else:
             wanted.programs = (*wanted.programs, use.base)
+
+    async def _name_process(self) -> None:
+        """Write into the locks of its workspaces which process it is."""
+        locks = [fd for fd, what in self._held.items() if what == _LOCK]
+        process = self.process
+        if process is None or not locks:
+            return
+        from supervisor.workspace.store import add_process  # noqa: PLC0415 - with one
+
+        for lock in locks:
+            await in_thread(add_process, lock, (process.pid, process.create_time))
 
     async def _mount_workspace(
         self, use: WorkspaceUse, wanted: Wanted

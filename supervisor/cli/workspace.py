@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import sys
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from supervisor.cli.options import directories
 from supervisor.say import CommandError, print_bytes, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.selection import Patterns
@@ -30,6 +31,9 @@ state_dir_option = click.option(
     metavar="DIR",
     shell_complete=directories,
     help="Where workspaces are kept; else $SANDHOST_STATE, or the user's own.",
+)
+freeze_option = click.option(
+    "--freeze", "is_frozen", is_flag=True, help="Stop a child's processes meanwhile."
 )
 
 
@@ -68,6 +72,7 @@ def list_workspaces(state_dir: str | None, *, as_json: bool) -> int:
 @click.option("--name-only", is_flag=True, help="The paths alone.")
 @click.option("-z", "is_nul", is_flag=True, help="With --name-only: end each with NUL.")
 @click.option("--binary", is_flag=True, help="Binary files in git's form.")
+@freeze_option
 @state_dir_option
 @json_option
 def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: bool) -> int:
@@ -75,7 +80,7 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: bool)
 
     Exit status: 0 nothing, 1 something, 2 a fault.
     """
-    with _opened(state_dir, name) as found:
+    with _opened(state_dir, name) as found, _frozen(found, is_asked=how["is_frozen"]):
         rows = _done(found.changes, _patterns(patterns))
         if how["as_json"]:
             _print_json([_diff_row(row) for row in rows])
@@ -159,6 +164,18 @@ def _opened(state_dir: str | None, name: str) -> Workspace:
         text = "a commit that was interrupted was undone: the base is as it was"
         print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
     return found
+
+
+@contextlib.contextmanager
+def _frozen(found: Workspace, *, is_asked: bool) -> Iterator[None]:
+    """Stop the child that has a workspace, if that is asked; else say that it runs."""
+    with contextlib.ExitStack() as stack:
+        if is_asked:
+            _done(stack.enter_context, found.stopped())
+        elif child := found.directory.user():
+            text = f"child {child} is at work, so this may be torn; see --freeze"
+            print(f"sandhost workspace: {found.name}: {text}", file=sys.stderr)
+        yield
 
 
 def _done(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -16,15 +16,20 @@ import secrets
 import stat
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from supervisor.scratch import remove_tree
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
+if TYPE_CHECKING:
+    from supervisor.proctree import ProcessIdentity
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
+_LOCK_BYTES = 256
 
 
 class WorkspaceError(Exception):
@@ -150,12 +155,12 @@ class WorkspaceDirectory:
         Raises:
             InUseError: another child has it.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = os.open("lock", flags, 0o600, dir_fd=self.fd)
         try:
             self._lock(fd)
             os.ftruncate(fd, 0)
-            os.pwrite(fd, child.encode(), 0)
+            os.write(fd, child.encode() + b"\n")
         except BaseException:
             os.close(fd)
             raise
@@ -166,8 +171,14 @@ class WorkspaceDirectory:
         try:
             self.check_idle()
         except InUseError:
-            return (self.read("lock") or b"?").decode(errors="replace")
+            return _child_in(self.read("lock") or b"")
         return ""
+
+    def processes(self) -> list[ProcessIdentity]:
+        """Return the first process of each child that has it mounted."""
+        lines = (self.read("lock") or b"").splitlines()[1:]
+        pairs = (line.split() for line in lines)
+        return [(int(pid), int(start)) for pid, start in pairs]
 
     def check_idle(self) -> None:
         """Raise if a child has it.
@@ -186,9 +197,23 @@ class WorkspaceDirectory:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = os.pread(fd, 256, 0).decode(errors="replace")
+            who = _child_in(os.pread(fd, _LOCK_BYTES, 0))
             text = f"cannot use workspace {self.name!r}: child {who} has it"
             raise InUseError(f"{text}; wait for its end") from None
+
+
+def add_process(lock: int, process: ProcessIdentity) -> None:
+    """Write into a lock which process its child is, so that a command can stop it.
+
+    Args:
+        lock: of ``lock_for``.
+        process: the first of the child's.
+    """
+    os.write(lock, b"%d %d\n" % process)
+
+
+def _child_in(lock: bytes) -> str:
+    return (lock.partition(b"\n")[0] or b"?").decode(errors="replace")
 
 
 def workspaces_in(state_dir: str) -> list[str]:

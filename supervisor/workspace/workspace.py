@@ -13,6 +13,7 @@ import msgspec
 
 from supervisor.workspace.changes import Row, compare
 from supervisor.workspace.commit import BaseChangedError, CommitJournal, Committer
+from supervisor.workspace.freeze import device_of, guarded_stop
 from supervisor.workspace.layers import LayeredTree, split
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.record import (
@@ -215,6 +216,23 @@ class Workspace:
                 return self._committer(trees).finish(journal)
             except BaseChangedError:
                 return False
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop the processes of the child that has it, until the block ends.
+
+        For a command, which is a process of one thread; a host uses
+        ``StoppedProcesses``. Without a child there is nothing to stop.
+
+        Raises:
+            FreezeError: they cannot be stopped.
+        """
+        if not self.directory.user():
+            yield
+            return
+        device = device_of(self.directory.processes(), self.state.base)
+        with guarded_stop(device):
+            yield
 
     def idle_state(self) -> str:
         """Return ``idle``, or ``left behind`` if the host of the last run died."""

@@ -90,7 +90,11 @@ def test_starts_and_restarts_are_logged(tmp_path: Path) -> None:
         assert isinstance(start["pid"], int)
         again = line(running, "Child web is started again", child="web")
         assert (again["status"], again["reason"]) == (3, "exited with 3")
-        assert (again["child_id"], again["code"], again["signal"]) == ("child-1", 3, None)
+        assert (again["child_id"], again["code"], again["signal"]) == (
+            "child-1",
+            3,
+            None,
+        )
         assert again["pid"] == start["pid"]
         given_up = line(running, "Child web given up", child="web", level="ERROR")
         assert given_up["status"] == 3
