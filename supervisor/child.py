@@ -26,7 +26,7 @@ from supervisor.launchpad.kernel import open_exactly
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
 from supervisor.sandbox.cgroups import Groups
-from supervisor.sandbox.plan import PROFILES, ShownMount, Wanted
+from supervisor.sandbox.plan import PROFILES, Wanted
 from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.traffic import Traffic
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from supervisor.spawned import SpawnedProcess
     from supervisor.workspace.run import MountedWorkspace
     from supervisor.workspace.use import WorkspaceUse
+    from vfs.policy import Place
 
 SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a dead child's processes; they are killed at once, and
@@ -154,7 +155,11 @@ class Child(ChildClients):
         host = self._host
         spec = self.spec
         cwd_fd = self._hold_directory(stack, spec.cwd)
-        policy = self._make_policy(stack, cwd_fd)
+        wanted = self.wanted = self._wanted(stack)
+        if wanted.home:
+            check_owner(wanted.home, wanted.user)
+        root = await self._show_workspaces(stack, wanted)
+        policy = self._make_policy(stack, cwd_fd, root)
         ledger = Ledger(
             open_files=spec.max_open_files,
             clients=host.settings.clients_per_child,
@@ -171,11 +176,6 @@ class Child(ChildClients):
         self.session.on_attach = self._attach
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
-        wanted = self.wanted = self._wanted(stack)
-        if wanted.home:
-            check_owner(wanted.home, wanted.user)
-        for use in spec.workspaces:
-            await self._show_workspace(stack, use, wanted)
         stack.push_async_callback(self._wait_swept)
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
         env.update(spec.walls_env)
@@ -186,6 +186,7 @@ class Child(ChildClients):
         await self._name_process()
         stack.callback(self.process.close)
         stack.callback(self._kill_unless_ended)
+        await self._take_mounts()
         self._watch_forks(stack)
         pairs.close_child_ends()
         if self._inner is not None:
@@ -203,9 +204,11 @@ class Child(ChildClients):
         stack.push_async_callback(self._close_sessions)
         return nursery
 
-    def _make_policy(self, stack: AsyncExitStack, cwd_fd: int) -> Policy:
+    def _make_policy(
+        self, stack: AsyncExitStack, cwd_fd: int, root: Place | None
+    ) -> Policy:
         spec = self.spec
-        places = self.places = spec.open_places(self._host.settings.written)
+        places = self.places = spec.open_places(self._host.settings.written, root)
         stack.callback(close_places, places)
         return Policy(
             places,
@@ -223,26 +226,51 @@ class Child(ChildClients):
         stack.callback(self._give_back, fd)
         return fd
 
-    async def _show_workspace(
-        self, stack: AsyncExitStack, use: WorkspaceUse, wanted: Wanted
-    ) -> None:
-        """Mount a workspace, until the child is gone.
+    async def _show_workspaces(
+        self, stack: AsyncExitStack, wanted: Wanted
+    ) -> Place | None:
+        """Mount its workspaces, until it is gone; return FD 3's root if that is one.
 
         Raises:
             SpawnError: this machine or this profile cannot give it.
+            OSError: it cannot be held.
         """
-        mounted = await self._mount_workspace(use, wanted)
-        for fd, what in ((mounted.fd, "workspace"), (mounted.lock, _LOCK)):
-            if fd >= 0:
-                self._held[fd] = what
-                stack.callback(self._give_back, fd)
-        if mounted.fd >= 0 or mounted.own:
-            shown = ShownMount(use.base, mounted.fd, use.is_writable, mounted.own)
-            wanted.mounts = (*wanted.mounts, shown)
-        elif use.is_writable:  # the base as it is: the child has its owner's user
-            wanted.kept = (*wanted.kept, use.base)
-        else:
-            wanted.programs = (*wanted.programs, use.base)
+        spec = self.spec
+        if not spec.workspaces:
+            return None
+        from supervisor.inner_mounts import InnerMounts  # noqa: PLC0415 - with one
+        from supervisor.workspace import view  # noqa: PLC0415 - likewise
+
+        for index, use in enumerate(spec.workspaces):
+            mounted = await self._mount_workspace(use, wanted)
+            words = (view.mount_word(index), _LOCK)
+            for fd, word in zip((mounted.fd, mounted.lock), words, strict=True):
+                if fd >= 0:
+                    self._held[fd] = word
+                    stack.callback(self._give_back, fd)
+            view.show(wanted, use, mounted.fd, mounted.own)
+        if not spec.has_workspace_root:
+            return None
+        if next(view.own_mounts(wanted), None) is not None:
+            self._sent = InnerMounts()
+            stack.callback(self._sent.close)
+        return await in_thread(view.open_root, spec, wanted)
+
+    async def _take_mounts(self) -> None:
+        """Hold the mount that the child has made, if that is FD 3's root.
+
+        Raises:
+            OSError: there is no descriptor for it.
+        """
+        if self._sent is None:
+            return
+        from supervisor.workspace.view import fill_root  # noqa: PLC0415 - with one
+
+        first, *others = self._sent.receive()
+        self._sent.close()
+        for fd in others:
+            os.close(fd)
+        await in_thread(fill_root, self.places[0], first)
 
     async def _name_process(self) -> None:
         """Write into the locks of its workspaces which process it is."""
@@ -347,6 +375,7 @@ class Child(ChildClients):
             rlimits=spec.rlimits,
             umask=spec.umask,
             listener=self._inner,
+            sends=self._sent,
         )
         host, limit_s = self._host, spec.timeout_s or math.inf
         self._timeout_at = trio.current_time() + limit_s

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from supervisor.child_ends import Ends
     from supervisor.host import Host
+    from supervisor.inner_mounts import InnerMounts
     from supervisor.sandbox.plan import Wanted
     from supervisor.session.session import Session
     from supervisor.spawn_request import SpawnError
@@ -91,6 +92,7 @@ class ChildClients:
         self._refused_by_groups: dict[str, int] = {}
         self._held: dict[int, str] = {}
         self._inner: InnerListener | None = None
+        self._sent: InnerMounts | None = None
         self._listens = False
         self._past = Traffic()  # of nested clients that are gone
         self._nursery: trio.Nursery | None = None
@@ -284,6 +286,7 @@ class ChildClients:
             (self.process, "pidfd"),
             (self._ends, "connection"),
             (self._inner, "inner listener"),
+            (self._sent, "inner mounts"),
         ):
             for fd in () if part is None else part.descriptors():
                 yield fd, word

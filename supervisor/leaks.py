@@ -211,7 +211,7 @@ async def _staged(host: Host) -> tuple[list[Row], bool]:
         (holdings.link_of(fd), place.only is None)
         for child in host.children.values()
         for place in child.places
-        if place.write
+        if place.write and not place.is_lasting  # their paths are of no use here
         for fd in place.backend.descriptors()
     }
     for path, is_deep in places:

@@ -114,6 +114,11 @@ class Nested(NamedTuple):
     fds: tuple[str, ...] | None
     tmp: str | None
 
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether it has fewer files than this process."""
+        return bool({"read", "write"} & (self.rights or {}).keys())
+
 
 @contextmanager
 def _directory_of_its_own() -> Iterator[str | None]:
@@ -229,7 +234,7 @@ def _environment(dialect: int, asked: Nested) -> dict[str, str]:
     if token is not None:
         # It stands for this process's rights, which may be more (attack 38), and for its
         # executions (attack 48).
-        has_root = not {"read", "write"} & (asked.rights or {}).keys()
+        has_root = not asked.is_narrowed
         env[_TOOLS_TOKEN] = narrowed(token, os.urandom(8).hex(), root=has_root)
     return env
 
@@ -257,6 +262,8 @@ async def _spawn(
         network = "host" if env.get("FSPROXY_NETWORK") == "host" else "none"
         own = () if asked.tmp is None else (asked.tmp,)
         wanted = Wanted(profile, network, working_directory(), own)
+        if not asked.is_narrowed and env.get("FSPROXY_WORKSPACE"):
+            wanted.kept = (env["FSPROXY_WORKSPACE"],)
         wanted.no_groups = "a nested child is in its parent's"
         process, walls = await walled.spawn(launcher, Machine(), request, wanted)
         if "landlock" in walls.missing:

@@ -16,12 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad import wire
+from supervisor.launchpad.order import SENT
 from supervisor.say import USED_UP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from supervisor.inner_listener import InnerListener
+    from supervisor.inner_mounts import InnerMounts
 
 # As os.fsencode, which asks first what it was given: there are many texts in a start.
 _bytes_of = partial(
@@ -76,6 +78,7 @@ class SpawnRequest:
         layers: What each sandbox layer takes, by its name (``launchpad.child.STEPS``).
         listener: What it listens on for the host in its net namespace; takes netns.
         mounts: Mounts of the host's that `layers` names in "mountns"; the caller's.
+        sends: The way of the mounts that it makes itself; None if the host wants none.
     """
 
     executable: str
@@ -88,6 +91,7 @@ class SpawnRequest:
     layers: Mapping[str, object] = field(default_factory=dict)
     listener: InnerListener | None = None
     mounts: tuple[int, ...] = ()
+    sends: InnerMounts | None = None
 
     def body(self) -> tuple[object, ...]:
         """The request as a SPAWN message, without its kind and id; `sources` go with it.
@@ -120,6 +124,8 @@ class SpawnRequest:
 
     def _layers(self) -> dict[str, object]:
         more = {} if self.listener is None else {"listener": self.listener.ports}
+        if self.sends is not None:
+            more[SENT] = ()
         return {**self.layers, **more}
 
     @property
@@ -127,6 +133,8 @@ class SpawnRequest:
         """The descriptors that travel with the message, in its order."""
         way = () if self.listener is None else (self.listener.way,)
         sources = (source for source, _ in self.fds)
+        if self.sends is not None:
+            way = (self.sends.way, *way)
         return (self.cwd_fd, *sources, *self.mounts, *way)
 
     def error(self, number: int, stage: str, detail: bytes) -> SpawnError:

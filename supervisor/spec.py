@@ -70,6 +70,8 @@ class ChildSpec:
         quota: weighted tokens for it and all nested in it; None for the host's alone.
         image_tokens: reserved for each image that it shows a model; None for the default.
         workspaces: directories in which it works by system calls of its own.
+        has_workspace_root: its private root is the first of these; ``root`` is the path
+            under which it sees that.
         account: what its charges are kept by, also over its restarts; None for those of
             a child that no configuration names, which end with it.
         policy: the policy of a configuration that it is under, if it is under one.
@@ -112,6 +114,7 @@ class ChildSpec:
     workspaces: tuple[WorkspaceUse, ...] = ()
     home_dir: str | None = None
     kept_home: str | None = None
+    has_workspace_root: bool = False
 
     @property
     def walls_env(self) -> dict[str, str]:
@@ -119,6 +122,8 @@ class ChildSpec:
         env = {} if self.sandbox.layers else {"FSPROXY_SANDBOX": "none"}
         if self.sandbox.layers and self.network == "host":
             env["FSPROXY_NETWORK"] = "host"
+        if self.workspaces and self.workspaces[0].is_writable:
+            env["FSPROXY_WORKSPACE"] = self.workspaces[0].base
         return env
 
     def is_within_reach(self, url: str | None) -> bool:
@@ -144,11 +149,19 @@ class ChildSpec:
 
         And whether it may read it.
         """
-        whole = (*self.own_dirs, self.root)
+        whole = self.own_dirs
+        if not self.has_workspace_root:
+            whole = (*whole, self.root)
         if self.kept_home is not None:
             whole = (*whole, self.kept_home)
         granted = {path: path in (*self.read, *whole) for path in self.write}
         return {**dict.fromkeys(whole, True), **granted}
+
+    @property
+    def _linked_roots(self) -> tuple[str, ...]:
+        """Its root, if the child may have made links there that the host sees."""
+        is_apart = self.has_workspace_root and self.workspaces[0].mode != "direct"
+        return () if is_apart else (self.root,)
 
     @property
     def _has_made_root(self) -> bool:
@@ -190,10 +203,13 @@ class ChildSpec:
         finally:
             os.close(dir_fd)
 
-    def open_places(self, written: Iterable[str] = ()) -> tuple[Place, ...]:
+    def open_places(
+        self, written: Iterable[str] = (), root: Place | None = None
+    ) -> tuple[Place, ...]:
         """Resolve and hold the root and the grants (spec A3).
 
         Args:
+            root: its root, if that is held already; it is owned from now on.
             written: more directories in which a child or a tool may have made links.
 
         Raises:
@@ -201,7 +217,9 @@ class ChildSpec:
                 is in ``filename``.
         """
         hold = partial(open_place, publish=self.publish, durability=self.durability)
-        places = [hold(self.root, read=True, write=True, relative=b"")]
+        if root is None:
+            root = hold(self.root, read=True, write=True, relative=b"")
+        places = [root]
         try:
             _check_directory(self.root, places[0])
             grants = tuple(dict.fromkeys((*self.read, *self.write)))
@@ -213,7 +231,7 @@ class ChildSpec:
             held = dict(zip((self.root, *grants), paths, strict=True))
             if self._has_made_root:
                 _check_way(self.root, held[self.root])
-            check_ways(held, (*written, self.root, *self.write))
+            check_ways(held, (*written, *self._linked_roots, *self.write))
         except BaseException:
             close_places(places)
             raise

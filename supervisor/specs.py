@@ -131,10 +131,12 @@ def make_spec(
         env["SANDHOST_WORKSPACE"] = options.workspaces[0].name
     env.update(options.env)
     limits = options.limits
+    has_workspace_root = options.root is None and bool(options.workspaces)
     return ChildSpec(
         command=words,
         cwd=absolute(options.cwd) if options.cwd else working_directory(),
-        root=scratch.root,
+        root=options.workspaces[0].base if has_workspace_root else scratch.root,
+        has_workspace_root=has_workspace_root,
         run_dir=scratch.run,
         made_in=scratch.fd,
         env=env,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vfs.backends import MODES, HostDirectory
+from vfs.backends import MODES, HostDirectory, MountDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle
 from vfs.clients import Client
 from vfs.errors import HandoverError
@@ -49,6 +49,8 @@ class PlaceState(msgspec.Struct):
     relative: bytes | None
     publish: str
     durability: str
+    is_mount: bool = False
+    user: int | None = None
 
 
 class PolicyState(msgspec.Struct):
@@ -136,6 +138,8 @@ def place_state(place: Place) -> PlaceState:
         relative=place.relative,
         publish=place.publish,
         durability=place.durability,
+        is_mount=isinstance(backend, MountDirectory),
+        user=backend.user if isinstance(backend, MountDirectory) else None,
     )
 
 
@@ -216,6 +220,8 @@ def counter_state(fs: Filesystem) -> CounterState:
 def place_from(state: PlaceState) -> Place:
     """Return the place that was taken down."""
     backend = HostDirectory(state.fd, beneath=state.beneath)
+    if state.is_mount:
+        backend = MountDirectory(state.fd, state.user)
     backend._flags = state.flags
     return Place(
         backend,
@@ -287,7 +293,7 @@ def enter_file(
         state.name,
         MODES[state.mode.encode()],
         client,
-        _handle_from(state),
+        _handle_from(state, place),
         state.is_top_level,
         place,
         ledger if state.is_counted else None,
@@ -306,7 +312,7 @@ def enter_file(
     return file
 
 
-def _handle_from(state: FileState) -> HostHandle:
+def _handle_from(state: FileState, place: Place | None) -> HostHandle:
     opened = os.fstat(state.fd)
     staged = state.staged
     if staged is None:
@@ -314,6 +320,8 @@ def _handle_from(state: FileState) -> HostHandle:
     # Not by its class: that would open a new file.
     handle = StagedHandle.__new__(StagedHandle)
     HostHandle.__init__(handle, state.fd, opened)
+    backend = None if place is None else place.backend
+    handle.user = backend.user if isinstance(backend, MountDirectory) else None
     handle._place_fd = staged.place_fd
     handle._dir_fd = staged.dir_fd
     handle._last = staged.last

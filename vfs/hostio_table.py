@@ -14,13 +14,15 @@ Rules of this file.
    costs 0.3 us, to read the table 25 us and more.
 3. What cannot be asked about is not believed: without the table nothing is known.
 
-Sources: proc(5) for mountinfo, poll(2).
+Sources: proc(5) for mountinfo, poll(2), statfs(2).
 """
 
+import ctypes
 import os
 import re
 import resource
 import select
+import struct
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -36,6 +38,15 @@ _READ_BYTES = 65_536
 
 _OF_THE_KERNEL = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs"})
 """Where nobody makes names: the same everywhere, and nobody's who has one mounted."""
+
+
+_KINDS_BY_MAGIC = {0x794C7630: "overlay"}
+"""By ``f_type`` of fstatfs(2), which is one number for some kinds (ext2 to ext4)."""
+
+_STATFS_BYTES = 256  # struct statfs has 120
+
+_fstatfs = ctypes.CDLL(None).fstatfs
+_fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
 
 
 def is_passing(device: int) -> bool:
@@ -141,8 +152,10 @@ class MountTable:
         named = rows.by_device.get(f"{os.major(device)}:{os.minor(device)}")
         if named:
             return named[0].kind
-        row = rows.by_ident.get(_mount_id_of(fd)) if fd >= 0 else None
-        return UNKNOWN if row is None else row.kind
+        if fd < 0:
+            return UNKNOWN
+        row = rows.by_ident.get(_mount_id_of(fd))
+        return _kind_of_no_row(fd) if row is None else row.kind
 
     def other_names(self, path: str) -> frozenset[str]:
         """Return where else a directory can be found, and what is mounted in it.
@@ -217,6 +230,15 @@ def _written_out(field: bytes) -> bytes:
     if b"\\" not in field:
         return field
     return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field)
+
+
+def _kind_of_no_row(fd: int) -> str:
+    """Return the kind of a mount that is attached nowhere, or in another namespace."""
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _fstatfs(fd, found):
+        return UNKNOWN
+    (magic,) = struct.unpack_from("q", found)
+    return _KINDS_BY_MAGIC.get(magic, UNKNOWN)
 
 
 def _mount_id_of(fd: int) -> str:

@@ -20,6 +20,7 @@ import stat
 
 _OPENAT2 = 437  # the same number on every architecture that has the call
 _BENEATH_NO_MAGIC = 0x08 | 0x02
+_NO_XDEV = 0x01
 _RETRIES = 64
 _MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
 _CREATE_MODE = 0o666
@@ -55,13 +56,16 @@ def _error(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-def open_beneath_kernel(dir_fd: int, name: bytes, flags: int) -> int:
+def open_beneath_kernel(
+    dir_fd: int, name: bytes, flags: int, resolve: int = _BENEATH_NO_MAGIC
+) -> int:
     """Open ``name`` beneath ``dir_fd`` with openat2.
 
     Args:
         dir_fd: a held directory.
         name: relative, without NUL.
         flags: O_* flags; ``O_CREAT`` makes the file with 0666 & ~umask (spec O6).
+        resolve: RESOLVE_* flags.
 
     Returns:
         A new descriptor, which the caller owns.
@@ -76,7 +80,7 @@ def open_beneath_kernel(dir_fd: int, name: bytes, flags: int) -> int:
         # openat2 refuses O_PATH with flags that mean nothing to it; open(2) does not.
         flags | (os.O_CLOEXEC if flags & os.O_PATH else OPEN_FLAGS),
         _CREATE_MODE if flags & os.O_CREAT else 0,
-        _BENEATH_NO_MAGIC,
+        resolve,
     )
     for _ in range(_RETRIES):
         fd: int = _syscall(_OPENAT2, dir_fd, name, _byref(how), _HOW_SIZE)
@@ -87,6 +91,15 @@ def open_beneath_kernel(dir_fd: int, name: bytes, flags: int) -> int:
         if code not in (errno.EAGAIN, errno.EINTR):
             raise _error(code)
     raise _error(errno.EAGAIN)
+
+
+def open_in_mount(dir_fd: int, name: bytes, flags: int) -> int:
+    """Open ``name`` beneath ``dir_fd`` and on its mount; see ``open_beneath_kernel``.
+
+    A mount that can be held has a kernel with openat2.
+    """
+    check_name(name)
+    return open_beneath_kernel(dir_fd, name, flags, _BENEATH_NO_MAGIC | _NO_XDEV)
 
 
 def open_beneath_walk(dir_fd: int, name: bytes, flags: int) -> int:

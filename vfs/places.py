@@ -19,7 +19,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from vfs.backends import HostDirectory
+from vfs.backends import HostDirectory, MountDirectory
 from vfs.errors import AccessDeniedError
 from vfs.paths import check_name, open_beneath
 
@@ -54,6 +54,7 @@ class Place:
     Attributes:
         identity: what tells the held directory from any other.
         is_distant: its file system may wait for another machine or process.
+        is_lasting: no path has to name it, for as long as it is held.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class Place:
         "durability",
         "identity",
         "is_distant",
+        "is_lasting",
         "only",
         "prefixes",
         "publish",
@@ -91,6 +93,14 @@ class Place:
         self.durability = durability
         self.identity = backend.identity()
         self.is_distant = backend.is_distant
+        self.is_lasting = backend.is_lasting
+
+    def fill(self, dir_fd: int) -> None:
+        """Hold the mount that a child has made, of which nothing was asked yet."""
+        if not isinstance(self.backend, MountDirectory):
+            raise TypeError("a place that was held from the start")
+        self.backend.fill(dir_fd)
+        self.identity = self.backend.identity()
 
     def beneath(self, name: bytes) -> bytes | None:
         """Return what of ``name`` lies beneath this place by its text, else None."""

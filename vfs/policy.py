@@ -23,7 +23,8 @@ from functools import partial
 
 import msgspec
 
-from vfs.backends import HostDirectory
+from vfs.backends import HostDirectory, MountDirectory
+from vfs.backends.host_file import is_staged
 from vfs.errors import AccessDeniedError, RightsError, UnavailableError
 from vfs.ledger import CLIENTS, FILE_SIZE, FILES, OPEN_FILES, SHARE, SIZE_BYTES, Ledger
 from vfs.paths import open_beneath
@@ -49,10 +50,12 @@ __all__ = [
     "SHARE",
     "SIZE_BYTES",
     "Ledger",
+    "MountDirectory",
     "Place",
     "Policy",
     "Rights",
     "close_places",
+    "is_staged",
     "must_wait",
     "names_in",
     "open_beneath",
@@ -129,7 +132,7 @@ class Policy:
     def check_available(self) -> None:
         """Raise ``UnavailableError`` if the root is gone or was replaced (spec O4)."""
         root = self.root
-        if root is None or not root.prefixes:
+        if root is None or root.is_lasting or not root.prefixes:
             return
         try:
             status = os.stat(root.prefixes[0])

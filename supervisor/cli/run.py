@@ -53,7 +53,7 @@ _OPTIONS = (
         "--root",
         metavar="DIR",
         shell_complete=directories,
-        help="Private root; default a fresh one.",
+        help="FD 3's root; default the workspace, else a fresh one.",
     ),
     click.option("--keep", is_flag=True, help="Keep the fresh root."),
     click.option(
@@ -287,13 +287,16 @@ def run_commands(
         walls = _walls(configured, policy, given["sandbox"], given["network"])
         _check_kept(limits, asked, walls["sandbox"])
         places = {"cwd": _about("cwd", _existing, given["cwd"]), **_workspaces(given)}
+        root = _root(given["root"], base.root, configured)
+        if given["keep"] and root is None:
+            _check_fresh(places)
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
             limits=limits,
             limited=frozenset(asked),
             settings=settings_of(configured),
             top_level=given["top_level"] or base.top_level,
-            root=_root(given["root"], base.root, configured),
+            root=root,
             keep=given["keep"],
             read=(*base.read, *given["read"]),
             write=(*base.write, *given["write"]),
@@ -363,6 +366,13 @@ def _walls(
     for key, why in check_network(profile, asked):
         raise OptionError(f"{named[key]}: {why}")
     return {"sandbox": profile, "network": asked or "none"}
+
+
+def _check_fresh(places: dict[str, Any]) -> None:
+    """Refuse to keep a fresh root where none is made."""
+    if places.get("workspaces"):
+        why = "FD 3's root is the workspace, and none is made; leave it out"
+        raise OptionError(f"--keep: {why}")
 
 
 def _check_kept(limits: Limits, asked: Container[str], profile: Profile) -> None:

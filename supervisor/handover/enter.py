@@ -196,6 +196,10 @@ class EnteredChild(Child):
         self.wanted = self._described()
         self.wanted.groups = tuple(left.groups)
         self.wanted.user = left.user
+        if self.spec.workspaces:
+            from supervisor.workspace.view import show_again  # noqa: PLC0415 - with one
+
+            show_again(self.wanted, self.spec, self._left.held)
         if left.user is not None:
             machine.keep_user(left.user)
             stack.callback(machine.give_user_back, left.user)

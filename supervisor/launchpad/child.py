@@ -236,7 +236,14 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
     namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
     made = mounts.Made(links, files)
-    return mounts.build(made, trees, order.owners, order.held, fresh_proc=fresh_proc)
+    return mounts.build(
+        made,
+        trees,
+        order.owners,
+        order.held,
+        fresh_proc=fresh_proc,
+        way=order.mounts_fd,
+    )
 
 
 def _enter_directory(order: Order, _launchpad: int) -> None:

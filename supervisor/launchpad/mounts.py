@@ -23,9 +23,11 @@ Rules:
 
 from __future__ import annotations
 
+import _socket
 import errno
 import os
 
+from supervisor.launchpad import wire
 from supervisor.launchpad.kernel import NOT_THERE, caller, open_exactly
 from supervisor.launchpad.order import HELD, OVERLAY
 from supervisor.launchpad.overlay import mount_overlay_by_path
@@ -114,6 +116,7 @@ def build(
     mounts: Sequence[int] = (),
     *,
     fresh_proc: bool,
+    way: int = -1,
 ) -> str:
     """Make the fresh root and move into it; the working directory is its top then.
 
@@ -125,6 +128,7 @@ def build(
             lies in it.
         owners: a user namespace whose map says how owners are shown; -1 for none.
         mounts: descriptors of mounts that are attached nowhere.
+        way: a socket by which overlays go to the host, it is closed; -1 for none.
         fresh_proc: a ``/proc`` of this process's own pid namespace; else the old one.
 
     Returns:
@@ -148,6 +152,9 @@ def build(
                 held.append(Held(path, _overlay(path, what)))  # type: ignore[arg-type]
             else:
                 held += _copies(path, kind, owners if what else -1)
+        if way >= 0:
+            kinds = {path: kind for path, kind, _ in trees}
+            _send(way, [one.fd for one in held if kinds.get(one.path) == OVERLAY])
         stays_root = owners < 0 and os.geteuid() == 0
         proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
         _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
@@ -222,6 +229,14 @@ def _overlay(path: bytes, own: bytes) -> int:
         return mount_overlay_by_path(path, own)
     except OSError as error:
         raise PartError("workspace", error.errno or errno.EIO, path) from None
+
+
+def _send(way: int, fds: list[int]) -> None:
+    line = _socket.socket(fileno=way)
+    try:
+        wire.send_message(line, (), fds)
+    finally:
+        line.close()
 
 
 def _hold_hidden(path: bytes, identity: object) -> Held:

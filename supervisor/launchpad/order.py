@@ -41,6 +41,9 @@ HELD = "held"
 OVERLAY = "overlay"
 """The kind of one that the child makes over what is there: by the directory of its layer."""
 
+SENT = "sent"
+"""A word of an order, and no layer: the child sends the host its overlays."""
+
 Rules = tuple[tuple[bytes, str], ...]
 
 
@@ -60,6 +63,7 @@ class Order:
         is_in_overlay: its working directory lies in an overlay that it has made.
         held: mounts that the host has made, in the order in which "mountns" names them.
         line: where the order comes from; None if it is here.
+        mounts_fd: by which overlays that it makes go to the host; -1 for none.
         listener_fd: by which a listener that it makes goes to the host; -1 for none.
         owners: the user namespace that shows root's files as its own; -1 for none.
         report: where it tells what becomes of it.
@@ -83,6 +87,7 @@ class Order:
         "layers",
         "line",
         "listener_fd",
+        "mounts_fd",
         "owners",
         "report",
         "rlimits",
@@ -104,6 +109,7 @@ class Order:
         self.cwd = b""
         self.cwd_fd = -1
         self.listener_fd = -1
+        self.mounts_fd = -1
         self.sources: list[int] = []
         self.held: list[int] = []
         self.applied: list[tuple[str, str]] = []
@@ -137,11 +143,14 @@ class Order:
         listens = "listener" in self.layers
         trees = (self.layers.get("mountns") or ((), ()))[1]
         mounts = sum(kind == HELD for _, kind, _ in trees)
-        if len(fds) != 1 + len(self.targets) + mounts + listens:
+        sends = SENT in self.layers
+        if len(fds) != 1 + len(self.targets) + mounts + sends + listens:
             raise OSError(errno.EMFILE, "a descriptor was not received")
         self.cwd_fd, *self.sources = fds
         if listens:
             self.listener_fd = self.sources.pop()
+        if sends:
+            self.mounts_fd = self.sources.pop()
         count = len(self.targets)
         self.sources, self.held = self.sources[:count], self.sources[count:]
 

@@ -14,6 +14,7 @@ from supervisor.launchpad.stage import (
     ATTR_IDMAP,
     ATTR_NODEV,
     ATTR_NOSUID,
+    ATTR_RDONLY,
     set_attributes,
 )
 
@@ -43,6 +44,19 @@ def clone_mount(fd: int) -> int:
             namespace, or one that cannot be copied.
     """
     return _open_tree(fd, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
+
+
+def copy_mount(fd: int, *, is_writable: bool) -> int:
+    """Return a descriptor of a copy of a mount as a child is to see it."""
+    copy = clone_mount(fd)
+    try:
+        attributes = ATTR_NOSUID | ATTR_NODEV
+        attributes |= 0 if is_writable else ATTR_RDONLY
+        set_attributes(copy, attributes)
+    except OSError:
+        os.close(copy)
+        raise
+    return copy
 
 
 def mount_overlay(

@@ -14,14 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from supervisor.launchpad.overlay import clone_mount
-from supervisor.launchpad.stage import (
-    ATTR_NODEV,
-    ATTR_NOSUID,
-    ATTR_RDONLY,
-    HIDE,
-    set_attributes,
-)
+from supervisor.launchpad.overlay import copy_mount
+from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import giving
 from supervisor.sandbox.foreseen import keeps_network
 from supervisor.sandbox.hold import HOLDERS, is_held
@@ -88,8 +82,7 @@ async def spawn(
             with _copies(wanted.mounts) as mounts:
                 process = await launcher.spawn(replace(attempt, mounts=mounts))
         except SpawnError as why:
-            if attempt.listener is not None:
-                attempt.listener.forget()
+            _forget_sent(attempt)
             if why.stage == _OF_THE_LISTENER:  # no wall: nothing is open without it
                 how = instead_of_listener(wanted.profile)
                 unheard[LISTENER] = f"it cannot be made: {why.reason}; {how}"
@@ -104,6 +97,13 @@ async def spawn(
             walls.missing.update(unheard)
             walls.missing.update(_unreceived(attempt))
             return process, walls
+
+
+def _forget_sent(attempt: SpawnRequest) -> None:
+    """Close what a child has sent that did not start."""
+    for sent in (attempt.listener, attempt.sends):
+        if sent is not None:
+            sent.forget()
 
 
 def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: Wanted) -> None:
@@ -125,11 +125,8 @@ def _copies(mounts: Iterable[ShownMount]) -> Iterator[tuple[int, ...]]:
         for mount in mounts:
             if mount.fd < 0:
                 continue
-            copies.append(clone_mount(mount.fd))
+            copies.append(copy_mount(mount.fd, is_writable=mount.is_writable))
             stack.callback(os.close, copies[-1])
-            attributes = ATTR_NOSUID | ATTR_NODEV
-            attributes |= 0 if mount.is_writable else ATTR_RDONLY
-            set_attributes(copies[-1], attributes)
         yield tuple(copies)
 
 

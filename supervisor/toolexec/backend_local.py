@@ -34,6 +34,7 @@ from supervisor.toolexec.backend import Backend, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
 from vfs.errors import UnavailableError
 from vfs.hostio import in_thread
+from vfs.policy import MountDirectory
 
 if TYPE_CHECKING:
     from supervisor.child import Child
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
     from supervisor.spec import ChildSpec
 
 _PRIVATE = 0o700
+
+_UNSEEN = (
+    b"tools do not see the workspace of a child of a host that is not root; give the"
+    b" sidecar a workspace of its own, or start it with --workspace DIR:direct\n"
+)
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -166,6 +172,11 @@ class LocalSidecar(Backend):
             except UnavailableError:
                 raise workspace.refused() from None
         top = self._workspace_of(child)
+        mount = self._mount_of(child)
+        if mount is not None:
+            _check_mount(child, mount)
+            names = workspace.beneath_name(cwd), child.places[0].beneath(cwd)
+            return await in_thread(workspace.open_in_mount, mount, *names, share=share)
         cwd_fd = await workspace.open_cwd(top, cwd, share)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, cwd_fd)
@@ -178,7 +189,7 @@ class LocalSidecar(Backend):
         self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
         """See ``routes.Target``."""
-        where = workspace.path_of(cwd_fd)
+        where = self._path_of(cwd_fd, child)
         tmp = child.spec.tmp_dir or child.spec.env.get("TMPDIR")
         state = state_of(child.spec, self.name)
         env = self._environment(state, tmp=tmp)
@@ -204,7 +215,7 @@ class LocalSidecar(Backend):
             cwd=where,
             rlimits=tightest(child.spec.rlimits, self.rlimits),
             is_walled=True,
-            shared=(workspace.path_of(self._workspace_of(child)),),
+            shared=self._shared_by(child),
             kept=(state,) if tmp is None else (state, tmp),
             programs=self._programs,
         )
@@ -214,6 +225,29 @@ class LocalSidecar(Backend):
             return self.workspace_fd
         (root_fd,) = child.places[0].backend.descriptors()
         return root_fd
+
+    def _mount_of(self, child: Child) -> MountDirectory | None:
+        """Return the mount that tools of a child work in; None for a plain directory."""
+        root = child.places[0].backend
+        if self.workspace_fd >= 0 or not isinstance(root, MountDirectory):
+            return None
+        return root
+
+    def _path_of(self, cwd_fd: int, child: Child) -> str:
+        """Return the path of a working directory as a tool sees it."""
+        mount = self._mount_of(child)
+        if mount is None:
+            return workspace.path_of(cwd_fd)
+        rest = os.fsdecode(mount.path_of(cwd_fd))
+        return f"{child.spec.root}/{rest}" if rest else child.spec.root
+
+    def _shared_by(self, child: Child) -> tuple[str, ...]:
+        """Return what a tool may write; a mount of the child's takes that place."""
+        spec = child.spec
+        if self.workspace_fd < 0 and spec.has_workspace_root:
+            is_shown = self._mount_of(child) or spec.workspaces[0].is_writable
+            return (spec.root,) if is_shown else ()
+        return (workspace.path_of(self._workspace_of(child)),)
 
     def _environment(self, state: str, *, tmp: str | None) -> dict[str, str]:
         env = {"PATH": self.path, "HOME": state, "TMPDIR": tmp or state}
@@ -229,6 +263,17 @@ class LocalSidecar(Backend):
     async def _probe(self, tool: str) -> str | None:
         # PATH may lead through a network file system.
         return await in_thread(_find, tool, self.path)
+
+
+def _check_mount(child: Child, mount: MountDirectory) -> None:
+    """Refuse a tool that would not see what its child works in.
+
+    Raises:
+        RefusedError: 409: the child has made its mount itself.
+    """
+    seen = None if child.wanted is None else child.wanted.mount_of(child.spec.root)
+    if mount.dir_fd < 0 or seen is None or seen.fd < 0:
+        raise RefusedError(409, _UNSEEN)
 
 
 def state_of(spec: ChildSpec, sidecar: str) -> str:

@@ -34,6 +34,12 @@ async def launch(
         return await host.launcher.spawn(request)
     # No less than the child has: what cannot be had here refuses the start, and
     # says nothing of the machine, for the workspace may be on any file system.
+    kept: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    if child.spec.workspaces:
+        from supervisor.workspace.view import unmounted  # noqa: PLC0415 - with one
+
+        kept, programs = unmounted(child.spec, wanted)
     layers = frozenset(name for name, _ in child.walls.applied)
     wanted = replace(
         wanted,
@@ -41,8 +47,10 @@ async def launch(
         cwd=plan.cwd,
         own=(),
         shared=plan.shared,
-        kept=plan.kept,
-        programs=plan.programs,
+        kept=(*plan.kept, *kept),
+        programs=(*plan.programs, *programs),
+        # Not those that the child has made: two mounts would write to one layer.
+        mounts=tuple(mount for mount in wanted.mounts if mount.fd >= 0),
         # Where they are now: a tool may have moved what they lie in.
         hidden=host.apart.locations(child.spec.made_in),
     )

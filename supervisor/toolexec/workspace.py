@@ -21,6 +21,7 @@ import os
 from supervisor.accepting import OUT_OF_RESOURCES
 from supervisor.sandbox import giving
 from supervisor.toolexec.routes import RefusedError
+from vfs.errors import AccessDeniedError
 from vfs.hostio import in_thread
 from vfs.policy import open_directory
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import trio
+
+    from vfs.policy import MountDirectory
 
 
 async def open_cwd(
@@ -59,6 +62,30 @@ async def open_cwd(
         with _nothing_there():
             # Anywhere on the host, a dead network file system included.
             return await in_thread(_open_host_path, workspace_fd, cwd, share=share)
+    raise refused()
+
+
+def open_in_mount(
+    directory: MountDirectory, rest: bytes | None, name: bytes | None
+) -> int:
+    """Open a working directory in the mount that a child has as its workspace.
+
+    Args:
+        directory: its top.
+        rest: a name beneath the workspace, as ``beneath_name`` returns it.
+        name: the same of a path under which the child sees the mount.
+
+    Returns:
+        An O_PATH descriptor, the caller's to close.
+
+    Raises:
+        RefusedError: 400: it is no directory that the child may enter there.
+        OSError: the host has no descriptor left, or no memory.
+    """
+    name = name if rest is None else rest
+    if name is not None:
+        with _nothing_there(), contextlib.suppress(AccessDeniedError):
+            return directory.open_directory(name)
     raise refused()
 
 

@@ -6,7 +6,8 @@ passed over.
 
 Rules:
  1. Content, mode and type count. Times, owners and extended attributes alone do not.
- 2. Sockets have no rows.
+ 2. Sockets have no rows, nor has a new file with the name of one that a host publishes
+    through FD 3 (``vfs.backends.host_file``): a host that was killed then has left it.
  3. A deleted directory is one row; beneath what is no directory any more nothing has one.
  4. A renamed directory is one row, and what is in it is compared with what was at its old
     place. That place then counts as empty in the base.
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from supervisor.workspace.layers import TOP, LayeredTree, Node, join
+from supervisor.workspace.layers import TOP, LayeredTree, Node, join, split
 from supervisor.workspace.linux import data_ranges
+from vfs.policy import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +105,11 @@ def _without_socket(node: Node | None) -> Node | None:
     return None if node is not None and node.kind == stat.S_IFSOCK else node
 
 
+def _is_unpublished(node: Node) -> bool:
+    name = os.fsdecode(split(node.path)[1])
+    return node.kind == stat.S_IFREG and is_staged(name)
+
+
 def _size(node: Node | None) -> int:
     if node is None or node.kind not in {stat.S_IFREG, stat.S_IFLNK}:
         return 0
@@ -143,6 +150,8 @@ class _Comparison:
         pending: list[tuple[Node, Node | None]] = [(new, old)]
         while pending:
             for name, here, there in self._pairs(*pending.pop()):
+                if there is None and here is not None and _is_unpublished(here):
+                    continue
                 row, inside = self._entry(name, here, there)
                 if row is not None:
                     yield row

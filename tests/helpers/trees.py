@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from vfs.backends import MODES, Backend, Handle, HostDirectory, MemoryDirectory
+from vfs.backends import (
+    MODES,
+    Backend,
+    Handle,
+    HostDirectory,
+    MemoryDirectory,
+    MountDirectory,
+)
 
 SHM = Path("/dev/shm")
 PROJECT = Path(__file__).parents[2]
@@ -18,9 +25,40 @@ def host_directory(path: Path) -> HostDirectory:
     return HostDirectory(os.open(path, os.O_PATH | os.O_DIRECTORY))
 
 
-@pytest.fixture(params=["disk", "tmpfs", "memory"])
+OPERATOR, CHILD = 1234, 77_777
+"""Users whose numbers change places in the mount of ``mounted``."""
+
+
+@pytest.fixture(scope="session")
+def swapped_users() -> int:
+    """Return the namespace of these two, made before anything counts descriptors."""
+    from supervisor.launchpad.owners import owners_of  # noqa: PLC0415
+
+    return owners_of(CHILD, OPERATOR) if os.geteuid() == 0 else -1
+
+
+def mounted(top: Path, users: int) -> MountDirectory:
+    """Hold an overlay as a host that is root does; its base is ``top/base``."""
+    from supervisor.launchpad.overlay import mount_overlay  # noqa: PLC0415
+
+    for name in ("base", "own", "own/upper", "own/work"):
+        (top / name).mkdir(exist_ok=True)
+    for name in ("base", "own/upper"):
+        os.chown(top / name, OPERATOR, OPERATOR)
+    base, own = (os.open(top / name, os.O_RDONLY) for name in ("base", "own"))
+    try:
+        return MountDirectory(mount_overlay(base, own, users), CHILD)
+    finally:
+        os.close(base)
+        os.close(own)
+
+
+@pytest.fixture(params=["disk", "tmpfs", "memory", "mount"])
 def tree(
-    request: pytest.FixtureRequest, tmp_path: Path, no_leaks: None
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    swapped_users: int,
+    no_leaks: None,
 ) -> Iterator[Backend]:
     """Return an empty tree of each kind."""
     del no_leaks
@@ -36,6 +74,11 @@ def tree(
         made = host_directory(where)
         yield made
         subprocess.run(["rm", "-r", where], check=True)
+    elif request.param == "mount":
+        if os.geteuid() != 0:
+            pytest.skip("it takes root to hold such a mount")
+        made = mounted(tmp_path, swapped_users)
+        yield made
     else:
         made = host_directory(tmp_path)
         yield made

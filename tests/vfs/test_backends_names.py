@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers.trees import content, names, opened, put, tree
+from tests.helpers.trees import content, names, opened, put, swapped_users, tree
 from vfs.backends import Backend, HostDirectory, MemoryDirectory
 from vfs.errors import AccessDeniedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["tree"]
+__all__ = ["swapped_users", "tree"]
 
 
 # spec O8

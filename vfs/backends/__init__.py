@@ -3,6 +3,7 @@
 from vfs.backends.base import KEPT, MODES, Backend, FileStatus, Handle, Mode, Removed
 from vfs.backends.host import HostDirectory
 from vfs.backends.memory import MemoryDirectory
+from vfs.backends.mount import MountDirectory
 
 __all__ = [
     "KEPT",
@@ -13,5 +14,6 @@ __all__ = [
     "HostDirectory",
     "MemoryDirectory",
     "Mode",
+    "MountDirectory",
     "Removed",
 ]

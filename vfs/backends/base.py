@@ -175,6 +175,10 @@ class Backend(Protocol):
     def is_distant(self) -> bool:
         """Whether its file system may wait for another machine or process."""
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it is there for as long as it is held, whatever has its path."""
+
     def identity(self) -> tuple[int, int]:
         """Return what tells this tree from any other."""
 

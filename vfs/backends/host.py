@@ -277,7 +277,7 @@ class HostDirectory:
         self, name: bytes, *, create: bool
     ) -> tuple["HostDirectory", bytes | None]:
         try:
-            return HostDirectory(self._open(name, _DIRECTORY)).hold(), None
+            return self._part(self._open(name, _DIRECTORY), follow=True).hold(), None
         except NotADirectoryError:
             create = False
         except FileNotFoundError:
@@ -287,10 +287,18 @@ class HostDirectory:
         try:
             if not create:
                 os.stat(last, dir_fd=dir_fd, follow_symlinks=False)
-            return HostDirectory(dir_fd, follow=False).hold(), last
+            return self._part(dir_fd, follow=False).hold(), last
         except BaseException:
             os.close(dir_fd)
             raise
+
+    def _part(self, dir_fd: int, *, follow: bool) -> "HostDirectory":
+        """Return a directory of the same kind for one beneath it, which it owns."""
+        return HostDirectory(dir_fd, follow=follow)
+
+    @property
+    def is_lasting(self) -> bool:
+        return False
 
     def identity(self) -> tuple[int, int]:
         if self._identity is None:

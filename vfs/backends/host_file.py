@@ -22,6 +22,7 @@ import secrets
 import stat
 import time
 
+from vfs.backends.acting import acting_as
 from vfs.backends.base import REMOVALS, Removed
 from vfs.errors import UnflushedError
 from vfs.hostio import MOUNTS, mount_of
@@ -161,13 +162,24 @@ class StagedHandle(HostHandle):
         dir_fd: the directory that it will appear in; owned from now on.
         last: its name there.
         mode: permission bits of the file that it will replace; None if there is none.
+
+    Attributes:
+        user: as whom it is published; None for this process's user.
     """
 
-    __slots__ = ("_dir_fd", "_last", "_place_fd", "_temporary", "_temporary_fd")
+    __slots__ = (
+        "_dir_fd",
+        "_last",
+        "_place_fd",
+        "_temporary",
+        "_temporary_fd",
+        "user",
+    )
 
     def __init__(
         self, place_fd: int, dir_fd: int, last: bytes, mode: int | None
     ) -> None:
+        self.user: int | None = None
         self._place_fd = place_fd
         self._dir_fd = dir_fd
         self._last = last
@@ -186,15 +198,16 @@ class StagedHandle(HostHandle):
     def publish(self, *, durable: bool) -> Removed | None:
         if durable:
             os.fsync(self.fd)
-        if not self._temporary:
-            self._give_name()
-        replaced = what_goes(self._dir_fd, self._last)
-        os.rename(
-            self._temporary,
-            self._last,
-            src_dir_fd=self._temporary_fd,
-            dst_dir_fd=self._dir_fd,
-        )
+        with acting_as(self.user):
+            if not self._temporary:
+                self._give_name()
+            replaced = what_goes(self._dir_fd, self._last)
+            os.rename(
+                self._temporary,
+                self._last,
+                src_dir_fd=self._temporary_fd,
+                dst_dir_fd=self._dir_fd,
+            )
         REMOVALS.note()
         self._temporary = b""
         if durable:
@@ -249,7 +262,8 @@ class StagedHandle(HostHandle):
         dir_fd, self._dir_fd = self._dir_fd, -1
         try:
             if self._temporary:
-                os.unlink(self._temporary, dir_fd=self._temporary_fd)
+                with acting_as(self.user):
+                    os.unlink(self._temporary, dir_fd=self._temporary_fd)
         finally:
             os.close(dir_fd)
 
@@ -303,7 +317,7 @@ def remove_stale(dir_fd: int) -> None:
     fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         with os.scandir(fd) as entries:
-            hidden = [e.name for e in entries if _is_staged(e.name)]
+            hidden = [e.name for e in entries if is_staged(e.name)]
         for name in hidden:
             with contextlib.suppress(OSError):  # locked, gone, or not ours to remove
                 _remove_if_unlocked(fd, name)
@@ -311,7 +325,7 @@ def remove_stale(dir_fd: int) -> None:
         os.close(fd)
 
 
-def _is_staged(name: str) -> bool:
+def is_staged(name: str) -> bool:
     """Tell whether a name is one of ``_hidden_name``: users have some that begin alike."""
     rest = name.removeprefix(STAGED_PREFIX.decode())
     return len(rest) == 16 and rest != name and set(rest) <= set("0123456789abcdef")

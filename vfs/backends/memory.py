@@ -337,6 +337,10 @@ class MemoryDirectory:
         return part
 
     @property
+    def is_lasting(self) -> bool:
+        return True
+
+    @property
     def is_distant(self) -> bool:
         return False
 

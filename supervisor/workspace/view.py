@@ -1,0 +1,127 @@
+"""What a child has of its workspaces: mounts that it sees, and one as FD 3's root.
+
+Rule: FD 3's root and what the child sees are copies of one mount, or the same: what is
+written by one way is seen by the other at once (spec WS2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.launchpad.overlay import copy_mount
+from supervisor.sandbox.plan import ShownMount
+from vfs.policy import MountDirectory, Place, open_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from supervisor.sandbox.plan import Wanted
+    from supervisor.spec import ChildSpec
+    from supervisor.workspace.use import WorkspaceUse
+
+
+def mount_word(index: int) -> str:
+    """Return what the mount of a child's workspace is called among its descriptors."""
+    return f"workspace {index}"
+
+
+def show(wanted: Wanted, use: WorkspaceUse, fd: int = -1, own: str = "") -> None:
+    """Add a workspace to what a child sees.
+
+    Args:
+        wanted: what it is to run in.
+        use: the workspace.
+        fd: of the mount, somebody else's; -1 if the host has none.
+        own: the directory of the layer, where the child makes the mount.
+    """
+    if fd >= 0 or own:
+        mount = ShownMount(use.base, fd, use.is_writable, own)
+        wanted.mounts = (*wanted.mounts, mount)
+    elif use.is_writable:  # the base as it is: the child has its owner's user
+        wanted.kept = (*wanted.kept, use.base)
+    else:
+        wanted.programs = (*wanted.programs, use.base)
+
+
+def show_again(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None:
+    """Add a child's workspaces, of which the program before held the mounts."""
+    fds = {word: fd for fd, word in held.items()}
+    for index, use in enumerate(spec.workspaces):
+        fd = fds.get(mount_word(index), -1)
+        is_own = fd < 0 and use.mode == "review"
+        show(wanted, use, fd, _layer_of(use) if is_own else "")
+
+
+def unmounted(
+    spec: ChildSpec, wanted: Wanted
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a child sees of its workspaces as it is: to write, and to execute."""
+    plain = [use for use in spec.workspaces if wanted.mount_of(use.base) is None]
+    return (
+        tuple(use.base for use in plain if use.is_writable),
+        tuple(use.base for use in plain if not use.is_writable),
+    )
+
+
+def _layer_of(use: WorkspaceUse) -> str:
+    from supervisor.workspace.store import path_of  # noqa: PLC0415 - only there
+
+    return path_of(use.state_dir, use.name)
+
+
+def open_root(spec: ChildSpec, wanted: Wanted) -> Place:
+    """Return FD 3's root of a child whose root is its first workspace (spec WS5).
+
+    Where the child makes the mount there is nothing in it until ``fill_root``.
+
+    Raises:
+        OSError: it cannot be opened, or not be copied.
+    """
+    use = spec.workspaces[0]
+    mount = wanted.mount_of(use.base)
+    if mount is None:
+        return open_place(
+            use.base,
+            read=True,
+            write=use.is_writable,
+            relative=b"",
+            publish=spec.publish,
+            durability=spec.durability,
+        )
+    fd = -1
+    if mount.fd >= 0:
+        fd = copy_mount(mount.fd, is_writable=mount.is_writable)
+    directory = MountDirectory(fd, wanted.user)
+    try:
+        if fd >= 0:
+            directory.hold()
+            if use.is_writable:
+                directory.remove_stale()
+        return Place(
+            directory,
+            (use.base.encode(errors="surrogateescape"),),
+            read=True,
+            write=use.is_writable,
+            relative=b"",
+            publish=spec.publish,
+            durability=spec.durability,
+        )
+    except BaseException:
+        directory.close()
+        raise
+
+
+def fill_root(root: Place, fd: int) -> None:
+    """Put the mount that a child has made into FD 3's root, which owns it then.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    root.fill(fd)
+    if root.write and isinstance(root.backend, MountDirectory):
+        root.backend.remove_stale()
+
+
+def own_mounts(wanted: Wanted) -> Iterator[ShownMount]:
+    """Yield the mounts that the child makes itself, in the order in which it does."""
+    return (mount for mount in wanted.mounts if mount.fd < 0)
