@@ -184,13 +184,15 @@ class HostClient:
 
     Args:
         path: its control socket; None for ``$SANDHOST_CONTROL`` or a usual place.
+        reader: a descriptor by which streams leave: they end with its other end.
 
     Raises:
         ControlError: no socket is named and none is in a usual place.
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str | None = None, reader: int | None = None) -> None:
         self.path = find_control(path)
+        self._reader = reader
 
     # Each raises ControlError: nobody answers, or the host refuses.
 
@@ -288,7 +290,7 @@ class HostClient:
             "offset": offset,
             "since": since_s,
         }
-        for item in stream(self.path, "logs", _given(args)):
+        for item in stream(self.path, "logs", _given(args), self._reader):
             data = base64.b64decode(item["data"])
             marks = msgspec.convert(item.get("marks", ()), tuple[LogMark, ...])
             yield LogEntry(item["offset"], data, item["missed"], marks)
@@ -299,7 +301,7 @@ class HostClient:
         """Yield what the journal says from now on, or from some lines before."""
         args = {"follow": follow, "lines": lines, "offset": offset}
         # None is a value here: all lines.
-        for item in stream(self.path, "events", args):
+        for item in stream(self.path, "events", args, self._reader):
             yield msgspec.convert(item, Event)
 
     def _order(self, do: str, kind: type[T], args: dict[str, Any]) -> T:

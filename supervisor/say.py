@@ -81,6 +81,11 @@ def stream_bytes(data: bytes) -> None:
         raise ReaderGone
 
 
+def out_fd() -> int | None:
+    """Return the descriptor of the standard output; None if there is none."""
+    return None if sys.stdout is None else sys.stdout.fileno()
+
+
 def print_bytes(data: bytes) -> bool:
     """Print bytes at once; a reader that went away is no fault.
 

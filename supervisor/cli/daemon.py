@@ -29,6 +29,7 @@ from supervisor.options import OptionError, parse_duration, parse_env
 from supervisor.say import (
     CommandError,
     UsageFault,
+    out_fd,
     print_text,
     say,
     stream_bytes,
@@ -367,7 +368,7 @@ class _asking:  # noqa: N801 - reads as a word in `with`
         from supervisor.client import ControlError, HostClient  # noqa: PLC0415
 
         try:
-            return HostClient(self._control)
+            return HostClient(self._control, reader=out_fd())
         except ControlError as why:
             raise CommandError(str(why)) from None
 

@@ -19,6 +19,7 @@ from supervisor.options import OptionError, parse_duration
 from supervisor.say import (
     CommandError,
     UsageFault,
+    out_fd,
     print_text,
     remedy,
     say,
@@ -199,7 +200,8 @@ def _events_of_host(control: str | None, *, follow: bool) -> Iterator[dict[str, 
 
     path = _control_path(control)
     try:
-        for item in stream(path, "events", {"follow": follow, "lines": None}):
+        args = {"follow": follow, "lines": None}
+        for item in stream(path, "events", args, out_fd()):
             if item["missed"]:
                 text = f"{item['missed']} bytes are missing: rotation removed them"
                 say("sandhost trace", text)

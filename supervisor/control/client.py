@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import stat
 import time
@@ -242,13 +243,16 @@ class Exchange:
         self._line.close()
 
 
-def stream(path: str, do: str, args: dict[str, Any] | None = None) -> Iterator[Any]:
-    """Yield the items of a stream until it ends, or the host does.
+def stream(
+    path: str, do: str, args: dict[str, Any] | None = None, reader: int | None = None
+) -> Iterator[Any]:
+    """Yield the items of a stream until it ends, or the host does, or its reader has gone.
 
     Args:
         path: the host's control socket.
         do: one of ``STREAMS``.
         args: its arguments.
+        reader: a descriptor by which the items leave: a pipe, say; None for none.
 
     Raises:
         ControlError: nobody answers, or the host refuses.
@@ -258,15 +262,14 @@ def stream(path: str, do: str, args: dict[str, Any] | None = None) -> Iterator[A
         try:
             with contextlib.suppress(BrokenPipeError):
                 line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
-            with line.makefile("rb") as replies:
-                for reply in replies:
-                    answer = json.loads(reply)
-                    if answer.get("ok") is False:
-                        text = answer.get("error")
-                        raise ControlError(f"the host at {path!r} refused: {text}")
-                    if answer.get("end"):
-                        return
-                    yield answer["item"]
+            for reply in _lines(line, reader):
+                answer = json.loads(reply)
+                if answer.get("ok") is False:
+                    text = answer.get("error")
+                    raise ControlError(f"the host at {path!r} refused: {text}")
+                if answer.get("end"):
+                    return
+                yield answer["item"]
         except TimeoutError:
             raise _silence(path, TIMEOUT_S) from None
         except ConnectionError:
@@ -276,6 +279,32 @@ def stream(path: str, do: str, args: dict[str, Any] | None = None) -> Iterator[A
                 f"what answers at {path!r} is not a sandhost of this version; name its"
                 " control socket"
             ) from None
+
+
+def _lines(line: socket.socket, reader: int | None) -> Iterator[bytes]:
+    """Yield the lines that come, until the host ends or nobody reads them any more.
+
+    Raises:
+        TimeoutError: not even a heart-beat has come.
+    """
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    if reader is not None:
+        poll.register(reader, 0)  # POLLERR: the other end of a pipe is closed, poll(2)
+    rest = b""
+    while True:
+        found = dict(poll.poll(TIMEOUT_S * 1000))
+        if not found:
+            raise TimeoutError
+        if line.fileno() not in found:
+            return
+        data = line.recv(_RECEIVE_BYTES)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+        if not data:
+            break
+    if rest:
+        yield rest
 
 
 def _silence(path: str, timeout_s: float) -> ControlError:

@@ -175,6 +175,22 @@ def test_a_command_that_follows_ends_when_its_reader_has_gone(
             assert command.stderr.read() == b""
 
 
+# Nothing comes any more that could not be written.
+@pytest.mark.parametrize("words", ["logs -f quiet", "events -n 1", "trace -f quiet"])
+def test_it_ends_then_though_there_is_nothing_to_print(
+    tmp_path: Path, words: str
+) -> None:
+    name, *rest = words.split()
+    with daemon(tmp_path, OPEN) as it:
+        quiet = "echo on; exec sleep 1000"
+        it.client.spawn(["sh", "-c", quiet], name="quiet", policy="open")
+        with running(name, "--control", it.client.path, *rest) as command:
+            assert command.stdout is not None
+            assert command.stdout.readline()
+            command.stdout.close()
+            assert command.wait(60) == 0
+
+
 def test_a_follower_that_stalls_blocks_nobody_and_is_told_what_it_missed(
     tmp_path: Path,
 ) -> None:
