@@ -51,6 +51,12 @@ STANDARD = (0, 1, 2)
 
 _LOCK = "workspace lock"
 
+_KEYS = {
+    "OPENAI_BASE_URL": "OPENAI_API_KEY",
+    "AIFO_TOOLEEXEC_URL": "AIFO_TOOLEEXEC_TOKEN",
+}
+"""Address that a service sets -> what it sets for that alone."""
+
 
 class Child(ChildClients):
     """One child of a host, from its start to its end."""
@@ -138,18 +144,27 @@ class Child(ChildClients):
                 self.state = State.REAPING
             self._happened(Event.CLEANED)
 
-    def _left_to(self, offered: Mapping[str, str]) -> dict[str, str]:
-        """Return what a service may set: all that was not set for this child."""
+    def _offer(self, env: dict[str, str], offered: Mapping[str, str]) -> None:
+        """Add what a service sets to an environment, but what was set for this child.
+
+        A key is not set beside an address that was: the child would send it there.
+        """
         own = self.spec.own_env
-        for name in offered:
+        for name, value in offered.items():
             if name in own:
+                key = _KEYS.get(name)
+                is_withheld = key is not None and key not in own
+                without = f", and {key} is not set" if is_withheld else ""
                 self._host.log.write(
                     "WARNING",
-                    f"{name} is as --env or [child] env has it, and not the host's own;"
-                    " leave it out there if that is not meant",
+                    f"{name} is as --env or [child] env has it{without}; leave it out"
+                    " there to have the host's own",
                     child_id=self.id,
                 )
-        return {name: value for name, value in offered.items() if name not in own}
+            elif any(name == key and address in own for address, key in _KEYS.items()):
+                env.pop(name, None)  # nor one that was only passed on
+            else:
+                env[name] = value
 
     async def _start(self, stack: AsyncExitStack) -> None:
         host = self._host
@@ -180,7 +195,7 @@ class Child(ChildClients):
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
         env.update(spec.walls_env)
         for service in host.services:
-            env.update(self._left_to(await service.child_starting(self, stack)))
+            self._offer(env, await service.child_starting(self, stack))
         start_fd = self._open_start(stack, cwd_fd, wanted)
         self.process = await self._spawn(start_fd, pairs, env, wanted)
         await self._name_process()

@@ -384,8 +384,19 @@ def test_a_variable_of_the_operators_goes_before_the_endpoints(
     address, _, tools = usual.out.decode().split()
     assert address.startswith("http://127.0.0.1:")
     given = run(tmp_path, config, script, "--env", "OPENAI_BASE_URL=http://other/v1")
-    assert given.said("OPENAI_BASE_URL is as --env or [child] env has it")
-    assert given.out.splitlines()[0] == b"http://other/v1"
+    # The host's token is not sent elsewhere.
+    assert given.said(
+        "OPENAI_BASE_URL is as --env or [child] env has it, and OPENAI_API_KEY is not set;"
+        " leave it out there to have the host's own"
+    )
+    other, none, tools_too = given.out.decode().splitlines()
+    assert (other, none) == ("http://other/v1", "")
+    assert tools_too
+    both = ("--env", "OPENAI_BASE_URL=http://other/v1", "--env", "OPENAI_API_KEY=own")
+    assert run(tmp_path, config, script, *both).out.startswith(b"http://other/v1\nown\n")
+    given = run(tmp_path, config, script, "--env", "AIFO_TOOLEEXEC_URL=http://other")
+    assert given.said("and AIFO_TOOLEEXEC_TOKEN is not set")
+    assert given.out.decode().splitlines()[2] == ""
     given = run(tmp_path, config, script, "--env", "OPENAI_API_KEY=own")
     assert given.said("OPENAI_API_KEY is as --env or [child] env has it")
     own = given.out.decode().split()
