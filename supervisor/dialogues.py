@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from vfs.hostio import in_thread
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,6 +26,9 @@ through."""
 
 MOST_KEPT_CHARS = 32 * 1024 * 1024
 """Text in the conversations of one top child: four of the longest requests (spec L2)."""
+
+LARGE_CHARS = 256 * 1024
+"""Most text that is joined, decoded or encoded in the Trio thread: about a millisecond."""
 
 Message = dict[str, str]
 """A message of a conversation: ``role`` and ``content``."""
@@ -84,6 +89,13 @@ def user_text(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
     parts = [prompt] if prompt else []
     parts += [file_text(name, text) for name, text in files]
     return "\n\n".join(parts)
+
+
+async def long_user_text(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
+    """Return ``user_text``; what is long is joined in a worker thread (attack 43)."""
+    if len(prompt) + sum(len(text) for _, text in files) <= LARGE_CHARS:
+        return user_text(prompt, files)
+    return await in_thread(user_text, prompt, files)
 
 
 def file_text(name: str, text: str) -> str:

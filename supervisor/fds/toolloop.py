@@ -15,17 +15,24 @@ Rules of this file.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import trio
 
 from protocol import fdxml
-from supervisor.dialogues import MOST_KEPT_CHARS, file_text, user_text
+from supervisor.dialogues import (
+    LARGE_CHARS,
+    MOST_KEPT_CHARS,
+    file_text,
+    long_user_text,
+)
 from supervisor.fds.prompt import enriched
 from vfs.content import FOR_PROGRAMS, FdError, UnknownCallError, chat_schema
 from vfs.content.on_wrapping import INPUT_SOURCE
 from vfs.content.refs import extract
 from vfs.content.table import is_name
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,9 +168,8 @@ class ToolLoop:
         for call_id in unanswered(process.messages):
             # A checkpoint that was made by a tool is restored without its answer.
             await self._result(process, call_id, "The conversation goes on from here.")
-        text = user_text(prompt, files)
-        if has_tools:
-            text = await _wrapped(process, prompt, files)
+        user_text = partial(_wrapped, process) if has_tools else long_user_text
+        text = await user_text(prompt, files)
         if text:
             await self.say(process, {"role": "user", "content": text})
         for _ in range(MOST_ROUNDS):
@@ -188,7 +194,8 @@ class ToolLoop:
                 f"the conversation has {size} characters, more than {MOST_KEPT_CHARS}"
             )
         offered = process.offered() if has_tools else ()
-        messages = [_as_sent(one, marks=has_tools) for one in process.messages]
+        sent = partial(_all_as_sent, process.messages, marks=has_tools)
+        messages = await in_thread(sent) if size > LARGE_CHARS else sent()
         client: Client = process.caller  # type: ignore[assignment]
         return await self.model.complete(
             client,
@@ -243,6 +250,8 @@ class ToolLoop:
             answer = await process.call(name, **arguments)
         except UnknownCallError as why:
             answer = fdxml.failure("invalid_parameter", "", f"Invalid call: {why}")
+        if len(answer) > LARGE_CHARS:
+            return call_id, await in_thread(answer.decode)
         return call_id, answer.decode()
 
     async def summary(self, process: Process, fd: LlmFd) -> str | None:
@@ -331,9 +340,10 @@ async def _wrapped(process: Process, prompt: str, files: Files) -> str:
     """
     most = process.shared.settings.max_input
     short = tuple(file for file in files if len(file[1]) <= most)
-    texts = [user_text(prompt, short)] if len(prompt) <= most else [prompt]
-    if len(prompt) > most and short:
-        texts.append(user_text("", short))
+    is_short = len(prompt) <= most
+    texts = [await long_user_text(prompt, short)] if is_short else [prompt]
+    if not is_short and short:
+        texts.append(await long_user_text("", short))
     parts = [await _stored(process, text) for text in texts]
     for name, text in files:
         if len(text) > most:
@@ -377,6 +387,10 @@ def _as_sent(message: Message, *, marks: bool = True) -> Message:
     if marks and message.get("role") in ("user", "tool"):
         sent["content"] = f'{message["content"]}\n<message fd="{message["fd"]}"/>'
     return sent
+
+
+def _all_as_sent(messages: Sequence[Message], *, marks: bool) -> list[Message]:
+    return [_as_sent(one, marks=marks) for one in messages]
 
 
 async def _keep_refs(process: Process, reply: str) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.dialogues import Kept, user_text
+from supervisor.dialogues import LARGE_CHARS, Kept, user_text
 from supervisor.llm.gateway import NO_MEMORY, FailedCallError, NoMemoryError
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.dialogues import Message, Turn
@@ -38,11 +39,13 @@ class PlainDialogues:
         client, service = turn.client, self._service
         self.kept.check_room(client, turn.name, turn.size_chars)
         said = self.kept.find(client, turn.name) or ()
-        text = user_text(turn.prompt, turn.files)
-        if text:
-            said = (*said, {"role": "user", "content": text})
-        messages = [{"role": "system", "content": turn.system}, *said]
-        call = service.call(client, messages, claim=turn.claim)
+        size_chars = turn.size_chars + sum(len(one["content"]) for one in said)
+        if size_chars > LARGE_CHARS:
+            messages, size = await in_thread(_messages, turn, said)
+        else:
+            messages, size = _messages(turn, said)
+        said = tuple(messages[1:])
+        call = service.call(client, messages, claim=turn.claim, size_bytes=size)
         # What was said before; of what is said now its client has reserved all forms.
         before = 2 * sum(len(message["content"]) for message in said[:-1])
         try:
@@ -59,3 +62,11 @@ class PlainDialogues:
     def client_gone(self, client: Client) -> None:
         """See ``Dialogues``."""
         self.kept.drop(client)
+
+
+def _messages(turn: Turn, said: tuple[Message, ...]) -> tuple[list[Message], int]:
+    """Return what a turn sends after what was said before it, and its length in bytes."""
+    messages = [{"role": "system", "content": turn.system}, *said]
+    if text := user_text(turn.prompt, turn.files):
+        messages.append({"role": "user", "content": text})
+    return messages, sum(len(one["content"].encode()) for one in messages)

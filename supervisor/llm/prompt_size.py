@@ -25,8 +25,13 @@ IMAGE_TOKENS = 2000
 _TEXT_KEYS = frozenset({"type", "text", "refusal", "cache_control"})
 """Keys of a part that is text; what has any other may name an image, a sound, a file."""
 
-_FURTHER_PARTS = ("audio",)
-"""Keys of a message, beside its content, that stand for what is not text."""
+_WORDS = frozenset(
+    {
+        *("role", "name", "refusal", "tool_calls", "tool_call_id", "function_call"),
+        *("reasoning", "reasoning_content", "reasoning_details", "annotations"),
+    }
+)
+"""Keys of a message that stand for text; a table or list beneath any other may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +77,32 @@ def _other_parts(message: object) -> int:
     """Return how many parts of a message are not text."""
     if not isinstance(message, dict):
         return 0
-    further = sum(message.get(key) is not None for key in _FURTHER_PARTS)
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return further
-    parts = content if isinstance(content, list) else [content]
-    return further + sum(not _is_text(part) for part in parts)
-
-
-def _is_text(part: object) -> bool:
-    return isinstance(part, str) or (
-        isinstance(part, dict) and part.keys() <= _TEXT_KEYS
+    found = sum(
+        _others_in(value)
+        for key, value in message.items()
+        if key not in _WORDS and key != "content" and not isinstance(value, str)
     )
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    return found + sum(_others_in(part) for part in parts if not isinstance(part, str))
+
+
+def _others_in(part: object) -> int:
+    """Return how many things a part has that are not text.
+
+    A table that is no text is one, with the first table beneath it (``image_url``); each
+    further one, and what stands in a list (images in a tool's result), is one more.
+    """
+    found, left = 0, [(part, 1)]
+    while left:
+        one, count = left.pop()
+        if isinstance(one, list):
+            left += ((item, 1) for item in one)
+        elif isinstance(one, str):
+            found += 1  # in a list: an address, say
+        elif isinstance(one, dict) and not one.keys() <= _TEXT_KEYS:
+            found += count
+            tables = [value for value in one.values() if isinstance(value, dict)]
+            left += ((value, number > 0) for number, value in enumerate(tables))
+            left += ((value, 1) for value in one.values() if isinstance(value, list))
+    return found

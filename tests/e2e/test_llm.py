@@ -393,7 +393,9 @@ def test_a_variable_of_the_operators_goes_before_the_endpoints(
     assert (other, none) == ("http://other/v1", "")
     assert tools_too
     both = ("--env", "OPENAI_BASE_URL=http://other/v1", "--env", "OPENAI_API_KEY=own")
-    assert run(tmp_path, config, script, *both).out.startswith(b"http://other/v1\nown\n")
+    assert run(tmp_path, config, script, *both).out.startswith(
+        b"http://other/v1\nown\n"
+    )
     given = run(tmp_path, config, script, "--env", "AIFO_TOOLEEXEC_URL=http://other")
     assert given.said("and AIFO_TOOLEEXEC_TOKEN is not set")
     assert given.out.decode().splitlines()[2] == ""

@@ -93,6 +93,14 @@ ROWS: dict[str, tuple[Callable[[], bytes], bytes]] = {
     "input of CJK": (lambda: request(b"a", inputs=b"cjk"), b"OK "),
     "input with an emoji": (lambda: request(b"a", inputs=b"emoji"), b"OK "),
     "conversation": (lambda: request(b"a" * CHAT, b"general@one"), b"OK "),
+    "conversation of CJK": (
+        lambda: request(b"", b"general@one", inputs=b"cjk"),
+        b"OK ",
+    ),
+    "conversation of short files": (
+        lambda: request(b"a", b"agent@one", inputs=b"short\n" * 340),
+        b"OK ",
+    ),
     "conversation with tools": (lambda: request(b"a" * CHAT, b"agent@one"), b"OK "),
     # FD_CALL and FD_PUT
     "call of lists": (
@@ -188,6 +196,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
             (root / "one").write_text("1")
             (root / "cjk").write_text(CJK * (CHAT // 3))
             (root / "emoji").write_text("a" * CHAT + EMOJI)
+            (root / "short").write_text(CJK * 8000)
             (root / "many").mkdir()
             yield opened
 

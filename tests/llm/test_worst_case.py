@@ -93,6 +93,13 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/1.png"}}
         ({"messages": [{"role": "user", "content": IMAGE}]}, 1),
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, 1),
         ({"messages": ["no message", {"role": "user", "content": None}]}, 0),
+        # Images in a tool's result, beneath other names, in a list of addresses.
+        (body({"type": "tool_result", "content": [IMAGE, TEXT, IMAGE]}), 3),
+        (body({"type": "x", "content": [{"type": "y", "content": [IMAGE]}]}), 3),
+        (body({"type": "both", "first": IMAGE, "second": IMAGE}), 2),
+        (body({"type": "images", "urls": ["https://a/1", "https://a/2"]}), 3),
+        ({"messages": [{"role": "user", "images": ["aGk=", "aGk="]}]}, 2),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, 0),
     ],
 )
 def test_what_is_not_text_is_counted(request_: dict[str, Any], parts: int) -> None:

@@ -1,4 +1,4 @@
-"""A child that asks for much at once: up to 60 connections, each with the largest request.
+"""A child that asks for much at once: 64 connections, each with the largest request.
 
     python -m tests.helpers.children.hoarder KIND
 
@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from vfs.client import Client
 
-CONNECTIONS = 60
-"""As many as a child may have, but for its first one and a few."""
+CONNECTIONS = 64
+"""As many as a child may have (``clients_per_child``), its first one among them."""
 
 CHAT_BYTES = 8 * 1024 * 1024
 BODY_BYTES = 16_500_000
@@ -29,9 +29,10 @@ def _words(size: int) -> str:
     return ("plain words, " * (size // 13 + 1))[:size]
 
 
-def _chat(prompt: str, names: Sequence[str] = ()) -> Callable[[], str]:
-    client = Client().attach()
+Ask = Callable[[], str]
 
+
+def _chat(client: Client, prompt: str, names: Sequence[str] = ()) -> Ask:
     def ask() -> str:
         found, _ = client.llm_chat_json(prompt, input_files=names)
         return found[:20].decode()
@@ -39,19 +40,19 @@ def _chat(prompt: str, names: Sequence[str] = ()) -> Callable[[], str]:
     return ask
 
 
-def _prompt() -> Callable[[], str]:
-    return _chat("!wait=1 " + _words(CHAT_BYTES - 100))
+def _prompt(client: Client) -> Ask:
+    return _chat(client, "!wait=1 " + _words(CHAT_BYTES - 100))
 
 
-def _short_names() -> Callable[[], str]:
-    return _chat("a", ["ab"] * (CHAT_BYTES // 3 - 100))
+def _short_names(client: Client) -> Ask:
+    return _chat(client, "a", ["ab"] * (CHAT_BYTES // 3 - 100))
 
 
-def _answers() -> Callable[[], str]:
-    return _chat("!huge=8")
+def _answers(client: Client) -> Ask:
+    return _chat(client, "!huge=8")
 
 
-def _endpoint() -> Callable[[], str]:
+def _endpoint(_client: Client) -> Ask:
     address = urlsplit(os.environ["OPENAI_BASE_URL"])
     assert address.hostname is not None
     line = http.client.HTTPConnection(address.hostname, address.port, timeout=300)
@@ -69,8 +70,7 @@ def _endpoint() -> Callable[[], str]:
     return ask
 
 
-def _call() -> Callable[[], str]:
-    client = Client().attach()
+def _call(client: Client) -> Ask:
     return lambda: client.fd_call("read_fd", name=_words(CALL_BYTES))[:60]
 
 
@@ -95,10 +95,11 @@ def main() -> None:
     first.fd_call("list_fds")
     # To write as many names takes this process itself some seconds.
     count = 12 if sys.argv[1] == "short_names" else CONNECTIONS
-    asks = [KINDS[sys.argv[1]]() for _ in range(count)]
+    kind = KINDS[sys.argv[1]]
+    asks = [kind(first), *(kind(first.attach()) for _ in range(count - 1))]
     said: list[str] = []
 
-    def run(ask: Callable[[], str]) -> None:
+    def run(ask: Ask) -> None:
         try:
             said.append("OK " + ask())
         except (OSError, AssertionError) as why:
