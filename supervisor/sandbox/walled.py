@@ -354,17 +354,13 @@ def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
     """Word that a layer that the machine has cannot be had for what is a child's own."""
     layer, why = error.stage, error.reason
     if layer == "uid":  # the launchpad has said which path it is
-        how = (
-            "its file system cannot show its files as another user's: put it on one that"
-            " can (ext4, xfs, btrfs, tmpfs, say), or name a profile without 'uid'"
-        )
+        how = "put it on ext4, xfs, btrfs or tmpfs, or name a profile without 'uid'"
     else:
-        why = f"{why}, at one of {', '.join(dict.fromkeys(paths))}"
-        how = "look at what stands and what is mounted there, or name another directory"
-    text = (
-        f"cannot start a child: this machine has the sandbox layer {layer!r}, but not for"
-        f" this child's own paths: {why}; {how}"
-    )
+        first, *more = dict.fromkeys(paths)
+        beside = f" or {len(more)} others" if more else ""
+        why = f"{why}, at {first}{beside}"
+        how = "look at what is mounted there, or name another directory"
+    text = f"cannot have the layer {layer!r} for this child's own paths: {why}; {how}"
     return SpawnError(error.errno, layer, text, why)
 
 

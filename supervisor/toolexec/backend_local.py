@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.config.sidecar import SidecarSection
     from supervisor.host import Host
+    from supervisor.sandbox.plan import Walls
     from supervisor.spawned import SpawnedProcess
     from supervisor.spec import ChildSpec
 
+_NO_GROUPS = "a sidecar has none"
 _PRIVATE = 0o700
 
 _UNSEEN = (
@@ -88,6 +90,7 @@ class LocalSidecar(Backend):
         self._state_dir = state_dir
         self._made_in = made_in
         self._tools = Availability(self._probe)
+        self._told: set[str] = set()
 
     # Its life
 
@@ -107,10 +110,23 @@ class LocalSidecar(Backend):
             process, walls = await walled.spawn(
                 host.launcher, host.machine, request, wanted
             )
-        if walls.missing:
-            lacking = ", ".join(sorted(walls.missing))
-            host.log.write("DEBUG", f"Sidecar '{self.name}' runs without {lacking}")
+        self._tell_lost_layers(walls)
         return process
+
+    def _tell_lost_layers(self, walls: Walls) -> None:
+        """Warn of each layer that the machine did not give, once."""
+        for layer, why in walls.lost.items():
+            if layer not in self._told and why != _NO_GROUPS:
+                self._told.add(layer)
+                text = f"Sidecar {self.name!r} runs without the sandbox layer {layer!r}"
+                how = "have sandbox = 'required' to refuse it"
+                self._host.log.write(
+                    "WARNING",
+                    f"{text}: {why}; {how}",
+                    sidecar=self.name,
+                    layer=layer,
+                    reason=why,
+                )
 
     def _wanted(self, where: str) -> Wanted:
         """Say what its long-lived process runs in: a user, walls, the host's network."""
@@ -120,7 +136,7 @@ class LocalSidecar(Backend):
             where,
             own=(self._state_dir,),
             hidden=self._host.apart.locations(self._made_in),
-            no_groups="a sidecar has none",
+            no_groups=_NO_GROUPS,
             shared=() if self.workspace_fd < 0 else (where,),
             programs=self._programs,
         )

@@ -138,8 +138,9 @@ def test_a_profile_whose_children_would_be_root_is_a_fault(
     (tmp_path / "c.toml").write_text(text)
     outcome = sandhost("check-config", "c.toml", cwd=tmp_path, wrapper=wrapper)
     assert outcome.status == 2
-    assert outcome.said("policy.p.sandbox: cannot start a child as a user of its own: ")
-    assert outcome.said(why)
+    text = "policy.p.sandbox: cannot start a child as a user of its own: "
+    assert text in outcome.err.decode()  # beside warnings of what else it lacks
+    assert why in outcome.err.decode()
 
 
 CONFIG = """
@@ -182,4 +183,18 @@ def test_a_lost_layer_is_told_once_for_a_policy_and_shown_of_each_child(
         assert figures[f"{name}{{layer=netns}}"] == 0
         page = curl(url).body
         assert page.count("auto-1") == 3
+        assert running.end() == 0
+
+
+# attack 50: likewise what a sidecar's own process lost, once in all its starts.
+def test_a_layer_that_a_sidecar_lost_is_told_once(tmp_path: Path) -> None:
+    config = "[toolexec]\n[sidecar.s]\nkind = 'go'\nstart = ['sh', '-c', 'exit 3']\n"
+    older = without(UNSHARE, 22, NEW_IPC)
+    with daemon(tmp_path, config, wrapper=older) as running:
+        running.wait(lambda: running.said().count("is down") > 1, "two more starts")
+        lost = [line for line in running.said().splitlines() if "'ipcns'" in line]
+        assert len(lost) == 1
+        assert running.said().count("runs without the sandbox layer") == 1
+        assert "WARNING" in lost[0]
+        assert "Sidecar 's' runs without the sandbox layer 'ipcns'" in lost[0]
         assert running.end() == 0

@@ -96,8 +96,8 @@ def test_a_layer_that_its_workspace_cannot_have_is_said_to_be_that(
         "--", "sh", "-c", ASK, wrapper=(*mounted, "sh"),
     )  # fmt: skip
     said = outcome.out.decode()
-    assert "this machine has the sandbox layer 'uid', but not for this child's" in said
-    assert f"{root}: Invalid argument; its file system cannot show" in said
+    assert "cannot have the layer 'uid' for this child's own paths: " in said
+    assert f"{root}: Invalid argument; put it on ext4, xfs, btrfs or tmpfs, or" in said
 
 
 # ToolExec 5: under the child's limits.
