@@ -21,6 +21,7 @@ import trio
 
 from supervisor.child_clients import ChildClients
 from supervisor.child_ends import Ends
+from supervisor.door_socket import VARIABLE, has_door_socket, open_door_socket
 from supervisor.home import check_owner
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.lifecycle import Action, Event, State, step
@@ -37,6 +38,7 @@ from vfs.policy import Ledger, Policy, close_places
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from supervisor.door_socket import DoorSocket
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
     from supervisor.workspace.run import MountedWorkspace
@@ -194,6 +196,11 @@ class Child(ChildClients):
         stack.push_async_callback(self._wait_swept)
         env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
         env.update(spec.walls_env)
+        env.pop(VARIABLE, None)
+        if has_door_socket(spec):
+            door = open_door_socket(spec)
+            self._hold_door_socket(door, stack)
+            env[VARIABLE] = door.path
         for service in host.services:
             self._offer(env, await service.child_starting(self, stack))
         start_fd = self._open_start(stack, cwd_fd, wanted)
@@ -206,6 +213,13 @@ class Child(ChildClients):
         pairs.close_child_ends()
         if self._inner is not None:
             self._inner.hand_on()
+
+    def _hold_door_socket(self, door: DoorSocket, stack: AsyncExitStack) -> None:
+        """Have a socket beside FD 3 until the child's end."""
+        self._door_socket = door
+        stack.callback(door.close)
+        self._host.fs.set_aside(1)
+        stack.callback(self._host.fs.set_aside, -1)
 
     def _watch_forks(self, stack: AsyncExitStack) -> None:
         forks = self._host.forks
@@ -372,6 +386,7 @@ class Child(ChildClients):
             made_in=spec.made_in,
             share=self.threads if spec.sandbox.layers else None,
             home=spec.kept_home or "",
+            has_command=True,
         )
 
     async def _spawn(
@@ -450,6 +465,9 @@ class Child(ChildClients):
             nursery.start_soon(self._enforce_end)
         if self._timeout_at < math.inf:
             nursery.start_soon(self._enforce_timeout)
+        door = self._door_socket
+        if door is not None:
+            nursery.start_soon(door.serve, self._let_in, self._tell_of_door_socket)
         try:
             self.exit = await process.wait_exit()
         except LaunchpadLost:
@@ -460,6 +478,8 @@ class Child(ChildClients):
             )
             raise
         self._tell_end(process, session)
+        if door is not None:  # what it leaves behind comes too late
+            door.close()
         self._happened(Event.EXITED)
         await self._close_sessions()
         self.look_at_groups()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.child_ends import send_fds
+from supervisor.door_socket import peer_pid
 from supervisor.inner_listener import InnerListener
 from supervisor.lifecycle import State
 from supervisor.limit_watch import refused_by
@@ -23,6 +24,7 @@ from supervisor.sandbox.cgroup_files import refusals
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Walls
 from supervisor.sandbox.walled import LISTENER, instead_of_listener
+from supervisor.say import remedy
 from supervisor.session.traffic import Traffic
 from vfs.filesystem import timestamp
 from vfs.policy import Ledger
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from supervisor.child_ends import Ends
+    from supervisor.door_socket import DoorSocket
     from supervisor.host import Host
     from supervisor.inner_mounts import InnerMounts
     from supervisor.sandbox.plan import Wanted
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 
 ATTACHING = "attaching"
 """What a descriptor is held for on its way to a client."""
+
+_DOOR_CLOSED = b"ERROR failed to attach: nothing has descriptor 3 open any more"
 
 
 class ChildClients:
@@ -93,6 +98,7 @@ class ChildClients:
         self._held: dict[int, str] = {}
         self._inner: InnerListener | None = None
         self._sent: InnerMounts | None = None
+        self._door_socket: DoorSocket | None = None
         self._listens = False
         self._past = Traffic()  # of nested clients that are gone
         self._nursery: trio.Nursery | None = None
@@ -138,23 +144,35 @@ class ChildClients:
         Raises:
             OSError: no descriptor, or no more clients, for this child (spec S7).
         """
-        host = self._host
-        session = session or self.session
-        if session is None or self._nursery is None:
-            raise RuntimeError("a child without a nursery has no clients")
-        parent = session.client
         ours, theirs = socket.socketpair()
         try:
-            ledger = Ledger(parent.ledger)
-            client = host.fs.connect(policy, ledger, f"{self.id}:{label}", parent)
+            ours.setblocking(False)
+            nested = self._open_on(ours, policy, label, session or self.session)
         except BaseException:
             ours.close()
             theirs.close()
             raise
+        return nested, theirs
+
+    def _open_on(
+        self,
+        sock: socket.socket,
+        policy: Policy,
+        label: str,
+        session: Session | None,
+        pid: int | None = None,
+    ) -> Session:
+        """Make one more conversation on a non-blocking socket, which it owns then."""
+        host = self._host
+        if session is None or self._nursery is None:
+            raise RuntimeError("a child without a nursery has no clients")
+        parent = session.client
+        ledger = Ledger(parent.ledger)
+        client = host.fs.connect(policy, ledger, f"{self.id}:{label}", parent)
+        client.pid = pid
         if host.services.fds is not None:
             host.services.fds.client_attached(client)
-        ours.setblocking(False)
-        fd = ours.detach()
+        fd = sock.detach()
         nested = host.open_session(client, fd, fd, session.dialect)
         nested.on_attach = self._attach
         session.nested.append(nested)
@@ -167,7 +185,26 @@ class ChildClients:
             client_id=client.id,
             parent_id=parent.id,
         )
-        return nested, theirs
+        return nested
+
+    def _let_in(self, sock: socket.socket) -> None:
+        """Make a conversation for a program that has connected to the door's socket."""
+        session = self.session
+        refusal = _DOOR_CLOSED
+        if session is not None and not (session.is_closing or session.is_over):
+            policy = session.client.policy
+            try:
+                self._open_on(sock, policy, "socket", session, peer_pid(sock))
+            except OSError as why:
+                refusal = _not_attached(why).rstrip()
+            else:
+                return
+        with sock, contextlib.suppress(OSError):  # it is gone
+            sock.send(refusal + b"\n")
+
+    def _tell_of_door_socket(self, why: OSError) -> None:
+        text = f"The door's socket lets nobody in: {why.strerror}{remedy(why)}"
+        self._host.log.write("WARNING", text, child_id=self.id, reason=why.strerror)
 
     async def _send_descriptor(
         self, session: Session, reply: bytes, carried: socket.socket
@@ -290,6 +327,8 @@ class ChildClients:
         ):
             for fd in () if part is None else part.descriptors():
                 yield fd, word
+        if self._door_socket is not None and self._door_socket.fd >= 0:
+            yield self._door_socket.fd, "door socket"
         for session in self.sessions():
             yield from session.descriptors()
 

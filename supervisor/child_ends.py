@@ -7,9 +7,11 @@ conversation, which is a session's.
 from __future__ import annotations
 
 import _socket
+import contextlib
 import os
 import socket
 
+from protocol.limits import DOOR_NAME
 from supervisor.watches import wait_writable
 
 
@@ -43,12 +45,14 @@ class Ends:
             requests_out, requests_in = os.pipe2(os.O_CLOEXEC)
             self._child.append(requests_in)
             side, theirs = socket.socketpair()
+            name_end(side)
             self._child.append(theirs.detach())
             self.side = side
             self._host = (requests_out, replies_in)
         else:
             # Not `socket.socketpair`, which asks each for its name.
             door, childs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+            name_end(door)
             self._child.append(childs.detach())
             self._host = (door.detach(),)
         for fd in self._host:
@@ -89,6 +93,12 @@ class Ends:
         """Close the host's copies of the child's end, or EOF never comes (spec T2)."""
         while self._child:
             os.close(self._child.pop())
+
+
+def name_end(sock: _socket.socket) -> None:
+    """Name the host's end of a door, so that the other is known for one (``DOOR_NAME``)."""
+    with contextlib.suppress(OSError):  # a kernel without abstract names
+        sock.bind(DOOR_NAME + os.urandom(8).hex().encode())
 
 
 async def send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> int:

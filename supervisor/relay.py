@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from supervisor.spawned import SpawnedProcess
     from vfs.relay import FdPart
 
-_OWN_ACCOUNT = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET")
-"""This process's own account at the host's model: not the nested child's."""
+_OWN = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET", "FSPROXY_SOCKET")
+"""This process's own account at the host's model, and its door: not the nested child's."""
 
 _TOOLS_TOKEN = "AIFO_TOOLEEXEC_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -225,7 +225,7 @@ async def _kill_later(process: SpawnedProcess) -> None:
 
 
 def _environment(dialect: int, asked: Nested) -> dict[str, str]:
-    env = {k: v for k, v in os.environ.items() if k not in _OWN_ACCOUNT}
+    env = {k: v for k, v in os.environ.items() if k not in _OWN}
     env.update(FSPROXY_FD="3", FSPROXY_VERSION=str(dialect), FSPROXY_TOP_LEVEL="false")
     env.pop("TMPDIR", None)
     if asked.tmp is not None:

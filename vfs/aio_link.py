@@ -189,7 +189,14 @@ class _Exchange:
             ProtocolError: what came is no reply.
             EOFError: the host closed the connection.
         """
-        await self._send()
+        try:
+            await self._send()
+        except ConnectionError as why:
+            # What the host said before it closed a connection (ATTACH by socket).
+            try:
+                await self._receive_line()
+            except (EOFError, ConnectionError):
+                raise why from None
         await self._receive_line()
         await self._receive_descriptor()
         await self._receive_body()

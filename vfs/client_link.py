@@ -50,7 +50,8 @@ class Endpoint:
     Args:
         fds: one socket; or the descriptors that replies are read from and requests are
             written to; or these and the socket that ATTACH's descriptors come by.
-            None: what the environment says (``FSPROXY_FD``, else 3).
+            None: what the environment says (``FSPROXY_FD``, else 3), or, where that is
+            another thing, a connection to ``FSPROXY_SOCKET``.
         shared: other processes may use these descriptors too.  An attached connection
             has one user, and is cheaper without the record lock.
         dialect: 1 or 2; None: what the environment says (``FSPROXY_VERSION``).
@@ -73,7 +74,7 @@ class Endpoint:
         self._turn = _DOOR if fds is None else Turn(shared=shared)
         self._shared = shared
         if fds is None:
-            fds = _descriptors(os.environ.get("FSPROXY_FD", "3"))
+            fds = _own_descriptors()
         kinds = (stat.S_ISSOCK,) if len(fds) == 1 else (stat.S_ISSOCK, stat.S_ISFIFO)
         for fd in fds:
             _check(fd, kinds)
@@ -145,6 +146,19 @@ class Endpoint:
             return False
         self._write_limit = limit
         return True
+
+
+def _own_descriptors() -> tuple[int, ...]:
+    """Return FD 3 as the host has given it; else this process's way to its socket."""
+    fds = _descriptors(os.environ.get("FSPROXY_FD", "3"))
+    path = os.environ.get("FSPROXY_SOCKET")
+    if not path:
+        return fds
+    import vfs.client_door as door  # noqa: PLC0415 - rule 1
+
+    if door.is_door(fds[-1]):
+        return fds
+    return (door.own_connection(path, is_taken=_DOOR.is_taken),)
 
 
 def _descriptors(text: str) -> tuple[int, ...]:
@@ -232,8 +246,12 @@ class BlockingEndpoint(Endpoint):
         self._turn.take(fd)
         usable = False
         try:
-            self._send(line, payload)
-            reply = self._receive_line(connection, passed)
+            try:
+                self._send(line, payload)
+            except ConnectionError as why:
+                reply = self._last_reply(connection, why)
+            else:
+                reply = self._receive_line(connection, passed)
             body = b""
             if reply.body:
                 body = self._receive_body(connection, reply.body, into, most)
@@ -290,6 +308,19 @@ class BlockingEndpoint(Endpoint):
             if not passed:
                 raise RemoteProtocolError("the host attached nothing")
         return reply
+
+    def _last_reply(
+        self, connection: ClientConnection, why: ConnectionError
+    ) -> m.Reply:
+        """Return what the host said before it closed a connection (ATTACH by socket).
+
+        Raises:
+            ConnectionError: it said nothing.
+        """
+        try:
+            return self._receive_line(connection, None)
+        except (EOFError, ConnectionError):
+            raise why from None
 
     def _receive_body(
         self,

@@ -365,6 +365,13 @@ def other_names(path: str) -> frozenset[str]:
         return _table.other_names(path)
 
 
+def has_mounts_within(path: str) -> bool:
+    """Tell whether something is mounted in a directory without links."""
+    with _table.lock:
+        _notice_changes()
+        return _table.has_mounts_within(path)
+
+
 def _notice_changes() -> None:
     if _table.has_changed():
         for device, mount in MOUNTS.items():

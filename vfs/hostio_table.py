@@ -186,6 +186,10 @@ class MountTable:
             if name != "/" and not f"{name}/".startswith(f"{path}/")
         ) - {""}
 
+    def has_mounts_within(self, path: str) -> bool:
+        """Tell whether something is mounted in a directory without links."""
+        return any(True for _ in self._known().beneath(path))
+
     def descriptors(self) -> tuple[int, ...]:
         """Return the descriptor that is held."""
         return (self._fd,) if self._fd >= 0 else ()

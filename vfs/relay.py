@@ -20,11 +20,14 @@ Rules of this file.
    Should the relay itself die, the host's clean-up of the relay covers everything.
 
 It spawns nothing, and knows no processes: who does gives each nested child a directory and a
-token for tools of its own (``supervisor/relay.py``).
+token for tools of its own, and no ``FSPROXY_SOCKET``, which has this process's rights
+(``supervisor/relay.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -32,6 +35,7 @@ from typing import TYPE_CHECKING
 import trio
 from loguru import logger
 
+from protocol.limits import DOOR_NAME
 from vfs.aio import AsyncClient
 from vfs.client_errors import FsProxyError, UnknownCommandError
 from vfs.relay_attached import AttachedLane
@@ -122,6 +126,8 @@ class Relay:
             await self._keep_fds(attached, fds)
         try:
             near, far = socket.socketpair()
+            with contextlib.suppress(OSError):
+                near.bind(DOOR_NAME + os.urandom(8).hex().encode())
         except BaseException:
             if attached is not None:
                 attached.disconnect()

@@ -14,6 +14,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import _socket
 import signal
 import socket
 from itertools import count
@@ -24,6 +25,7 @@ import trio
 
 from supervisor.child import Child
 from supervisor.child_ends import Ends
+from supervisor.door_socket import DoorSocket
 from supervisor.handover.session import take_up
 from supervisor.handover.state import bytes_as_text
 from supervisor.launchpad import wire
@@ -176,6 +178,10 @@ class EnteredChild(Child):
         self.session = self._enter_session(left.session, None)
         born = (left.pid, left.create_time, *self._enter_walls(stack), left.pidfd)
         stack.push_async_callback(self._wait_swept)
+        if left.door_fd >= 0:
+            listener = _socket.socket(fileno=left.door_fd)
+            door = DoorSocket(self.spec, left.door_name, listener)
+            self._hold_door_socket(door, stack)
         for service in host.services:
             if isinstance(service, Portable):
                 await service.child_entered(self, stack)

@@ -116,6 +116,10 @@ class _Leaving:
         if side_fd >= 0:
             self._fds.add(side_fd)
         places = [self._owned(place) for place in child.places]
+        door = child._door_socket
+        door_fd = -1 if door is None else door.fd
+        if door_fd >= 0:
+            self._fds.add(door_fd)
         return ChildState(
             id=child.id,
             spec=_plain(child.spec),
@@ -132,6 +136,8 @@ class _Leaving:
             side_fd=side_fd,
             held=held,
             walls=_walls(child, process),
+            door_fd=door_fd,
+            door_name="" if door is None else door.name,
         )
 
     def _session(self, session: Session) -> SessionState:

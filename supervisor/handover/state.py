@@ -144,6 +144,8 @@ class ChildState(msgspec.Struct):
     side_fd: int = -1
     held: dict[int, str] = {}
     walls: WallsState | None = None
+    door_fd: int = -1
+    door_name: str = ""
 
 
 class RecordState(msgspec.Struct, array_like=True):

@@ -228,14 +228,14 @@ def _join_groups(order: Order, groups: tuple[tuple[bytes, bytes], ...]) -> str:
 
 
 def _change_root(order: Order, view: tuple[Any, ...]) -> str:
-    links, trees, order.cwd, files = view
+    links, trees, order.cwd, files, command = view
     order.is_in_overlay = any(
         kind == OVERLAY and (order.cwd + b"/").startswith(path + b"/")
         for path, kind, _ in trees
     )
     namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
-    made = mounts.Made(links, files)
+    made = mounts.Made(links, files, command)
     return mounts.build(
         made,
         trees,

@@ -80,6 +80,9 @@ _LINKS = (
     (b"/etc/mtab", b"../proc/self/mounts"),
 )
 
+_PROGRAMS, _OTHERS_PROGRAMS = b"/.sandhost", b"/usr/local/bin"
+"""What a child has of ours to run, and where that is seen."""
+
 _TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=256"
 """Of a child's own devpts: as many as it has, others have fewer (kernel.pty.max)."""
 
@@ -96,17 +99,20 @@ class Made:
     Attributes:
         links: (path, target) of symbolic links.
         files: (path, content) of files.
+        command: the program ``sandhost``; b"" for none.
     """
 
-    __slots__ = ("files", "links")
+    __slots__ = ("command", "files", "links")
 
     def __init__(
         self,
         links: tuple[tuple[bytes, bytes], ...],
         files: tuple[tuple[bytes, bytes], ...],
+        command: bytes = b"",
     ) -> None:
         self.links = links
         self.files = files
+        self.command = command
 
 
 def build(
@@ -121,7 +127,7 @@ def build(
     """Make the fresh root and move into it; the working directory is its top then.
 
     Args:
-        made: links and files.
+        made: links, files and a program.
         trees: (path, "execute", "read", "write" or "device", whether owners are
             mapped), or (path, "hide", (device, inode)), or (path, "held", position in
             ``mounts``), or (path, "overlay", directory of its layer); each before what
@@ -159,7 +165,7 @@ def build(
         proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
         _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
         top = os.open(_STAGE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        has_terminals = _fill(top, made, held, proc, _MS_RDONLY if stays_root else 0)
+        without = _fill(top, made, held, proc, _MS_RDONLY if stays_root else 0)
         os.fchdir(top)
         os.close(top)
         _pivot_root(b".", b".")
@@ -167,7 +173,6 @@ def build(
         os.chdir("/")
     finally:
         os.umask(umask)
-    without = "" if has_terminals else ", no terminals of its own"
     return f"{len(held)} places{_said_of_left_out(held)}{without}"
 
 
@@ -182,11 +187,13 @@ def _fill(
     held: list[Held],
     proc: int,
     flags: int,
-) -> bool:
-    """Fill the fresh root; tell whether it has terminals of its own."""
+) -> str:
+    """Fill the fresh root; say what it goes without."""
     stage = Stage(top, (*_LINKS, *made.links))
     stage.make_places(b"/proc", b"/dev", b"/dev/shm", b"/dev/pts", b"/tmp")
     stage.make_files(made.files)
+    if made.command:
+        stage.make_program(_PROGRAMS + b"/sandhost", made.command)
     limits = b"mode=1777,size=64m,nr_inodes=16k"
     _mount(b"tmpfs", _STAGE + b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     has_terminals = _mount_terminals()
@@ -205,8 +212,32 @@ def _fill(
     else:
         stage.attach(Held(b"/proc", proc))
         os.close(proc)
+    without = "" if has_terminals else ", no terminals of its own"
+    if made.command:
+        without += _show_programs(top)
     stage.seal()
-    return has_terminals
+    return without
+
+
+def _show_programs(top: int) -> str:
+    """Lay a directory of ours over the machine's own programs; say why not, if not.
+
+    They stay beneath, and a name that is the machine's already is not taken: its host has
+    looked (``sandbox.command``).
+    """
+    how = b"lowerdir=" + _STAGE + _PROGRAMS + b":" + _STAGE + _OTHERS_PROGRAMS
+    try:
+        place = open_exactly(_OTHERS_PROGRAMS[1:], top)
+        try:
+            os.fchdir(place)  # as a path it could lead out of the fresh root
+        finally:
+            os.close(place)
+        _mount(b"overlay", b".", b"overlay", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, how)
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return ""  # the machine has no such directory
+        return f", no command 'sandhost' ({error.strerror})"
+    return ""
 
 
 def _mount_terminals() -> bool:

@@ -157,11 +157,11 @@ class _Ours:
             os.symlink(target, self.name(path), dir_fd=self.top)
             self._links.add(path)
 
-    def make_file(self, path: bytes, content: bytes) -> None:
+    def make_file(self, path: bytes, content: bytes, mode: int = 0o644) -> None:
         """Make a file, and what it lies in; empty where no file may be long (RLIMIT_FSIZE)."""
         self.make_directory(path.rpartition(b"/")[0])
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(self.name(path), flags, 0o644, dir_fd=self.top)
+        fd = os.open(self.name(path), flags, mode, dir_fd=self.top)
         try:
             os.write(fd, content)
         except OSError as error:
@@ -204,6 +204,10 @@ class Stage:
         """Make files of ours, before anything is attached."""
         for path, content in files:
             self._root.make_file(path, content)
+
+    def make_program(self, path: bytes, content: bytes) -> None:
+        """Make one that can be executed, likewise."""
+        self._root.make_file(path, content, 0o755)
 
     def _make_links(self, ours: _Ours) -> None:
         for path, target in self._links:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 10
+VERSION = 11
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 BEGUN, OFFERS, TAKEN, OWNERS, OWNED = 9, 10, 11, 12, 13

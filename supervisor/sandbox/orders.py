@@ -17,6 +17,7 @@ from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import seccomp_filter
 from supervisor.sandbox.accounts import files_of
 from supervisor.sandbox.cgroups import as_pair
+from supervisor.sandbox.command import command_of
 from supervisor.sandbox.plan import NAMESPACES
 from supervisor.spawn_request import SpawnError
 from vfs.hostio import other_names
@@ -67,8 +68,11 @@ def layers_on_the_wire(
             raise _no_directory(wanted.cwd)
         if _is_of_a_process(view.cwd):
             raise _of_a_process(wanted.cwd, view.cwd)
-        files = _own_files(layers, wanted, home)
-        walls = _walls(view, layers, wanted.mounts, files, no_internet=no_internet)
+        made = (
+            _own_files(layers, wanted, home),
+            command_of() if wanted.has_command else b"",
+        )
+        walls = _walls(view, layers, wanted.mounts, made, no_internet=no_internet)
         found.update(walls)
     if "uid" in layers:
         found["uid"] = wanted.user
@@ -108,13 +112,14 @@ def _walls(
     view: View,
     layers: Collection[str],
     mounts: Sequence[ShownMount] = (),
-    files: OwnFiles = (),
+    made: tuple[OwnFiles, bytes] = ((), b""),
     *,
     no_internet: bool,
 ) -> dict[str, object]:
     """Return what goes to the launchpad for the layers that are about paths."""
     found: dict[str, object] = {}
     if "mountns" in layers:
+        files, command = made
         view = view.without(os.fsdecode(path) for path, _ in files)
         trees = view.mounts()
         links = view.symlinks(trees)
@@ -124,7 +129,7 @@ def _walls(
                 for path, kind, what in trees
             )
         held = _with_held(trees, mounts)
-        found["mountns"] = links, held, os.fsencode(view.cwd), files
+        found["mountns"] = links, held, os.fsencode(view.cwd), files, command
         view = view.in_fresh_root()
     if "landlock" in layers:
         found["landlock"] = (view.landlock(), no_internet)

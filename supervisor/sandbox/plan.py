@@ -408,6 +408,7 @@ class Wanted:
         mounts: mounts of the host's that it sees.
         home: a directory of the operator to write, where what is root's is shown as its
             own; "" for none.
+        has_command: ``sandhost`` is to be in its ``/usr/local/bin``.
     """
 
     profile: Profile
@@ -429,6 +430,7 @@ class Wanted:
     mounts: tuple[ShownMount, ...] = ()
     home: str = ""
     keeps_memory: bool = False
+    has_command: bool = False
 
     def mount_of(self, path: str) -> ShownMount | None:
         """Return the mount of the host's that a path is in, if it is in one."""

@@ -104,7 +104,7 @@ def passed_by_nobody(
 
 
 BY_NOBODY = (
-    "crash", "cwd", "door", "ends", "fewer_walls", "groups_left", "host_proc", "leases", "lengths",
+    "crash", "cwd", "door", "door_socket", "ends", "fewer_walls", "groups_left", "host_proc", "leases", "lengths",
     "mounts", "names", "nesting", "reports", "roots", "shut_files", "stalls", "tools",
     "walls",
 )  # fmt: skip

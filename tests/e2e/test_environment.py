@@ -53,7 +53,7 @@ def test_the_environment_is_minimal_and_exact() -> None:
     }
     found = looked(env=env)["env"]
     assert isinstance(found, dict)
-    tmp, home = found.pop("TMPDIR"), found.pop("HOME")
+    tmp, home, door = (found.pop(n) for n in ("TMPDIR", "HOME", "FSPROXY_SOCKET"))
     assert found == {
         "PATH": ENVIRONMENT["PATH"],
         "LANG": ENVIRONMENT["LANG"],
@@ -63,6 +63,7 @@ def test_the_environment_is_minimal_and_exact() -> None:
         "FSPROXY_TOP_LEVEL": "false",
     }
     assert os.path.dirname(home) == os.path.dirname(tmp)
+    assert os.path.dirname(os.path.dirname(door)) == os.path.dirname(tmp)
     assert not os.path.exists(tmp)
 
 
