@@ -49,6 +49,9 @@ SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a dead child's processes; they are killed at once, and
 only one that is stuck in the kernel takes longer."""
 
+RECORD_TIMEOUT_S = 30.0
+"""Longest wait, at a child's end, for a thread that records what it has changed."""
+
 STANDARD = (0, 1, 2)
 
 _LOCK = "workspace lock"
@@ -272,11 +275,14 @@ class Child(ChildClients):
 
         for index, use in enumerate(spec.workspaces):
             mounted = await self._mount_workspace(use, wanted)
-            words = (view.mount_word(index), _LOCK)
-            for fd, word in zip((mounted.fd, mounted.lock), words, strict=True):
-                if fd >= 0:
-                    self._held[fd] = word
-                    stack.callback(self._give_back, fd)
+            self._hold(stack, mounted.lock, _LOCK)
+            if use.mode == "review":
+                # While it is locked still, and when the mount is gone.
+                stack.push_async_callback(self._close_workspace, use)
+            self._hold(stack, mounted.fd, view.mount_word(index))
+            self._host.journal.write(
+                "workspace.opened", child_id=self.id, workspace=use.name, mode=use.mode
+            )
             view.show(wanted, use, mounted.fd, mounted.own)
         if not spec.has_workspace_root:
             return None
@@ -311,6 +317,40 @@ class Child(ChildClients):
 
         for lock in locks:
             await in_thread(add_process, lock, (process.pid, process.create_time))
+
+    def _hold(self, stack: AsyncExitStack, fd: int, word: str) -> None:
+        """Hold a descriptor until the child is gone; -1 is none."""
+        if fd >= 0:
+            self._held[fd] = word
+            stack.callback(self._give_back, fd)
+
+    async def _close_workspace(self, use: WorkspaceUse) -> None:
+        """Record what was changed in a workspace; what cannot be is told."""
+        from supervisor.workspace.run import record_end  # noqa: PLC0415 - with one
+        from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - likewise
+
+        host = self._host
+        rows = None
+        try:
+            # Also at the end of the host, which waits for no slow disk then.
+            with trio.move_on_after(RECORD_TIMEOUT_S, shield=True):
+                rows = await in_thread(record_end, use)
+            why = "" if rows is not None else "no thread was free for it"
+        except (WorkspaceError, OSError) as error:
+            why = str(error)
+        if rows is None:
+            text = (
+                f"Workspace {use.name} is left behind, its changes not recorded: {why}"
+            )
+            host.log.write("WARNING", text, **self.log_fields(), reason=why)
+            return
+        host.journal.write(
+            "workspace.closed",
+            child_id=self.id,
+            workspace=use.name,
+            changed=len(rows),
+            bytes=sum(row.size_bytes for row in rows),
+        )
 
     async def _mount_workspace(
         self, use: WorkspaceUse, wanted: Wanted

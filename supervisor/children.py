@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import trio
 
 from supervisor.childlogs import WRITERS, ChildLog
+from supervisor.config.workspace import uses_of
 from supervisor.kept import Kept, Shared, options_of
 from supervisor.launcher import SPAWNS_UNDER_WAY
 from supervisor.logmarks import Marks
 from supervisor.options import parse_size
 from supervisor.scratch import remove_tree
 from supervisor.segments import Segments
+from supervisor.workspace.settings import USUAL
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     from supervisor.child import Child
     from supervisor.config.child import ChildSection
     from supervisor.config.document import Config
+    from supervisor.daemon_places import Places
     from supervisor.host import Host
     from supervisor.specs import ChildOptions
+    from supervisor.workspace.use import WorkspaceUse
 
 T = TypeVar("T")
 
@@ -73,8 +77,7 @@ class Children:
     Args:
         host: starts them.
         config: what is configured.
-        log_dir: one directory for each name's log is made in it.
-        scratch_dir: where private directories are made.
+        places: where their logs, private directories and workspaces are.
         nursery: their tasks run in it.
 
     Attributes:
@@ -85,17 +88,17 @@ class Children:
         self,
         host: Host,
         config: Config,
-        log_dir: str,
-        scratch_dir: str | None,
+        places: Places,
         nursery: trio.Nursery,
     ) -> None:
         self.config = config
+        self._state_dir = places.state_dir
         self._host = host
-        self._log_dir = log_dir
-        self._shared = Shared(scratch_dir, trio.Semaphore(SPAWNS_UNDER_WAY))
+        self._log_dir = places.logs
+        self._shared = Shared(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
         self._nursery = nursery
         self._kept: dict[str, Kept] = {}
-        self._adhoc_logs = deque(_adhoc_logs(log_dir))
+        self._adhoc_logs = deque(_adhoc_logs(places.logs))
         self._names = count(1 + max(map(_number, self._adhoc_logs), default=0))
         self._stopping = False
         self._reloading = trio.Lock()
@@ -208,7 +211,10 @@ class Children:
     def _options(self, section: ChildSection) -> ChildOptions:
         name, config = section.policy, self.config
         policy = None if name is None else config.policy.get(name)
-        return options_of(section, policy, config.sandbox)
+        uses: tuple[WorkspaceUse, ...] = ()
+        if policy is not None and policy.workspace:
+            uses = uses_of(policy.workspace, config.workspace, self._state_dir)
+        return options_of(section, policy, config.sandbox, uses)
 
     def open_log(self, name: str, section: ChildSection) -> ChildLog:
         """Return where what a child says is kept."""
@@ -311,10 +317,8 @@ class Children:
             kept = self._kept.get(name)
             if kept is None:
                 started.append(name)
-            elif name in running and (kept.section, kept.options) == (
-                section,
-                self._options(section),
-            ):
+            elif name in running and self._is_the_same(kept, section):
+                kept.options = self._options(section)
                 unchanged.append(name)
             else:
                 restarted.append(name)
@@ -326,10 +330,22 @@ class Children:
             needs_restart=[
                 key
                 for key in new.__struct_fields__
-                if key not in {"child", "policy", "sandbox"}
+                if key not in {"child", "policy", "sandbox", "workspace"}
                 and getattr(old, key) != getattr(new, key)
             ],
         )
+
+    def _is_the_same(self, kept: Kept, section: ChildSection) -> bool:
+        """Tell whether a child needs no restart to be what is configured.
+
+        What is set for its workspaces counts from its next start on.
+        """
+        options = self._options(section)
+        now, then = (
+            replace(some, workspaces=tuple(_plain(use) for use in some.workspaces))
+            for some in (options, kept.options)
+        )
+        return kept.section == section and now == then
 
     # Looking at them (``host.Roster``)
 
@@ -357,6 +373,11 @@ class Children:
         """Yield what they hold of the host's descriptors."""
         for kept in self:
             yield from kept.descriptors()
+
+
+def _plain(use: WorkspaceUse) -> WorkspaceUse:
+    """Return a workspace without what is set for it."""
+    return replace(use, settings=USUAL)
 
 
 def _adhoc_logs(log_dir: str) -> list[str]:

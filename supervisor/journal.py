@@ -67,6 +67,8 @@ EVENTS = (
     "child.overdue",
     "llm.called",
     "quota.denied",
+    "workspace.opened",
+    "workspace.closed",
 )
 """The events that this host writes."""
 

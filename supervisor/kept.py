@@ -22,6 +22,7 @@ from supervisor.lifecycle import START_PATIENCE_S, State
 from supervisor.restarts import TABLE, Deed, Happening, Phase, Restarts
 from supervisor.scratch import Scratch
 from supervisor.specs import ChildOptions, make_spec, policy_options
+from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from supervisor.config.document import PolicySection
     from supervisor.config.sandbox import SandboxSection
     from supervisor.host import Host
+    from supervisor.workspace.use import WorkspaceUse
 
 NOT_STARTED = 125
 """Stands for the exit status of a child that could not be started."""
@@ -42,10 +44,11 @@ def options_of(
     section: ChildSection,
     policy: PolicySection | None,
     sandboxes: Mapping[str, SandboxSection],
+    workspaces: tuple[WorkspaceUse, ...] = (),
 ) -> ChildOptions:
-    """Return what a section and its policy ask for."""
+    """Return what a section, its policy and that one's workspaces ask for."""
     return replace(
-        policy_options(policy, sandboxes),
+        policy_options(policy, sandboxes, workspaces),
         dialect=section.dialect,
         transport=section.transport,
         env=dict(section.env),
@@ -312,7 +315,8 @@ class Kept:
         most_files = self._host.settings.open_files_per_client
         words = tuple(self.section.command)
         try:
-            spec = make_spec(self.options, words, scratch, stdio, most_files)
+            options = await self._prepared()
+            spec = make_spec(options, words, scratch, stdio, most_files)
             account = self.name if self.configured else None
             spec = replace(spec, name=self.name, account=account)
             with self._until_stopped():
@@ -322,6 +326,20 @@ class Kept:
             for fd in stdio:
                 os.close(fd)  # then the pipes' ends tell when all are gone
             self._room.release()
+
+    async def _prepared(self) -> ChildOptions:
+        """Return its options with its workspaces found, or made where they are new.
+
+        Raises:
+            OSError: one cannot be used; ``strerror`` says why.
+        """
+        options = self.options
+        if not options.workspaces:
+            return options
+        from supervisor.workspace.run import prepare_uses  # noqa: PLC0415 - with one
+
+        uses = await in_thread(prepare_uses, options.workspaces)
+        return replace(options, workspaces=uses, cwd=options.cwd or uses[0].base)
 
     async def _live(self, child: Child) -> int:
         self.child = child

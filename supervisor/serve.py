@@ -221,7 +221,7 @@ class Daemon:
         host.on_overdue = partial(self._tell_overdue, host)
         async with trio.open_nursery() as nursery:
             config, path = self._options.config, self._options.config_path
-            children = Children(host, config, places.logs, places.scratch, nursery)
+            children = Children(host, config, places, nursery)
             lag = Lag(host)
             conditions = Conditions(host)
             orders = Orders(stats=[lag.row, conditions.row])

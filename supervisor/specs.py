@@ -61,13 +61,16 @@ class ChildOptions:
 
 
 def policy_options(
-    policy: PolicySection | None, sandboxes: Mapping[str, SandboxSection] | None = None
+    policy: PolicySection | None,
+    sandboxes: Mapping[str, SandboxSection] | None = None,
+    workspaces: tuple[WorkspaceUse, ...] = (),
 ) -> ChildOptions:
     """Return what a policy asks for; the defaults where there is none.
 
     Args:
         policy: of a checked configuration.
         sandboxes: that configuration's profiles.
+        workspaces: those that the policy names.
 
     Raises:
         OptionError: its limits are none, or its sandbox is; a checked configuration has no such policy.
@@ -96,6 +99,7 @@ def policy_options(
         image_tokens=policy.image_tokens,
         home=policy.home,
         home_files=dict(policy.home_files),
+        workspaces=workspaces,
     )
 
 

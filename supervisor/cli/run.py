@@ -194,9 +194,11 @@ def run(launchpad: LaunchpadProcess, /, command: tuple[str, ...], **given: Any) 
     return run_commands("run", launchpad, (command,), given)
 
 
-def _workspaces(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``--workspace`` and its like say, for ``RunOptions``."""
-    if not given.get("workspace"):
+def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
+    """Return what ``--workspace`` and the configuration say, for ``RunOptions``."""
+    policy = None if config is None else config.policy.get("run")
+    is_named = given.get("workspace_name") and config is not None and config.workspace
+    if not (given.get("workspace") or is_named or (policy and policy.workspace)):
         for name in ("workspace_name", "commit", "state_dir"):
             if given.get(name):
                 option = name.replace("_", "-")
@@ -204,8 +206,10 @@ def _workspaces(given: dict[str, Any]) -> dict[str, Any]:
         return {}
     from supervisor.workspace.asked import read_uses  # noqa: PLC0415 - with one
 
-    uses = read_uses(given["workspace"], given["state_dir"], given["workspace_name"])
-    found: dict[str, Any] = {"workspaces": uses, "commit": _commit(given["commit"])}
+    words, state_dir = given.get("workspace", ()), given.get("state_dir")
+    uses = read_uses(words, state_dir, given.get("workspace_name"), config)
+    commit = _commit(given.get("commit"))
+    found: dict[str, Any] = {"workspaces": uses, "commit": commit}
     if given["cwd"] is None:
         found["cwd"] = uses[0].base
     return found
@@ -286,7 +290,8 @@ def run_commands(
         limits = base.limits._replace(**asked)
         walls = _walls(configured, policy, given["sandbox"], given["network"])
         _check_kept(limits, asked, walls["sandbox"])
-        places = {"cwd": _about("cwd", _existing, given["cwd"]), **_workspaces(given)}
+        cwd = _about("cwd", _existing, given["cwd"])
+        places = {"cwd": cwd, **_workspaces(given, configured)}
         root = _root(given["root"], base.root, configured)
         if given["keep"] and root is None:
             _check_fresh(places)

@@ -75,6 +75,12 @@ from supervisor.config.sidecar import SidecarSection, check_sidecars
 from supervisor.config.source import text_of
 from supervisor.config.toolexec import ToolexecSection, check_toolexec
 from supervisor.extras import missing_package
+from supervisor.config.workspace import (
+    WorkspaceSection,
+    check_bases,
+    check_sections,
+    check_uses,
+)
 from supervisor.sandbox.plan import NONE, PROFILES
 from supervisor.say import remedy
 
@@ -108,6 +114,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     file_descriptor: FileDescriptorSection | None = None
     llm: LlmSection | None = None
     metrics: MetricsSection | None = None
+    workspace: dict[str, WorkspaceSection] = {}
 
     def places_written(self) -> frozenset[str]:
         """Return every place in which children or their tools may write."""
@@ -115,7 +122,9 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
         roots = (policy.root for policy in policies)
         workspaces = (sidecar.workspace for sidecar in self.sidecar.values())
         grants = chain.from_iterable(policy.write for policy in policies)
-        return frozenset(path for path in (*roots, *workspaces, *grants) if path)
+        bases = (section.base for section in self.workspace.values())
+        written = (*roots, *workspaces, *grants, *bases)
+        return frozenset(path for path in written if path)
 
 
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
@@ -129,6 +138,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "file_descriptor": check_file_descriptor,
     "llm": check_llm,
     "metrics": check_metrics,
+    "workspace": check_sections,
 }
 """Section -> what its values cannot be; called where the section is there."""
 
@@ -198,6 +208,8 @@ _CROSS_CHECKS: tuple[
     check_grants,
     check_roots,
     check_workspaces,
+    check_uses,
+    check_bases,
 )
 """What one section says of another; also told the document as it was read."""
 

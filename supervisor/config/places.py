@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 GRANTS = ("read", "write")
 
+BASE = "base"
+"""Of a workspace: its children see all that lies in it."""
+
 _ENDS = ("", ".", "..")
 """What follows the last slash of a name that only a directory has."""
 
@@ -347,6 +350,9 @@ def check_own(
         for key, path in _named(policy):
             if why := _reached(own, key, path):
                 yield f"policy.{joined(name)}.{key}", why
+    for name, section in config.workspace.items():
+        if why := _reached(own, BASE, section.base):
+            yield f"workspace.{joined(name)}.{BASE}", why
 
 
 def reaching_own(config: Config, key: str, paths: Iterable[str]) -> Iterator[str]:
@@ -399,7 +405,7 @@ class _Own(NamedTuple):
 
     def reached(self, place: Place, key: str) -> str:
         """Return why a root or grant is too much, if it holds this one or lies in it."""
-        if key not in self.keys:
+        if key not in self.keys and key != BASE:
             return ""
         if self.place.lies_in(place) or self.place.is_same(place):
             relation, how = "holds", "choose one that holds nothing of the daemon's"
@@ -407,8 +413,9 @@ class _Own(NamedTuple):
             relation, how = "lies in", "choose one outside"
         else:
             return ""
+        way = "in it" if key == BASE else "by FD 3 its"
         return (
-            f"'{place.path}' {relation} {self.what} ('{self.place.path}'): by FD 3 its"
+            f"'{place.path}' {relation} {self.what} ('{self.place.path}'): {way}"
             f" children could {self.loss}; {how}, or another place in [host]"
         )
 

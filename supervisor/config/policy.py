@@ -42,6 +42,7 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     tools: list[str] | None = None
     home: str | None = None
     home_files: dict[str, str] = {}
+    workspace: list[str] = []
 
 
 def check_policies(section: Mapping[str, PolicySection]) -> Iterator[tuple[str, str]]:

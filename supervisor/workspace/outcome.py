@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
     """Record what was changed, and commit it if that is asked for.
 
-    A workspace without changes is removed.
+    A workspace without changes is removed, unless the configuration names it.
 
     Args:
         use: the workspace.
@@ -35,24 +35,29 @@ def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
         with Workspace(use.state_dir, use.name) as workspace:
             changed = len(workspace.end_run())
             if not changed:
-                workspace.discard()
-                return
-            if commit == "on-success" and status == 0:
+                _drop(workspace, use)
+            elif commit == "on-success" and status == 0:
                 result = workspace.commit(Selection())
                 tell(_of_commit(use.name, changed, result))
                 if not result.left:
-                    workspace.discard()
-                return
-            hint = f"'sandhost workspace diff {use.name}'"
-            tell(f"workspace {use.name}: {changed} changed; {hint}")
-            if commit == "ask":
-                _ask(workspace, tell)
+                    _drop(workspace, use)
+            else:
+                hint = f"'sandhost workspace diff {use.name}'"
+                tell(f"workspace {use.name}: {changed} changed; {hint}")
+                if commit == "ask":
+                    _ask(workspace, tell)
     except WorkspaceError as why:
         tell(str(why))
     except OSError as why:
         name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
         text = f"workspace {use.name}: cannot look at{name}: {why.strerror}"
         tell(f"{text}; see 'sandhost workspace diff {use.name}'")
+
+
+def _drop(workspace: Workspace, use: WorkspaceUse) -> None:
+    """Remove a workspace in which nothing is left, unless the configuration names it."""
+    if not use.is_configured:
+        workspace.discard()
 
 
 def _of_commit(name: str, changed: int, result: CommitResult) -> str:

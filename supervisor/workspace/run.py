@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad.overlay import mount_base, mount_overlay
 from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
+    PATIENCE_S,
     WorkspaceError,
     make_workspace,
     new_name,
@@ -22,6 +23,7 @@ from supervisor.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from supervisor.workspace.changes import Row
     from supervisor.workspace.settings import WorkspaceSettings
     from supervisor.workspace.use import Mode
 
@@ -77,7 +79,7 @@ def prepare_use(
         marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
         make_workspace(state_dir, wanted, os.fsencode(base), marks, settings)
         return WorkspaceUse(wanted, base, mode, state_dir, settings or USUAL)
-    with Workspace(state_dir, wanted) as workspace:
+    with Workspace(state_dir, wanted, PATIENCE_S) as workspace:
         known = os.fsdecode(workspace.state.base)
         if known != base:
             text = (
@@ -88,6 +90,25 @@ def prepare_use(
             workspace.state.settings = settings
             workspace.directory.write_state(workspace.state)
         return WorkspaceUse(wanted, base, mode, state_dir, workspace.state.settings)
+
+
+def prepare_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
+    """Return configured workspaces as they are on the disk, made where they are new.
+
+    Raises:
+        OSError: one cannot be used; ``strerror`` says why.
+    """
+    found = []
+    for use in uses:
+        try:
+            one = prepare_use(use.base, use.mode, use.state_dir, use.name, use.settings)
+        except WorkspaceError as why:
+            raise OSError(errno.EINVAL, str(why)) from None
+        except OSError as why:
+            text = f"cannot keep workspace {use.name!r} in {use.state_dir!r}"
+            raise OSError(why.errno, f"{text}: {why.strerror}") from None
+        found.append(replace(one, is_configured=True))
+    return tuple(found)
 
 
 def find_base(path: str, state_dir: str) -> str:
@@ -166,7 +187,7 @@ def mount_for_child(
             return MountedWorkspace(mount_base(base, owners))
         finally:
             os.close(base)
-    with Workspace(use.state_dir, use.name) as workspace:
+    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
         lock = workspace.directory.lock_for(child)
         try:
             workspace.begin_run()
@@ -184,6 +205,17 @@ def mount_for_child(
             os.close(lock)
             raise
     return MountedWorkspace(mount, lock)
+
+
+def record_end(use: WorkspaceUse) -> tuple[Row, ...]:
+    """Record what a run has changed, and return it.
+
+    Raises:
+        WorkspaceError: it is not there any more, or a command does not let go of it.
+        OSError: something in it cannot be read.
+    """
+    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        return tuple(workspace.end_run())
 
 
 def _no_overlay(use: WorkspaceUse, why: OSError) -> WorkspaceError:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import secrets
+import select
 import stat
 import time
 from pathlib import Path
@@ -30,6 +31,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 _LOCK_BYTES = 256
+_PAUSE_S = 0.02
+
+PATIENCE_S = 10.0
+"""How long a child's start and end wait for a command that looks at its workspace."""
 
 
 class WorkspaceError(Exception):
@@ -70,13 +75,14 @@ class WorkspaceDirectory:
     Args:
         path: of its directory.
         name: of the workspace.
+        patience_s: how long to wait for another command's end.
 
     Raises:
         WorkspaceError: there is none.
         InUseError: another command works on it.
     """
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str, name: str, patience_s: float = 0.0) -> None:
         self.name = name
         self._path = path
         try:
@@ -86,12 +92,22 @@ class WorkspaceDirectory:
                 raise
             text = f"cannot find workspace {name!r}: there is none in {os.path.dirname(path)}"
             raise WorkspaceError(f"{text}; see 'sandhost workspace list'") from None
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._is_alone(patience_s):
             self.close()
             text = f"cannot use workspace {name!r}: another command works on it"
-            raise InUseError(f"{text}; wait for its end") from None
+            raise InUseError(f"{text}; wait for its end")
+
+    def _is_alone(self, patience_s: float) -> bool:
+        until_s = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    return False
+                select.select((), (), (), _PAUSE_S)  # in a worker thread
+            else:
+                return True
 
     def close(self) -> None:
         """Let others work on it."""

@@ -21,6 +21,7 @@ class WorkspaceUse:
         mode: ``review``, ``direct`` or ``read-only``.
         state_dir: where workspaces live.
         settings: what the operator set for it.
+        is_configured: the configuration names it, so it stays where nothing was changed.
     """
 
     name: str
@@ -28,6 +29,7 @@ class WorkspaceUse:
     mode: Mode
     state_dir: str
     settings: WorkspaceSettings = USUAL
+    is_configured: bool = False
 
     @property
     def is_writable(self) -> bool:

@@ -94,13 +94,15 @@ class Workspace:
     Args:
         state_dir: where workspaces live.
         name: of this one.
+        patience_s: how long to wait for another command's end.
 
     Raises:
         WorkspaceError: there is none, or another command works on it.
     """
 
-    def __init__(self, state_dir: str, name: str) -> None:
-        self.directory = WorkspaceDirectory(path_of(state_dir, name), name)
+    def __init__(self, state_dir: str, name: str, patience_s: float = 0.0) -> None:
+        path = path_of(state_dir, name)
+        self.directory = WorkspaceDirectory(path, name, patience_s)
         try:
             self.state = self.directory.read_state()
         except BaseException:

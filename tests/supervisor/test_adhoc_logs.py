@@ -35,8 +35,9 @@ async def test_a_log_that_no_thread_removes_goes_with_the_next(
     for number in range(1, 4):
         (tmp_path / f"spawn-{number}").mkdir()
     host: Any = SimpleNamespace(holders=set(), roster=None)
+    places: Any = SimpleNamespace(logs=str(tmp_path), scratch=None, state_dir="")
     async with trio.open_nursery() as nursery:
-        children = Children(host, Config(), str(tmp_path), None, nursery)
+        children = Children(host, Config(), places, nursery)
         with monkeypatch.context() as patched:
             patched.setattr("trio.to_thread.run_sync", no_thread)
             await end(children, "spawn-4")

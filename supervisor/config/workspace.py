@@ -1,0 +1,198 @@
+"""``[workspace.NAME]``: directories in which children work, and what is set for them.
+
+What it is: the section, its faults, those of the directory, and which policies use it.
+What it is not: a workspace itself (``supervisor.workspace``).
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from supervisor.config.read import joined, named, names_of, not_a_directory
+from supervisor.here import absolute
+from supervisor.options import OptionError, parse_size
+from supervisor.workspace.use import MODES, WorkspaceUse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from supervisor.config.document import Config
+    from supervisor.workspace.settings import WorkspaceSettings
+
+MOST_KEPT = 64
+"""Snapshots of one workspace: more layers are not stacked (spec WS15)."""
+
+
+class WorkspaceLimits(msgspec.Struct, forbid_unknown_fields=True):
+    """``limits`` of a workspace: what its layer may hold."""
+
+    bytes: int | str | None = None
+    files: int | None = None
+
+
+class WorkspaceSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[workspace.NAME]``; ``guard`` takes the place of the usual patterns."""
+
+    base: str
+    mode: str = "review"
+    hide: list[str] = []
+    guard: list[str] | None = None
+    limits: WorkspaceLimits = msgspec.field(default_factory=WorkspaceLimits)
+    keep: int = 10
+    durable: bool = True
+    shared: bool = False
+
+
+def check_sections(
+    section: Mapping[str, WorkspaceSection],
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each value that a workspace cannot have."""
+    from supervisor.workspace.store import NAME  # noqa: PLC0415 - with a workspace
+
+    for name, workspace in section.items():
+        if not NAME.fullmatch(name) or ".discarded-" in name:
+            yield (
+                joined(name),
+                f"a name of a workspace is {NAME.pattern}; choose another",
+            )
+        for key, reason in _faults(workspace):
+            yield f"{joined(name)}.{key}", reason
+
+
+def _faults(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
+    if section.mode not in MODES:
+        yield "mode", f"one of {', '.join(MODES)}, not {section.mode!r}"
+    for key in ("hide", "guard"):
+        for pattern in getattr(section, key) or ():
+            yield from named(key, _check_pattern, pattern, OptionError)
+    if section.limits.bytes is not None:
+        size = str(section.limits.bytes)
+        yield from named("limits.bytes", parse_size, size, OptionError)
+    if section.limits.files is not None and section.limits.files < 1:
+        yield "limits.files", "at least 1"
+    if not 0 <= section.keep <= MOST_KEPT:
+        yield "keep", f"at least 0, at most {MOST_KEPT}"
+    if section.shared and os.geteuid() != 0:
+        why = "it takes a host that is root: a user's child makes its own mount"
+        yield "shared", f"{why}; leave it out, and give each child a workspace"
+
+
+def _check_pattern(pattern: str) -> None:
+    from supervisor.workspace.selection import Patterns  # noqa: PLC0415 - with one
+
+    try:
+        Patterns((pattern,))
+    except ValueError as why:
+        text = f"cannot use the pattern {pattern!r}: {why}; see gitignore(5)"
+        raise OptionError(text) from None
+
+
+def check_uses(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each workspace that a policy cannot use."""
+    known = names_of(document, "workspace")
+    for policy_name, policy in config.policy.items():
+        key = f"policy.{joined(policy_name)}.workspace"
+        for index, name in enumerate(policy.workspace):
+            if known is not None and name not in known:
+                shown = ", ".join(known) or "none"
+                yield key, f"there is no workspace {name!r}; there are: {shown}"
+            if name in policy.workspace[:index]:
+                yield key, f"{name!r} is named twice; leave one out"
+
+
+def check_bases(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each base that cannot be one, or lies in another's."""
+    del document
+    from supervisor.config.places import Place, place_of  # noqa: PLC0415 - with one
+
+    seen: list[tuple[str, Place]] = []
+    for name, section in config.workspace.items():
+        key = f"workspace.{joined(name)}.base"
+        reasons = list(islice(_faults_of_base(section.base), 1))
+        yield from ((key, reason) for reason in reasons)
+        if reasons:
+            continue
+        try:
+            place = place_of(section.base)
+        except OSError as error:
+            yield key, f"cannot use {section.base!r}: {error.strerror}"
+            continue
+        for owner, other in seen:
+            if place.lies_in(other) or other.lies_in(place):
+                both = (
+                    f"'{place.path}' and the base '{other.path}' of workspace {owner!r}"
+                )
+                yield key, f"{both} lie in one another; name the outer one alone"
+        seen.append((name, place))
+    yield from _twice_in_a_policy(config, dict(seen))
+
+
+def _twice_in_a_policy(
+    config: Config, places: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    for policy_name, policy in config.policy.items():
+        used = [(name, places[name]) for name in policy.workspace if name in places]
+        for index, (name, place) in enumerate(used):
+            for other, before in used[:index]:
+                if other != name and place.is_same(before):
+                    key = f"policy.{joined(policy_name)}.workspace"
+                    why = f"{name!r} and {other!r} have one base"
+                    yield key, f"{why}, which a child sees once; leave one out"
+
+
+def _faults_of_base(base: str) -> Iterator[str]:
+    if not base.startswith("/"):
+        yield f"{base!r} depends on where the host is started; write an absolute path"
+    if why := not_a_directory(base):
+        yield why
+        return
+    status = os.stat(base)  # noqa: PTH116 - as the others
+    if os.path.samestat(status, os.stat("/")):  # noqa: PTH116 - likewise
+        yield f"{base!r} is the top of the file system; name a directory in it"
+    if os.geteuid() not in {0, status.st_uid}:
+        yield f"user {status.st_uid} owns {base!r}; name a directory of user {os.geteuid()}"
+
+
+def settings_from(section: WorkspaceSection) -> WorkspaceSettings:
+    """Return what a checked section sets."""
+    from supervisor.workspace.settings import USUAL, WorkspaceSettings  # noqa: PLC0415
+
+    limits = section.limits
+    size = None if limits.bytes is None else parse_size(str(limits.bytes))
+    return WorkspaceSettings(
+        hide=tuple(section.hide),
+        guard=USUAL.guard if section.guard is None else tuple(section.guard),
+        max_bytes=size,
+        max_files=limits.files,
+        keep=section.keep,
+        durable=section.durable,
+        shared=section.shared,
+    )
+
+
+def uses_of(
+    names: Iterable[str], sections: Mapping[str, WorkspaceSection], state_dir: str
+) -> tuple[WorkspaceUse, ...]:
+    """Return what a policy's children see, before anything was looked at on the disk.
+
+    Args:
+        names: of the workspaces.
+        sections: of a checked configuration.
+        state_dir: where workspaces live.
+    """
+    uses = []
+    for name in names:
+        section = sections[name]
+        mode = next(mode for mode in MODES if mode == section.mode)
+        base, settings = absolute(section.base), settings_from(section)
+        use = WorkspaceUse(name, base, mode, state_dir, settings, is_configured=True)
+        uses.append(use)
+    return tuple(uses)

@@ -1,0 +1,216 @@
+"""Workspaces of a daemon's children: configured, found again, looked at, committed."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.helpers.command import Outcome, sandhost
+from tests.helpers.daemon import Daemon, daemon
+
+pytestmark = pytest.mark.slow
+
+of_root = pytest.mark.skipif(os.geteuid() != 0, reason="it takes a host that is root")
+
+CONFIG = """
+[workspace.repo]
+base = "{base}"
+[policy.agent]
+workspace = ["repo"]
+[child.agent]
+command = ["sh", "-c", "{script}"]
+policy = "agent"
+backoff = "50ms"
+"""
+
+
+class Place:
+    """A base with a file, beside the directories of a daemon."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.base = top / "repo"
+        self.base.mkdir()
+        (self.base / "a.txt").write_text("hello\n")
+
+    def config(self, script: str, more: str = "") -> str:
+        """Return a configuration whose child runs a shell script."""
+        return CONFIG.format(base=self.base, script=script) + more
+
+    def ask(self, *words: str) -> Outcome:
+        """Run ``sandhost workspace`` on the state directory."""
+        return sandhost("workspace", *words, "--state-dir", str(self.top / "state"))
+
+    def changed(self) -> list[str]:
+        """Return the paths that were changed in the workspace."""
+        return self.ask("diff", "repo", "--name-only").out.decode().split()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def ended(host: Daemon, name: str = "agent") -> None:
+    """Wait until a child has ended, and its workspace's record is there."""
+    host.wait(lambda: host.row(name).pid is None, "its end")
+
+
+def events(place: Place, name: str) -> list[dict[str, object]]:
+    """Return the journal's events of one name."""
+    found = []
+    for path in sorted((place.top / "state" / "journal").glob("*")):
+        for line in path.read_bytes().splitlines():
+            row = json.loads(line)
+            if row["event"] == name:
+                found.append(row)
+    return found
+
+
+# spec WS5
+def test_a_child_finds_its_workspace_again_after_each_restart(place: Place) -> None:
+    script = "pwd; cat a.txt; echo $SANDHOST_WORKSPACE >> a.txt; exec sleep 600"
+    for _ in range(2):  # of the host
+        with daemon(place.top, place.config(script)) as host:
+            host.wait(lambda: b"\n" in host.log("agent")[-3:])
+            host.client.stop_child("agent")
+            host.client.spawn(name="agent")
+            assert host.end() == 0
+    assert (place.base / "a.txt").read_text() == "hello\n"
+    assert place.changed() == ["a.txt"]
+    (row,) = json.loads(place.ask("list", "--json").out)
+    assert (row["name"], row["state"], row["changed"]) == ("repo", "idle", 1)
+    assert place.ask("commit", "repo").status == 0
+    found = (place.base / "a.txt").read_text().split()
+    assert found == ["hello", *["repo"] * (len(found) - 1)]
+    assert len(found) >= 3
+
+
+# spec WS5, WS20
+def test_a_workspace_of_the_configuration_stays_where_nothing_was_changed(
+    place: Place,
+) -> None:
+    with daemon(place.top, place.config("cat a.txt")) as host:
+        ended(host)
+        assert host.end() == 0
+    assert [row["name"] for row in json.loads(place.ask("list", "--json").out)] == [
+        "repo"
+    ]
+    (opened,) = events(place, "workspace.opened")
+    assert (opened["workspace"], opened["mode"]) == ("repo", "review")
+    (closed,) = events(place, "workspace.closed")
+    assert (closed["changed"], closed["bytes"]) == (0, 0)
+
+
+# spec WS19
+def test_a_second_child_is_refused_with_the_reason(place: Place) -> None:
+    config = place.config("exec sleep 600")
+    with daemon(place.top, config) as host:
+        with pytest.raises(Exception, match="child child-1 has it"):
+            host.client.spawn(["sleep", "600"], policy="agent", name="two")
+        assert host.row("agent").pid is not None
+        assert host.end() == 0
+
+
+# spec WS5
+def test_a_reload_changes_settings_at_the_next_start_and_discards_nothing(
+    place: Place,
+) -> None:
+    script = "echo x >> a.txt; exec sleep 600"
+    config = place.config(script)
+    with daemon(place.top, config) as host:
+        pid = host.row("agent").pid
+        file = place.top / "c.toml"
+        text = file.read_text()
+        guarded = text.replace("[policy.agent]", 'guard = ["a.txt"]\n[policy.agent]')
+        file.write_text(guarded)
+        assert host.client.reload().unchanged == ["agent"]
+        assert host.row("agent").pid == pid
+        host.client.stop_child("agent")
+        host.client.spawn(name="agent")
+        host.client.stop_child("agent")
+        assert b"guarded    a.txt" in place.ask("commit", "repo").out
+        alone = text.replace('workspace = ["repo"]', "").replace(
+            f'[workspace.repo]\nbase = "{place.base}"', ""
+        )
+        file.write_text(alone)
+        host.client.reload()
+        assert place.changed() == ["a.txt"]
+        assert host.end() == 0
+
+
+# spec WS5
+def test_run_takes_the_workspaces_of_its_policy_and_of_a_name(place: Place) -> None:
+    config = place.top / "run.toml"
+    config.write_text(
+        f'[workspace.repo]\nbase = "{place.base}"\nguard = ["b.txt"]\n'
+        '[policy.run]\nworkspace = ["repo"]\n'
+    )
+    words = ("--config", str(config), "--state-dir", str(place.top / "state"))
+    done = sandhost("run", *words, "--", "sh", "-c", "pwd; echo b > b.txt")
+    assert done.out.decode() == f"{place.base}\n"
+    assert b"guarded    b.txt" in place.ask("commit", "repo").out
+    config.write_text(config.read_text().replace('workspace = ["repo"]', ""))
+    named = ("--workspace-name", "repo", "--", "cat", "b.txt")
+    assert sandhost("run", *words, *named).out == b"b\n"
+    other = place.top / "other"
+    other.mkdir()
+    done = sandhost("run", *words, "--workspace", str(other), *named)
+    assert done.status == 125
+    assert b"[workspace.repo] has the base" in done.err
+
+
+# spec WS19
+def test_every_fault_of_a_workspace_is_told_at_once(place: Place) -> None:
+    config = place.top / "c.toml"
+    (place.base / "inner").mkdir()
+    (place.top / "state").mkdir()
+    config.write_text(f"""
+[host]
+state_dir = "{place.top}/state"
+[workspace.repo]
+base = "{place.base}"
+[workspace.BAD]
+base = "/"
+mode = "odd"
+[workspace.inner]
+base = "{place.base}/inner"
+limits = {{ bytes = "1X", files = 0 }}
+[workspace.relative]
+base = "repo"
+[workspace.gone]
+base = "{place.top}/gone"
+[workspace.file]
+base = "{place.base}/a.txt"
+[workspace.state]
+base = "{place.top}/state"
+[policy.p]
+workspace = ["nope"]
+""")
+    done = sandhost("check-config", str(config))
+    told = {line.split(": ")[2] for line in done.err.decode().splitlines()}
+    assert told >= {
+        "workspace.BAD",
+        "workspace.BAD.mode",
+        "workspace.BAD.base",
+        "workspace.inner.base",
+        "workspace.inner.limits.bytes",
+        "workspace.inner.limits.files",
+        "workspace.relative.base",
+        "workspace.gone.base",
+        "workspace.file.base",
+        "workspace.state.base",
+        "policy.p.workspace",
+    }
+    assert done.status != 0
+
+
+# spec WS3a
+@of_root
+def test_the_same_holds_for_an_ordinary_user(request: pytest.FixtureRequest) -> None:
+    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
+        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+        assert len(passed) >= 5
