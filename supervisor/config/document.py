@@ -74,13 +74,13 @@ from supervisor.config.sandbox import (
 from supervisor.config.sidecar import SidecarSection, check_sidecars
 from supervisor.config.source import text_of
 from supervisor.config.toolexec import ToolexecSection, check_toolexec
-from supervisor.extras import missing_package
 from supervisor.config.workspace import (
     WorkspaceSection,
     check_bases,
     check_sections,
     check_uses,
 )
+from supervisor.extras import missing_package
 from supervisor.sandbox.plan import NONE, PROFILES
 from supervisor.say import remedy
 
