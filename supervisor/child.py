@@ -54,7 +54,8 @@ RECORD_TIMEOUT_S = 30.0
 
 STANDARD = (0, 1, 2)
 
-_LOCK = "workspace lock"
+WORKSPACE_LOCK = "workspace lock"
+"""What the lock of a workspace is called among what a child holds."""
 
 _KEYS = {
     "OPENAI_BASE_URL": "OPENAI_API_KEY",
@@ -275,7 +276,7 @@ class Child(ChildClients):
 
         for index, use in enumerate(spec.workspaces):
             mounted = await self._mount_workspace(use, wanted)
-            self._hold(stack, mounted.lock, _LOCK)
+            self._hold(stack, mounted.lock, WORKSPACE_LOCK)
             if use.mode == "review":
                 # While it is locked still, and when the mount is gone.
                 stack.push_async_callback(self._close_workspace, use)
@@ -309,7 +310,7 @@ class Child(ChildClients):
 
     async def _name_process(self) -> None:
         """Write into the locks of its workspaces which process it is."""
-        locks = [fd for fd, what in self._held.items() if what == _LOCK]
+        locks = [fd for fd, what in self._held.items() if what == WORKSPACE_LOCK]
         process = self.process
         if process is None or not locks:
             return

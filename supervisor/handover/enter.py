@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from supervisor.child import Child
+from supervisor.child import WORKSPACE_LOCK, Child
 from supervisor.child_ends import Ends
 from supervisor.door_socket import DoorSocket
 from supervisor.handover.session import take_up
@@ -165,9 +165,7 @@ class EnteredChild(Child):
 
     async def _start(self, stack: AsyncExitStack) -> None:
         left, host = self._left, self._host
-        for fd, word in left.held.items():
-            self._held[fd] = word
-            stack.callback(self._give_back, fd)
+        self._hold_again(stack)
         self.places = tuple(self._all_places[number] for number in left.places)
         stack.callback(close_places, self.places)
         side = socket.socket(fileno=left.side_fd) if left.side_fd >= 0 else None
@@ -189,6 +187,18 @@ class EnteredChild(Child):
         self.process = SpawnedProcess(host.launcher, left.ident, record, born)
         stack.callback(self.process.close)
         self._watch_forks(stack)
+
+    def _hold_again(self, stack: AsyncExitStack) -> None:
+        """Hold what the program before held, to be given back in the same order."""
+        held = self._left.held
+        for fd in (fd for fd, word in held.items() if word == WORKSPACE_LOCK):
+            self._hold(stack, fd, WORKSPACE_LOCK)
+        for use in self.spec.workspaces:
+            if use.mode == "review":
+                stack.push_async_callback(self._close_workspace, use)
+        for fd, word in held.items():
+            if word != WORKSPACE_LOCK:
+                self._hold(stack, fd, word)
 
     def _enter_walls(
         self, stack: AsyncExitStack

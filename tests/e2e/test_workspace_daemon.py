@@ -208,6 +208,25 @@ workspace = ["nope"]
     assert done.status != 0
 
 
+# spec WS18
+def test_a_workspace_is_handed_over_to_the_next_program(place: Place) -> None:
+    script = "echo x >> a.txt; echo done; exec sleep 600"
+    with daemon(place.top, place.config(script)) as host:
+        host.wait(lambda: host.log("agent"), "its word")
+        pid = host.row("agent").pid
+        assert host.client.replace() == 1
+        assert host.row("agent").pid == pid
+        (row,) = json.loads(place.ask("list", "--json").out)
+        assert (row["state"], row["child"]) == ("in use", "child-1")
+        assert place.ask("commit", "repo").status == 2
+        host.client.stop_child("agent")
+        (closed,) = events(place, "workspace.closed")
+        assert closed["changed"] == 1
+        (row,) = json.loads(place.ask("list", "--json").out)
+        assert row["state"] == "idle"
+        assert host.end() == 0
+
+
 # spec WS3a
 @of_root
 def test_the_same_holds_for_an_ordinary_user(request: pytest.FixtureRequest) -> None:
