@@ -323,6 +323,9 @@ def _print_commit(result: CommitResult) -> None:
             b"conflict   " + _shown(one.path) + b": " + one.reason.encode() + b"\n"
         )
     for path in result.guarded:
-        print_bytes(b"guarded    " + _shown(path) + b": name it with --allow\n")
+        how = b"name it with --allow"
+        if path in result.hidden:
+            how = b"it is hidden and stays as it is; leave this with --except"
+        print_bytes(b"guarded    " + _shown(path) + b": " + how + b"\n")
     if result.is_refused:
         print_text("nothing was committed\n")

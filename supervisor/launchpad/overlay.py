@@ -66,7 +66,8 @@ def mount_overlay(
 
     Args:
         base: a descriptor of the base's top.
-        own: of the directory that has ``upper`` and ``work``.
+        own: of the directory that has ``upper`` and ``work``; ``hidden``, if it is there,
+            lies between upper and base.
         owners: a user namespace in which the operator and the child change places; -1 to
             show everybody as they are.
         has_user_marks: overlayfs keeps its attributes as a user's; root keeps its own.
@@ -78,10 +79,10 @@ def mount_overlay(
     try:
         # Upper and work are reached through one copy of one mount, or it is EINVAL.
         mine = _copy(held, own, owners)
-        lower = _copy(held, base, owners)
+        lowers = [*_hiding(held, mine), _copy(held, base, owners)]
         upper, work = (_open(held, name, mine) for name in ("upper", "work"))
         held.append(_fsopen(b"overlay", _FSOPEN_CLOEXEC))
-        return _make(held[-1], lower, upper, work, has_user_marks=has_user_marks)
+        return _make(held[-1], lowers, upper, work, has_user_marks=has_user_marks)
     finally:
         for fd in held:
             os.close(fd)
@@ -120,6 +121,14 @@ def _copy(held: list[int], directory: int, owners: int) -> int:
     return fd
 
 
+def _hiding(held: list[int], own: int) -> list[int]:
+    """Return the layer that hides names of the base, if there is one."""
+    try:
+        return [_open(held, "hidden", own)]
+    except FileNotFoundError:
+        return []
+
+
 def _open(held: list[int], name: str, directory: int) -> int:
     fd = os.open(name, _FIND, dir_fd=directory)
     held.append(fd)
@@ -127,7 +136,7 @@ def _open(held: list[int], name: str, directory: int) -> int:
 
 
 def _make(
-    options: int, lower: int, upper: int, work: int, *, has_user_marks: bool
+    options: int, lowers: list[int], upper: int, work: int, *, has_user_marks: bool
 ) -> int:
     if has_user_marks:
         # Taken first, or what follows is refused.
@@ -136,7 +145,9 @@ def _make(
         _set(options, _SET_STRING, b"redirect_dir", b"on")
     for key, value in _OPTIONS:
         _set(options, _SET_STRING, key, value)
-    for key, fd in ((b"lowerdir+", lower), (b"upperdir", upper), (b"workdir", work)):
+    for fd in lowers:
+        _set(options, _SET_FD, b"lowerdir+", None, fd)
+    for key, fd in ((b"upperdir", upper), (b"workdir", work)):
         _set(options, _SET_FD, key, None, fd)
     _set(options, _CMD_CREATE, None)
     return _fsmount(options, _FSMOUNT_CLOEXEC, ATTR_NOSUID | ATTR_NODEV)

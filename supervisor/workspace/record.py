@@ -20,7 +20,7 @@ from supervisor.workspace.layers import LayeredTree, Node, Part, split
 from supervisor.workspace.linux import has_inode, read_birth_time_ns, read_file_handle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _ORIGIN_HEADER_BYTES = 21
 """Of ``struct ovl_fb``: version, magic, length, flags, type, and 16 bytes of a UUID."""
@@ -145,15 +145,22 @@ class Judge:
         merged: the workspace's layers.
         record: what was seen.
         started_ns: when the run began of which there is no record yet.
+        origins: handles of directories that stand for the base's, as of ``hidden``.
     """
 
     def __init__(
-        self, base: LayeredTree, merged: LayeredTree, record: Record, started_ns: int
+        self,
+        base: LayeredTree,
+        merged: LayeredTree,
+        record: Record,
+        started_ns: int,
+        origins: Mapping[bytes, bytes] | None = None,
     ) -> None:
         self._base = base
         self._merged = merged
         self._record = record
         self._started_ns = started_ns
+        self._origins = origins or {}
         self._directories: dict[bytes, str] = {}
         self._handles: frozenset[bytes] | None = None
 
@@ -306,7 +313,8 @@ class Judge:
         if not mark or len(mark) <= _ORIGIN_HEADER_BYTES:
             return None
         kind = mark[_ORIGIN_TYPE_OFFSET : _ORIGIN_TYPE_OFFSET + 1]
-        return kind + mark[_ORIGIN_HEADER_BYTES:]
+        handle = kind + mark[_ORIGIN_HEADER_BYTES:]
+        return self._origins.get(handle, handle)
 
     def _is_origin(self, row: Row) -> bool:
         """Tell whether the base has at a row's origin what was renamed there."""

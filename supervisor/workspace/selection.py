@@ -161,7 +161,7 @@ def changed_paths(
         is_directory = node is not None and node.is_directory
         yield row.path, is_directory
         if row.new is None and node is not None and is_directory:
-            for path, inside in _beneath(base, node, row.path):
+            for path, inside in things_beneath(base, node, row.path):
                 yield path, inside.is_directory
 
 
@@ -175,7 +175,7 @@ def _parts_chosen(row: Row, selection: Selection, base: LayeredTree) -> Iterable
     if not selection.but and selection.takes(row.path, is_directory=True):
         yield row
         return
-    inside = list(_beneath(base, row.old, row.path))
+    inside = list(things_beneath(base, row.old, row.path))
     everything = [(row.path, row.old), *inside]
     if all(selection.takes(p, is_directory=n.is_directory) for p, n in everything):
         yield row
@@ -185,7 +185,10 @@ def _parts_chosen(row: Row, selection: Selection, base: LayeredTree) -> Iterable
             yield Row(path, Change.DELETED, None, node)
 
 
-def _beneath(base: LayeredTree, top: Node, path: bytes) -> Iterable[tuple[bytes, Node]]:
+def things_beneath(
+    base: LayeredTree, top: Node, path: bytes
+) -> Iterable[tuple[bytes, Node]]:
+    """Yield (path, object) of all that lies in a directory, as if that were at a path."""
     pending = [(path, top)]
     while pending:
         path, directory = pending.pop()
@@ -259,7 +262,7 @@ def guarded_paths(
     if node.is_directory and row.change in {Change.DELETED, Change.RENAMED}:
         found += [
             path
-            for path, inside in _beneath(tree, node, row.path)
+            for path, inside in things_beneath(tree, node, row.path)
             if guard.match(path, inside)
         ]
     return found

@@ -1,8 +1,8 @@
 """The directory of one workspace: what is kept of it, and its locks.
 
 Files, all beneath a directory of mode 0700: ``state`` (what it is), ``upper`` and ``work``
-(overlayfs's), ``record`` (what the base had), ``commit`` (a commit that has begun), ``lock``
-(held while a child has it mounted).
+(overlayfs's), ``hidden`` (what hides names of the base), ``record`` (what the base had),
+``commit`` (a commit that has begun), ``lock`` (held while a child has it mounted).
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class State(msgspec.Struct, kw_only=True):
         started_ns: when the run began of which there is no record yet.
         is_running: a run has begun and its end was not recorded.
         settings: what the operator set for it.
+        hidden: patterns of what was hidden in some run; a child may not know of it.
     """
 
     base: bytes
@@ -67,6 +68,7 @@ class State(msgspec.Struct, kw_only=True):
     started_ns: int
     is_running: bool = False
     settings: WorkspaceSettings = USUAL
+    hidden: tuple[str, ...] = ()
 
 
 class WorkspaceDirectory:

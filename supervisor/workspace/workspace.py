@@ -14,6 +14,15 @@ import msgspec
 from supervisor.workspace.changes import Row, compare
 from supervisor.workspace.commit import BaseChangedError, CommitJournal, Committer
 from supervisor.workspace.freeze import device_of, guarded_stop
+from supervisor.workspace.hidden import (
+    find_hidden,
+    has_layer,
+    hidden_paths,
+    load_origins,
+    visible_rows,
+    walks,
+    write_layer,
+)
 from supervisor.workspace.layers import LayeredTree, split
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.record import (
@@ -67,12 +76,14 @@ class CommitResult:
             be skipped, nothing is applied.
         guarded: what was chosen and not allowed; if there is one, nothing is applied.
         left: what stays in the workspace.
+        hidden: what of the guarded is hidden in the base, and is never taken.
     """
 
     applied: tuple[bytes, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     guarded: tuple[bytes, ...] = ()
     left: tuple[bytes, ...] = ()
+    hidden: frozenset[bytes] = frozenset()
 
     @property
     def is_refused(self) -> bool:
@@ -131,7 +142,7 @@ class Workspace:
             OSError: something cannot be read.
         """
         with self._trees() as trees:
-            rows = compare(trees.base, trees.merged)
+            rows = self._rows(trees)
             self._save_record(self._judge(trees).update(rows))
             if not patterns:
                 return rows
@@ -149,7 +160,7 @@ class Workspace:
             OSError: something cannot be read.
         """
         with self._trees() as trees:
-            rows = compare(trees.base, trees.merged, with_renames=False)
+            rows = self._rows(trees, with_renames=False)
             if patterns:
                 _check_matches((patterns,), rows, trees.base)
                 rows = choose_rows(rows, Selection(only=patterns), trees.base)
@@ -170,13 +181,13 @@ class Workspace:
         self.directory.check_idle()
         self.finish_commit()
         with self._trees() as trees:
-            rows = compare(trees.base, trees.merged)
+            rows = self._rows(trees)
             patterns = (selection.only, selection.but, selection.theirs, selection.mine)
             _check_matches(patterns, rows, trees.base)
             judge = self._judge(trees)
             chosen = choose_rows(rows, selection, trees.base)
-            guarded = self._guarded(trees, chosen, selection)
             chosen, dropped = _sides(chosen, selection)
+            guarded, hidden = self._guarded(trees, chosen, selection)
             conflicts = _conflicts(judge, chosen, selection)
             if selection.skips_conflicts:
                 chosen = _without(chosen, {found.path for found in conflicts})
@@ -197,7 +208,11 @@ class Workspace:
             applied = {row.path for row in chosen}
             left = [row.path for row in rows if row.path not in applied]
             return CommitResult(
-                tuple(sorted(applied)), tuple(conflicts), tuple(guarded), tuple(left)
+                tuple(sorted(applied)),
+                tuple(conflicts),
+                tuple(guarded),
+                tuple(left),
+                frozenset(hidden),
             )
 
     def finish_commit(self) -> bool | None:
@@ -250,15 +265,37 @@ class Workspace:
         self.finish_commit()
         self.directory.remove()
 
-    def begin_run(self) -> None:
-        """Record what was changed before, and when this run began."""
+    def begin_run(self) -> float | None:
+        """Record what was changed before, and when this run began; hide what is hidden.
+
+        Returns:
+            How many seconds it took to walk the base; None if that was not needed.
+
+        Raises:
+            WorkspaceError: something cannot be hidden.
+        """
         self.finish_commit()
         with self._trees() as trees:
-            rows = compare(trees.base, trees.merged)
-            self._save_record(self._judge(trees).update(rows))
+            self._save_record(self._judge(trees).update(self._rows(trees)))
+            walked_s = self._hide_names(trees.base_fd)
         self.state.started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
         self.state.is_running = True
         self.directory.write_state(self.state)
+        return walked_s
+
+    def _hide_names(self, base: int) -> float | None:
+        hide = self.state.settings.hide
+        if not hide and not has_layer(self.directory):
+            return None
+        self.state.hidden = tuple(dict.fromkeys((*self.state.hidden, *hide)))
+        began_s = time.monotonic()
+        try:
+            write_layer(self.directory, base, find_hidden(base, hide))
+        except OSError as why:
+            text = f"cannot hide names of {os.fsdecode(self.state.base)!r}"
+            how = "leave --hide out, or run as the owner of all directories above them"
+            raise WorkspaceError(f"{text}: {why.strerror}; {how}") from None
+        return time.monotonic() - began_s if walks(hide) else None
 
     def end_run(self) -> list[Row]:
         """Record what was changed when a run has ended; return it."""
@@ -309,7 +346,13 @@ class Workspace:
 
     def _judge(self, trees: _Trees) -> Judge:
         started_ns = self.state.started_ns
-        return Judge(trees.base, trees.merged, self._record(), started_ns)
+        origins = load_origins(self.directory) if self.state.hidden else {}
+        return Judge(trees.base, trees.merged, self._record(), started_ns, origins)
+
+    def _rows(self, trees: _Trees, *, with_renames: bool = True) -> list[Row]:
+        """Return what was changed, without what is hidden."""
+        rows = compare(trees.base, trees.merged, with_renames=with_renames)
+        return visible_rows(rows, self._hide, trees.base)
 
     def _save_record(self, record: Record) -> None:
         self.directory.write("record", save_record(record))
@@ -340,15 +383,23 @@ class Workspace:
 
     def _guarded(
         self, trees: _Trees, rows: Sequence[Row], selection: Selection
-    ) -> list[bytes]:
-        guard = Guard(self.state.settings.guard)
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Return what a commit does not take, and what of that no --allow changes."""
+        guard = Guard((*self.state.settings.guard, *self.state.hidden))
         both = (trees.base, trees.merged)
-        return [
-            path
-            for row in rows
-            for path in guarded_paths(row, guard, both, self.state.base)
-            if not selection.allow.match(path)
-        ]
+        hide = self._hide
+        found: list[bytes] = []
+        never: list[bytes] = []
+        for row in rows:
+            never += hidden_paths(row, hide, trees.base)
+            guarded = guarded_paths(row, guard, both, self.state.base)
+            found += [path for path in guarded if not selection.allow.match(path)]
+        return sorted({*found, *never}), never
+
+    @property
+    def _hide(self) -> Patterns:
+        """Return the patterns of what is hidden from a child, or was at some time."""
+        return Patterns(self.state.hidden)
 
 
 def _check_matches(
