@@ -1,12 +1,14 @@
 """A stand-in for a model provider: real HTTP on loopback, no model.
 
-    python -m demo.provider [--port N] [--key K] [--log FILE]
+    python -m demo.provider [--port N] [--key K] [--log FILE] [--script FILE]
 
 It speaks Chat Completions, plain and streamed, and counts tokens in a simple way: five
 bytes of a prompt are one, and so is each word of the answer.  The demo, the tests and
 the benchmarks use it.  Words in the last message that begin with ``!`` tell it how to
-behave; see ``ORDERS``.  With ``--log`` it appends a JSON line for each request, and one
-for each piece it has sent.
+behave; see ``ORDERS``.  With ``--script`` it gives the answers of a JSON list, one after
+the other: a text, or a list of ``[tool, arguments]``, which waits for a request that
+offers those tools.  With ``--log`` it appends a JSON line for each request, and one for
+each piece it has sent.
 """
 
 import argparse
@@ -94,6 +96,7 @@ class Provider:
         connections: how many are open.
         at_once: requests that are being answered.
         most_at_once: the most there ever were.
+        script: the answers that are still to be given; None obeys messages instead.
     """
 
     key: str | None = None
@@ -104,6 +107,7 @@ class Provider:
     most_at_once: int = 0
     log_fd: int = -1
     arrived: trio.Condition = field(default_factory=trio.Condition)
+    script: list[str | list[Any]] | None = None
     _refused: set[str] = field(default_factory=set)
 
     @property
@@ -184,7 +188,14 @@ class Provider:
             await line.refuse(404, f"there is no {served.path}")
             return
         text = _last_text(served.body)
-        orders = {**dict(re.findall(ORDER, text)), **_scripted(served.body)}
+        if self.script is None:
+            try:
+                orders = {**dict(re.findall(ORDER, text)), **_scripted(served.body)}
+            except ValueError:
+                await line.refuse(400, "that script is no JSON")
+                return
+        else:
+            orders = self._take_answer(self.script, served.body)
         served.prompt_tokens = int(
             orders.get("prompt-tokens")
             or (_dense_tokens if "dense" in orders else _prompt_tokens)(served.body)
@@ -192,6 +203,21 @@ class Provider:
         self.note(served, "request")
         if not await self._refuse_as_told(line, served, orders, text):
             await _Answer(self, line, served, orders, text).send()
+
+    @staticmethod
+    def _take_answer(
+        script: list[str | list[Any]], body: dict[str, Any]
+    ) -> dict[str, str]:
+        """Take the next answer of a script; none if it calls a tool not offered."""
+        offered = {tool["function"]["name"] for tool in body.get("tools") or ()}
+        match script[:1]:
+            case [str(text)]:
+                del script[0]
+                return {"text": text}
+            case [list(calls)] if {call[0] for call in calls} <= offered:
+                del script[0]
+                return {"calls": json.dumps(calls)}
+        return {}
 
     async def _refuse_as_told(
         self, line: "Line", served: Served, orders: dict[str, str], text: str
@@ -545,8 +571,9 @@ def _words(orders: dict[str, str], text: str, served: Served) -> list[str]:
     if "leak" in orders:
         key = served.headers.get("authorization", "")
         return [*key]  # one character a piece, the hardest to find
-    if "say" in orders:
-        return re.findall(r"\S+\s*|\s+", orders["say"].replace("_", " "))
+    told = orders.get("text") or orders.get("say", "").replace("_", " ")
+    if told:
+        return re.findall(r"\S+\s*|\s+", told)
     if "words" in orders:
         return [f"word{number} " for number in range(int(orders["words"]))]
     said = len(re.findall(r"\S+", text))
@@ -577,8 +604,11 @@ async def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--key", default=None)
     parser.add_argument("--log", type=Path, default=None)
+    parser.add_argument("--script", type=Path, default=None)
     given = parser.parse_args()
     async with serving(given.key, given.port) as provider:
+        if given.script is not None:
+            provider.script = json.loads(given.script.read_text())
         if given.log is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             provider.log_fd = os.open(given.log, flags, 0o600)
