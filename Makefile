@@ -33,7 +33,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --no-emit-find-links --no-emit-options --annotation-style=line
 
 .PHONY: help install demo test check quick format lint types imports docs generate man cover \
-  bench fuzz soak chaos lock clean
+  agents bench fuzz soak chaos lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -76,7 +76,7 @@ $(FUZZ_STAMP): $(STAMP) requirements-fuzz.txt
 	@$(BIN)/python -m pip check
 	@touch $@
 
-demo: $(STAMP)  ## the main job on this repository's own files
+demo: $(STAMP)  ## an agent mends a repository; you look, and take a part
 	@sh demo/demo.sh
 
 test: $(STAMP)  ## every test, chaos in its short form
@@ -123,6 +123,9 @@ fuzz: $(FUZZ_STAMP)  ## coverage-guided fuzzing, a minute for each wire
 
 soak: $(STAMP)  ## children come and go for an hour; nothing may grow (SOAK_SECONDS)
 	$(BIN)/python -m benchmarks.soak --seconds $(SOAK_SECONDS)
+
+agents: $(STAMP)  ## real agents from their registries, each once (needs the network)
+	$(BIN)/python -m tests.agents $(ARGS)
 
 chaos: CHAOS_ROUNDS = 10000
 chaos: $(STAMP)  ## the long form: 10,000 rounds of random kill -9
