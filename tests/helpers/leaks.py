@@ -60,6 +60,18 @@ def left_over(before: Holdings, after: Holdings) -> tuple[str, ...]:
     return (*descriptors, *children)
 
 
+def open_here(*beginnings: str) -> set[tuple[int, str]]:
+    """Return the descriptors of this process that refer to what begins so.
+
+    Others open and close here, too: worker threads, the collector, the fixtures.
+
+    Args:
+        beginnings: as in ``socket:``, ``pipe:``, or a directory.
+    """
+    found = _descriptors().items()
+    return {(fd, what) for fd, what in found if what.startswith(beginnings)}
+
+
 def _descriptors() -> dict[int, str]:
     found = {}
     for name in os.listdir("/proc/self/fd"):

@@ -15,6 +15,7 @@ from supervisor.accepting import accepted, accepted_socket, only_this_one
 from supervisor.logs import Log
 from tests.helpers.control import ask, connected, path
 from tests.helpers.hosts import Stage, stage
+from tests.helpers.leaks import open_here
 from tests.helpers.scrape import listening
 
 pytestmark = pytest.mark.slow
@@ -100,12 +101,12 @@ async def test_a_connection_that_cannot_be_held_leaks_nothing(
         listener.listen()
         listener.setblocking(False)
         peer.connect(where)
-        held = os.listdir("/proc/self/fd")
+        held = open_here("socket:")
         with monkeypatch.context() as patched:
             patched.setattr("supervisor.accepting.socket.socket", broken)
             with pytest.raises(LookupError):
                 await accepted_socket(listener, lambda _why: None)
-        assert os.listdir("/proc/self/fd") == held
+        assert open_here("socket:") == held
 
 
 class Unwatched:

@@ -1,11 +1,11 @@
 """Files are closed where no worker thread can be had: nothing is left open (I1)."""
 
 import errno
-import os
 
 import pytest
 import trio
 
+from tests.helpers.leaks import open_here
 from tests.helpers.worlds import World, world
 from vfs.clients import Client
 from vfs.hostio import Mount
@@ -36,7 +36,7 @@ async def test_without_a_thread_nothing_stays_open(
 ) -> None:
     fs = world.fs
     old = (world.where / "root" / "file").read_bytes()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_here(str(world.where))
     file = fs.open(client, b"file", b"w", False)
     fs.write(file, b"new")
     if end == "distant":
@@ -47,7 +47,7 @@ async def test_without_a_thread_nothing_stays_open(
         with pytest.raises(BlockingIOError) as raised:
             await call(file)
         assert raised.value.errno == errno.EAGAIN
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_here(str(world.where)) == before
     assert not list(fs.descriptors())
     assert not client.files
     assert (world.where / "root" / "file").read_bytes() == old

@@ -22,6 +22,7 @@ from supervisor.launchpad.start import LaunchpadProcess
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from supervisor.spawned import ExitStatus, LaunchpadLost, SpawnedProcess
 from tests.helpers.hosts import eventually
+from tests.helpers.leaks import open_here
 
 PID, CREATE_TIME = 4711, 815
 APPLIED = (("session", "own"),)
@@ -106,7 +107,8 @@ async def played() -> AsyncIterator[Played]:
 @asynccontextmanager
 async def playing() -> AsyncIterator[Played]:
     """Run a launcher whose launchpad is the test; all it held is closed at the end."""
-    before = set(os.listdir("/proc/self/fd"))
+    kinds = ("socket:", "pipe:", "anon_inode:[pidfd]")
+    before = open_here(*kinds)
     ours, pad = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     # It ends by itself.
@@ -122,7 +124,7 @@ async def playing() -> AsyncIterator[Played]:
     for fd in (scene.report, scene.reader):
         if fd >= 0:
             os.close(fd)
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert open_here(*kinds) <= before
     with pytest.raises(ChildProcessError):  # the launcher has waited for it
         os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222
 

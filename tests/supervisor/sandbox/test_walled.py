@@ -222,7 +222,9 @@ async def test_what_fails_for_one_childs_paths_only_is_that_childs(
     with pytest.raises(SpawnError) as refused:
         await tried(launcher, machine, tmp_path, profile)
     text = refused.value.text
-    said = f"cannot have the layer '{layer}' for this child's own paths: Invalid argument"
+    said = (
+        f"cannot have the layer '{layer}' for this child's own paths: Invalid argument"
+    )
     assert text.startswith(f"{said}, at {tmp_path}")
     assert len(text.replace(str(tmp_path), "/srv/work")) <= 160
     assert refused.value.exit_status == 125

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from supervisor.session.base import EOF, FAULT, PROCESS_EXIT
+from tests.helpers.leaks import open_here
 from tests.helpers.sessions import Hall, Line, hall
 from vfs.filesystem import OpenFile
 from vfs.ledger import Ledger
@@ -216,7 +217,8 @@ async def test_everything_is_given_back(
     hall: Hall, line: Line, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = hall.policy()
-    before = set(os.listdir("/proc/self/fd"))
+    kinds = ("socket:", str(hall.root))
+    before = open_here(*kinds)
     other = hall.connect(policy)
     for mode in (b"w", b"a+", b"r"):
         await other.open(b"file", mode)
@@ -245,7 +247,7 @@ async def test_everything_is_given_back(
         other.close()
     await other.gone()
     assert len([s for s in hall.closed if s is other.session]) == 1
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_here(*kinds) == before
     # spec S3: EOF of one is nothing to another.
     assert await line.ask(b"PING\n") == b"OK"
 
