@@ -181,6 +181,7 @@ class Child(ChildClients):
             check_owner(wanted.home, wanted.user)
         root = await self._show_workspaces(stack, wanted)
         policy = self._make_policy(stack, cwd_fd, root)
+        wanted.readable = spec.readable(self.places)
         ledger = Ledger(
             open_files=spec.max_open_files,
             clients=host.settings.clients_per_child,
@@ -428,6 +429,7 @@ class Child(ChildClients):
             share=self.threads if spec.sandbox.layers else None,
             home=spec.kept_home or "",
             has_command=True,
+            exposed=spec.expose,
         )
 
     async def _spawn(

@@ -71,6 +71,7 @@ def run_nested(
     command: tuple[str, ...],
     rights: dict[str, object] | None,
     fds: tuple[str, ...] | None = None,
+    shown: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
 ) -> int:
     """Run one nested child to its end.
 
@@ -80,6 +81,8 @@ def run_nested(
         rights: what ``NARROW`` asks for; None leaves all of this process's.
         fds: the only LLM fds that it gets, ``fd:1`` or lines of one,
             ``fd:1:10-20``; None: all of this process's.
+        shown: what it sees by system calls of what this process sees: to read and
+            execute, and to read.
 
     Returns:
         Its exit status as ``run`` gives it.
@@ -88,7 +91,7 @@ def run_nested(
     status = HOST_FAILED
     try:
         with _directory_of_its_own() as tmp:
-            nested = Nested(command, rights, fds, tmp)
+            nested = Nested(command, rights, fds, tmp, *shown)
             status = guarded("relay", _relay_or_say_why, launchpad, nested)
     except OSError as why:
         where = os.environ.get("TMPDIR")
@@ -107,12 +110,16 @@ class Nested(NamedTuple):
         rights: see ``run_nested``.
         fds: likewise.
         tmp: its TMPDIR; None where this process has none.
+        exposed: what it is shown to read and execute.
+        readable: what it is shown to read.
     """
 
     command: tuple[str, ...]
     rights: dict[str, object] | None
     fds: tuple[str, ...] | None
     tmp: str | None
+    exposed: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
 
     @property
     def is_narrowed(self) -> bool:
@@ -262,6 +269,7 @@ async def _spawn(
         network = "host" if env.get("FSPROXY_NETWORK") == "host" else "none"
         own = () if asked.tmp is None else (asked.tmp,)
         wanted = Wanted(profile, network, working_directory(), own)
+        wanted.exposed, wanted.readable = asked.exposed, asked.readable
         if not asked.is_narrowed and env.get("FSPROXY_WORKSPACE"):
             wanted.kept = (env["FSPROXY_WORKSPACE"],)
         wanted.no_groups = "a nested child is in its parent's"

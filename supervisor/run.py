@@ -39,10 +39,11 @@ from supervisor.specs import ChildOptions, make_spec
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from supervisor.child import Child
     from supervisor.config.document import Config
+    from supervisor.config.policy import PolicySection
     from supervisor.launchpad.start import LaunchpadProcess
 
 Ts = TypeVarTuple("Ts")
@@ -176,6 +177,25 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
             journal.close()
 
 
+def _beside(
+    policy: PolicySection | None, options: RunOptions
+) -> dict[str, Sequence[str]]:
+    """Return the paths of the options that are none of the policy's, by option."""
+    given: dict[str, Sequence[str]] = {}
+    if options.root and (policy is None or options.root != _root_of(policy)):
+        given["root"] = [options.root]
+    if options.home and (policy is None or options.home != policy.home):
+        given["home"] = [options.home]
+    for key in ("read", "write", "expose"):
+        written = () if policy is None else getattr(policy, key)
+        given[key] = getattr(options, key)[len(written) :]
+    return given
+
+
+def _root_of(policy: PolicySection) -> str | None:
+    return absolute(policy.root) if policy.root else None
+
+
 def _tell_odd_options(log: Log, options: RunOptions) -> None:
     """Warn of options that look like a mistake, also beside what is configured."""
     policy = None if options.config is None else options.config.policy.get("run")
@@ -188,15 +208,12 @@ def _tell_odd_options(log: Log, options: RunOptions) -> None:
     from supervisor.config.sandbox import odd_walls  # noqa: PLC0415
 
     # What the policy says is told with the rest of the configuration.
-    read, write = (0, 0) if policy is None else (len(policy.read), len(policy.write))
-    root = None if policy is None or not policy.root else absolute(policy.root)
-    roots = [] if options.root in {None, root} else [options.root]
-    given = {"root": roots, "read": options.read[read:], "write": options.write[write:]}
+    given = _beside(policy, options)
     for option, paths in given.items():
         if not paths:  # and nothing is looked for
             continue
         texts = list(reaching_own(options.config, option, paths))
-        if option != "read":
+        if option not in {"read", "expose"}:
             texts += reaching_roots(options.config, "run", paths)
         for text in texts:
             log.write("WARNING", f"--{option}: {text}")

@@ -65,6 +65,7 @@ class ChildSpec:
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
         home_dir: its HOME, likewise.
         kept_home: a directory of the operator that it has as its HOME, to write.
+        expose: what the operator shows it, to read and execute by system calls.
         name: what a configuration calls it; None for one that has no name.
         model: the model that it may ask; None for the one of its view (spec L6).
         quota: weighted tokens for it and all nested in it; None for the host's alone.
@@ -115,6 +116,7 @@ class ChildSpec:
     home_dir: str | None = None
     kept_home: str | None = None
     has_workspace_root: bool = False
+    expose: tuple[str, ...] = ()
 
     @property
     def walls_env(self) -> dict[str, str]:
@@ -174,6 +176,19 @@ class ChildSpec:
         """The right as the child's environment says it."""
         return "true" if self.top_level else "false"
 
+    @property
+    def _grants(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.read, *self.write)))
+
+    def readable(self, places: Iterable[Place]) -> tuple[str, ...]:
+        """Return the grants to read, without links; ``places`` are as ``open_places`` has them."""
+        _, *granted = places
+        return tuple(
+            os.fsdecode(place.prefixes[-1])
+            for path, place in zip(self._grants, granted, strict=True)
+            if path in self.read
+        )
+
     @contextmanager
     def run_dir_held(self) -> Iterator[int]:
         """Open ``run_dir``, for as long as a block lasts.
@@ -222,7 +237,7 @@ class ChildSpec:
         places = [root]
         try:
             _check_directory(self.root, places[0])
-            grants = tuple(dict.fromkeys((*self.read, *self.write)))
+            grants = self._grants
             for path in grants:
                 may_read, may_write = path in self.read, path in self.write
                 with _granted("read" if may_read else "write", path):

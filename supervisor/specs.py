@@ -58,6 +58,7 @@ class ChildOptions:
     workspaces: tuple[WorkspaceUse, ...] = ()
     home: str | None = None
     home_files: dict[str, str] = field(default_factory=dict)
+    expose: tuple[str, ...] = ()
 
 
 def policy_options(
@@ -100,6 +101,7 @@ def policy_options(
         home=policy.home,
         home_files=dict(policy.home_files),
         workspaces=workspaces,
+        expose=tuple(policy.expose),
     )
 
 
@@ -165,6 +167,7 @@ def make_spec(
         tmp_dir=scratch.tmp,
         home_dir=scratch.home if is_walled and kept_home is None else None,
         kept_home=kept_home,
+        expose=tuple(map(absolute, options.expose)),
         group_limits=limits,
         tools=options.tools,
         model=options.model,

@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 @click.option(
     "--write", metavar="P", multiple=True, help="May write only this; repeatable."
 )
+@click.option(
+    "--expose",
+    metavar="P",
+    multiple=True,
+    shell_complete=files,
+    help="Show P of what this child sees, to read and execute; repeatable.",
+)
 @click.option("--model", metavar="M", help="May ask only this one.")
 @click.option(
     "--quota", metavar="N", type=float, help="May use so many weighted tokens."
@@ -51,6 +58,7 @@ def relay(  # noqa: PLR0913 - a command line
     *,
     read: tuple[str, ...],
     write: tuple[str, ...],
+    expose: tuple[str, ...],
     model: str | None,
     quota: float | None,
     fd: tuple[str, ...],
@@ -74,4 +82,22 @@ def relay(  # noqa: PLR0913 - a command line
             )
         rights["quota"] = quota
     fds = fd if fd or no_fds else None
-    return run_nested(launchpad, command, rights or None, fds)
+    shown = _shown(expose), tuple(path for path in read if path.startswith("/"))
+    return run_nested(launchpad, command, rights or None, fds, shown)
+
+
+def _shown(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths that are exposed, as absolute text.
+
+    Raises:
+        UsageFault: no child can be shown one.
+    """
+    if not paths:
+        return paths
+    from supervisor.here import absolute  # noqa: PLC0415 - with one
+    from supervisor.sandbox.exposed import fault_of  # noqa: PLC0415 - with one
+
+    for path in paths:
+        if why := fault_of(path):
+            raise UsageFault(f"--expose: {why}")
+    return tuple(map(absolute, paths))

@@ -61,14 +61,21 @@ _OPTIONS = (
         metavar="P",
         multiple=True,
         shell_complete=files,
-        help="Grant to read; repeatable.",
+        help="Grant to read, by FD 3 and system calls; repeatable.",
     ),
     click.option(
         "--write",
         metavar="P",
         multiple=True,
         shell_complete=files,
-        help="Grant to write; repeatable.",
+        help="Grant to write, by FD 3 alone; repeatable.",
+    ),
+    click.option(
+        "--expose",
+        metavar="P",
+        multiple=True,
+        shell_complete=files,
+        help="Show P to read and execute, by system calls; repeatable.",
     ),
     click.option(
         "--dialect",
@@ -326,6 +333,7 @@ def run_commands(
             image_tokens=base.image_tokens,
             home=given["home"] or base.home,
             home_files=base.home_files,
+            expose=(*base.expose, *_about("expose", _exposed, given["expose"])),
             policy=None if policy is None else "run",
         )
     except OptionError as why:
@@ -419,6 +427,18 @@ def _existing(path: str | None) -> str | None:
         return absolute(path)
     except OSError as why:
         raise OptionError(f"cannot use {path!r}: {why.strerror}") from None
+
+
+def _exposed(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return paths that a child is to see by its system calls."""
+    if not paths:
+        return paths
+    from supervisor.sandbox.exposed import fault_of  # noqa: PLC0415 - with one
+
+    for path in paths:
+        if why := fault_of(path):
+            raise OptionError(why)
+    return paths
 
 
 def _root(given: str | None, default: str | None, config: Config | None) -> str | None:

@@ -42,6 +42,7 @@ from supervisor.config.llm import (
 from supervisor.config.llm import check as check_llm
 from supervisor.config.metrics import MetricsSection, check_metrics
 from supervisor.config.places import (
+    check_exposed,
     check_grants,
     check_own,
     check_roots,
@@ -119,7 +120,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     def places_written(self) -> frozenset[str]:
         """Return every place in which children or their tools may write."""
         policies = self.policy.values()
-        roots = (policy.root for policy in policies)
+        roots = chain.from_iterable((policy.root, policy.home) for policy in policies)
         workspaces = (sidecar.workspace for sidecar in self.sidecar.values())
         grants = chain.from_iterable(policy.write for policy in policies)
         bases = (section.base for section in self.workspace.values())
@@ -206,6 +207,7 @@ _CROSS_CHECKS: tuple[
     check_tools,
     check_preset_tools,
     check_grants,
+    check_exposed,
     check_roots,
     check_workspaces,
     check_uses,

@@ -39,6 +39,12 @@ GRANTS = ("read", "write")
 BASE = "base"
 """Of a workspace: its children see all that lies in it."""
 
+_WRITTEN = ("root", "write", "home")
+"""What a policy's children may write."""
+
+_BY_CALLS = ("home", "expose")
+"""What of a policy its children reach by system calls."""
+
 _ENDS = ("", ".", "..")
 """What follows the last slash of a name that only a directory has."""
 
@@ -134,6 +140,25 @@ def check_grants(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
                     yield f"{where}.{key}", why
 
 
+def check_exposed(
+    config: Config, named: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each path that no child can be shown."""
+    del named
+    for name, policy in config.policy.items():
+        if not policy.expose:
+            continue
+        from supervisor.sandbox.exposed import fault_of  # noqa: PLC0415 - with one
+
+        for path in filter(_is_possible, policy.expose):
+            if why := fault_of(path):
+                yield f"policy.{joined(name)}.expose", why
+
+
+def _is_possible(path: str) -> bool:
+    return bool(path) and "\0" not in path  # else it is told as no path
+
+
 def check_workspaces(
     config: Config, named: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
@@ -212,6 +237,8 @@ def odd_places(config: Config) -> Iterator[tuple[str, str]]:
         others = [(owner, root) for owner, root in roots if owner != name]
         for text in (*_yet_to_be_made(policy.write), *_reaching(others, policy.write)):
             yield f"policy.{joined(name)}.write", text
+        for text in _reaching(others, [policy.home or ""]):
+            yield f"policy.{joined(name)}.home", text
 
 
 def _yet_to_be_made(paths: Iterable[str]) -> Iterator[str]:
@@ -360,7 +387,7 @@ def reaching_own(config: Config, key: str, paths: Iterable[str]) -> Iterator[str
 
     Args:
         config: checked; what it names counts.
-        key: ``root``, ``read`` or ``write``.
+        key: ``root``, ``home``, ``read``, ``write`` or ``expose``.
         paths: what they are.
     """
     own = list(_own_places(config.host, None, with_usual=False))
@@ -379,10 +406,11 @@ def _reached(own: Iterable[_Own], key: str, path: str) -> str:
 
 
 def _named(policy: PolicySection) -> Iterator[tuple[str, str]]:
-    """Yield (key, path) of a policy's root and grants."""
-    if policy.root:
-        yield "root", policy.root
-    for key in GRANTS:
+    """Yield (key, path) of a policy's root, HOME, grants and what it exposes."""
+    for key in ("root", "home"):
+        if path := getattr(policy, key):
+            yield key, path
+    for key in (*GRANTS, "expose"):
         yield from ((key, path) for path in getattr(policy, key) if path)
 
 
@@ -400,7 +428,7 @@ class _Own(NamedTuple):
     what: str
     place: Place
     loss: str
-    keys: tuple[str, ...] = ("root", *GRANTS)
+    keys: tuple[str, ...]
     is_whole: bool = True
 
     def reached(self, place: Place, key: str) -> str:
@@ -413,7 +441,7 @@ class _Own(NamedTuple):
             relation, how = "lies in", "choose one outside"
         else:
             return ""
-        way = "in it" if key == BASE else "by FD 3 its"
+        way = "in it" if key == BASE else "its" if key in _BY_CALLS else "by FD 3 its"
         return (
             f"'{place.path}' {relation} {self.what} ('{self.place.path}'): {way}"
             f" children could {self.loss}; {how}, or another place in [host]"
@@ -431,10 +459,10 @@ def _own_places(
     has_all = living is not None
     files = "reach other children's files and the journal"
     beneath = (places.logs, places.journal, places.scratch, places.checkpoints)
-    takes, writes = "take the daemon's lock and sockets away", ("root", "write")
+    takes, writes = "take the daemon's lock and sockets away", _WRITTEN
     found: list[tuple[str, str, str, tuple[str, ...], bool]] = []
     if has_all or with_usual or section.state_dir:
-        every = ("root", *GRANTS)
+        every = (*_WRITTEN, "read", "expose")
         found.append(("[host] state_dir", places.state_dir, files, every, False))
         what = "what [host] state_dir is for"
         found += [(what, path, files, every, True) for path in beneath]

@@ -43,6 +43,7 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     home: str | None = None
     home_files: dict[str, str] = {}
     workspace: list[str] = []
+    expose: list[str] = []
 
 
 def check_policies(section: Mapping[str, PolicySection]) -> Iterator[tuple[str, str]]:
@@ -87,7 +88,7 @@ def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:
 
 
 def _check_lists(policy: PolicySection) -> Iterator[tuple[str, str]]:
-    for key in ("read", "write"):
+    for key in ("read", "write", "expose"):
         for path in getattr(policy, key):
             yield from named(key, _path, path, OptionError)
     if policy.home is not None:

@@ -36,9 +36,11 @@ from supervisor.launchpad.stage import (
     AT_RECURSIVE,
     ATTR_IDMAP,
     ATTR_NODEV,
+    ATTR_NOEXEC,
     ATTR_NOSUID,
     ATTR_RDONLY,
     HIDE,
+    IF_POSSIBLE,
     Held,
     PartError,
     Stage,
@@ -85,6 +87,10 @@ _PROGRAMS, _OTHERS_PROGRAMS = b"/.sandhost", b"/usr/local/bin"
 
 _TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=256"
 """Of a child's own devpts: as many as it has, others have fewer (kernel.pty.max)."""
+
+
+_SMALL = b"mode=1777,size=64m,nr_inodes=16k"
+"""Of a child's own ``/dev/shm`` and ``/tmp``; what is larger goes to TMPDIR."""
 
 
 _call_mount = caller(_SYS_MOUNT, "tttnt")
@@ -153,11 +159,14 @@ def build(
             if kind == HIDE:
                 held.append(_hold_hidden(path, what))
             elif kind == HELD:
-                held.append(Held(path, mounts[what]))  # type: ignore[index]
+                over = _find_place(path)
+                held.append(Held(path, mounts[what], over=over))  # type: ignore[index]
             elif kind == OVERLAY:
-                held.append(Held(path, _overlay(path, what)))  # type: ignore[arg-type]
+                over = _find_place(path)
+                held.append(Held(path, _overlay(path, what), over=over))  # type: ignore[arg-type]
             else:
-                held += _copies(path, kind, owners if what else -1)
+                asks = owners if what else -1
+                held += _copies(path, kind, asks, if_possible=what == IF_POSSIBLE)
         if way >= 0:
             kinds = {path: kind for path, kind, _ in trees}
             _send(way, [one.fd for one in held if kinds.get(one.path) == OVERLAY])
@@ -191,11 +200,11 @@ def _fill(
     """Fill the fresh root; say what it goes without."""
     stage = Stage(top, (*_LINKS, *made.links))
     stage.make_places(b"/proc", b"/dev", b"/dev/shm", b"/dev/pts", b"/tmp")
+    for place in (b"/dev/shm", b"/tmp"):
+        _mount(b"tmpfs", _STAGE + place, b"tmpfs", _MS_NOSUID | _MS_NODEV, _SMALL)
     stage.make_files(made.files)
     if made.command:
         stage.make_program(_PROGRAMS + b"/sandhost", made.command)
-    limits = b"mode=1777,size=64m,nr_inodes=16k"
-    _mount(b"tmpfs", _STAGE + b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, limits)
     has_terminals = _mount_terminals()
     for tree in held:
         if tree.is_hidden:
@@ -250,6 +259,16 @@ def _mount_terminals() -> bool:
     return True
 
 
+def _find_place(path: bytes) -> int:
+    """Hold what a mount of the host's covers where it lies in a copy; -1: nothing."""
+    try:
+        return open_exactly(path)
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
+        return -1
+
+
 def _overlay(path: bytes, own: bytes) -> int:
     """Make the overlay of a workspace.
 
@@ -288,8 +307,16 @@ def _hold_hidden(path: bytes, identity: object) -> Held:
     return Held(path, fd, is_hidden=True)
 
 
-def _copies(path: bytes, kind: str, owners: int) -> list[Held]:
+def _copies(
+    path: bytes, kind: str, owners: int, *, if_possible: bool = False
+) -> list[Held]:
     """Copy what is mounted at a path and beneath it; nothing if nothing is there.
+
+    Args:
+        path: of the tree.
+        kind: what may be done there.
+        owners: as of ``build``.
+        if_possible: where owners cannot be mapped they are shown as they are.
 
     Raises:
         PartError: owners cannot be mapped on the file system of the path itself.
@@ -307,11 +334,27 @@ def _copies(path: bytes, kind: str, owners: int) -> list[Held]:
         try:
             set_attributes(fd, ATTR_IDMAP, owners, beneath=True)
         except OSError:  # of the path itself, or of something that is mounted beneath
-            os.close(fd)
-            return _copies_apart(found, path, kind, owners)
+            return _copies_in_part(
+                fd, found, path, kind, owners, if_possible=if_possible
+            )
         return [Held(path, fd)]
     finally:
         os.close(found)
+
+
+def _copies_in_part(
+    fd: int, found: int, path: bytes, kind: str, owners: int, *, if_possible: bool
+) -> list[Held]:
+    """Return copies of which not all can have owners mapped; ``fd`` is one that has none."""
+    try:
+        held = _copies_apart(found, path, kind, owners)
+    except PartError:
+        if if_possible:
+            return [Held(path, fd)]
+        os.close(fd)
+        raise
+    os.close(fd)
+    return held
 
 
 def _copies_apart(found: int, path: bytes, kind: str, owners: int) -> list[Held]:
@@ -370,6 +413,8 @@ def _copy(found: int, kind: str, flags: int) -> int:
         attributes |= ATTR_NODEV
     if kind != "write":
         attributes |= ATTR_RDONLY
+    if kind == "read":
+        attributes |= ATTR_NOEXEC
     set_attributes(fd, attributes, beneath=True)
     return fd
 

@@ -32,7 +32,7 @@ _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
 _AT_FDCWD, _OPEN_TREE_CLONE = -100 & 0xFFFFFFFFFFFFFFFF, 1 | os.O_CLOEXEC
 AT_EMPTY_PATH, AT_RECURSIVE = 0x1000, 0x8000
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 1, 2, 4, 1 << 20
-_ATTR_NOEXEC = 8
+ATTR_NOEXEC = 8
 _MOVE_EMPTY_PATHS = 0x44  # MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
@@ -43,11 +43,15 @@ _COVER = ((b"mode", b"755"), (b"size", b"64k"), (b"nr_inodes", b"4k"))
 HIDE = "hide"
 """The kind of a tree that is none: what is there is covered."""
 
+IF_POSSIBLE = "if possible"
+"""Owners are mapped where the file system of a tree can show them so."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # Path, kind; whether owners are mapped, or device and inode of what is to be hidden,
-    # or the position of a mount that is held, or the directory of an overlay's layer.
-    Tree = tuple[bytes, str, bool | int | bytes | tuple[int, int]]
+    # Path, kind; whether owners are mapped (or IF_POSSIBLE), or device and inode of what
+    # is to be hidden, or the position of a mount that is held, or the directory of an
+    # overlay's layer.
+    Tree = tuple[bytes, str, bool | int | str | bytes | tuple[int, int]]
 
 
 class PartError(Exception):
@@ -195,13 +199,13 @@ class Stage:
         self._around: dict[bytes, _Ours | None] = {b"": self._root}  # None: a copy
 
     def make_places(self, *paths: bytes) -> None:
-        """Make directories at the top, and the links."""
+        """Make directories at the top."""
         for path in paths:
             self._root.make_directory(path)
-        self._make_links(self._root)
 
     def make_files(self, files: tuple[tuple[bytes, bytes], ...]) -> None:
-        """Make files of ours, before anything is attached."""
+        """Make the links, and files of ours, before anything is attached."""
+        self._make_links(self._root)
         for path, content in files:
             self._root.make_file(path, content)
 
@@ -302,7 +306,7 @@ def _make_cover() -> int:
         for key, value in _COVER:
             _fsconfig(options, _FSCONFIG_SET_STRING, key, value, 0)
         _fsconfig(options, _FSCONFIG_CMD_CREATE, None, None, 0)
-        attributes = ATTR_NOSUID | ATTR_NODEV | _ATTR_NOEXEC
+        attributes = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC
         return _fsmount(options, _FSMOUNT_CLOEXEC, attributes)
     finally:
         os.close(options)

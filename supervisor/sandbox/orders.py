@@ -53,15 +53,7 @@ def layers_on_the_wire(
     if "userns" in layers:
         found["userns"] = (os.geteuid(), os.getegid())
     if layers & {"landlock", "mountns"}:
-        view = sandbox_paths.view_of(
-            executable,
-            wanted.cwd,
-            (*wanted.own, *wanted.kept),
-            wanted.programs,
-            wanted.shared,
-            wanted.theirs,
-            wanted.home,
-        ).hiding(wanted.hidden)
+        view = _view(layers, wanted, executable).hiding(wanted.hidden)
         _check_nothing_hidden(wanted)
         view = view.showing(wanted.mounts)
         if not view.cwd:
@@ -85,6 +77,36 @@ def layers_on_the_wire(
             alone="pidns" in layers,
         )
     return found
+
+
+def _view(layers: Collection[str], wanted: Wanted, executable: str) -> View:
+    """Return what a child sees, with what is shown to it by name.
+
+    Raises:
+        SpawnError: something that is exposed cannot be.
+    """
+    if not (wanted.readable or wanted.exposed):
+        return _with_shown(wanted, executable, ())
+    from supervisor.sandbox import exposed  # noqa: PLC0415 - seldom
+
+    readable = exposed.read_by_calls(wanted, can_hide="mountns" in layers)
+    view = _with_shown(wanted, executable, readable)
+    exposed.check_exposed(view.exposed, wanted)
+    return view
+
+
+def _with_shown(wanted: Wanted, executable: str, readable: tuple[str, ...]) -> View:
+    return sandbox_paths.view_of(
+        executable,
+        wanted.cwd,
+        (*wanted.own, *wanted.kept),
+        wanted.programs,
+        wanted.shared,
+        wanted.theirs,
+        wanted.home,
+        wanted.exposed,
+        readable,
+    )
 
 
 def _own_files(layers: Collection[str], wanted: Wanted, home: str) -> OwnFiles:

@@ -16,8 +16,8 @@ Rules of this file.
 3. A working directory ``/`` adds nothing: a daemon starts there, and everything is
    beneath it.
 4. TMPDIR and the directory of the child's sockets are its own.  Its private root, and
-   the grants, are not on the list: they come through FD 3.  What these directories lie in,
-   and a daemon's own, are hidden where they lie in what the child sees.
+   the grants to write, are not on the list: they come through FD 3.  What these
+   directories lie in, and a daemon's own, are hidden where they lie in what it sees.
 5. Who looks may be root, and what it looks at may be the child's: a link that the child
    may have made leads to what is the child's to read or what it sees anyhow, or it leads nowhere,
    and a program of a project brings nothing along that it names itself.  The one that
@@ -158,6 +158,31 @@ class _Finder:
             mapped = not _is_everybodys_to_read(walk.real)
         self._allow(walk, "execute", mapped=mapped)
 
+    def expose(self, path: str) -> str:
+        """Allow to read and execute what the operator shows by name (``exposed``).
+
+        Returns:
+            Its path without links; "" if it is not there, or a link on its way may be the
+            child's.
+        """
+        walk = self.links.walk(path)
+        if not walk.real or walk.maker:
+            return ""
+        self._show(walk.real, "execute")
+        return walk.real
+
+    def show(self, path: str) -> None:
+        """Allow to read a path without links that is granted by FD 3 as well."""
+        if self.links.walk(path).real == path:
+            self._show(path, "read")
+
+    def _show(self, real: str, kind: str) -> None:
+        known = self.rules.get(real)
+        if known is None or known.kind in {"list", "read"}:
+            is_users = real.startswith(_USERS) or not real.startswith(_AS_THEY_ARE)
+            is_mapped = is_users and not _is_everybodys(real)
+            self.rules[real] = Rule(real, kind, is_mapped, if_possible=True)
+
     def add_program(self, path: str) -> None:
         """Allow a program, what its ``#!`` line names, and their installations."""
         is_named_by_them = False
@@ -268,6 +293,8 @@ def view_of(  # noqa: PLR0913, PLR0917 - a list of places
     shared: Iterable[str] = (),
     theirs: Mapping[str, bool] = MappingProxyType({}),
     home: str = "",
+    exposed: Iterable[str] = (),
+    readable: Iterable[str] = (),
 ) -> View:
     """Return what one child sees.
 
@@ -282,6 +309,8 @@ def view_of(  # noqa: PLR0913, PLR0917 - a list of places
             whether it may read them.
         home: a directory of the operator that it may write; what is root's there is
             shown as its own. "" for none.
+        exposed: what the operator shows it by name, to read and execute.
+        readable: grants to read that it sees, without links.
     """
     finder = _Finder(_common())
     own = tuple(own)
@@ -304,7 +333,10 @@ def view_of(  # noqa: PLR0913, PLR0917 - a list of places
         finder.add(path, "write")
     if home:
         finder.add(home, "write", mapped=True)
-    return finder.view(inside)
+    shown = tuple((path, finder.expose(path)) for path in exposed)
+    for path in readable:
+        finder.show(path)
+    return finder.view(inside)._replace(exposed=shown)
 
 
 def _is_everybodys(path: str) -> bool:

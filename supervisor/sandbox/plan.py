@@ -409,6 +409,8 @@ class Wanted:
         home: a directory of the operator to write, where what is root's is shown as its
             own; "" for none.
         has_command: ``sandhost`` is to be in its ``/usr/local/bin``.
+        exposed: what the operator shows it by name, to read and execute.
+        readable: its grants to read, without links.
     """
 
     profile: Profile
@@ -431,6 +433,8 @@ class Wanted:
     home: str = ""
     keeps_memory: bool = False
     has_command: bool = False
+    exposed: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
 
     def mount_of(self, path: str) -> ShownMount | None:
         """Return the mount of the host's that a path is in, if it is in one."""
@@ -452,5 +456,5 @@ class Wanted:
     @property
     def paths(self) -> tuple[str, ...]:
         """What is not everybody's of what it sees, but for its program."""
-        others = (*self.own, *self.kept, *self.shared, *self.programs)
+        others = (*self.own, *self.kept, *self.shared, *self.programs, *self.exposed)
         return (self.cwd, *others, *((self.home,) if self.home else ()))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from supervisor.launchpad.stage import HIDE
+from supervisor.launchpad.stage import HIDE, IF_POSSIBLE
 from vfs.hostio import other_names
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from supervisor.launchpad.stage import Tree
     from supervisor.sandbox.apart import Location
     from supervisor.sandbox.plan import ShownMount
+
+
+_TMP = "/tmp"  # noqa: S108 - the child's own
 
 
 class Rule(NamedTuple):
@@ -32,12 +35,19 @@ class Rule(NamedTuple):
             empty but for what other rules say of places beneath.
         mapped: root's files there are shown as the child's, if it is another user.
         identity: device and inode of what is hidden.
+        if_possible: it is shown as it is where its file system cannot map owners.
     """
 
     path: str
     kind: str
     mapped: bool = False
     identity: tuple[int, int] | None = None
+    if_possible: bool = False
+
+    @property
+    def owners(self) -> bool | str:
+        """Whether owners are mapped, as the launchpad takes it."""
+        return IF_POSSIBLE if self.mapped and self.if_possible else self.mapped
 
 
 class View(NamedTuple):
@@ -47,11 +57,14 @@ class View(NamedTuple):
         rules: what may be done where.
         links: (path, target) of the symbolic links on the way.
         cwd: the working directory, without links; "" if it is none that it may be in.
+        exposed: (path as it is written, path without links) of what the operator shows
+            by name; "" for one that is not there, or is reached by a link of a child's.
     """
 
     rules: tuple[Rule, ...]
     links: tuple[tuple[str, str], ...]
     cwd: str = ""
+    exposed: tuple[tuple[str, str], ...] = ()
 
     def hiding(self, locations: Iterable[Location]) -> View:
         """Return it with some directories empty, but for what its rules name in them.
@@ -98,14 +111,16 @@ class View(NamedTuple):
         """Return it with what a fresh root has besides the trees of ``mounts``.
 
         Every directory can be listed, for nothing else is there; ``/etc`` holds only what
-        may be read; ``/dev/shm`` and the terminals are its own.
+        may be read; ``/dev/shm``, ``/tmp`` and the terminals are its own.
         """
-        fresh = (
+        fresh: tuple[Rule, ...] = (
             Rule("/", "list"),
             Rule("/etc", "read"),
             Rule("/dev/shm", "write"),  # noqa: S108 - no file
             Rule("/dev/pts", "device"),
         )
+        if not any(rule.path == _TMP for rule in self.rules):
+            fresh += (Rule(_TMP, "write"),)
         rules = (rule for rule in self.rules if not _is_read_in_etc(rule))
         return self._replace(rules=(*rules, *fresh))
 
@@ -135,7 +150,7 @@ class View(NamedTuple):
                 trees[rule.path] = rule
                 around.append(rule)
         return tuple(
-            (os.fsencode(r.path), r.kind, r.identity or r.mapped)
+            (os.fsencode(r.path), r.kind, r.identity or r.owners)
             for r in trees.values()
         )
 
@@ -162,9 +177,8 @@ def _kind_around(tops: Mapping[bytes, str], path: bytes) -> str:
 
 def _gives(tree: Rule, rule: Rule) -> bool:
     """Tell whether what lies in a tree is there as a rule wants it."""
-    # Nothing tells a mount to be read from one to be executed from.
-    kinds = {tree.kind, rule.kind}
-    alike = len(kinds) == 1 or kinds == {"read", "execute"}
+    # What is executed from is read as well.
+    alike = tree.kind == rule.kind or (tree.kind, rule.kind) == ("execute", "read")
     return alike and tree.mapped == rule.mapped
 
 

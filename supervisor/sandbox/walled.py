@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from supervisor.launchpad.overlay import copy_mount
-from supervisor.launchpad.stage import HIDE
+from supervisor.launchpad.stage import HIDE, IF_POSSIBLE
 from supervisor.sandbox import giving
 from supervisor.sandbox.foreseen import keeps_network
 from supervisor.sandbox.hold import HOLDERS, is_held
@@ -287,7 +287,8 @@ def _closed(user: int, own: str, trees: tuple[Tree, ...]) -> str:
             continue
         top = os.fsdecode(path)
         if kind != HIDE:
-            closed = giving.closed_to(user, here, top, mapped=what is True)
+            mapped = what is True or what == IF_POSSIBLE
+            closed = giving.closed_to(user, here, top, mapped=mapped)
             if closed:
                 return closed
         here = top

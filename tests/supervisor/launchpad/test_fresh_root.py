@@ -130,7 +130,7 @@ for name in ("own", "other"):
     ("kind", "expected"),
     [
         ("execute", "nodev nosuid ro"),
-        ("read", "nodev nosuid ro"),
+        ("read", "nodev noexec nosuid ro"),
         ("write", "nodev nosuid rw"),
         ("device", "nosuid ro"),
     ],
