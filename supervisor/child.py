@@ -277,6 +277,7 @@ class Child(ChildClients):
 
         for index, use in enumerate(spec.workspaces):
             mounted = await self._mount_workspace(use, wanted)
+            self._tell_walk(use, mounted.walked_s)
             self._hold(stack, mounted.lock, WORKSPACE_LOCK)
             if use.mode == "review":
                 # While it is locked still, and when the mount is gone.
@@ -292,6 +293,17 @@ class Child(ChildClients):
             self._sent = InnerMounts()
             stack.callback(self._sent.close)
         return await in_thread(view.open_root, spec, wanted)
+
+    def _tell_walk(self, use: WorkspaceUse, walked_s: float | None) -> None:
+        """Tell how long it took to look for names to hide; None: they are at known places."""
+        if walked_s is not None:
+            self._host.log.write(
+                "INFO",
+                f"Looked for what workspace {use.name} hides, in {walked_s:.3f} s",
+                workspace=use.name,
+                duration_s=round(walked_s, 3),
+                **self.log_fields(),
+            )
 
     async def _take_mounts(self) -> None:
         """Hold the mount that the child has made, if that is FD 3's root.

@@ -187,6 +187,15 @@ def _with_options(function: Callable[..., int]) -> Callable[..., int]:
     help="What becomes of changes; default ask on a terminal, else never.",
 )
 @click.option(
+    "--hide", metavar="PATTERN", multiple=True, help="Not seen by it; repeatable."
+)
+@click.option(
+    "--guard",
+    metavar="PATTERN",
+    multiple=True,
+    help="Committed only if it is named; repeatable.",
+)
+@click.option(
     "--state-dir",
     metavar="DIR",
     shell_complete=directories,
@@ -206,7 +215,7 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
     policy = None if config is None else config.policy.get("run")
     is_named = given.get("workspace_name") and config is not None and config.workspace
     if not (given.get("workspace") or is_named or (policy and policy.workspace)):
-        for name in ("workspace_name", "commit", "state_dir"):
+        for name in ("workspace_name", "commit", "hide", "guard", "state_dir"):
             if given.get(name):
                 option = name.replace("_", "-")
                 raise OptionError(f"--{option}: there is no --workspace; name one")
@@ -214,7 +223,8 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
     from supervisor.workspace.asked import read_uses  # noqa: PLC0415 - with one
 
     words, state_dir = given.get("workspace", ()), given.get("state_dir")
-    uses = read_uses(words, state_dir, given.get("workspace_name"), config)
+    more = {word: given.get(word, ()) for word in ("hide", "guard")}
+    uses = read_uses(words, state_dir, given.get("workspace_name"), config, **more)
     commit = _commit(given.get("commit"))
     found: dict[str, Any] = {"workspaces": uses, "commit": commit}
     if given["cwd"] is None:

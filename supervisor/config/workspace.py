@@ -68,12 +68,11 @@ def _faults(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
         yield "mode", f"one of {', '.join(MODES)}, not {section.mode!r}"
     for key in ("hide", "guard"):
         for pattern in getattr(section, key) or ():
-            yield from named(key, _check_pattern, pattern, OptionError)
-    if section.limits.bytes is not None:
-        size = str(section.limits.bytes)
-        yield from named("limits.bytes", parse_size, size, OptionError)
-    if section.limits.files is not None and section.limits.files < 1:
-        yield "limits.files", "at least 1"
+            yield from named(key, check_pattern, pattern, OptionError)
+    if section.hide and section.mode in MODES and section.mode != "review":
+        why = f"mode {section.mode!r} shows the base itself, and hides nothing"
+        yield "hide", f"{why}; use review, or leave hide out"
+    yield from _limit_faults(section.limits)
     if not 0 <= section.keep <= MOST_KEPT:
         yield "keep", f"at least 0, at most {MOST_KEPT}"
     if section.shared and os.geteuid() != 0:
@@ -81,7 +80,20 @@ def _faults(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
         yield "shared", f"{why}; leave it out, and give each child a workspace"
 
 
-def _check_pattern(pattern: str) -> None:
+def _limit_faults(limits: WorkspaceLimits) -> Iterator[tuple[str, str]]:
+    if limits.bytes is not None:
+        size = str(limits.bytes)
+        yield from named("limits.bytes", parse_size, size, OptionError)
+    if limits.files is not None and limits.files < 1:
+        yield "limits.files", "at least 1"
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuse a text that is no pattern.
+
+    Raises:
+        OptionError: it is none.
+    """
     from supervisor.workspace.selection import Patterns  # noqa: PLC0415 - with one
 
     try:

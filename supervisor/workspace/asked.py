@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.config.workspace import uses_of
+from supervisor.config.workspace import check_pattern, uses_of
 from supervisor.daemon_places import usual_state_dir
 from supervisor.here import absolute
 from supervisor.options import OptionError
@@ -32,6 +32,9 @@ def read_uses(
     state_dir: str | None,
     name: str | None,
     config: Config | None = None,
+    *,
+    hide: Sequence[str] = (),
+    guard: Sequence[str] = (),
 ) -> tuple[WorkspaceUse, ...]:
     """Return the workspaces of a command line and its policy, made where they are new.
 
@@ -40,6 +43,8 @@ def read_uses(
         state_dir: of ``--state-dir``.
         name: of ``--workspace-name``.
         config: names more, for the policy ``run``; or sets what NAME is to be.
+        hide: of ``--hide``.
+        guard: of ``--guard``.
 
     Raises:
         OptionError: one cannot be used.
@@ -62,8 +67,11 @@ def read_uses(
     others = uses_of((one for one in named if one not in own), sections, where)
     asked += [("policy.run.workspace", use) for use in others]
     uses: list[WorkspaceUse] = []
+    for option, patterns in (("--hide", hide), ("--guard", guard)):
+        for pattern in patterns:
+            _check(option, pattern)
     for option, use in asked:
-        found = _prepared(option, use, name)
+        found = _prepared(option, use, name, (hide, guard))
         _check_apart(option, found, uses)
         uses.append(found)
     return tuple(uses)
@@ -95,7 +103,19 @@ def _is_same(path: str, other: str) -> bool:
         return False
 
 
-def _prepared(option: str, use: WorkspaceUse, name: str | None) -> WorkspaceUse:
+def _check(option: str, pattern: str) -> None:
+    try:
+        check_pattern(pattern)
+    except OptionError as why:
+        raise OptionError(f"{option}: {why}") from None
+
+
+def _prepared(
+    option: str,
+    use: WorkspaceUse,
+    name: str | None,
+    more: tuple[Sequence[str], Sequence[str]],
+) -> WorkspaceUse:
     """Return a workspace as it is on the disk.
 
     Raises:
@@ -104,7 +124,7 @@ def _prepared(option: str, use: WorkspaceUse, name: str | None) -> WorkspaceUse:
     settings = use.settings if use.is_configured else None
     named = use.name if use.is_configured else name
     try:
-        found = prepare_use(use.base, use.mode, use.state_dir, named, settings)
+        found = prepare_use(use.base, use.mode, use.state_dir, named, settings, more)
     except WorkspaceError as why:
         raise OptionError(f"{option}: {why}") from None
     except OSError as why:

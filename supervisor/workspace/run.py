@@ -21,7 +21,7 @@ from supervisor.workspace.use import WorkspaceUse
 from supervisor.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.settings import WorkspaceSettings
@@ -38,11 +38,13 @@ class MountedWorkspace:
         fd: of the mount; -1 where the child makes it.
         lock: of the workspace's lock; -1 of modes that have none.
         own: the directory of the layer, where the child makes the mount.
+        walked_s: how long the base was walked for names to hide; None if it was not.
     """
 
     fd: int = -1
     lock: int = -1
     own: str = ""
+    walked_s: float | None = None
 
     def close(self) -> None:
         """Give back both."""
@@ -57,6 +59,7 @@ def prepare_use(
     state_dir: str,
     name: str | None = None,
     settings: WorkspaceSettings | None = None,
+    more: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> WorkspaceUse:
     """Return a workspace for a directory, made if there is none of that name.
 
@@ -66,19 +69,24 @@ def prepare_use(
         state_dir: where workspaces live.
         name: of the workspace; None for a new one.
         settings: what the operator set for it; None for what it has, or what is usual.
+        more: patterns that are added to those of what is hidden, and of what is guarded.
 
     Raises:
         WorkspaceError: the directory cannot be one, or the workspace is another's.
         OSError: something cannot be made.
     """
     base = find_base(path, state_dir)
+    wished = (settings or USUAL).with_patterns(*more)
     if mode != "review":
-        return WorkspaceUse(name or base, base, mode, state_dir, settings or USUAL)
+        if wished.hide:
+            text = f"cannot hide names of {base!r}: mode {mode!r} shows the base itself"
+            raise WorkspaceError(f"{text}; use the mode 'review'")
+        return WorkspaceUse(name or base, base, mode, state_dir, wished)
     wanted = name or new_name(os.fsencode(base))
     if not os.path.exists(path_of(state_dir, wanted)):
         marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
-        make_workspace(state_dir, wanted, os.fsencode(base), marks, settings)
-        return WorkspaceUse(wanted, base, mode, state_dir, settings or USUAL)
+        make_workspace(state_dir, wanted, os.fsencode(base), marks, wished)
+        return WorkspaceUse(wanted, base, mode, state_dir, wished)
     with Workspace(state_dir, wanted, PATIENCE_S) as workspace:
         known = os.fsdecode(workspace.state.base)
         if known != base:
@@ -86,8 +94,9 @@ def prepare_use(
                 f"cannot use workspace {wanted!r} for {base!r}: its base is {known!r}"
             )
             raise WorkspaceError(f"{text}; choose another name")
-        if settings is not None and settings != workspace.state.settings:
-            workspace.state.settings = settings
+        wished = (settings or workspace.state.settings).with_patterns(*more)
+        if wished != workspace.state.settings:
+            workspace.state.settings = wished
             workspace.directory.write_state(workspace.state)
         return WorkspaceUse(wanted, base, mode, state_dir, workspace.state.settings)
 
@@ -190,12 +199,12 @@ def mount_for_child(
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
         lock = workspace.directory.lock_for(child)
         try:
-            workspace.begin_run()
+            walked_s = workspace.begin_run()
             base = workspace.open_base()
             try:
                 if not is_root:
                     own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
-                    return MountedWorkspace(lock=lock, own=own)
+                    return MountedWorkspace(-1, lock, own, walked_s)
                 mount = mount_overlay(base, workspace.directory.fd, owners)
             except OSError as why:
                 raise _no_overlay(use, why) from None
@@ -204,7 +213,7 @@ def mount_for_child(
         except BaseException:
             os.close(lock)
             raise
-    return MountedWorkspace(mount, lock)
+    return MountedWorkspace(mount, lock, walked_s=walked_s)
 
 
 def record_end(use: WorkspaceUse) -> tuple[Row, ...]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GUARDED = (
     "**/.git/hooks/**",
@@ -44,6 +48,16 @@ class WorkspaceSettings:
     keep: int = 10
     durable: bool = True
     shared: bool = False
+
+    def with_patterns(
+        self, hide: Sequence[str], guard: Sequence[str]
+    ) -> WorkspaceSettings:
+        """Return these settings with more patterns."""
+        return replace(
+            self,
+            hide=tuple(dict.fromkeys((*self.hide, *hide))),
+            guard=tuple(dict.fromkeys((*self.guard, *guard))),
+        )
 
 
 USUAL = WorkspaceSettings()
