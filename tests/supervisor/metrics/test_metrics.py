@@ -1,9 +1,12 @@
 """Figures: what is counted, what a scraper is told, and who may ask."""
 
 import json
+import platform
 import re
 import socket
+from importlib import metadata
 
+import psutil
 import pytest
 import trio
 
@@ -50,6 +53,20 @@ async def test_a_scrape_tells_children_requests_errors_and_bytes(stage: Stage) -
     assert listener.metrics.exits == {"status 0": 1}
     (closed,) = listener.metrics.auto_closed.items()
     assert closed in {("process exit", 2), ("pipe EOF", 2)}
+
+
+async def test_versions_and_the_start_of_the_process_are_told(stage: Stage) -> None:
+    async with listening(stage) as listener:
+        figures = await listener.figures()
+    versions = (
+        f"version={metadata.version('sandhost')},python={platform.python_version()}"
+    )
+    known = {versions, ",".join(reversed(versions.split(",")))}
+    told = {name: value for name, value in figures.items() if "build_info" in name}
+    assert {f"sandhost_build_info{{{one}}}": 1 for one in known}.items() >= told.items()
+    assert len(told) == 1
+    started_s = psutil.Process().create_time()  # whole seconds: btime of /proc/stat
+    assert abs(figures["process_start_time_seconds"] - started_s) < 2
 
 
 async def test_figures_of_clients_that_are_gone_are_kept(stage: Stage) -> None:
