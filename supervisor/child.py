@@ -11,10 +11,12 @@ Rules of this file.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import signal
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 import trio
@@ -39,9 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from supervisor.door_socket import DoorSocket
+    from supervisor.sandbox.plan import Machine
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
-    from supervisor.workspace.run import MountedWorkspace
+    from supervisor.workspace.mounted import MountedWorkspace
     from supervisor.workspace.use import WorkspaceUse
     from vfs.policy import Place
 
@@ -278,7 +281,7 @@ class Child(ChildClients):
         for index, use in enumerate(spec.workspaces):
             mounted = await self._mount_workspace(use, wanted)
             self._tell_walk(use, mounted.walked_s)
-            self._hold(stack, mounted.lock, WORKSPACE_LOCK)
+            self._hold_lock(stack, mounted.lock, wanted)
             if use.mode == "review":
                 # While it is locked still, and when the mount is gone.
                 stack.push_async_callback(self._close_workspace, use)
@@ -338,6 +341,35 @@ class Child(ChildClients):
             self._held[fd] = word
             stack.callback(self._give_back, fd)
 
+    def _hold_lock(self, stack: AsyncExitStack, fd: int, wanted: Wanted) -> None:
+        """Hold the lock of a workspace; the launchpad is to hold it as well."""
+        if fd >= 0:
+            wanted.locks = (*wanted.locks, fd)
+            self._held[fd] = WORKSPACE_LOCK
+            stack.callback(self._unlock, fd)
+
+    def _unlock(self, fd: int) -> None:
+        """Close a lock; open it if nothing is left that it is for.
+
+        A process that is about to become another child has it open for a moment: that is
+        why to close it is not enough.
+        """
+        is_gone = self.process is None or self.process.is_swept
+        if is_gone and not self._locks_of_others(fd):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        self._give_back(fd)
+
+    def _locks_of_others(self, fd: int) -> bool:
+        """Tell whether another child holds the lock of a workspace that it shares."""
+        status = os.fstat(fd)
+        return any(
+            os.path.samestat(status, os.fstat(lock))
+            for other in self._host.children.values()
+            if other is not self
+            for lock, word in other.held.items()
+            if word == WORKSPACE_LOCK
+        )
+
     async def _close_workspace(self, use: WorkspaceUse) -> None:
         """Record what was changed in a workspace; what cannot be is told."""
         from supervisor.workspace.run import record_end  # noqa: PLC0415 - with one
@@ -345,10 +377,11 @@ class Child(ChildClients):
 
         host = self._host
         rows = None
+        is_last = not (use.is_shared and self._has_sharers(use))
         try:
             # Also at the end of the host, which waits for no slow disk then.
             with trio.move_on_after(RECORD_TIMEOUT_S, shield=True):
-                rows = await in_thread(record_end, use)
+                rows = await in_thread(partial(record_end, use, is_last=is_last))
             why = "" if rows is not None else "no thread was free for it"
         except (WorkspaceError, OSError) as error:
             why = str(error)
@@ -366,9 +399,29 @@ class Child(ChildClients):
             bytes=sum(row.size_bytes for row in rows),
         )
 
+    def _has_sharers(self, use: WorkspaceUse) -> bool:
+        from supervisor.shared_workspaces import has_sharers  # noqa: PLC0415 - with one
+
+        return has_sharers(self, use, self._host.children.values())
+
     async def _mount_workspace(
         self, use: WorkspaceUse, wanted: Wanted
     ) -> MountedWorkspace:
+        """Mount a workspace, or take the mount of a child that shares it."""
+        if not use.is_shared:
+            return await self._mount_anew(use, wanted)
+        from supervisor.shared_workspaces import mount_of_sharers  # noqa: PLC0415 - likewise
+
+        host = self._host
+        async with host.mounting:
+            try:
+                mounted = mount_of_sharers(self, use, host.children.values())
+            except OSError as why:
+                reason = why.strerror or str(why)
+                raise walled.no_workspace(use.base, reason) from None
+            return mounted or await self._mount_anew(use, wanted)
+
+    async def _mount_anew(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
         from supervisor.workspace.run import mount_for_child  # noqa: PLC0415
         from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with one
 
@@ -411,7 +464,7 @@ class Child(ChildClients):
         machine = self._host.machine
         groups = Groups()
         if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
-            wanted.user = user = machine.take_user()
+            wanted.user = user = self._take_user(machine)
             stack.callback(machine.give_user_back, user)
         if "cgroup" in spec.sandbox.layers:
             groups = self._host.groups.take(self.id, spec.group_limits)
@@ -424,6 +477,17 @@ class Child(ChildClients):
             raise walled.cpus_not_kept(wanted.no_groups)
         self._groups = groups
         return wanted
+
+    def _take_user(self, machine: Machine) -> int:
+        """Take a user that is its own, or that of who shares a workspace with it."""
+        if any(use.is_shared for use in self.spec.workspaces):
+            from supervisor.shared_workspaces import user_of_sharers  # noqa: PLC0415 - as above
+
+            user = user_of_sharers(self, self._host.children.values())
+            if user is not None:
+                machine.keep_user(user)
+                return user
+        return machine.take_user()
 
     def _described(self) -> Wanted:
         """Say what it is to run in, as far as that is in its description."""

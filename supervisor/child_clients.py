@@ -30,7 +30,7 @@ from vfs.filesystem import timestamp
 from vfs.policy import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AsyncExitStack
 
     from supervisor.child_ends import Ends
@@ -280,6 +280,11 @@ class ChildClients:
         return {LISTENER: f"it has no net namespace; {how}"}
 
     # Looking at it
+
+    @property
+    def held(self) -> Mapping[int, str]:
+        """What it holds open for its start and its end, with a word for each."""
+        return self._held
 
     @property
     def threads(self) -> trio.CapacityLimiter | None:

@@ -162,6 +162,7 @@ class Host:
         limits: what was told of each child's limits.
         refused: how often limits of children that are gone refused something, by limit.
         forks: who of them runs into its limit of processes again and again.
+        mounting: held while a workspace that children share is mounted.
         on_overdue: told of each child that a stop's grace period did not end.
         apart: its own directories, which no child sees into.
         holders: each yields (descriptor, a word for it) that something beside the
@@ -203,6 +204,7 @@ class Host:
         self.on_overdue: Callable[[Child], None] = lambda _child: None
         self.roster: Roster | None = None
         self.nursery: trio.Nursery | None = None
+        self.mounting = trio.Lock()
         self._is_tidying = False
         self._child_ids = count(1)
         self._owners: dict[str, str] = {}

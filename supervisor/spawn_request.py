@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad import wire
-from supervisor.launchpad.order import SENT
+from supervisor.launchpad.order import LOCKS, SENT
 from supervisor.say import USED_UP
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class SpawnRequest:
         layers: What each sandbox layer takes, by its name (``launchpad.child.STEPS``).
         listener: What it listens on for the host in its net namespace; takes netns.
         mounts: Mounts of the host's that `layers` names in "mountns"; the caller's.
+        locks: What the launchpad keeps open as long as it or what it left is alive,
+            also if this host ends; the caller's.
         sends: The way of the mounts that it makes itself; None if the host wants none.
     """
 
@@ -92,6 +94,7 @@ class SpawnRequest:
     listener: InnerListener | None = None
     mounts: tuple[int, ...] = ()
     sends: InnerMounts | None = None
+    locks: tuple[int, ...] = ()
 
     def body(self) -> tuple[object, ...]:
         """The request as a SPAWN message, without its kind and id; `sources` go with it.
@@ -123,9 +126,13 @@ class SpawnRequest:
         )
 
     def _layers(self) -> dict[str, object]:
-        more = {} if self.listener is None else {"listener": self.listener.ports}
+        more: dict[str, object] = {}
+        if self.listener is not None:
+            more["listener"] = self.listener.ports
         if self.sends is not None:
             more[SENT] = ()
+        if self.locks:
+            more[LOCKS] = len(self.locks)
         return {**self.layers, **more}
 
     @property
@@ -135,7 +142,7 @@ class SpawnRequest:
         sources = (source for source, _ in self.fds)
         if self.sends is not None:
             way = (self.sends.way, *way)
-        return (self.cwd_fd, *sources, *self.mounts, *way)
+        return (self.cwd_fd, *self.locks, *sources, *self.mounts, *way)
 
     def error(self, number: int, stage: str, detail: bytes) -> SpawnError:
         """The launchpad's FAILED message in words."""

@@ -256,6 +256,11 @@ class SpawnedProcess:
         await self._record.swept.wait()
         self._launcher.check()
 
+    @property
+    def is_swept(self) -> bool:
+        """Whether nothing that it left behind is alive."""
+        return self._record.swept.is_set()
+
     def will_stay(self) -> None:
         """Say that it is not about to end: if it stood by, somebody else is to now."""
         self._launcher.will_stay(self._ident)

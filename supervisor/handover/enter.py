@@ -191,14 +191,19 @@ class EnteredChild(Child):
     def _hold_again(self, stack: AsyncExitStack) -> None:
         """Hold what the program before held, to be given back in the same order."""
         held = self._left.held
-        for fd in (fd for fd, word in held.items() if word == WORKSPACE_LOCK):
-            self._hold(stack, fd, WORKSPACE_LOCK)
+        for fd in self._locks():
+            self._held[fd] = WORKSPACE_LOCK
+            stack.callback(self._unlock, fd)
         for use in self.spec.workspaces:
             if use.mode == "review":
                 stack.push_async_callback(self._close_workspace, use)
         for fd, word in held.items():
             if word != WORKSPACE_LOCK:
                 self._hold(stack, fd, word)
+
+    def _locks(self) -> tuple[int, ...]:
+        held = self._left.held.items()
+        return tuple(fd for fd, word in held if word == WORKSPACE_LOCK)
 
     def _enter_walls(
         self, stack: AsyncExitStack
@@ -212,6 +217,7 @@ class EnteredChild(Child):
         self.wanted = self._described()
         self.wanted.groups = tuple(left.groups)
         self.wanted.user = left.user
+        self.wanted.locks = self._locks()
         if self.spec.workspaces:
             from supervisor.workspace.view import show_again  # noqa: PLC0415 - with one
 

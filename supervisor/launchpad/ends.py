@@ -66,7 +66,7 @@ class Ends:
         self._reply = reply
         self._children = proctree.OwnChildren()
         self._killed: set[int] = set()  # leftovers that are dying, until reaped
-        self._unswept: list[int] = []  # idents of the dead since nothing was left
+        self._unswept: list[Child] = []  # the dead since nothing was left
         self._buried = 0  # leftovers reaped since nothing was left
         self.has_more_to_do = False
         self.left_groups: list[bytes] = []
@@ -78,7 +78,7 @@ class Ends:
 
     def ended(self, child: Child) -> None:
         """Take note of a child whose end was told: what it left is looked for."""
-        self._unswept.append(child.ident)
+        self._unswept.append(child)
 
     def signal(self, child: Child | None, signal: int) -> None:
         """Signal a child and all beneath it; nothing if it has ended meanwhile."""
@@ -149,7 +149,10 @@ class Ends:
         while self._unswept and not leftovers:
             some = self._unswept[:_SWEPT_AT_ONCE]
             del self._unswept[:_SWEPT_AT_ONCE]
-            self._reply((wire.SWEPT, some, self._buried))
+            for child in some:
+                child.unlock()
+            idents = [child.ident for child in some]
+            self._reply((wire.SWEPT, idents, self._buried))
             self._buried = 0
         return bool(fresh)
 

@@ -57,6 +57,7 @@ class Child:
         init: the init of its pid namespace; -1 for none.
         groups: directories of its groups of processes.
         line: by which an order reaches it; None if it has one.
+        locks: descriptors that are kept until nothing of it is left.
         calls: what it makes until it is its program; None if it was forked.
         orders_at: the address of its order, if it stands by.
     """
@@ -71,6 +72,7 @@ class Child:
         "ident",
         "init",
         "line",
+        "locks",
         "orders_at",
         "pid",
         "pidfd",
@@ -98,6 +100,7 @@ class Child:
         self.init = -1
         self.groups: tuple[bytes, ...] = ()
         self.line: _socket.socket | None = None
+        self.locks: list[int] = []
         self.calls: CallList | None = None
         self.pidfd = self.exec_end = -1
         self.orders_at = 0
@@ -167,6 +170,11 @@ class Child:
         fds = [fd for fd in (self.pidfd, self.exec_end) if fd >= 0]
         self.pidfd = self.exec_end = -1
         return fds
+
+    def unlock(self) -> None:
+        """Close what was kept for it: nothing of it is left."""
+        while self.locks:
+            os.close(self.locks.pop())
 
     def hang_up(self) -> None:
         """Close the line: no order comes by it any more."""

@@ -192,6 +192,9 @@ class _Launchpad:
             self._outbox.fail(ident, error.errno or errno.EIO, stage)
             return
         child = child or self._fork(order, life.STARTING)
+        child.locks = order.locks
+        for lock in order.locks:
+            fds.remove(lock)  # who received them closes the others
         self._family.order(child, ident)
         if child.calls is not None and child.failure is None:
             self._happened(child, life.BEGAN)
@@ -364,6 +367,8 @@ class _Launchpad:
             times = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
             self._outbox.put((wire.EXITED, child.ident, *number, *times))
             self._ends.ended(child)
+        else:
+            child.unlock()
         # Somebody waits for what was told, and for none of the rest.
         if is_starting:
             self._forget_start(child, done)

@@ -41,6 +41,9 @@ HELD = "held"
 OVERLAY = "overlay"
 """The kind of one that the child makes over what is there: by the directory of its layer."""
 
+LOCKS = "locks"
+"""A word of an order, and no layer: how many descriptors the launchpad keeps for it."""
+
 SENT = "sent"
 """A word of an order, and no layer: the child sends the host its overlays."""
 
@@ -63,6 +66,7 @@ class Order:
         is_in_overlay: its working directory lies in an overlay that it has made.
         held: mounts that the host has made, in the order in which "mountns" names them.
         line: where the order comes from; None if it is here.
+        locks: what the launchpad keeps open until nothing of the child is left.
         mounts_fd: by which overlays that it makes go to the host; -1 for none.
         listener_fd: by which a listener that it makes goes to the host; -1 for none.
         owners: the user namespace that shows root's files as its own; -1 for none.
@@ -87,6 +91,7 @@ class Order:
         "layers",
         "line",
         "listener_fd",
+        "locks",
         "mounts_fd",
         "owners",
         "report",
@@ -112,6 +117,7 @@ class Order:
         self.mounts_fd = -1
         self.sources: list[int] = []
         self.held: list[int] = []
+        self.locks: list[int] = []
         self.applied: list[tuple[str, str]] = []
         self.common: tuple[Rules, bool] | None = None
         self.ruleset: Ruleset | None = None
@@ -144,9 +150,11 @@ class Order:
         trees = (self.layers.get("mountns") or ((), ()))[1]
         mounts = sum(kind == HELD for _, kind, _ in trees)
         sends = SENT in self.layers
-        if len(fds) != 1 + len(self.targets) + mounts + sends + listens:
+        locks = self.layers.get(LOCKS, 0)
+        if len(fds) != 1 + locks + len(self.targets) + mounts + sends + listens:
             raise OSError(errno.EMFILE, "a descriptor was not received")
         self.cwd_fd, *self.sources = fds
+        self.locks, self.sources = self.sources[:locks], self.sources[locks:]
         if listens:
             self.listener_fd = self.sources.pop()
         if sends:

@@ -10,7 +10,8 @@ Rules:
  3. Messages, host to launchpad:
 
     ``(SPAWN, id, executable, argv, env, targets, rlimits, umask, layers)`` with
-    descriptors: the working directory, then for each target number its source, then
+    descriptors: the working directory, then as many as ``layers`` has "locks", which
+    this process keeps until it says SWEPT, then for each target number its source, then
     the mounts that ``layers`` names in "mountns" by their position, then, if ``layers``
     has "listener", the socket by which those listeners go to the host.
     ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 11
+VERSION = 12
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 BEGUN, OFFERS, TAKEN, OWNERS, OWNED = 9, 10, 11, 12, 13

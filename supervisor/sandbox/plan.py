@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -197,7 +198,7 @@ class Machine:
         self.lacking: dict[str, str] = {}
         self.ungiven: set[str] = set()
         self.told: set[tuple[str | None, str]] = set()
-        self._users: set[int] = set()
+        self._users: Counter[int] = Counter()
         self._launchpad_pid = launchpad_pid
         if os.geteuid() != 0:
             self.lacking["uid"] = "the host is not root"
@@ -231,16 +232,18 @@ class Machine:
             why = f"all {count} users of this host have one"
             text = f"cannot start a child: {why}; run a second host"
             raise SpawnError(errno.EAGAIN, "uid", text, why)
-        self._users.add(user)
+        self._users[user] += 1
         return user
 
     def keep_user(self, user: int) -> None:
-        """Take note of a user that was given before this program began."""
-        self._users.add(user)
+        """Take note of one more child that has a user."""
+        self._users[user] += 1
 
     def give_user_back(self, user: int) -> None:
-        """Take note that nothing of the child is left that had this user."""
-        self._users.discard(user)
+        """Take note that nothing of a child is left that had this user."""
+        self._users[user] -= 1
+        if not self._users[user]:
+            del self._users[user]
 
 
 @dataclass(slots=True)
@@ -406,6 +409,7 @@ class Wanted:
             else's; -1 if nobody holds that.
         share: bounds the threads that may look at what is its own.
         mounts: mounts of the host's that it sees.
+        locks: descriptors of the locks of its workspaces, somebody else's.
         home: a directory of the operator to write, where what is root's is shown as its
             own; "" for none.
         has_command: ``sandhost`` is to be in its ``/usr/local/bin``.
@@ -430,6 +434,7 @@ class Wanted:
     made_in: int = -1
     share: trio.CapacityLimiter | None = None
     mounts: tuple[ShownMount, ...] = ()
+    locks: tuple[int, ...] = ()
     home: str = ""
     keeps_memory: bool = False
     has_command: bool = False

@@ -80,7 +80,9 @@ async def spawn(
         _check_mounts(plan, attempt, wanted)
         try:
             with _copies(wanted.mounts) as mounts:
-                process = await launcher.spawn(replace(attempt, mounts=mounts))
+                process = await launcher.spawn(
+                    replace(attempt, mounts=mounts, locks=wanted.locks)
+                )
         except SpawnError as why:
             _forget_sent(attempt)
             if why.stage == _OF_THE_LISTENER:  # no wall: nothing is open without it

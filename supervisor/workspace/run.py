@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad.overlay import mount_base, mount_overlay
 from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.mounted import MountedWorkspace
 from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
     PATIENCE_S,
@@ -28,29 +29,6 @@ if TYPE_CHECKING:
     from supervisor.workspace.use import Mode
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class MountedWorkspace:
-    """What a host holds of a workspace while a child runs in it.
-
-    Attributes:
-        fd: of the mount; -1 where the child makes it.
-        lock: of the workspace's lock; -1 of modes that have none.
-        own: the directory of the layer, where the child makes the mount.
-        walked_s: how long the base was walked for names to hide; None if it was not.
-    """
-
-    fd: int = -1
-    lock: int = -1
-    own: str = ""
-    walked_s: float | None = None
-
-    def close(self) -> None:
-        """Give back both."""
-        for fd in (self.fd, self.lock):
-            if fd >= 0:
-                os.close(fd)
 
 
 def prepare_use(
@@ -83,10 +61,7 @@ def prepare_use(
             raise WorkspaceError(f"{text}; use the mode 'review'")
         return WorkspaceUse(name or base, base, mode, state_dir, wished)
     wanted = name or new_name(os.fsencode(base))
-    if not os.path.exists(path_of(state_dir, wanted)):
-        marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
-        make_workspace(state_dir, wanted, os.fsencode(base), marks, wished)
-        return WorkspaceUse(wanted, base, mode, state_dir, wished)
+    _make_if_new(state_dir, wanted, base, wished)
     with Workspace(state_dir, wanted, PATIENCE_S) as workspace:
         known = os.fsdecode(workspace.state.base)
         if known != base:
@@ -99,6 +74,20 @@ def prepare_use(
             workspace.state.settings = wished
             workspace.directory.write_state(workspace.state)
         return WorkspaceUse(wanted, base, mode, state_dir, workspace.state.settings)
+
+
+def _make_if_new(
+    state_dir: str, name: str, base: str, settings: WorkspaceSettings
+) -> None:
+    path = path_of(state_dir, name)
+    if os.path.exists(path):
+        return
+    marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
+    try:
+        make_workspace(state_dir, name, os.fsencode(base), marks, settings)
+    except WorkspaceError:  # another child that is to have it has been quicker
+        if not os.path.exists(path):
+            raise
 
 
 def prepare_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
@@ -216,15 +205,19 @@ def mount_for_child(
     return MountedWorkspace(mount, lock, walked_s=walked_s)
 
 
-def record_end(use: WorkspaceUse) -> tuple[Row, ...]:
+def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
     """Record what a run has changed, and return it.
+
+    Args:
+        use: the workspace.
+        is_last: no other child has it.
 
     Raises:
         WorkspaceError: it is not there any more, or a command does not let go of it.
         OSError: something in it cannot be read.
     """
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
-        return tuple(workspace.end_run())
+        return tuple(workspace.end_run() if is_last else workspace.changes())
 
 
 def _no_overlay(use: WorkspaceUse, why: OSError) -> WorkspaceError:

@@ -32,6 +32,16 @@ class WorkspaceUse:
     is_configured: bool = False
 
     @property
+    def is_shared(self) -> bool:
+        """Tell whether more than one child may have it at a time."""
+        return self.settings.shared and self.mode == "review"
+
+    def is_same(self, other: WorkspaceUse) -> bool:
+        """Tell whether two uses are of one workspace."""
+        theirs = other.name, other.state_dir, other.mode
+        return (self.name, self.state_dir, self.mode) == theirs
+
+    @property
     def is_writable(self) -> bool:
         """Tell whether the child may write in it."""
         return self.mode != "read-only"

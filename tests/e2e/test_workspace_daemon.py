@@ -2,13 +2,15 @@
 
 import json
 import os
+import select
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.attacks.test_unprivileged import passed_by_nobody
-from tests.helpers.command import Outcome, sandhost
+from tests.helpers.command import TIMEOUT_S, Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 
 pytestmark = pytest.mark.slow
@@ -206,6 +208,98 @@ workspace = ["nope"]
         "policy.p.workspace",
     }
     assert done.status != 0
+
+
+SHARED = """
+[child.other]
+command = ["sh", "-c", "sleep 600"]
+policy = "agent"
+"""
+
+
+# spec WS19
+@of_root
+def test_children_share_a_workspace_that_says_so(place: Place) -> None:
+    script = "cat a.txt; while :; do read x < in; echo $x >> a.txt; echo $x; done"
+    os.mkfifo(place.base / "in")
+    config = place.config(script, SHARED).replace(
+        "[policy.agent]", "shared = true\n[policy.agent]"
+    )
+    with daemon(place.top, config) as host:
+        script = "echo one > in; until grep one a.txt; do :; done"
+        host.client.spawn(["sh", "-c", script], policy="agent", name="third")
+        host.wait(lambda: b"one" in host.log("third"), "the other's word")
+        assert host.client.replace() == 1
+        host.client.stop_child("agent")  # it made the mount
+        script = "cat a.txt; echo two >> a.txt; cat a.txt"
+        host.client.spawn(["sh", "-c", script], policy="agent", name="fourth")
+        host.wait(lambda: b"two" in host.log("fourth"), "its own word")
+        assert host.log("fourth") == b"hello\none\nhello\none\ntwo\n"
+        (row,) = json.loads(place.ask("list", "--json").out)
+        assert row["state"] == "in use"
+        host.client.stop_child("other")
+        ended(host, "other")
+        (row,) = json.loads(place.ask("list", "--json").out)
+        assert (row["state"], row["changed"]) == ("idle", 1)
+        assert host.end() == 0
+
+
+# spec WS19
+def test_an_ordinary_user_s_host_shares_none(place: Place) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("it takes a host that is not root")
+    text = place.config("true").replace(
+        "[policy.agent]", "shared = true\n[policy.agent]"
+    )
+    (place.top / "c.toml").write_text(text)
+    done = sandhost("check-config", str(place.top / "c.toml"))
+    assert b"workspace.repo.shared: it takes a host that is root" in done.err
+
+
+def beneath(pid: int) -> list[int]:
+    """Return the pids of the processes that a process has started."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+# spec WS18
+def test_a_lock_lasts_as_long_as_the_mount_when_the_host_is_killed(
+    place: Place,
+) -> None:
+    script = "echo x > b.txt; sync; echo done; exec sleep 600"
+    with daemon(place.top, place.config(script)) as host:
+        host.wait(lambda: host.log("agent"), "its word")
+        child = host.row("agent").pid
+        assert child is not None
+        (launchpad,) = beneath(host.process.pid)
+        os.kill(launchpad, signal.SIGSTOP)  # it ends nobody now
+        try:
+            host.process.kill()
+            host.process.wait()
+            assert Path(f"/proc/{child}").exists()
+            (row,) = json.loads(place.ask("list", "--json").out)
+            assert (row["state"], row["child"]) == ("in use", "child-1")
+            assert place.ask("discard", "repo", "--yes").status == 2
+        finally:
+            os.kill(launchpad, signal.SIGCONT)
+        until_gone(launchpad)
+        (row,) = json.loads(place.ask("list", "--json").out)
+        assert (row["state"], row["changed"]) == ("left behind", 1)
+        assert not Path(f"/proc/{child}").exists()
+        assert place.ask("commit", "repo").status == 0
+        assert (place.base / "b.txt").read_text() == "x\n"
+
+
+def until_gone(pid: int) -> None:
+    """Wait for the end of a process that may be nobody's child."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([pidfd], [], [], TIMEOUT_S)[0]
+    finally:
+        os.close(pidfd)
 
 
 # spec WS18

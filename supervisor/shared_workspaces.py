@@ -1,0 +1,94 @@
+"""One workspace, several children: they see copies of one mount (spec WS19).
+
+What it is: who else has a child's workspace, and what is taken over from that child. There
+is no table: the children that a host has say it, also after a hand-over.
+
+Rules of this file.
+
+1. Two mounts that write to one layer are forbidden: the second child gets a copy of the
+   first one's mount, and of the descriptor of its lock. The last copy that is closed
+   unmounts and unlocks.
+2. A mount shows the operator's files as one user's, so children that share one have one
+   user (``Machine`` counts them). Their other walls keep them apart.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from supervisor.workspace.mounted import MountedWorkspace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from supervisor.child import Child
+    from supervisor.workspace.use import WorkspaceUse
+
+
+def user_of_sharers(child: Child, children: Iterable[Child]) -> int | None:
+    """Return the user that a child has to have; None: it may have any."""
+    others = tuple(children)
+    for use in child.spec.workspaces:
+        for other in _sharers(child, use, others):
+            return None if other.wanted is None else other.wanted.user
+    return None
+
+
+def has_sharers(child: Child, use: WorkspaceUse, children: Iterable[Child]) -> bool:
+    """Tell whether another child has a workspace mounted."""
+    return any(_mount_in(other, use) for other in _sharers(child, use, children))
+
+
+def mount_of_sharers(
+    child: Child, use: WorkspaceUse, children: Iterable[Child]
+) -> MountedWorkspace | None:
+    """Return copies of another child's mount and lock; None if there is none.
+
+    Raises:
+        OSError: no descriptor is left.
+        PermissionError: that child has another user.
+    """
+    for other in _sharers(child, use, children):
+        mounted = _mount_in(other, use)
+        if mounted is None:
+            continue
+        if child.wanted is None or other.wanted is None:
+            raise RuntimeError("a child that sees mounts has walls")
+        if child.wanted.user != other.wanted.user:
+            text = f"child {other.id}, with which it is shared, has another user"
+            raise PermissionError(errno.EPERM, f"{text}; give both one policy")
+        fd = os.dup(mounted.fd)
+        try:
+            return MountedWorkspace(fd, os.dup(mounted.lock))
+        except OSError:
+            os.close(fd)
+            raise
+    return None
+
+
+def _sharers(
+    child: Child, use: WorkspaceUse, children: Iterable[Child]
+) -> Iterator[Child]:
+    if not use.is_shared:
+        return
+    for other in children:
+        has_it = any(use.is_same(one) for one in other.spec.workspaces)
+        if has_it and other is not child and other.wanted is not None:
+            yield other
+
+
+def _mount_in(other: Child, use: WorkspaceUse) -> MountedWorkspace | None:
+    """Return what a child holds of a workspace; None before and after."""
+    wanted, held = other.wanted, other.held
+    if wanted is None:
+        return None
+    mount = wanted.mount_of(use.base)
+    if mount is None or mount.fd not in held:
+        return None
+    locked = (one for one in other.spec.workspaces if one.mode == "review")
+    for one, lock in zip(locked, wanted.locks, strict=False):
+        if use.is_same(one) and lock in held:
+            return MountedWorkspace(mount.fd, lock)
+    return None

@@ -1,0 +1,29 @@
+"""A workspace while a child sees it: what its host holds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MountedWorkspace:
+    """What a host holds of a workspace while a child runs in it.
+
+    Attributes:
+        fd: of the mount; -1 where the child makes it.
+        lock: of the workspace's lock; -1 of modes that have none.
+        own: the directory of the layer, where the child makes the mount.
+        walked_s: how long the base was walked for names to hide; None if it was not.
+    """
+
+    fd: int = -1
+    lock: int = -1
+    own: str = ""
+    walked_s: float | None = None
+
+    def close(self) -> None:
+        """Give back both."""
+        for fd in (self.fd, self.lock):
+            if fd >= 0:
+                os.close(fd)
