@@ -79,7 +79,7 @@ def _main(words: list[str]) -> int:
     if words and words[0] == "serve":
         _speak_as_log(words)
     launchpad = None
-    spawns = bool(words) and words[0] in SPAWNING
+    spawns = bool(words) and (words[0] in SPAWNING or _is_agents(words))
     if spawns and not {"-h", "--help"} & set(words[1:2]):
         if words[0] == "relay" and not _has_door():
             text = "not inside a child: FD 3 is not open; start it with sandhost run"
@@ -101,6 +101,11 @@ def _main(words: list[str]) -> int:
     from supervisor.cli.app import run_cli  # noqa: PLC0415 - after the launchpad
 
     return run_cli(words, launchpad)
+
+
+def _is_agents(words: list[str]) -> bool:
+    """Whether this is the MCP server that runs an agent's commands."""
+    return words[0] == "mcp" and "--files" in words
 
 
 def _be_stopped_with_status() -> None:

@@ -1,7 +1,8 @@
 """``sandhost mcp``: the LLM fd tools for any MCP client, on stdin and stdout.
 
 Inside a child the descriptors are the host's, reached by FD 3.  Elsewhere this program
-has a store of its own, and files beneath ``--root`` if it is given.
+has a store of its own, and files beneath ``--root`` if it is given.  With ``--files``
+there are tools on files and commands beside them (``mcp_agent``).
 
 The package ``mcp`` (an extra) speaks anyio, which runs on Trio: no second event loop.
 Read next: ``supervisor.fds.mcp_stdio``, the streams and the end of a session.
@@ -22,11 +23,11 @@ import trio
 
 from supervisor.config.document import ConfigError, load_config
 from supervisor.fds.service import make_service
-from supervisor.here import absolute
+from supervisor.here import absolute, working_directory
 from supervisor.run import complain, heeded_signals, what_failed
 from supervisor.scratch import make_kept
 from vfs.aio import AsyncClient
-from vfs.client import NotAChildError
+from vfs.client import FsProxyError, NotAChildError
 from vfs.content import UnknownCallError
 from vfs.filesystem import Filesystem
 from vfs.policy import Ledger, Policy, close_places, open_place
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
     from supervisor.config.document import Config
+    from supervisor.fds.mcp_agent import AgentTools
+    from supervisor.launchpad.start import LaunchpadProcess
     from vfs.content import Process
     from vfs.policy import Place
 
@@ -82,14 +85,25 @@ class OwnTools:
         return (await self._process.call(name, **arguments)).decode()
 
 
-def serve(config: str | None, root: str | None) -> int:
+def serve(
+    config: str | None, root: str | None, launchpad: LaunchpadProcess | None = None
+) -> int:
     """Serve until the client closes stdin and has its answers.
+
+    Args:
+        config: says which tools, outside of a child.
+        root: where these may write, likewise.
+        launchpad: starts the commands of ``--files``; None without that.
 
     Returns:
         The exit status: ``NO_READER`` if it went without them, 128+n by signal.
     """
     if root is not None and not Path(root).is_dir():
         complain("mcp", f"cannot use {root!r}: no such directory; make it first")
+        return USAGE
+    if launchpad is not None and not is_child():
+        text = "not inside a child: its tools would act in all of your own rights"
+        complain("mcp", f"cannot serve --files: {text}; start it with sandhost run")
         return USAGE
     # A descriptor that was closed would be the next one's that is opened here.
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
@@ -103,7 +117,7 @@ def serve(config: str | None, root: str | None) -> int:
             else load_config(config, once=True, for_daemon=False, is_used=False)
         )
         root = None if root is None else absolute(root)
-        return trio.run(_serve, configured, root)
+        return trio.run(_serve, configured, root, launchpad)
     except ConfigError as why:
         complain("mcp", str(why))
     except NotAChildError as why:
@@ -114,19 +128,38 @@ def serve(config: str | None, root: str | None) -> int:
     return FAILED
 
 
-async def _serve(config: Config | None, root: str | None) -> int:
+async def _serve(
+    config: Config | None, root: str | None, launchpad: LaunchpadProcess | None
+) -> int:
     from supervisor.fds.mcp_stdio import Streams  # noqa: PLC0415 - needs the extra
 
     with trio.CancelScope() as scope, _stopping(scope) as came:
         streams = Streams(scope)
         async with _tools(config, root) as tools:
-            await streams.serve(await make_server(tools))
+            if launchpad is None:
+                await streams.serve(await make_server(tools))
+            else:
+                async with _agent_tools(launchpad) as agent:
+                    await streams.serve(await make_server(tools, agent))
     if came:
         return 128 + came[0]
     if streams.fault:
         complain("mcp", streams.fault)
         return FAILED
     return NO_READER if streams.is_unread else OK
+
+
+@asynccontextmanager
+async def _agent_tools(launchpad: LaunchpadProcess) -> AsyncIterator[AgentTools]:
+    """Have commands run for as long as a block lasts; its end is theirs."""
+    from supervisor.fds.mcp_agent import AgentTools  # noqa: PLC0415 - with --files
+    from supervisor.launcher import Launcher  # noqa: PLC0415 - likewise
+
+    async with trio.open_nursery() as nursery:
+        launcher = Launcher(launchpad)
+        await nursery.start(launcher.run)
+        yield AgentTools(launcher)
+        nursery.cancel_scope.cancel()
 
 
 @contextmanager
@@ -152,10 +185,64 @@ def _stopping(scope: trio.CancelScope) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-async def make_server(tools: Tools) -> Server[dict[str, object]]:
-    """Return an MCP server of the tools that may be called now."""
+async def make_server(
+    tools: Tools, agent: AgentTools | None = None
+) -> Server[dict[str, object]]:
+    """Return an MCP server of the tools that may be called now.
+
+    Args:
+        tools: on LLM fds; a host that has none is no fault where there are others.
+        agent: on files and commands; None for none.
+    """
     from mcp import types  # noqa: PLC0415 - an extra
     from mcp.server.lowlevel import Server  # noqa: PLC0415 - an extra
+
+    listed = []
+    if agent is not None:
+        listed = [
+            types.Tool(name=name, description=about, input_schema=schema)
+            for name, about, schema in agent.described()
+        ]
+    try:
+        listed += await _fd_tools(tools)
+    except FsProxyError:
+        if agent is None:
+            raise
+
+    async def list_tools(_: object, __: object) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=listed)
+
+    async def call_tool(
+        _: object, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        arguments = params.arguments or {}
+        try:
+            if agent is not None and agent.has(params.name):
+                text, failed = await _agent_answer(agent, params.name, arguments)
+            else:
+                text = await tools.call(params.name, arguments)
+                failed = text.startswith("<fd_error ")
+        except (UnknownCallError, OSError) as why:
+            text, failed = f"invalid fd call: {why}", True
+        content = types.TextContent(type="text", text=text)
+        return types.CallToolResult(content=[content], is_error=failed)
+
+    return Server(
+        "sandhost",
+        version=_version(),
+        instructions=None if agent is None else _instructions(),
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+async def _fd_tools(tools: Tools) -> list[types.Tool]:
+    """Return the tools on LLM fds.
+
+    Raises:
+        FsProxyError: the host has none.
+    """
+    from mcp import types  # noqa: PLC0415 - an extra
 
     schemas = json.loads(await tools.call("tool_schemas", {}))
     listed = [
@@ -166,28 +253,25 @@ async def make_server(tools: Tools) -> Server[dict[str, object]]:
         )
         for schema in schemas
     ]
-    listed += [_program_tool(name) for name in PROGRAM_TOOLS]
+    return [*listed, *(_program_tool(name) for name in PROGRAM_TOOLS)]
 
-    async def list_tools(_: object, __: object) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=listed)
 
-    async def call_tool(
-        _: object, params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
-        try:
-            text = await tools.call(params.name, params.arguments or {})
-            failed = text.startswith("<fd_error ")
-        except (UnknownCallError, OSError) as why:
-            text, failed = f"invalid fd call: {why}", True
-        content = types.TextContent(type="text", text=text)
-        return types.CallToolResult(content=[content], is_error=failed)
+async def _agent_answer(
+    agent: AgentTools, name: str, arguments: dict[str, object]
+) -> tuple[str, bool]:
+    """Return what a tool on files or commands says, and whether it failed."""
+    from supervisor.fds.mcp_files import ToolError  # noqa: PLC0415 - with --files
 
-    return Server(
-        "sandhost",
-        version=_version(),
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
-    )
+    try:
+        return await agent.call(name, arguments), False
+    except ToolError as why:
+        return str(why), True
+
+
+def _instructions() -> str:
+    from supervisor.fds.mcp_agent import INSTRUCTIONS  # noqa: PLC0415 - with --files
+
+    return INSTRUCTIONS.format(cwd=working_directory())
 
 
 def _version() -> str:

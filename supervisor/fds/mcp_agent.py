@@ -1,0 +1,93 @@
+"""``sandhost mcp --files`` as a list of tools: what an agent is offered, and each call.
+
+What it is: names, schemas, and the way of a call to ``mcp_files`` and ``mcp_exec``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from supervisor.fds import mcp_files as files
+from supervisor.fds.mcp_exec import Commands, Exec
+from supervisor.fds.mcp_files import ToolError
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from supervisor.launcher import Launcher
+
+INSTRUCTIONS = (
+    "You work in a sandbox. read, write, edit, list and search act on files, exec runs a"
+    " shell command; relative paths begin in the working directory, {cwd}. What lies"
+    " elsewhere may not be there, or be to read only; TMPDIR is yours to write. Long"
+    " answers are cut and say how to go on."
+)
+"""What an agent is told first."""
+
+_BY_NAME: dict[str, tuple[type[msgspec.Struct], Callable[[Any], str]]] = {
+    "read": (files.Read, files.read),
+    "write": (files.Write, files.write),
+    "edit": (files.Edit, files.edit),
+    "list": (files.List, files.list_directory),
+    "search": (files.Search, files.search),
+}
+_EXEC = "exec"
+
+
+class AgentTools:
+    """The tools of one session.
+
+    Args:
+        launcher: starts commands.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._commands = Commands(launcher)
+
+    def has(self, name: str) -> bool:
+        """Tell whether a tool is one of these."""
+        return name == _EXEC or name in _BY_NAME
+
+    def described(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Yield the name of each, what it does, and the schema of its arguments."""
+        for name, (form, _) in _BY_NAME.items():
+            yield name, _about(form), _schema(form)
+        yield _EXEC, _about(Exec), _schema(Exec)
+
+    async def call(self, name: str, arguments: dict[str, object]) -> str:
+        """Do a call.
+
+        Raises:
+            ToolError: it failed; the text is the agent's to read.
+
+            LaunchpadLost: no command can be run any more.
+
+        Cancellation: soon; a write that has begun is waited for.
+        """
+        if name == _EXEC:
+            return await self._commands.run(_asked(name, Exec, arguments))
+        form, do = _BY_NAME[name]
+        work = partial(do, _asked(name, form, arguments))
+        return await in_thread(work)
+
+
+def _asked(name: str, form: type[Any], arguments: dict[str, object]) -> Any:
+    try:
+        return msgspec.convert(arguments, form)
+    except msgspec.ValidationError as why:
+        text = f"cannot call {name}: {why}; look at its schema"
+        raise ToolError(text) from None
+
+
+def _about(form: type[msgspec.Struct]) -> str:
+    return " ".join((form.__doc__ or "").split())
+
+
+def _schema(form: type[msgspec.Struct]) -> dict[str, Any]:
+    whole = msgspec.json.schema(form)
+    schema: dict[str, Any] = whole["$defs"][form.__name__]
+    return {k: v for k, v in schema.items() if k not in {"title", "description"}}
