@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from protocol import echo, error, invalid
+from protocol import echo, error, invalid, limits
 from supervisor.footprint import document_bytes
 from supervisor.session.on_llm import INLINE_BYTES, LEAVE_S
 from supervisor.session.replies import no_memory
@@ -96,7 +96,8 @@ async def _call(
                 return None
         session.reserved_memory().add(2 * len(answer))
     except (UnknownCallError, ValueError, FdError) as why:
-        return error(b"invalid fd call: " + echo(str(why).encode(errors="replace")))
+        text = str(why)[: limits.MAX_ECHO_BYTES]  # before it is encoded: attack 43
+        return error(b"invalid fd call: " + echo(text.encode(errors="replace")))
     except OSError as why:
         if why.errno != errno.ENOMEM:
             raise

@@ -230,7 +230,7 @@ class Process:
         if tool is None:
             if name in NEED_MODEL:
                 raise UnknownCallError(f"{name} needs a model, and this host has none")
-            raise UnknownCallError(f"unknown name: {name}")
+            raise UnknownCallError(f"unknown name: {name[:MOST_SAID_CHARS]}")
         if enabled is not None and name not in enabled | ALWAYS:
             raise UnknownCallError(f"not enabled: {name}")
         return tool
