@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from supervisor.control.server import serve_control
@@ -38,6 +39,7 @@ from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.logs import Log
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
+from supervisor.workspace.use import WorkspaceUse
 from vfs.errors import HandoverError
 
 
@@ -92,6 +94,9 @@ async def spawn(host: Host, where: Path, changes: dict[str, Any]) -> None:
     command = tuple(changes.pop("command"))
     if "sandbox" in changes:
         changes["sandbox"] = PROFILES[changes["sandbox"]]
+    if "workspaces" in changes:
+        kind = tuple[WorkspaceUse, ...]
+        changes["workspaces"] = msgspec.convert(changes["workspaces"], kind)
     try:
         child = await host.spawn(ChildSpec(command, **{**known, **changes}))
     finally:

@@ -1,0 +1,77 @@
+"""A child whose FD 3 root is a workspace notices nothing while its host is replaced."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from supervisor.workspace.run import prepare_use
+from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.helpers.hosts import CHILDREN, PYTHON
+from tests.helpers.replacing import Hand, hands, replaced
+
+pytestmark = pytest.mark.slow
+
+OPERATOR = 1234
+
+
+def prepared(hand: Hand, where: Path, **changes: Any) -> dict[str, Any]:
+    """Describe a child with a fresh workspace of another user as its root."""
+    base = where / "repo"
+    base.mkdir()
+    (base / "a").write_text("base\n")
+    if os.geteuid() == 0:
+        os.chown(base, OPERATOR, OPERATOR)
+    use = prepare_use(str(base), "review", str(where / "state"), "w")
+    return hand.spec(
+        command=[*PYTHON, "-c", (CHILDREN / "puppet.py").read_text()],
+        cwd=str(base),
+        root=str(base),
+        sandbox="auto",
+        workspaces=[msgspec.to_builtins(use)],
+        has_workspace_root=True,
+        **changes,
+    )
+
+
+# spec WS2, WS3, WS18
+@pytest.mark.parametrize("publish", ["direct", "on-close"])
+def test_a_root_that_is_a_workspace_goes_on(tmp_path: Path, publish: str) -> None:
+    tmp_path.chmod(0o755)
+    with hands(tmp_path, "one") as (hand,):
+        spec = prepared(hand, tmp_path, publish=publish)
+        with replaced(tmp_path, spec) as host:
+            assert hand.ask(b"OPEN open w false\n") == b"OK 1000"
+            assert hand.ask(b"WRITE 1000 4\nold\n") == b"OK 4"
+            before = len(host.descriptors())
+            for _ in range(2):
+                host.replace()
+            assert len(host.descriptors()) <= before + 2
+            host.assert_no_leaks()
+            assert hand.ask(b"WRITE 1000 4\nnew\n") == b"OK 4"
+            assert hand.ask(b"CLOSE 1000\n") == b"OK"
+            assert hand.ask(b"OPEN later w false\n").startswith(b"OK ")
+            seen = (
+                "sorted((e.name, e.stat().st_uid == os.getuid()) for e in os.scandir())"
+            )
+            last = [("later", True)] if publish == "direct" else []
+            assert hand.do(seen) == [("a", os.geteuid() != 0), *last, ("open", True)]
+            assert hand.do("open('open').read()") == "old\nnew\n"
+            assert hand.do("open('calls', 'w').write('x')") == 1
+            assert hand.ask(b"OPEN calls r false\n").startswith(b"OK ")
+            assert hand.ask(b"OPEN ../state r false\n").startswith(b"ERROR")
+            upper = tmp_path / "state/workspaces/w/upper"
+            owners = {path.stat().st_uid for path in upper.iterdir()}
+            assert owners == {OPERATOR if os.geteuid() == 0 else os.geteuid()}
+    assert os.listdir(tmp_path / "repo") == ["a"]
+
+
+# spec WS3a
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes a host that is root")
+def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
+    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
+        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    assert len(passed) == 2
