@@ -216,7 +216,7 @@ class Child(ChildClients):
         await self._name_process()
         stack.callback(self.process.close)
         stack.callback(self._kill_unless_ended)
-        await self._take_mounts()
+        await self._take_mounts(stack, wanted)
         self._watch_forks(stack)
         pairs.close_child_ends()
         if self._inner is not None:
@@ -290,11 +290,11 @@ class Child(ChildClients):
                 "workspace.opened", child_id=self.id, workspace=use.name, mode=use.mode
             )
             view.show(wanted, use, mounted.fd, mounted.own)
-        if not spec.has_workspace_root:
-            return None
         if next(view.own_mounts(wanted), None) is not None:
             self._sent = InnerMounts()
             stack.callback(self._sent.close)
+        if not spec.has_workspace_root:
+            return None
         return await in_thread(view.open_root, spec, wanted)
 
     def _tell_walk(self, use: WorkspaceUse, walked_s: float | None) -> None:
@@ -308,21 +308,24 @@ class Child(ChildClients):
                 **self.log_fields(),
             )
 
-    async def _take_mounts(self) -> None:
-        """Hold the mount that the child has made, if that is FD 3's root.
+    async def _take_mounts(self, stack: AsyncExitStack, wanted: Wanted) -> None:
+        """Hold the mounts that the child has made, for FD 3 and for its tools.
 
         Raises:
-            OSError: there is no descriptor for it.
+            OSError: there is no descriptor for them.
         """
         if self._sent is None:
             return
-        from supervisor.workspace.view import fill_root  # noqa: PLC0415 - with one
+        from supervisor.workspace import view  # noqa: PLC0415 - with one
 
-        first, *others = self._sent.receive()
+        *mounts, users, seen = self._sent.receive()
         self._sent.close()
-        for fd in others:
-            os.close(fd)
-        await in_thread(fill_root, self.places[0], first)
+        for fd, word in ((users, view.USERS), (seen, view.VIEW)):
+            self._held[fd] = word
+            stack.callback(self._give_back, fd)
+        wanted.joined = (users, seen)
+        root = self.places[0] if self.spec.has_workspace_root else None
+        await in_thread(view.fill_root, root, mounts)
 
     async def _name_process(self) -> None:
         """Write into the locks of its workspaces which process it is."""

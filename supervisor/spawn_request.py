@@ -80,6 +80,8 @@ class SpawnRequest:
         mounts: Mounts of the host's that `layers` names in "mountns"; the caller's.
         locks: What the launchpad keeps open as long as it or what it left is alive,
             also if this host ends; the caller's.
+        joined: The user and the mount namespace of the child whose mounts it sees, where
+            the words of "userns" say so; the caller's.
         sends: The way of the mounts that it makes itself; None if the host wants none.
     """
 
@@ -95,6 +97,7 @@ class SpawnRequest:
     mounts: tuple[int, ...] = ()
     sends: InnerMounts | None = None
     locks: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
 
     def body(self) -> tuple[object, ...]:
         """The request as a SPAWN message, without its kind and id; `sources` go with it.
@@ -142,7 +145,8 @@ class SpawnRequest:
         sources = (source for source, _ in self.fds)
         if self.sends is not None:
             way = (self.sends.way, *way)
-        return (self.cwd_fd, *self.locks, *sources, *self.mounts, *way)
+        mounts = (*self.mounts, *self.joined)
+        return (self.cwd_fd, *self.locks, *sources, *mounts, *way)
 
     def error(self, number: int, stage: str, detail: bytes) -> SpawnError:
         """The launchpad's FAILED message in words."""

@@ -43,6 +43,7 @@ from supervisor.launchpad.order import (
     FORKING,
     GAVE_UP,
     GROUP_TO_FORK_INTO,
+    JOINED,
     OVERLAY,
     frame,
     missing_interpreter,
@@ -172,7 +173,9 @@ def _layer(
     return name, step
 
 
-def _enter_user(_order: Order, who: tuple[int, int]) -> str:
+def _enter_user(order: Order, who: tuple[int, int] | str) -> str:
+    if who == JOINED:
+        return namespaces.join_user(order.joined[0])
     return namespaces.enter_user(*who)
 
 
@@ -236,14 +239,9 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
     namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
     made = mounts.Made(links, files, command)
-    return mounts.build(
-        made,
-        trees,
-        order.owners,
-        order.held,
-        fresh_proc=fresh_proc,
-        way=order.mounts_fd,
-    )
+    joined = order.joined[1] if order.joined else -1
+    passed = mounts.Passed(order.held, order.mounts_fd, joined)
+    return mounts.build(made, trees, order.owners, passed, fresh_proc=fresh_proc)
 
 
 def _enter_directory(order: Order, _launchpad: int) -> None:

@@ -28,8 +28,8 @@ import errno
 import os
 
 from supervisor.launchpad import wire
-from supervisor.launchpad.kernel import NOT_THERE, caller, open_exactly
-from supervisor.launchpad.order import HELD, OVERLAY
+from supervisor.launchpad.kernel import NOT_THERE, caller, open_exactly, system_call
+from supervisor.launchpad.order import HELD, JOINED, OVERLAY
 from supervisor.launchpad.overlay import mount_overlay_by_path
 from supervisor.launchpad.stage import (
     AT_EMPTY_PATH,
@@ -51,6 +51,7 @@ from supervisor.launchpad.stage import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
     from supervisor.launchpad.stage import Tree
 
@@ -59,6 +60,8 @@ _IS_X86_64 = os.uname().machine == "x86_64"
 _SYS_MOUNT = 165 if _IS_X86_64 else 40
 _SYS_UMOUNT2 = 166 if _IS_X86_64 else 39
 _SYS_PIVOT_ROOT = 155 if _IS_X86_64 else 41
+_SYS_SETNS = 308 if _IS_X86_64 else 268
+_CLONE_NEWNS = 0x00020000
 _SYS_OPEN_TREE = 428
 # <linux/mount.h>, <fcntl.h>
 _AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
@@ -121,14 +124,30 @@ class Made:
         self.command = command
 
 
+class Passed:
+    """Descriptors that have come with an order.
+
+    Attributes:
+        mounts: of mounts that are attached nowhere.
+        way: a socket by which overlays go to the host, it is closed; -1 for none.
+        joined: the mount namespace of the child whose mounts are seen; -1 for none.
+    """
+
+    __slots__ = ("joined", "mounts", "way")
+
+    def __init__(self, mounts: Sequence[int], way: int, joined: int) -> None:
+        self.mounts = mounts
+        self.way = way
+        self.joined = joined
+
+
 def build(
     made: Made,
     trees: tuple[Tree, ...],
     owners: int,
-    mounts: Sequence[int] = (),
+    passed: Passed,
     *,
     fresh_proc: bool,
-    way: int = -1,
 ) -> str:
     """Make the fresh root and move into it; the working directory is its top then.
 
@@ -136,11 +155,10 @@ def build(
         made: links, files and a program.
         trees: (path, "execute", "read", "write" or "device", whether owners are
             mapped), or (path, "hide", (device, inode)), or (path, "held", position in
-            ``mounts``), or (path, "overlay", directory of its layer); each before what
-            lies in it.
+            ``passed.mounts``), or (path, "overlay", directory of its layer), or (path,
+            "joined", False); each before what lies in it.
         owners: a user namespace whose map says how owners are shown; -1 for none.
-        mounts: descriptors of mounts that are attached nowhere.
-        way: a socket by which overlays go to the host, it is closed; -1 for none.
+        passed: what has come with the order.
         fresh_proc: a ``/proc`` of this process's own pid namespace; else the old one.
 
     Returns:
@@ -160,16 +178,23 @@ def build(
                 held.append(_hold_hidden(path, what))
             elif kind == HELD:
                 over = _find_place(path)
-                held.append(Held(path, mounts[what], over=over))  # type: ignore[index]
+                mount = passed.mounts[what]  # type: ignore[index]
+                held.append(Held(path, mount, over=over))
+            elif kind == JOINED:
+                over = _find_place(path)
+                mount = _copy_of_joined(passed.joined, path)
+                held.append(Held(path, mount, over=over))
             elif kind == OVERLAY:
                 over = _find_place(path)
                 held.append(Held(path, _overlay(path, what), over=over))  # type: ignore[arg-type]
             else:
                 asks = owners if what else -1
                 held += _copies(path, kind, asks, if_possible=what == IF_POSSIBLE)
-        if way >= 0:
+        if passed.way >= 0:
             kinds = {path: kind for path, kind, _ in trees}
-            _send(way, [one.fd for one in held if kinds.get(one.path) == OVERLAY])
+            _send(
+                passed.way, [one.fd for one in held if kinds.get(one.path) == OVERLAY]
+            )
         stays_root = owners < 0 and os.geteuid() == 0
         proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
         _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
@@ -281,12 +306,55 @@ def _overlay(path: bytes, own: bytes) -> int:
         raise PartError("workspace", error.errno or errno.EIO, path) from None
 
 
-def _send(way: int, fds: list[int]) -> None:
+def _send(way: int, overlays: list[int]) -> None:
+    """Send the host overlays, and the user and the mount namespace that they are in."""
     line = _socket.socket(fileno=way)
+    own: list[int] = []
     try:
-        wire.send_message(line, (), fds)
+        for name in ("/proc/self/ns/user", "/proc/self/ns/mnt"):
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            own.append(fd)
+        wire.send_message(line, (), (*overlays, *own))
     finally:
+        for fd in own:
+            os.close(fd)
         line.close()
+
+
+def _copy_of_joined(namespace: int, path: bytes) -> int:
+    """Copy a mount of another mount namespace, by a process that enters that one.
+
+    Nobody comes back from there who is not root outside.
+
+    Raises:
+        PartError: it cannot be had there.
+    """
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _send_copy(theirs, namespace, path)
+        theirs.close()
+        received = wire.wait_for_message(ours)
+        os.waitpid(pid, 0)
+    finally:
+        ours.close()
+        theirs.close()
+    (number,), fds = received or ((errno.EIO,), [])
+    if not fds:
+        raise PartError("workspace", number, path)
+    return fds[0]
+
+
+def _send_copy(line: _socket.socket, namespace: int, path: bytes) -> NoReturn:
+    try:
+        system_call(_SYS_SETNS, namespace, _CLONE_NEWNS)
+        fd = _open_tree(open_exactly(path), b"", _OPEN_ONE | AT_EMPTY_PATH)
+        wire.send_message(line, (0,), (fd,))
+    except OSError as error:
+        wire.send_message(line, (error.errno or errno.EIO,))
+    finally:
+        os._exit(0)
 
 
 def _hold_hidden(path: bytes, identity: object) -> Held:

@@ -34,6 +34,7 @@ from supervisor.launchpad.kernel import PR_SET_DUMPABLE, prctl, system_call
 # <asm/unistd.h>
 _IS_X86_64 = os.uname().machine == "x86_64"
 _SYS_UNSHARE = 272 if _IS_X86_64 else 97
+_SYS_SETNS = 308 if _IS_X86_64 else 268
 # <linux/sched.h>
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEW = {
@@ -77,6 +78,16 @@ def enter_user(uid: int, gid: int) -> str:
     finally:
         prctl(PR_SET_DUMPABLE, 0)
     return f"user {uid} and nobody else"
+
+
+def join_user(fd: int) -> str:
+    """Enter the user namespace of a child that this user has started.
+
+    Raises:
+        OSError: it is another one's.
+    """
+    system_call(_SYS_SETNS, fd, _CLONE_NEWUSER)
+    return "its child's"
 
 
 def enter(kind: str) -> str:

@@ -44,8 +44,12 @@ OVERLAY = "overlay"
 LOCKS = "locks"
 """A word of an order, and no layer: how many descriptors the launchpad keeps for it."""
 
+JOINED = "joined"
+"""The kind of a mount of another child's; and the words of "userns" for its namespace."""
+
 SENT = "sent"
-"""A word of an order, and no layer: the child sends the host its overlays."""
+"""A word of an order, and no layer: the child sends the host its overlays, and its user
+and mount namespaces."""
 
 Rules = tuple[tuple[bytes, str], ...]
 
@@ -60,6 +64,7 @@ class Order:
         common: rules of Landlock that the order, still to come, will have most likely,
             and whether it restricts TCP; None if nothing is known.
         group: the directory of its group of processes, version 2; -1 for none.
+        joined: the user and the mount namespace of a child whose mounts it sees.
         init: of the pid namespace that it was forked into; -1 for none.
         is_bounded: nothing is left in its bounding set of capabilities.
         is_in_group: it was forked into that group.
@@ -88,6 +93,7 @@ class Order:
         "is_bounded",
         "is_in_group",
         "is_in_overlay",
+        "joined",
         "layers",
         "line",
         "listener_fd",
@@ -115,6 +121,7 @@ class Order:
         self.cwd_fd = -1
         self.listener_fd = -1
         self.mounts_fd = -1
+        self.joined: list[int] = []
         self.sources: list[int] = []
         self.held: list[int] = []
         self.locks: list[int] = []
@@ -151,7 +158,9 @@ class Order:
         mounts = sum(kind == HELD for _, kind, _ in trees)
         sends = SENT in self.layers
         locks = self.layers.get(LOCKS, 0)
-        if len(fds) != 1 + locks + len(self.targets) + mounts + sends + listens:
+        joins = 2 * (self.layers.get("userns") == JOINED)
+        others = mounts + joins + sends + listens
+        if len(fds) != 1 + locks + len(self.targets) + others:
             raise OSError(errno.EMFILE, "a descriptor was not received")
         self.cwd_fd, *self.sources = fds
         self.locks, self.sources = self.sources[:locks], self.sources[locks:]
@@ -159,6 +168,9 @@ class Order:
             self.listener_fd = self.sources.pop()
         if sends:
             self.mounts_fd = self.sources.pop()
+        if joins:
+            self.joined = self.sources[-joins:]
+            del self.sources[-joins:]
         count = len(self.targets)
         self.sources, self.held = self.sources[:count], self.sources[count:]
 

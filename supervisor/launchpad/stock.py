@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from supervisor.launchpad import wire
 from supervisor.launchpad.child import SHAPING
-from supervisor.launchpad.order import Order
+from supervisor.launchpad.order import JOINED, Order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Stock:
 
     def take(self, layers: dict[str, Any]) -> Child | None:
         """Take note of an order; return who is to have it, None if nobody waits."""
+        if layers.get("userns") == JOINED:  # nobody can wait in a child's namespace
+            return None
         shape = _shape_of(layers)
         kind = self._kinds.pop(shape, None) or Kind()
         self._kinds[shape] = kind

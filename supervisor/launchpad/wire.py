@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 12
+VERSION = 13
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 BEGUN, OFFERS, TAKEN, OWNERS, OWNED = 9, 10, 11, 12, 13
@@ -78,11 +78,12 @@ DATAGRAM_BYTES = 65_536
 # execve(2) takes 6 MiB of arguments and environment at most, whatever the limits.
 TEXT_BYTES = 6 * 1024 * 1024
 # SCM_MAX_FD of the kernel is 253; the working directory, the ways of mounts and of a
-# listener, the user namespace of an order and the memfd are five of them.
-TARGETS = 248
+# listener, the user namespace of an order, two of a child that a tool joins and the memfd
+# are seven of them.
+TARGETS = 246
 
 _LONG = b"\0"
-_RIGHTS_SPACE = _socket.CMSG_SPACE(4 * (TARGETS + 5))
+_RIGHTS_SPACE = _socket.CMSG_SPACE(4 * (TARGETS + 7))
 
 
 class CutOffError(OSError):

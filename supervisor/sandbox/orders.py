@@ -11,7 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, cast
 
-from supervisor.launchpad.order import HELD, OVERLAY
+from supervisor.launchpad.order import HELD, JOINED, OVERLAY
 from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import seccomp_filter
@@ -23,11 +23,11 @@ from supervisor.spawn_request import SpawnError
 from vfs.hostio import other_names
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from supervisor.launchpad.stage import Tree
     from supervisor.sandbox.accounts import OwnFiles
-    from supervisor.sandbox.plan import ShownMount, Wanted
+    from supervisor.sandbox.plan import Wanted
     from supervisor.sandbox.view import View
 
 _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *NAMESPACES} - {"mountns"}
@@ -51,7 +51,7 @@ def layers_on_the_wire(
     found: dict[str, object] = dict.fromkeys(layers & _NO_WORDS)
     no_internet = wanted.network == "none" and "netns" not in layers
     if "userns" in layers:
-        found["userns"] = (os.geteuid(), os.getegid())
+        found["userns"] = JOINED if wanted.joined else (os.geteuid(), os.getegid())
     if layers & {"landlock", "mountns"}:
         view = _view(layers, wanted, executable).hiding(wanted.hidden)
         _check_nothing_hidden(wanted)
@@ -64,7 +64,7 @@ def layers_on_the_wire(
             _own_files(layers, wanted, home),
             command_of() if wanted.has_command else b"",
         )
-        walls = _walls(view, layers, wanted.mounts, made, no_internet=no_internet)
+        walls = _walls(view, layers, wanted, made, no_internet=no_internet)
         found.update(walls)
     if "uid" in layers:
         found["uid"] = wanted.user
@@ -127,13 +127,15 @@ def neutral(layers: Mapping[str, object]) -> dict[str, object]:
     common = sandbox_paths.common_view()
     _, no_internet = cast("tuple[object, bool]", layers.get("landlock", (None, False)))
     walls = _walls(common, layers.keys(), no_internet=no_internet)
+    if layers.get("userns") == JOINED:
+        walls["userns"] = (os.geteuid(), os.getegid())
     return {**layers, **walls}
 
 
 def _walls(
     view: View,
     layers: Collection[str],
-    mounts: Sequence[ShownMount] = (),
+    wanted: Wanted | None = None,
     made: tuple[OwnFiles, bytes] = ((), b""),
     *,
     no_internet: bool,
@@ -150,7 +152,7 @@ def _walls(
                 (path, kind, what if kind == HIDE else False)
                 for path, kind, what in trees
             )
-        held = _with_held(trees, mounts)
+        held = trees if wanted is None else _with_held(trees, wanted)
         found["mountns"] = links, held, os.fsencode(view.cwd), files, command
         view = view.in_fresh_root()
     if "landlock" in layers:
@@ -175,17 +177,17 @@ def _check_nothing_hidden(wanted: Wanted) -> None:
                 raise SpawnError(errno.EPERM, "workspace", text, why)
 
 
-def _with_held(
-    trees: tuple[Tree, ...], mounts: Sequence[ShownMount]
-) -> tuple[Tree, ...]:
+def _with_held(trees: tuple[Tree, ...], wanted: Wanted) -> tuple[Tree, ...]:
     """Return trees with mounts of the host's, or of the child's, under their paths."""
     shown: dict[bytes, Tree] = {}
     position = 0
-    for mount in mounts:
+    for mount in wanted.mounts:
         path = os.fsencode(mount.path)
         if mount.fd >= 0:
             shown[path] = (path, HELD, position)
             position += 1
+        elif wanted.joined:
+            shown[path] = (path, JOINED, False)
         else:
             shown[path] = (path, OVERLAY, os.fsencode(mount.own))
     return tuple(shown.get(tree[0], tree) for tree in trees)

@@ -410,6 +410,8 @@ class Wanted:
         share: bounds the threads that may look at what is its own.
         mounts: mounts of the host's that it sees.
         locks: descriptors of the locks of its workspaces, somebody else's.
+        joined: the user and the mount namespace of the child that has made the mounts
+            without a descriptor, whose tool this is; somebody else's.
         home: a directory of the operator to write, where what is root's is shown as its
             own; "" for none.
         has_command: ``sandhost`` is to be in its ``/usr/local/bin``.
@@ -435,6 +437,7 @@ class Wanted:
     share: trio.CapacityLimiter | None = None
     mounts: tuple[ShownMount, ...] = ()
     locks: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
     home: str = ""
     keeps_memory: bool = False
     has_command: bool = False

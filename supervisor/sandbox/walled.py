@@ -80,9 +80,10 @@ async def spawn(
         _check_mounts(plan, attempt, wanted)
         try:
             with _copies(wanted.mounts) as mounts:
-                process = await launcher.spawn(
-                    replace(attempt, mounts=mounts, locks=wanted.locks)
+                attempt = replace(
+                    attempt, mounts=mounts, locks=wanted.locks, joined=wanted.joined
                 )
+                process = await launcher.spawn(attempt)
         except SpawnError as why:
             _forget_sent(attempt)
             if why.stage == _OF_THE_LISTENER:  # no wall: nothing is open without it

@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 _NO_GROUPS = "a sidecar has none"
 _PRIVATE = 0o700
 
-_UNSEEN = (
-    b"tools do not see the workspace of a child of a host that is not root; give the"
-    b" sidecar a workspace of its own, or start it with --workspace DIR:direct\n"
-)
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -190,7 +186,6 @@ class LocalSidecar(Backend):
         top = self._workspace_of(child)
         mount = self._mount_of(child)
         if mount is not None:
-            _check_mount(child, mount)
             names = workspace.beneath_name(cwd), child.places[0].beneath(cwd)
             return await in_thread(workspace.open_in_mount, mount, *names, share=share)
         cwd_fd = await workspace.open_cwd(top, cwd, share)
@@ -279,17 +274,6 @@ class LocalSidecar(Backend):
     async def _probe(self, tool: str) -> str | None:
         # PATH may lead through a network file system.
         return await in_thread(_find, tool, self.path)
-
-
-def _check_mount(child: Child, mount: MountDirectory) -> None:
-    """Refuse a tool that would not see what its child works in.
-
-    Raises:
-        RefusedError: 409: the child has made its mount itself.
-    """
-    seen = None if child.wanted is None else child.wanted.mount_of(child.spec.root)
-    if mount.dir_fd < 0 or seen is None or seen.fd < 0:
-        raise RefusedError(409, _UNSEEN)
 
 
 def state_of(spec: ChildSpec, sidecar: str) -> str:

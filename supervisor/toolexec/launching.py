@@ -49,8 +49,6 @@ async def launch(
         shared=plan.shared,
         kept=(*plan.kept, *kept),
         programs=(*plan.programs, *programs),
-        # Not those that the child has made: two mounts would write to one layer.
-        mounts=tuple(mount for mount in wanted.mounts if mount.fd >= 0),
         # Where they are now: a tool may have moved what they lie in.
         hidden=host.apart.locations(child.spec.made_in),
     )

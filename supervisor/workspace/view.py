@@ -6,6 +6,7 @@ written by one way is seen by the other at once (spec WS2).
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad.overlay import copy_mount
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from supervisor.sandbox.plan import Wanted
     from supervisor.spec import ChildSpec
     from supervisor.workspace.use import WorkspaceUse
+
+
+USERS, VIEW = "workspace users", "workspace view"
+"""What the user and the mount namespace of a child that makes its mounts are called."""
 
 
 def mount_word(index: int) -> str:
@@ -46,6 +51,8 @@ def show(wanted: Wanted, use: WorkspaceUse, fd: int = -1, own: str = "") -> None
 def show_again(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None:
     """Add a child's workspaces, of which the program before held the mounts."""
     fds = {word: fd for fd, word in held.items()}
+    if {USERS, VIEW} <= fds.keys():
+        wanted.joined = (fds[USERS], fds[VIEW])
     for index, use in enumerate(spec.workspaces):
         fd = fds.get(mount_word(index), -1)
         is_own = fd < 0 and use.mode == "review"
@@ -111,13 +118,21 @@ def open_root(spec: ChildSpec, wanted: Wanted) -> Place:
         raise
 
 
-def fill_root(root: Place, fd: int) -> None:
-    """Put the mount that a child has made into FD 3's root, which owns it then.
+def fill_root(root: Place | None, mounts: list[int]) -> None:
+    """Put the first mount that a child has made into FD 3's root, which owns it then.
+
+    Args:
+        root: of FD 3; None if that is no workspace.
+        mounts: all that it has made; the others are closed.
 
     Raises:
         OSError: it cannot be looked at.
     """
-    root.fill(fd)
+    for fd in mounts if root is None else mounts[1:]:
+        os.close(fd)
+    if root is None:
+        return
+    root.fill(mounts[0])
     if root.write and isinstance(root.backend, MountDirectory):
         root.backend.remove_stale()
 

@@ -345,13 +345,37 @@ for cwd in ('/etc', '/workspace/..', '/workspace/out'):
 print('ok')
 """
     done = scene.run(script, *options)
-    if IS_ROOT:
-        assert done.out == b"ok\n", done.err
-    else:
-        lines = done.out.decode().splitlines()
-        assert lines[-1] == "ok", done.err
-        assert lines[0].startswith("tools do not see the workspace"), lines
+    assert done.out == b"ok\n", done.err
     assert os.listdir(scene.base) == ["a.txt"]
+
+
+# spec WS2: with FD 3 elsewhere, and with two workspaces, tools see what the child sees.
+def test_tools_see_all_workspaces_of_the_child(scene: Scene) -> None:
+    (scene.top / "bin").mkdir()
+    (scene.top / "bin/go").write_text('#!/bin/sh\nls "$@"; echo t > "$1/t"\n')
+    (scene.top / "bin/go").chmod(0o755)
+    for name in ("root", "second"):
+        (scene.top / name).mkdir()
+    options = scene.configured(
+        "[toolexec]\nlisten = ['unix']\n"
+        f"[sidecar.my-go]\nkind = 'go'\npath = ['{scene.top}/bin']\n"
+    )
+    script = """
+import sys
+from vfs.toolclient import ToolClient
+open('mine', 'w').close(); open(sys.argv[1] + '/other', 'w').close()
+print(ToolClient().run('go', os.getcwd(), sys.argv[1], cwd='/workspace').output)
+print(sorted(os.listdir()), os.listdir(sys.argv[1]))
+"""
+    second = str(scene.top / "second")
+    state = str(scene.top / "state")
+    words = ["run", "--state-dir", state, "--root", str(scene.top / "root"), *options]
+    words += ["--workspace", str(scene.base), "--workspace", second, "--"]
+    done = sandhost(*words, sys.executable, "-c", HEAD + script, second)
+    listed = f"{scene.base}:\na.txt\nmine\n\n{second}:\nother\n".encode()
+    assert done.out.decode() == f"{listed!r}\n['a.txt', 'mine', 't'] ['other']\n"
+    assert os.listdir(scene.base) == ["a.txt"]
+    assert os.listdir(second) == []
 
 
 # spec WS2, L3, L4: what asks for files of FD 3's root has those of the workspace.

@@ -45,7 +45,8 @@ def build(*trees, links=()):
     namespaces.enter("mountns")
     trees = tuple((os.fsencode(path), kind, known(path, kind)) for path, kind in trees)
     links = tuple((os.fsencode(a), os.fsencode(b)) for a, b in links)
-    mounts.build(mounts.Made(links, ()), trees, -1, fresh_proc=False)
+    passed = mounts.Passed((), -1, -1)
+    mounts.build(mounts.Made(links, ()), trees, -1, passed, fresh_proc=False)
 """
 
 
