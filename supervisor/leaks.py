@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor import holdings, proctree
-from supervisor.leftovers import Search, staged_row
+from supervisor.leftovers import Search, left_workspaces, staged_row
 from supervisor.lifecycle import State
 from vfs.hostio import files_closing, in_thread, table_of_mounts
 
@@ -56,7 +56,8 @@ async def check_host(host: Host) -> dict[str, object]:
     Returns:
         A JSON object: ``clean``, ``counts``, then the lists ``descriptors`` that nothing
         explains, ``rows`` of tables that nothing stands behind, ``processes`` beneath
-        the host that no living child explains, ``zombies``, ``staged`` names; and
+        the host that no living child explains, ``zombies``, ``staged`` names, what a
+        crash left of ``workspaces``; and
         ``explained``: how many descriptors of which kind are accounted for.
     """
     suspects: dict[Key, Row] = {}
@@ -75,6 +76,9 @@ async def check_host(host: Host) -> dict[str, object]:
         for kind in ("descriptors", "rows", "processes", "zombies")
     }
     lists["staged"], is_complete = await _staged(host)
+    uses = (use for child in host.children.values() for use in child.spec.workspaces)
+    tops = {*host.settings.hidden, *(use.state_dir for use in uses)}
+    lists["workspaces"] = await in_thread(partial(left_workspaces, *sorted(tops)))
     explained = Counter(held(host).values())
     return {
         "pid": os.getpid(),

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from supervisor import holdings, proctree
 from supervisor.control.client import ENVIRONMENT, is_deaf, usual_paths
+from supervisor.daemon_places import usual_state_dir
 from supervisor.sandbox.giving import KEEPER
 from supervisor.scratch import KEPT_PREFIX, PREFIX, is_abandoned
 from supervisor.temporary import temporary_directory
@@ -100,6 +101,20 @@ def staged_row(where: str, name: str) -> dict[str, object]:
     return {"directory": _text(where), "name": _text(name)}
 
 
+def left_workspaces(*state_dirs: str) -> list[dict[str, object]]:
+    """Return what crashes have left of workspaces, as JSON objects; blocks."""
+    found: list[dict[str, object]] = []
+    for state_dir in state_dirs:
+        if os.path.isdir(f"{state_dir}/workspaces"):  # noqa: PTH112 - a str
+            from supervisor.workspace.sweep import find_left  # noqa: PLC0415 - with one
+
+            found += (
+                {"path": _text(left.path), "what": left.what}
+                for left in find_left(state_dir)
+            )
+    return found
+
+
 def find_leftovers(tmp: str | None = None) -> dict[str, object]:
     """Look for what dead hosts of this user left.
 
@@ -110,7 +125,7 @@ def find_leftovers(tmp: str | None = None) -> dict[str, object]:
         A JSON object: ``clean``, ``counts``, then the lists: ``launchpads`` without a
         host, ``orphans`` (processes of children) without a launchpad, ``scratch``
         directories and control ``sockets`` that no host holds, ``staged`` names in those
-        directories; ``unknown``: what could not be judged, and why.
+        directories; what a crash left of ``workspaces``; ``unknown``: what could not be judged, and why.
     """
     look = _Look(Path(tmp or temporary_directory()))
     first = look.take()
@@ -126,6 +141,8 @@ def find_leftovers(tmp: str | None = None) -> dict[str, object]:
     for row in lists["scratch"]:
         search.look(os.fsencode(str(row["path"])).decode(errors="surrogateescape"))
     lists["staged"] = [staged_row(where, name) for where, name, _, _ in search.found]
+    state_dir = os.environ.get("SANDHOST_STATE") or usual_state_dir()
+    lists["workspaces"] = left_workspaces(state_dir)
     return {
         "clean": not any(lists.values()),
         "counts": {kind: len(rows) for kind, rows in lists.items()},

@@ -69,6 +69,10 @@ def sweep(
         yield f"{groups} groups of processes that are gone (removed)"
     if before is not None:
         yield from _staged(config, now)
+    if os.path.isdir(f"{places.state_dir}/workspaces"):  # noqa: PTH112 - a str
+        from supervisor.workspace.sweep import sweep_workspaces  # noqa: PLC0415 - with one
+
+        yield from sweep_workspaces(places.state_dir)
 
 
 def _launchpad(before: Predecessor) -> Iterator[str]:

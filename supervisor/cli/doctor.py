@@ -44,6 +44,7 @@ _HEADS = {
     "scratch": "scratch directories that no living host holds",
     "sockets": "control sockets that nobody listens on",
     "staged": "names of files that were being published",
+    "workspaces": "things of workspaces that a crash has left",
 }
 """What is listed, by its key in the reports."""
 

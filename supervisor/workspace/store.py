@@ -234,6 +234,11 @@ def _child_in(lock: bytes) -> str:
     return (lock.partition(b"\n")[0] or b"?").decode(errors="replace")
 
 
+def workspaces_dir(state_dir: str) -> str:
+    """Return the directory of a state directory that has the workspaces."""
+    return os.path.join(state_dir, _WORKSPACES)
+
+
 def workspaces_in(state_dir: str) -> list[str]:
     """Return the names of the workspaces that a state directory has, sorted."""
     try:

@@ -172,6 +172,7 @@ async def test_a_descriptor_that_nobody_explains_is_shown(stage: Stage) -> None:
         "processes": 0,
         "zombies": 0,
         "staged": 0,
+        "workspaces": 0,
     }
 
 

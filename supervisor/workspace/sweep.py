@@ -1,0 +1,136 @@
+"""What a crash leaves among workspaces: found, and ended where that is certain.
+
+Rule: what another process has locked is at work, and left alone. What was changed in a
+workspace is never removed here: a workspace that a dead host had stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from supervisor.scratch import remove_tree
+from supervisor.workspace.commit import STAGING_PREFIX, CommitJournal
+from supervisor.workspace.store import (
+    InUseError,
+    WorkspaceError,
+    workspaces_dir,
+    workspaces_in,
+)
+from supervisor.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HALF = ".discarded-"
+
+
+class Left(NamedTuple):
+    """A thing that a crash has left.
+
+    Attributes:
+        path: of it.
+        what: it is.
+        workspace: whose commit it is; "" for what is to be removed, or left alone.
+    """
+
+    path: str
+    what: str
+    workspace: str = ""
+
+
+def sweep_workspaces(state_dir: str) -> Iterator[str]:
+    """End what a crash has left in a state directory; yield what was found, a line each."""
+    for left in find_left(state_dir):
+        if left.workspace:
+            yield f"{left.what}: {left.path} ({_finish(state_dir, left.workspace)})"
+        elif _HALF in left.path:
+            why = remove_tree(Path(left.path))
+            done = "removed" if why is None else f"not removed: {why.strerror}"
+            yield f"{left.what}: {left.path} ({done})"
+        else:
+            how = "left alone; another state directory may have it"
+            yield f"{left.what}: {left.path} ({how})"
+
+
+def find_left(state_dir: str) -> Iterator[Left]:
+    """Yield what a crash has left; nothing of what somebody works on."""
+    where = workspaces_dir(state_dir)
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(where)):
+            path = os.path.join(where, name)
+            if _HALF in name and not _is_locked(path):
+                yield Left(path, "a workspace that was half made or half discarded")
+    bases: set[bytes] = set()
+    known: set[bytes] = set()
+    for name in workspaces_in(state_dir):
+        try:
+            with Workspace(state_dir, name) as workspace:
+                bases.add(workspace.state.base)
+                journal = _journal_of(workspace)
+        except InUseError:
+            continue
+        except (WorkspaceError, OSError):  # `workspace list` says what is wrong
+            continue
+        if journal is not None:
+            known.add(journal.staging)
+            what = "a commit that was interrupted"
+            yield Left(os.path.join(where, name), what, name)
+    for base in sorted(bases):
+        yield from _stages(base, known)
+
+
+def _journal_of(workspace: Workspace) -> CommitJournal | None:
+    data = workspace.directory.read("commit")
+    if data is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(data, type=CommitJournal)
+    except msgspec.DecodeError:
+        return None
+
+
+def _stages(base: bytes, known: set[bytes]) -> Iterator[Left]:
+    """Yield the stages in a base that no commit of these workspaces has."""
+    try:
+        names = os.listdir(base)
+    except OSError:
+        return
+    for name in sorted(names):
+        if name.startswith(STAGING_PREFIX) and name not in known:
+            path = os.fsdecode(os.path.join(base, name))
+            yield Left(path, "a stage of a commit that no workspace here has")
+
+
+def _is_locked(path: str) -> bool:
+    """Tell whether somebody works on a directory; so does one that cannot be looked at."""
+    try:
+        fd = os.open(path, _DIRECTORY)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _finish(state_dir: str, name: str) -> str:
+    """End a commit; return how."""
+    try:
+        with Workspace(state_dir, name) as workspace:
+            workspace.directory.check_idle()
+            is_applied = workspace.finish_commit()
+    except (WorkspaceError, OSError) as why:
+        return f"not ended: {why}"
+    if is_applied is None:
+        return "ended by another"
+    return "finished" if is_applied else "undone"

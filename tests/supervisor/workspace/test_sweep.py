@@ -1,0 +1,64 @@
+"""What a crash leaves is found, and ended where that is certain."""
+
+import os
+from pathlib import Path
+
+from supervisor.leftovers import left_workspaces
+from supervisor.workspace.store import WorkspaceDirectory
+from supervisor.workspace.sweep import sweep_workspaces
+from tests.supervisor.workspace.scene import Scene, tree_of
+from tests.supervisor.workspace.test_commit_crash import commit_killed_at, prepare
+
+
+# spec WS12, WS18
+def test_a_commit_that_was_cut_is_ended_and_told(scene: Scene) -> None:
+    told = set()
+    for number in range(20, 400, 20):
+        before, after = prepare(scene)
+        if not commit_killed_at(scene, number):
+            break
+        was_cut = (scene.upper.parent / "commit").exists()
+        left = left_workspaces(str(scene.state))
+        lines = list(sweep_workspaces(str(scene.state)))
+        assert bool(lines) == bool(left) == was_cut, number
+        is_new = tree_of(scene.base) == after
+        assert is_new or tree_of(scene.base) == before, number
+        if was_cut:
+            (line,) = lines
+            word = "finished" if is_new else "undone"
+            where = scene.upper.parent
+            assert line == f"a commit that was interrupted: {where} ({word})"
+            told.add(word)
+        assert list(sweep_workspaces(str(scene.state))) == []
+        scene.clear()
+    assert told == {"finished", "undone"}
+
+
+# spec WS18
+def test_what_was_half_made_goes_unless_somebody_works_on_it(scene: Scene) -> None:
+    scene.make()
+    where = scene.upper.parent.parent
+    half, busy = where / "x.discarded-12ab", where / "y.discarded-34cd"
+    for path in (half, busy):
+        path.mkdir()
+        (path / "upper").mkdir()
+    working = WorkspaceDirectory(str(busy), "y")
+    try:
+        (line,) = sweep_workspaces(str(scene.state))
+    finally:
+        working.close()
+    assert line == f"a workspace that was half made or half discarded: {half} (removed)"
+    assert sorted(os.listdir(where)) == ["w", "y.discarded-34cd"]
+
+
+# spec WS18
+def test_a_stage_that_no_workspace_here_has_is_told_and_left_alone(
+    scene: Scene,
+) -> None:
+    scene.make()
+    stage = scene.base / ".sandhost-commit-0123456789abcdef"
+    stage.mkdir()
+    (line,) = sweep_workspaces(str(scene.state))
+    assert "left alone" in line
+    assert str(stage) in line
+    assert Path(stage).is_dir()
