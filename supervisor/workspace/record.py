@@ -2,12 +2,14 @@
 
 The kernel tells nobody of a copy-up, so what a path was copied from is recorded at every
 end of a run, look and commit. Before there is a record, times decide: the birth of the
-upper inode is the moment of the copy-up, and what was removed was there when the run
-began. Both clocks tick coarsely, so an equal time counts as changed (spec WS11).
+upper inode is the moment of the copy-up; what was removed, or replaced by something that
+was not copied from it, was there when the run began. Both clocks tick coarsely, so an
+equal time counts as changed (spec WS11).
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import os
 import stat
@@ -18,6 +20,7 @@ import msgspec
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import LayeredTree, Node, Part, split
 from supervisor.workspace.linux import has_inode, read_birth_time_ns, read_file_handle
+from supervisor.workspace.upper import has_pointer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +40,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
         inode: its number there.
         ctime_ns: when it was last changed; 0 of a directory, which every new entry changes.
         mode: permission bits.
-        inside: of a directory that was removed, a digest of all that was in it; else b"".
+        inside: of a directory that was removed, a digest of all that was in it; of one that
+            was renamed, of what the base had at the new path; else b"".
     """
 
     kind: int
@@ -49,6 +53,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 
 
 NOTHING = Seen(0)
+CHANGED = Seen(-1)
+"""Of a path that is in conflict: the base never has this, so it stays in conflict."""
 
 Record = dict[bytes, Seen]
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -70,7 +76,16 @@ def save_record(record: Record) -> bytes:
 
 def look_at_base(base: LayeredTree, row: Row) -> Seen:
     """Return what the base has where a row's object comes from."""
-    return seen_of(base, row.old, is_whole=_takes_all(row))
+    seen = seen_of(base, row.old, is_whole=_takes_all(row))
+    if row.replaced is None:
+        return seen
+    return msgspec.structs.replace(seen, inside=_digest(base, row.replaced))
+
+
+def _digest(base: LayeredTree, node: Node) -> bytes:
+    """Return a digest of one of the base's objects, with all that is in it."""
+    facts = msgspec.msgpack.encode(seen_of(base, node, is_whole=True))
+    return hashlib.blake2b(facts, digest_size=16).digest()
 
 
 def _takes_all(row: Row) -> bool:
@@ -78,6 +93,13 @@ def _takes_all(row: Row) -> bool:
     if row.old is None or not row.old.is_directory:
         return False
     return row.change is Change.DELETED or row.change is Change.TYPE
+
+
+def _lacks(row: Row, seen: Seen | None) -> bool:
+    """Tell whether a record does not say what a commit of the row would replace."""
+    if seen is None:
+        return True
+    return seen != CHANGED and _takes_all(row) and not seen.inside
 
 
 def seen_of(base: LayeredTree, node: Node | None, *, is_whole: bool) -> Seen:
@@ -137,6 +159,23 @@ def _walk(
                     pending.append(node)
 
 
+def _parents(path: bytes) -> Iterator[bytes]:
+    """Yield the directories above a path, the nearest first, without the top."""
+    directory, _ = split(path)
+    while directory:
+        yield directory
+        directory, _ = split(directory)
+
+
+def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
+    """Return paths and every directory above them."""
+    found: set[bytes] = set()
+    for path in paths:
+        found.add(path)
+        found.update(_parents(path))
+    return found
+
+
 class Judge:
     """Decides whether the base has changed where a workspace has changed it.
 
@@ -163,26 +202,94 @@ class Judge:
         self._origins = origins or {}
         self._directories: dict[bytes, str] = {}
         self._handles: frozenset[bytes] | None = None
+        self._paths: list[bytes] | None = None
+        self._covers: dict[bytes, bool] = {}
 
     def conflict(self, row: Row) -> str:
         """Return why a row is in conflict; "" if it is not."""
-        seen = self._record.get(row.path)
-        if seen is None or (_takes_all(row) and not seen.inside):
-            return self._conflict_by_times(row) or self._directory_conflict(row)
-        now = look_at_base(self._base, row)
-        if not _takes_all(row):  # what is inside has rows of its own
-            now = msgspec.structs.replace(now, inside=seen.inside)
-        if now == seen:
-            return self._directory_conflict(row)
-        return _CHANGED if now.kind else "it was removed in the base"
+        return self._conflict_at(row) or self._directory_conflict(row)
 
-    def update(self, rows: Iterable[Row]) -> Record:
-        """Return the record with the rows that it lacks and that are in no conflict."""
+    def _conflict_at(self, row: Row) -> str:
+        """Return why the base's object of a row is another one than was seen."""
+        seen = self._record.get(row.path)
+        if seen is None:
+            return self._conflict_unrecorded(row)
+        now = look_at_base(self._base, row)
+        is_whole = row.change is Change.RENAMED or (seen.inside and now.inside)
+        if not is_whole:  # what is inside has rows of its own
+            now = msgspec.structs.replace(now, inside=seen.inside)
+        if now != seen:
+            return _CHANGED if now.kind else "it was removed in the base"
+        return self._conflict_unrecorded(row) if _lacks(row, seen) else ""
+
+    def update(self, rows: Sequence[Row]) -> Record:
+        """Return the record with what it lacks, and without what is settled.
+
+        Args:
+            rows: all that was changed.
+        """
         record = dict(self._record)
         for row in rows:
-            if row.path not in record and not self._conflict_by_times(row):
-                record[row.path] = look_at_base(self._base, row)
+            if _lacks(row, record.get(row.path)):
+                is_changed = self._conflict_at(row)
+                record[row.path] = (
+                    CHANGED if is_changed else look_at_base(self._base, row)
+                )
+        self._refresh(record, rows)
         return record
+
+    def _refresh(self, record: Record, rows: Sequence[Row]) -> None:
+        """Record anew what both sides have alike: the workspace sees it as it is now."""
+        changed = _with_parents(row.path for row in rows)
+        apart = {row.path for row in rows if row.change is not Change.MODE}
+        apart.update(row.origin for row in rows if row.origin is not None)
+        for path, seen in self._record.items():
+            if path in changed or not apart.isdisjoint(_parents(path)):
+                continue
+            node = self._base.find(path)
+            record[path] = seen_of(self._base, node, is_whole=bool(seen.inside))
+
+    def strays(self, rows: Sequence[Row]) -> tuple[list[bytes], list[bytes]]:
+        """Return the paths of objects whose base object is not where it was.
+
+        Returns:
+            Directories that were renamed; and other files and directories.
+        """
+        paths = sorted(_with_parents(row.path for row in rows))
+        pointers = [path for path in paths if self._is_lost(path)]
+        others = [
+            row.path
+            for row in rows
+            if row.path not in pointers
+            and row.new is not None
+            and not has_pointer(self._merged, row.new)
+            and self._is_stray(row.new, row.old)
+        ]
+        return pointers, others
+
+    def _is_lost(self, path: bytes) -> bool:
+        """Tell whether a path is a directory that points to what the base has no more."""
+        node = self._merged.find(path)
+        if node is None or not has_pointer(self._merged, node):
+            return False
+        part = node.parts[-1]
+        if part.layer != self._merged.base_layer:
+            return True
+        old = self._base.find(part.path)
+        return old is None or not self._is_copied_from(node, old)
+
+    def _is_stray(self, new: Node, old: Node | None) -> bool:
+        handle = self._origin_handle(new, new.parts[0])
+        if handle is None:
+            return False
+        return old is None or self._handle_of(old) not in {None, handle}
+
+    def _handle_of(self, node: Node) -> bytes | None:
+        fd = self._base.open(node.parts[0])
+        try:
+            return read_file_handle(fd)
+        finally:
+            os.close(fd)
 
     def linked_paths(self, chosen: Sequence[Row], rows: Sequence[Row]) -> list[bytes]:
         """Return the recorded paths whose base object changes with a commit.
@@ -213,18 +320,108 @@ class Judge:
                 linked.append(row.path)
         return linked
 
+    def _conflict_unrecorded(self, row: Row) -> str:
+        """Return why a row without a record is in conflict; "" if it is not."""
+        paths = [*_parents(row.path)]
+        if row.old is not None:
+            paths += _parents(row.old.path)
+        for path in paths:
+            # The directory was removed in the workspace, and made anew since.
+            seen = self._record.get(path)
+            if seen is not None and self._is_changed_inside(path, seen):
+                return f"its directory {os.fsdecode(path)!r} was changed in the base"
+        return (
+            self._conflict_where_it_was(row)
+            or self._conflict_inside(row)
+            or self._conflict_by_times(row)
+            or self._conflict_above(row)
+        )
+
+    def _conflict_above(self, row: Row) -> str:
+        """Return why the base's directory, which the child does not see, is in conflict.
+
+        The child has another directory of that name: what the operator brought into the
+        base's one since the run began was never seen.
+        """
+        if row.old is None or row.change is Change.RENAMED:
+            return ""
+        for path in _parents(row.path):
+            if path not in self._covers:
+                self._covers[path] = self._covers_changed(path)
+            if self._covers[path]:
+                return f"its directory {os.fsdecode(path)!r} was changed in the base"
+        return ""
+
+    def _covers_changed(self, path: bytes) -> bool:
+        new, old = self._merged.find(path), self._base.find(path)
+        if new is None or old is None:
+            return False
+        if any(part.layer == self._merged.base_layer for part in new.parts):
+            return False
+        return old.status.st_ctime_ns >= self._started_ns
+
+    def _conflict_inside(self, row: Row) -> str:
+        """Return why something recorded in a directory that was removed is in conflict."""
+        if not _takes_all(row):
+            return ""
+        if self._paths is None:
+            self._paths = sorted(self._record)
+        first = row.path + b"/"
+        for path in self._paths[bisect.bisect(self._paths, first) :]:
+            if not path.startswith(first):
+                break
+            seen = self._record[path]
+            node = self._base.find(path)
+            if seen_of(self._base, node, is_whole=bool(seen.inside)) != seen:
+                return f"{os.fsdecode(path)!r} in it was changed in the base"
+        return ""
+
+    def _conflict_where_it_was(self, row: Row) -> str:
+        """Return why a row is in conflict by the record of where its object was."""
+        if row.old is None or row.old.path == row.path:
+            return ""
+        seen = self._record.get(row.old.path)
+        if seen is None:
+            return ""
+        now = seen_of(self._base, row.old, is_whole=bool(seen.inside))
+        return "" if now == seen else _CHANGED
+
+    def _is_changed_inside(self, path: bytes, seen: Seen) -> bool:
+        if seen == CHANGED:
+            return True
+        if not stat.S_ISDIR(seen.kind):
+            return False
+        now = seen_of(self._base, self._base.find(path), is_whole=bool(seen.inside))
+        return (now.inode, now.inside) != (seen.inode, seen.inside)
+
     def _conflict_by_times(self, row: Row) -> str:
         old = row.old
         if row.change is Change.RENAMED:
-            return "" if self._is_origin(row) else "its old directory is another one"
+            if not self._is_origin(row):
+                return "its old directory is another one"
+            return self._removal_conflict(row.replaced)
         if row.new is None:
             return self._removal_conflict(old)
         if old is None:
             return "it was removed in the base" if self._lost_origin(row.new) else ""
         if old.is_directory and not row.new.is_directory:
             return self._removal_conflict(old)
-        born_ns = self._born_ns(row.new)
-        return _CHANGED if old.status.st_ctime_ns >= born_ns else ""
+        seen_ns = self._started_ns
+        if old.is_directory or self._is_copy(row.new, old):
+            seen_ns = self._born_ns(row.new)
+        return _CHANGED if old.status.st_ctime_ns >= seen_ns else ""
+
+    def _is_copy(self, new: Node, old: Node) -> bool:
+        """Tell whether a file of the layer was copied from the base's one of now."""
+        part = new.parts[0]
+        if part.layer == self._merged.base_layer:
+            return True
+        if new.kind != stat.S_IFREG or self._merged.read_mark(part, b"origin") is None:
+            return False
+        handle = self._origin_handle(new, part)
+        if handle is None:  # the layer does not say from which
+            return True
+        return self._handle_of(old) in {None, handle}
 
     def _removal_conflict(self, old: Node | None) -> str:
         if old is None:
@@ -330,12 +527,7 @@ class Judge:
         told = self._origin_handle(new, new.parts[-2])
         if told is None:
             return True
-        fd = self._base.open(old.parts[0])
-        try:
-            handle = read_file_handle(fd)
-        finally:
-            os.close(fd)
-        return handle is None or handle == told
+        return self._handle_of(old) in {None, told}
 
     def _directory_conflict(self, row: Row) -> str:
         """Return why the directory that a path is in can't take it; "" if it can."""

@@ -137,8 +137,9 @@ def choose_rows(
     by rows of that part.
     """
     chosen: dict[bytes, Row] = {}
+    moved = origins_of(rows)
     for row in rows:
-        for part in _parts_chosen(row, selection, base):
+        for part in _parts_chosen(row, selection, base, moved):
             chosen[part.path] = part
     by_path = {row.path: row for row in rows}
     renames = [row for row in rows if row.origin is not None]
@@ -153,19 +154,22 @@ def choose_rows(
 
 
 def changed_paths(
-    rows: Iterable[Row], base: LayeredTree
+    rows: Sequence[Row], base: LayeredTree
 ) -> Iterable[tuple[bytes, bool]]:
     """Yield (path, is it a directory) of all that was changed, each deleted thing too."""
+    moved = origins_of(rows)
     for row in rows:
         node = row.old if row.new is None else row.new
         is_directory = node is not None and node.is_directory
         yield row.path, is_directory
         if row.new is None and node is not None and is_directory:
-            for path, inside in things_beneath(base, node, row.path):
+            for path, inside in things_beneath(base, node, row.path, moved):
                 yield path, inside.is_directory
 
 
-def _parts_chosen(row: Row, selection: Selection, base: LayeredTree) -> Iterable[Row]:
+def _parts_chosen(
+    row: Row, selection: Selection, base: LayeredTree, moved: frozenset[bytes]
+) -> Iterable[Row]:
     node = row.old if row.new is None else row.new
     is_directory = node is not None and node.is_directory
     if row.change is not Change.DELETED or not is_directory or row.old is None:
@@ -175,7 +179,7 @@ def _parts_chosen(row: Row, selection: Selection, base: LayeredTree) -> Iterable
     if not selection.but and selection.takes(row.path, is_directory=True):
         yield row
         return
-    inside = list(things_beneath(base, row.old, row.path))
+    inside = list(things_beneath(base, row.old, row.path, moved))
     everything = [(row.path, row.old), *inside]
     if all(selection.takes(p, is_directory=n.is_directory) for p, n in everything):
         yield row
@@ -185,15 +189,32 @@ def _parts_chosen(row: Row, selection: Selection, base: LayeredTree) -> Iterable
             yield Row(path, Change.DELETED, None, node)
 
 
+def origins_of(rows: Iterable[Row]) -> frozenset[bytes]:
+    """Return where the renamed directories of rows are in the base."""
+    return frozenset(row.origin for row in rows if row.origin is not None)
+
+
 def things_beneath(
-    base: LayeredTree, top: Node, path: bytes
+    base: LayeredTree,
+    top: Node,
+    path: bytes,
+    moved: frozenset[bytes] = frozenset(),
 ) -> Iterable[tuple[bytes, Node]]:
-    """Yield (path, object) of all that lies in a directory, as if that were at a path."""
+    """Yield (path, object) of all that lies in a directory, as if that were at a path.
+
+    Args:
+        base: that has it.
+        top: the directory.
+        path: as which it is seen.
+        moved: paths of the base that are left out, with what lies beneath.
+    """
     pending = [(path, top)]
     while pending:
         path, directory = pending.pop()
         with base.read(directory) as reader:
             for node in reader.entries():
+                if node.path in moved:
+                    continue
                 inside = join(path, split(node.path)[1])
                 yield inside, node
                 if node.is_directory:

@@ -4,7 +4,9 @@ Rules:
  1. An object leaves the layer only if the tree shows the same without it.
  2. Marks go first: a directory that the base has now at its own path needs no pointer to
     an old one, and one that the commit made there needs nothing hidden.
- 3. All of it can be done again after a crash.
+ 3. A whiteout over nothing stays while there are pointers: if the base had something there
+    again, a pointer and a path could show one directory twice, which the kernel refuses.
+ 4. All of it can be done again after a crash.
 """
 
 from __future__ import annotations
@@ -54,7 +56,67 @@ def remove_committed(
         while path not in needed:
             needed.add(path)
             path, _ = split(path)
-    _Pruning(upper, merged, needed, frozenset(paths)).prune(merged.top())
+    is_pointing = any(has_pointer(merged, row.new) for row in rows)
+    pruning = _Pruning(upper, merged, needed, frozenset(paths), is_pointing=is_pointing)
+    pruning.prune(merged.top())
+
+
+def detach(upper: int, marks: bytes, paths: Collection[bytes]) -> None:
+    """Take from objects of an upper layer what they say of the base's.
+
+    Of objects whose base object was moved or replaced: the kernel would take the path where
+    that one is now for the same file, or show a directory twice. The layer must not be
+    mounted.
+
+    Args:
+        upper: a descriptor of its top.
+        marks: how the names of overlayfs's attributes begin.
+        paths: of the objects.
+    """
+    for path in paths:
+        fd = open_exactly(path, upper, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if _has_mark(fd, marks + b"redirect"):
+                os.setxattr(fd, marks + b"opaque", b"y")
+            for mark in (b"redirect", b"origin"):
+                _remove_mark(fd, marks + mark)
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                _remove_whiteouts(fd)
+        finally:
+            os.close(fd)
+
+
+def _remove_whiteouts(directory: int) -> None:
+    """Remove them from a directory of the layer alone, where the kernel lists them."""
+    for name in os.listdir(directory):
+        if is_whiteout(os.stat(name, dir_fd=directory, follow_symlinks=False)):
+            os.unlink(name, dir_fd=directory)
+
+
+def _has_mark(fd: int, mark: bytes) -> bool:
+    try:
+        os.getxattr(fd, mark)
+    except OSError as why:
+        if why.errno not in _NO_MARK:
+            raise
+        return False
+    return True
+
+
+def _remove_mark(fd: int, mark: bytes) -> None:
+    try:
+        os.removexattr(fd, mark)
+    except OSError as why:
+        if why.errno not in _NO_MARK:
+            raise
+
+
+def has_pointer(merged: LayeredTree, node: Node | None) -> bool:
+    """Tell whether a directory of the layer points to where the base has it."""
+    if node is None or not node.is_directory:
+        return False
+    part = node.parts[0]
+    return part.layer == _UPPER and merged.directory_marks(part)[1] is not None
 
 
 def drop_changes(upper: int, rows: Sequence[Row]) -> None:
@@ -100,11 +162,7 @@ def _remove_marks(upper: int, marks: bytes, path: bytes) -> None:
         return
     try:
         for mark in (b"redirect", b"opaque"):
-            try:
-                os.removexattr(fd, marks + mark)
-            except OSError as why:
-                if why.errno not in _NO_MARK:
-                    raise
+            _remove_mark(fd, marks + mark)
     finally:
         os.close(fd)
 
@@ -116,11 +174,14 @@ class _Pruning:
         merged: LayeredTree,
         needed: set[bytes],
         committed: frozenset[bytes],
+        *,
+        is_pointing: bool,
     ) -> None:
         self._upper = upper
         self._merged = merged
         self._needed = needed
         self._committed = committed
+        self._is_pointing = is_pointing
 
     def prune(self, top: Node) -> None:
         """Prune a directory and what lies in it, the innermost first."""
@@ -159,7 +220,7 @@ class _Pruning:
         path = join(directory.path, name)
         below = older.look_up(name)
         if is_whiteout(status):
-            if below is None:
+            if below is None and not self._is_pointing:
                 os.unlink(name, dir_fd=fd)
             return
         if path in self._needed or below is None:

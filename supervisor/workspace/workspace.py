@@ -26,6 +26,7 @@ from supervisor.workspace.hidden import (
 from supervisor.workspace.layers import LayeredTree, split
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.record import (
+    CHANGED,
     Judge,
     Record,
     load_record,
@@ -46,7 +47,11 @@ from supervisor.workspace.store import (
     WorkspaceError,
     path_of,
 )
-from supervisor.workspace.upper import drop_changes, remove_committed
+from supervisor.workspace.upper import (
+    detach,
+    drop_changes,
+    remove_committed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -142,7 +147,7 @@ class Workspace:
             OSError: something cannot be read.
         """
         with self._trees() as trees:
-            rows = self._rows(trees)
+            rows = self._look(trees)
             self._save_record(self._judge(trees).update(rows))
             if not patterns:
                 return rows
@@ -181,7 +186,7 @@ class Workspace:
         self.directory.check_idle()
         self.finish_commit()
         with self._trees() as trees:
-            rows = self._rows(trees)
+            rows = self._look(trees)
             patterns = (selection.only, selection.but, selection.theirs, selection.mine)
             _check_matches(patterns, rows, trees.base)
             judge = self._judge(trees)
@@ -276,7 +281,7 @@ class Workspace:
         """
         self.finish_commit()
         with self._trees() as trees:
-            self._save_record(self._judge(trees).update(self._rows(trees)))
+            self._save_record(self._judge(trees).update(self._look(trees)))
             walked_s = self._hide_names(trees.base_fd)
         self.state.started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
         self.state.is_running = True
@@ -339,6 +344,22 @@ class Workspace:
                 os.close(upper)
         finally:
             os.close(base)
+
+    def _look(self, trees: _Trees) -> list[Row]:
+        """Return what was changed.
+
+        If no child runs, what the layer says of base objects that were moved is taken
+        from it, once that is recorded.
+        """
+        rows = self._rows(trees)
+        judge = self._judge(trees)
+        pointers, others = judge.strays(rows)
+        if not (pointers or others) or self.directory.user():
+            return rows
+        self._save_record(self._record() | dict.fromkeys(pointers, CHANGED))
+        self._save_record(self._judge(trees).update(rows))
+        detach(trees.upper_fd, self.state.marks, pointers + others)
+        return self._rows(trees)
 
     def _record(self) -> Record:
         data = self.directory.read("record")
