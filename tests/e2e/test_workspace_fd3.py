@@ -14,6 +14,8 @@ import pytest
 
 from tests.attacks.test_unprivileged import passed_by_nobody
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
+from tests.helpers.llmscene import key_file
+from tests.helpers.provider import provider_process
 
 pytestmark = pytest.mark.slow
 
@@ -378,11 +380,28 @@ print(sorted(os.listdir()), os.listdir(sys.argv[1]))
     assert os.listdir(second) == []
 
 
-# spec WS2, L3, L4: what asks for files of FD 3's root has those of the workspace.
 def test_the_environment_names_the_workspace_and_caps_the_root(scene: Scene) -> None:
     script = "print(os.environ['SANDHOST_WORKSPACE'], door.caps()['rights'])"
     done = scene.run(script)
     assert done.out == b"w {'top_level': False, 'grants': []}\n", done.err
+
+
+# spec WS2, L3, L4: what the model is asked about, and what it answers, are files there.
+def test_the_model_reads_and_writes_files_of_the_workspace(scene: Scene) -> None:
+    with provider_process(scene.top / "served") as base_url:
+        text = (
+            f'[llm]\nbase_url = "{base_url}"\napi_key_file = "{key_file(scene.top)}"\n'
+        )
+        script = """
+open('notes', 'w').write('one two three')
+door.llm_chat_json('count', input_files=['notes'], output_files=['answer'])
+print(os.stat('answer').st_uid == os.getuid(), bool(open('answer').read()))
+try: door.llm_chat_json('count', input_files=['../a'])
+except FsProxyError: print('refused')
+"""
+        done = scene.run(script, *scene.configured(text))
+    assert done.out == b"True True\nrefused\n", done.err
+    assert os.listdir(scene.base) == ["a.txt"]
 
 
 def test_what_is_told_of_a_child_is_what_it_holds(scene: Scene) -> None:

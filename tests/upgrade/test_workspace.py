@@ -1,5 +1,6 @@
 """A child whose FD 3 root is a workspace notices nothing while its host is replaced."""
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from supervisor.workspace.run import prepare_use
 from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.helpers.daemon import daemon
 from tests.helpers.hosts import CHILDREN, PYTHON
-from tests.helpers.replacing import Hand, hands, replaced
+from tests.helpers.replacing import Hand, assert_clean, hands, replaced
+from tests.helpers.toolupgrade import TELL, Tools
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +72,48 @@ def test_a_root_that_is_a_workspace_goes_on(tmp_path: Path, publish: str) -> Non
     assert os.listdir(tmp_path / "repo") == ["a"]
 
 
+CONFIG = """
+[toolexec]
+listen = ["unix"]
+[sidecar.tools]
+kind = "c-cpp"
+allow = ["sh"]
+[workspace.repo]
+base = "{base}"
+[policy.p]
+workspace = ["repo"]
+[child.one]
+command = ["sh", "-c", {script}]
+policy = "p"
+"""
+
+
+# spec WS2, WS5: of a daemon; tools and FD 3 have the workspace before and after.
+def test_tools_and_fd_3_of_a_daemon_go_on() -> None:
+    script = (
+        f"echo calls > calls; printf 'OPEN door w false\\n' >&3; read -r _ <&3;{TELL}"
+    )
+    with tempfile.TemporaryDirectory(prefix="su-", dir="/tmp") as name:
+        where = Path(name)
+        (where / "repo").mkdir()
+        config = CONFIG.format(base=where / "repo", script=json.dumps(script))
+        with daemon(where, config) as running:
+            tools = Tools(running, where)
+            for number in range(2):
+                said = tools.run(f"pwd; echo {number} >> tool; ls; cat tool").body
+                listed = "calls\ndoor\ntool\n" + "".join(
+                    f"{i}\n" for i in range(number + 1)
+                )
+                assert said.decode() == f"{where}/repo\n{listed}"
+                tools.replace()
+            assert_clean(running)
+            assert running.end() == 0
+        assert os.listdir(where / "repo") == []
+
+
 # spec WS3a
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes a host that is root")
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
     with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
         passed = passed_by_nobody(Path(name), request.node.path.as_posix())
-    assert len(passed) == 2
+    assert len(passed) == 3

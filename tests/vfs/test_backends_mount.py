@@ -130,6 +130,17 @@ def test_what_a_client_writes_of_others_is_no_set_user_id_program(
     assert stat.S_IMODE(mode) == 0o777
 
 
+# attack 8: what the base has as a device is none for its child, by the door as well.
+def test_a_device_node_of_the_base_is_not_opened(
+    mount: MountDirectory, tmp_path: Path
+) -> None:
+    os.mknod(tmp_path / "base/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (tmp_path / "base/null").chmod(0o666)
+    for word in (b"r", b"r+", b"w"):
+        with pytest.raises(PermissionError):
+            opened(mount, b"null", word)
+
+
 # spec A4, WS2
 def test_a_mount_in_the_mount_is_outside(tmp_path: Path) -> None:
     """RESOLVE_NO_XDEV, shown on /dev: a mount with others in it."""
