@@ -45,7 +45,10 @@ class SpawnError(Exception):
             "pidfd" if this process may open no more descriptors.
         text: One line: what, to what, why.
         reason: The last part of that, in the kernel's words.
+        missing: What the program needs and does not find: a path, "" for nothing.
     """
+
+    missing = ""
 
     def __init__(self, number: int, stage: str, text: str, reason: str = "") -> None:
         super().__init__(text)
@@ -156,7 +159,12 @@ class SpawnRequest:
         if stage == "exec":
             if detail:
                 reason = f"it is there, but {shown} is not: {reason}"
-            return SpawnError(number, stage, f"cannot start '{name}': {reason}", reason)
+            error = SpawnError(
+                number, stage, f"cannot start '{name}': {reason}", reason
+            )
+            if number == errno.ENOENT:
+                error.missing = os.fsdecode(detail) or self.executable
+            return error
         reason, rest = _of_a_step(stage, number, shown)
         text = f"cannot start '{name}': {reason}{rest}"
         return SpawnError(number, stage, text, reason)

@@ -12,7 +12,8 @@ Rules of this file.
 2. COMMAND, what its ``#!`` line names, the installation of each (found by following its
    symbolic links, one after the other) and the working directory are read and executed,
    wherever they are.  Of an installation only the directories that hold programs and
-   libraries: ``~/.local`` holds programs, and secrets beside them.
+   libraries: ``~/.local`` holds programs, and secrets beside them.  What npm has put
+   beside a program, and the Python that a venv was made from, are part of it.
 3. A working directory ``/`` adds nothing: a daemon starts there, and everything is
    beneath it.
 4. TMPDIR and the directory of the child's sockets are its own.  Its private root, and
@@ -39,7 +40,13 @@ from typing import TYPE_CHECKING
 
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.sandbox.links import Links, Walk, holder
-from supervisor.sandbox.programs import find, interpreter, name_in_env
+from supervisor.sandbox.programs import (
+    base_of_venv,
+    find,
+    interpreter,
+    modules_around,
+    name_in_env,
+)
 from supervisor.sandbox.view import Rule, View
 
 if TYPE_CHECKING:
@@ -233,6 +240,17 @@ class _Finder:
 
     def add_installation(self, program: str, *, mapped: bool = True) -> None:
         """Allow the programs and libraries that lie around a program."""
+        modules = modules_around(program)
+        if modules and not modules.startswith(_AS_THEY_ARE):
+            self.add_installed(modules, mapped=mapped)
+        self._add_parts(program, mapped=mapped)
+        prefix, kind = os.path.split(os.path.dirname(program))
+        if kind == "bin" and not self._is_theirs(prefix):
+            base = base_of_venv(prefix)
+            if base:
+                self._add_parts(f"{base}/python", mapped=mapped)
+
+    def _add_parts(self, program: str, *, mapped: bool) -> None:
         prefix, kind = os.path.split(os.path.dirname(program))
         # What stands in "shims" finds the program among installed versions by itself.
         parts = {"bin": _PARTS, "sbin": _PARTS, "shims": _SHIMS_PARTS}.get(kind, ())

@@ -1,7 +1,8 @@
-"""What a program names in its ``#!`` line, read by a host that may be root.
+"""What a program needs beside it, read by a host that may be root.
 
-What it is: the interpreter of a script, and what env(1) is to look for.  What it is not:
-what of that a child may see (``sandbox.paths``).
+What it is: the interpreter of a script, what env(1) is to look for, what a package manager
+has spread wider than ``bin`` and ``lib``.  What it is not: what of that a child may see
+(``sandbox.paths``).
 
 Rules of this file.
 
@@ -27,6 +28,11 @@ _ENV = frozenset({"/usr/bin/env", "/bin/env"})
 
 _LINE_BYTES = 256
 """As much of a ``#!`` line as the kernel reads."""
+
+_SETTINGS_BYTES = 4096
+"""A ``pyvenv.cfg`` has some 200."""
+
+_MODULES = "/node_modules/"
 
 
 def interpreter(path: str) -> str | None:
@@ -65,6 +71,32 @@ def find(name: str, directories: Iterable[str]) -> str | None:
     return None
 
 
+def modules_around(program: str) -> str:
+    """Return the ``node_modules`` that a program of npm's lies in; "" for none.
+
+    It is the outermost one: packages look for each other in all above them.
+    """
+    prefix, found, _ = program.partition(_MODULES)
+    return f"{prefix}{_MODULES[:-1]}" if found else ""
+
+
+def base_of_venv(prefix: str) -> str:
+    """Return the directory of the Python that a venv was made from; "" if it is none.
+
+    Args:
+        prefix: of the venv, without links.
+    """
+    try:
+        text = _beginning(f"{prefix}/pyvenv.cfg").decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home" and value.strip().startswith("/"):
+            return value.strip()
+    return ""
+
+
 def _named(words: list[str]) -> str | None:
     if words and words[0] in _ENV:
         for word in words[1:]:
@@ -76,7 +108,7 @@ def _named(words: list[str]) -> str | None:
 def _first_line(path: str) -> list[str]:
     """Return the words of a ``#!`` line; none, where there is no such line."""
     try:
-        line = _line(path)
+        line = _beginning(path, _LINE_BYTES).partition(b"\n")[0]
     except OSError:
         return []
     if not line.startswith(b"#!"):
@@ -84,7 +116,8 @@ def _first_line(path: str) -> list[str]:
     return [os.fsdecode(word) for word in line[2:].split()]
 
 
-def _line(path: str) -> bytes:
+def _beginning(path: str, size: int = _SETTINGS_BYTES) -> bytes:
+    """Return how a regular file begins; nothing of another one (rule 1)."""
     found = open_exactly(os.fsencode(path))
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
@@ -92,6 +125,6 @@ def _line(path: str) -> bytes:
         # What was looked at, whatever stands under its name now.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(f"/proc/self/fd/{found}", flags), "rb") as file:
-            return file.readline(_LINE_BYTES)
+            return file.read(size)
     finally:
         os.close(found)

@@ -4,6 +4,7 @@ What it is: the one road from a profile to a process, for the host and for a rel
 What it is not: the rules of that (``sandbox``), nor the launchpad's messages.
 """
 
+# ruff: noqa: PTH110, PTH115, PTH118, PTH120 - what is asked for is text
 from __future__ import annotations
 
 import errno
@@ -19,6 +20,7 @@ from supervisor.launchpad.stage import HIDE, IF_POSSIBLE
 from supervisor.sandbox import giving
 from supervisor.sandbox.foreseen import keeps_network
 from supervisor.sandbox.hold import HOLDERS, is_held
+from supervisor.sandbox.links import LINKS
 from supervisor.sandbox.orders import layers_on_the_wire, neutral
 from supervisor.sandbox.plan import (
     KEEP_NETWORK,
@@ -92,6 +94,8 @@ async def spawn(
                 request = replace(request, listener=None)
                 continue
             if not is_of_the_machine(why):
+                if why.missing.startswith("/") and attempt.layers:
+                    raise await in_thread(_with_remedy, why, wanted) from None
                 raise
             await _do_without(launcher, plan, attempt, why, wanted.paths)
         else:
@@ -107,6 +111,23 @@ def _forget_sent(attempt: SpawnRequest) -> None:
     for sent in (attempt.listener, attempt.sends):
         if sent is not None:
             sent.forget()
+
+
+def _with_remedy(error: SpawnError, wanted: Wanted) -> SpawnError:
+    """Say what to expose, where the host has what a program does not find."""
+    path = error.missing
+    for _ in range(LINKS):  # of a workspace, what the child has made is a link as well
+        try:
+            target = os.readlink(wanted.shown(path))
+        except OSError:
+            break
+        path = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    if wanted.mount_of(path) is not None or not os.path.exists(path):
+        return error
+    prefix, kind = os.path.split(os.path.dirname(path))
+    what = prefix if kind == "bin" and prefix != "/" else path
+    text = f"{error.text}; show it by --expose {what!r}"
+    return SpawnError(error.errno, error.stage, text, error.reason)
 
 
 def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: Wanted) -> None:
