@@ -246,11 +246,31 @@ class ChildSpec:
             held = dict(zip((self.root, *grants), paths, strict=True))
             if self._has_made_root:
                 _check_way(self.root, held[self.root])
+            for path in grants:
+                self._check_grant(path, held[path])
             check_ways(held, (*written, *self._linked_roots, *self.write))
         except BaseException:
             close_places(places)
             raise
         return tuple(places)
+
+    def _check_grant(self, path: str, real: str) -> None:
+        """Raise ``OSError`` for a grant that goes round a workspace, to its base.
+
+        Args:
+            path: as it is written.
+            real: the same without links.
+        """
+        for use in self.workspaces:
+            if use.mode == "direct":
+                continue
+            if f"{real}/".startswith(f"{use.base}/"):
+                how = f"it lies in workspace {use.base!r}, and names the base"
+            elif path in self.write and f"{use.base}/".startswith(f"{real}/"):
+                how = f"it may be written and holds the base of workspace {use.base!r}"
+            else:
+                continue
+            raise OSError(errno.EINVAL, f"{how}; leave the grant out", path)
 
 
 @contextmanager

@@ -156,6 +156,28 @@ def test_a_root_that_is_named_is_fd_3_s(scene: Scene) -> None:
     assert done.out == b"[]\n['a.txt']\n", done.err
 
 
+# spec WS1: no grant of FD 3 leads to the base beside the workspace.
+@pytest.mark.parametrize(
+    ("option", "where", "is_refused"),
+    [
+        ("--read", "repo/a.txt", True),
+        ("--write", "repo", True),
+        ("--write", "link", True),
+        ("--write", ".", True),
+        ("--read", ".", False),
+    ],
+)
+def test_a_grant_that_goes_round_the_workspace_is_refused(
+    scene: Scene, option: str, where: str, is_refused: bool
+) -> None:
+    (scene.top / "link").symlink_to("repo")
+    done = scene.run("print('ran')", option, str(scene.top / where))
+    assert (done.out == b"") is is_refused, done.err
+    if is_refused:
+        assert done.status == 125
+        assert done.said("leave the grant out")
+
+
 def test_there_is_no_fresh_root_to_keep(scene: Scene) -> None:
     done = scene.run("print('ran')", "--keep")
     assert (done.status, done.out) == (125, b"")
