@@ -12,6 +12,7 @@ import os
 import random
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -336,9 +337,7 @@ class Kept:
         options = self.options
         if not options.workspaces:
             return options
-        from supervisor.workspace.run import prepare_uses  # noqa: PLC0415 - with one
-
-        uses = await in_thread(prepare_uses, options.workspaces)
+        uses = await in_thread(_prepared_uses, options.workspaces)
         return replace(options, workspaces=uses, cwd=options.cwd or uses[0].base)
 
     async def _live(self, child: Child) -> int:
@@ -406,6 +405,17 @@ class Kept:
             "status": self.status,
             "usage": None,
         }
+
+
+def _prepared_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
+    """Return uses of workspaces as they are found, or made (for a worker thread)."""
+    # With what the start itself will import: in the Trio thread all other children would
+    # wait for that (attack 41).
+    from supervisor.workspace.run import prepare_uses  # noqa: PLC0415 - with one
+
+    for name in ("supervisor.inner_mounts", "supervisor.workspace.view"):
+        import_module(name)
+    return prepare_uses(uses)
 
 
 def _open_stdio() -> tuple[int, tuple[int, int], tuple[int, int]]:

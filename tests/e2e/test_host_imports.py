@@ -258,3 +258,28 @@ def test_a_run_with_services_imports_nothing_more(place: Path, provider: str) ->
     found, said = imported_by_run(place, script, "--config", str(config))
     assert "has 2 words." in said
     assert found == []
+
+
+WORKSPACE = """
+[workspace.w]
+base = "{where}/work"
+[policy.p]
+workspace = ["w"]
+"""
+
+
+# attack 41
+def test_a_daemon_with_a_workspace_imports_nothing_in_its_own_thread(
+    place: Path,
+) -> None:
+    (place / "work").mkdir()
+    (place / "work").chmod(0o777)
+    imports = Imports(place)
+    with daemon(place, WORKSPACE.format(where=place), env=imports.env) as running:
+        assert imports.new()[0] == "began"
+        for number in range(2):
+            said = have_done(running, f"c{number}", "p", FILES + "echo hi > made\n")
+            assert "400000\n" in said
+            running.client.stop_child(f"c{number}")
+        assert imports.new() == []
+    assert not (place / "work" / "made").exists()
