@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from supervisor.sandbox.plan import Machine
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
+    from supervisor.workspace.bounds import LayerBounds
     from supervisor.workspace.mounted import MountedWorkspace
     from supervisor.workspace.use import WorkspaceUse
     from vfs.policy import Place
@@ -115,7 +116,9 @@ class Child(ChildClients):
         ended = self.exit
         if ended is None or (ended.code is None and ended.signal is None):
             return "ended, nobody knows how"
-        why = ": its time limit was up" if self.timed_out else ""
+        why = f": {self.ended_for}" if self.ended_for else ""
+        if self.timed_out:
+            why = ": its time limit was up"
         if ended.signal is None:
             return f"exited with {self.status}{why}"
         try:
@@ -277,6 +280,7 @@ class Child(ChildClients):
             return None
         from supervisor.inner_mounts import InnerMounts  # noqa: PLC0415 - with one
         from supervisor.workspace import view  # noqa: PLC0415 - likewise
+        from supervisor.workspace.bounds import LayerBounds  # noqa: PLC0415 - likewise
 
         for index, use in enumerate(spec.workspaces):
             mounted = await self._mount_workspace(use, wanted)
@@ -290,6 +294,9 @@ class Child(ChildClients):
                 "workspace.opened", child_id=self.id, workspace=use.name, mode=use.mode
             )
             view.show(wanted, use, mounted.fd, mounted.own)
+            if use.mode == "review":
+                bounds = self._bounds[use.name] = LayerBounds(use)
+                await in_thread(bounds.look)  # what is there before it writes
         if next(view.own_mounts(wanted), None) is not None:
             self._sent = InnerMounts()
             stack.callback(self._sent.close)
@@ -581,12 +588,7 @@ class Child(ChildClients):
         process, session, nursery = self.process, self.session, self._nursery
         if process is None or session is None or nursery is None:
             raise RuntimeError("a child that was not started cannot live")
-        # No task that waits for what may never be: there are many children, and whoever
-        # has started one waits until this one does.
-        if self._is_stopped:
-            nursery.start_soon(self._enforce_end)
-        if self._timeout_at < math.inf:
-            nursery.start_soon(self._enforce_timeout)
+        self._start_bounds(nursery)
         door = self._door_socket
         if door is not None:
             nursery.start_soon(door.serve, self._let_in, self._tell_of_door_socket)
@@ -606,6 +608,18 @@ class Child(ChildClients):
         await self._close_sessions()
         self.look_at_groups()
         self._host.note_refusals(self)
+
+    def _start_bounds(self, nursery: trio.Nursery) -> None:
+        """Start what waits for its limits."""
+        # No task that waits for what may never be: there are many children, and whoever
+        # has started one waits until this one does.
+        if self._is_stopped:
+            nursery.start_soon(self._enforce_end)
+        if self._timeout_at < math.inf:
+            nursery.start_soon(self._enforce_timeout)
+        for use in self.spec.workspaces:
+            if use.mode == "review":
+                nursery.start_soon(self._keep_bounds, use, self._bounds.get(use.name))
 
     def log_fields(self) -> dict[str, object]:
         """Return who this is, for a line of the log."""
@@ -632,7 +646,7 @@ class Child(ChildClients):
         ended = self.exit
         if ended is None:
             raise RuntimeError("a child that runs has not ended")
-        was_asked = self._is_stopped and not self.timed_out
+        was_asked = self._is_stopped and not (self.timed_out or self.ended_for)
         is_obeying = was_asked and ended.signal == self.spec.stop_signal
         is_kept = self._host.roster is not None
         failed = bool(self.status) and is_kept and not is_obeying
@@ -669,6 +683,36 @@ class Child(ChildClients):
         if self.exit is None:
             self.timed_out = True
             self.stop()
+
+    async def _keep_bounds(self, use: WorkspaceUse, bounds: LayerBounds | None) -> None:
+        """End it when it passes what bounds its workspace's layer (spec WS17)."""
+        from supervisor.workspace.bounds import LayerBounds  # noqa: PLC0415 - with one
+
+        try:
+            why = await (bounds or LayerBounds(use)).wait_passed()
+        except OSError as error:
+            text = f"cannot look at the layer of workspace {use.name}: {error.strerror}"
+            self._host.log.write("WARNING", text, **self.log_fields())
+            return
+        if self.exit is not None:
+            return
+        self.ended_for = f"workspace {use.name}: {why}"
+        self._host.journal.write(
+            "workspace.limit",
+            child_id=self.id,
+            workspace=use.name,
+            limit=why.limit,
+            used=why.used,
+            allowed=why.allowed,
+        )
+        self._host.log.write(
+            "WARNING",
+            f"Child {self.id} is ended: {self.ended_for}",
+            workspace=use.name,
+            limit=why.limit,
+            **self.log_fields(),
+        )
+        self.stop(0.0)
 
     async def _close_sessions(self) -> None:
         """Close every conversation, nested ones first (spec S3)."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from supervisor.spawn_request import SpawnError
     from supervisor.spawned import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
+    from supervisor.workspace.bounds import LayerBounds
     from vfs.policy import Place, Policy
 
 ATTACHING = "attaching"
@@ -63,6 +64,7 @@ class ChildClients:
         exit: how its process ended; None before.
         failure: why it could not be started; None if it was.
         timed_out: its time limit ended it.
+        ended_for: what else ended it, in words; "" for nothing.
         is_counted: what its limits have refused is among ``Host.refused``.
         gone: set when nothing of it is left.
         begun: set when its process is there and its conversation begins, or never will.
@@ -79,6 +81,7 @@ class ChildClients:
         self.exit: ExitStatus | None = None
         self.failure: SpawnError | None = None
         self.timed_out = False
+        self.ended_for = ""
         self.is_counted = False
         self.gone = trio.Event()
         self.begun = trio.Event()
@@ -96,6 +99,7 @@ class ChildClients:
         self._refused_before: dict[str, int] = {}
         self._refused_by_groups: dict[str, int] = {}
         self._held: dict[int, str] = {}
+        self._bounds: dict[str, LayerBounds] = {}
         self._inner: InnerListener | None = None
         self._sent: InnerMounts | None = None
         self._door_socket: DoorSocket | None = None

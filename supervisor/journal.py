@@ -69,6 +69,7 @@ EVENTS = (
     "quota.denied",
     "workspace.opened",
     "workspace.closed",
+    "workspace.limit",
 )
 """The events that this host writes."""
 

@@ -87,6 +87,18 @@ def content_of(places: Iterable[Place]) -> Content:
     return Content(look.size_bytes, look.files, look.closed)
 
 
+def content_beneath(fd: int) -> Content:
+    """Look at what lies beneath one directory; for a worker thread.
+
+    Raises:
+        MovedError: something was moved meanwhile: look again.
+        OSError: it cannot be read.
+    """
+    look = _Look(set())
+    look.walk(fd)
+    return Content(look.size_bytes, look.files, look.closed)
+
+
 class Charged(NamedTuple):
     """What a ledger has charged.
 

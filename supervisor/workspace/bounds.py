@@ -1,0 +1,147 @@
+"""What bounds the layer of a workspace: its limits, and the disk's reserve (spec WS17).
+
+The kernel bounds neither, as ADR 56 says of what tools make, so the host looks.
+
+Rules:
+ 1. A child is ended while a limit is passed, and passed by more than when it began; so one
+    that removes from too much is left alone.
+ 2. While the disk has less free than its reserve, a child is ended if its layer grows.
+ 3. A look waits for what can be written till the next one: with far to go it is rare.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from supervisor.workspace.store import path_of
+from vfs.growth import Content, MovedError, content_beneath
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from supervisor.workspace.use import WorkspaceUse
+
+RESERVE = 0.05
+"""The part of a file system that a layer leaves to the operator."""
+
+PAUSE_S = 0.1
+"""Between two looks; what a child can write in that time it can write beyond a limit."""
+
+LONGEST_PAUSE_S = 5.0
+PAUSE_LOOKS = 20
+"""Or so many times what the last look took: it may use a twentieth of a thread."""
+
+_BYTES_PER_S = 4 << 30
+"""What no disk of today takes; so much room is not used up before the next look."""
+
+_UPPER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Passed(NamedTuple):
+    """A limit that a layer has passed.
+
+    Attributes:
+        limit: ``bytes``, ``files``, ``reserve`` or ``closed directories``.
+        used: of the reserve, what is free.
+        allowed: of the reserve, what has to be.
+    """
+
+    limit: str
+    used: int
+    allowed: int
+
+    def __str__(self) -> str:
+        if self.limit == "reserve":
+            return f"its disk has {self.used} bytes free, of {self.allowed} to keep"
+        return f"its layer has {self.used} {self.limit}, of {self.allowed} allowed"
+
+
+class LayerBounds:
+    """Looks at the layer of one workspace while a child writes to it.
+
+    Args:
+        use: the workspace.
+    """
+
+    def __init__(self, use: WorkspaceUse) -> None:
+        self._path = os.path.join(path_of(use.state_dir, use.name), "upper")
+        self._most = {"bytes": use.settings.max_bytes, "files": use.settings.max_files}
+        self._counts = any(most is not None for most in self._most.values())
+        self._first: dict[str, int] | None = None
+        self._low: int | None = None
+        self._pause_s = 0.0
+
+    async def wait_passed(self) -> Passed:
+        """Wait until a limit is passed; say which.
+
+        Raises:
+            OSError: the layer cannot be looked at.
+        """
+        while True:
+            passed = await in_thread(self.look)
+            if passed is not None:
+                return passed
+            await trio.sleep(self._pause_s)
+
+    def look(self) -> Passed | None:
+        """Look once, the first time for what was there before; for a worker thread.
+
+        Raises:
+            OSError: the layer cannot be read.
+        """
+        began_s = time.monotonic()
+        upper = os.open(self._path, _UPPER)
+        try:
+            passed = self._look_at_disk(upper)
+            if self._counts and passed is None:
+                passed = self._look_at_limits(upper)
+                took_s = time.monotonic() - began_s
+                self._pause_s = max(PAUSE_S, PAUSE_LOOKS * took_s)
+        finally:
+            os.close(upper)
+        return passed
+
+    def _look_at_limits(self, upper: int) -> Passed | None:
+        found = _count(upper)
+        if found is None:
+            return None
+        used = {
+            "bytes": found.size_bytes,
+            "files": found.files,
+            "closed directories": found.closed,
+        }
+        if self._first is None:
+            self._first = used
+        most = {**self._most, "closed directories": 0}
+        for limit, allowed in most.items():
+            if allowed is not None and used[limit] > max(allowed, self._first[limit]):
+                return Passed(limit, used[limit], allowed)
+        return None
+
+    def _look_at_disk(self, upper: int) -> Passed | None:
+        disk = os.fstatvfs(upper)
+        free = disk.f_bavail * disk.f_frsize
+        kept = int(disk.f_blocks * disk.f_frsize * RESERVE)
+        slack_s = max(0, free - kept) / _BYTES_PER_S
+        self._pause_s = min(LONGEST_PAUSE_S, max(PAUSE_S, slack_s))
+        if free >= kept:
+            self._low = None
+            return None
+        found = _count(upper)
+        if found is None:
+            return None
+        if self._low is not None and found.size_bytes > self._low:
+            return Passed("reserve", free, kept)
+        self._low = found.size_bytes
+        return None
+
+
+def _count(upper: int) -> Content | None:
+    """Count what lies in the layer; None if something was moved meanwhile."""
+    try:
+        return content_beneath(upper)
+    except MovedError:
+        return None
