@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from supervisor.launchpad.overlay import mount_overlay
-from supervisor.workspace.layers import TRUSTED_MARKS
+from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.selection import Patterns, Selection
 from supervisor.workspace.store import make_workspace
 from supervisor.workspace.workspace import Workspace
@@ -21,8 +21,9 @@ Tree = dict[bytes, Facts]
 class Scene:
     """A base, a state directory, and one workspace named ``w``."""
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, *, has_user_marks: bool = False) -> None:
         self.top = top
+        self._has_user_marks = has_user_marks
         self.base = top / "base"
         self.state = top / "state"
         self.base.mkdir(0o755)
@@ -37,7 +38,8 @@ class Scene:
 
     def make(self) -> None:
         """Make the workspace, when the base is as it shall be."""
-        make_workspace(str(self.state), "w", os.fsencode(self.base), TRUSTED_MARKS)
+        marks = USER_MARKS if self._has_user_marks else TRUSTED_MARKS
+        make_workspace(str(self.state), "w", os.fsencode(self.base), marks)
 
     def open(self) -> Workspace:
         """Open the workspace for one command."""
@@ -63,7 +65,7 @@ class Scene:
             fds = [os.open(p, os.O_PATH) for p in (self.base, self.upper.parent)]
             for fd in fds:
                 stack.callback(os.close, fd)
-            mount = mount_overlay(*fds)
+            mount = mount_overlay(*fds, has_user_marks=self._has_user_marks)
             stack.callback(os.close, mount)
             yield Path(f"/proc/{os.getpid()}/fd/{mount}")
 
