@@ -121,6 +121,44 @@ def test_a_nested_child_is_not_told_of_its_parents_socket(root: Path) -> None:
     assert b"'.': VFS access denied" in done.err
 
 
+SEEKING = """
+import glob, os
+
+run_dir = os.path.join(os.path.dirname(os.path.dirname(os.environ["TMPDIR"])), "run")
+found = []
+try:
+    found += os.listdir(run_dir)
+except OSError as why:
+    print(type(why).__name__)
+for path in (*glob.glob("/proc/[0-9]*/environ"), "/proc/net/unix"):
+    try:
+        with open(path, "rb") as file:
+            found += [path] * (NAME in file.read())
+    except OSError:
+        pass
+print(found)
+"""
+
+
+# attack 37: a nested child has Landlock alone, and the directory is in its reach; it would
+# have to know the name.
+@pytest.mark.parametrize("network", ["none", "host"])
+def test_a_nested_child_does_not_find_its_parents_socket(network: str) -> None:
+    script = (
+        "import os, subprocess, sys\n"
+        "path = os.environ['FSPROXY_SOCKET']\n"
+        "assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]\n"
+        "name = os.path.basename(path)\n"
+        # Cut in two, or it would find its own arguments.
+        "cut = f'({name[:6]!r} + {name[6:]!r}).encode()'\n"
+        f"seeking = {SEEKING!r}.replace('NAME', cut)\n"
+        "relay = ['sandhost', 'relay', '--', sys.executable, '-c', seeking]\n"
+        "sys.exit(subprocess.run(relay).returncode)\n"
+    )
+    done = run(script, "--network", network)
+    assert done.out == b"PermissionError\n[]\n", done
+
+
 LEAKED = """
 import os, sys, trio
 from vfs.relay import open_relay
