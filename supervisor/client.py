@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "ChangedPath",
     "Changes",
     "ChildRow",
     "ClientRow",
@@ -38,6 +39,8 @@ __all__ = [
     "Spawned",
     "Stopping",
     "Usage",
+    "WorkspaceCommit",
+    "WorkspaceRow",
 ]
 
 T = TypeVar("T")
@@ -179,6 +182,46 @@ class Event(msgspec.Struct, frozen=True):
     event: dict[str, Any] | None = None
 
 
+class WorkspaceRow(msgspec.Struct, frozen=True):
+    """One workspace of a daemon."""
+
+    name: str
+    base: str
+    mode: str
+    state: str
+    child: str | None
+    changed: int
+    bytes: int
+    created_at: str | None = None
+    snapshots: list[str] = []
+
+
+class ChangedPath(msgspec.Struct, frozen=True):
+    """One path that was changed in a workspace.
+
+    Attributes:
+        path: None for one that is not UTF-8; it stands in base64 in ``path_b64`` then.
+        change: ``added``, ``modified``, ``deleted``, ``mode``, ``type``, ``renamed``.
+    """
+
+    change: str
+    kind: str
+    size: int
+    mode: int
+    path: str | None = None
+    path_b64: str | None = None
+    old_size: int | None = None
+
+
+class WorkspaceCommit(msgspec.Struct, frozen=True):
+    """What a commit did, or would do; a path that is not UTF-8 is ``{path_b64}``."""
+
+    applied: list[str | dict[str, str]]
+    conflicts: list[dict[str, str]]
+    guarded: list[str | dict[str, str]]
+    left: list[str | dict[str, str]]
+
+
 class HostClient:
     """One host.
 
@@ -303,6 +346,43 @@ class HostClient:
         # None is a value here: all lines.
         for item in stream(self.path, "events", args, self._reader):
             yield msgspec.convert(item, Event)
+
+    def workspace(self, verb: str, **arguments: object) -> Any:
+        """Do a verb of ``sandhost workspace``; return its result as plain values.
+
+        Args:
+            verb: as the command has it: ``list``, ``diff``, ``commit``, ``discard``.
+            arguments: of ``supervisor.workspace.verbs``.
+        """
+        words = {"verb": verb, **arguments}
+        return call(self.path, "workspace", _given(words))["result"]
+
+    def workspaces(self) -> list[WorkspaceRow]:
+        """Return its workspaces."""
+        return msgspec.convert(self.workspace("list"), list[WorkspaceRow])
+
+    def workspace_diff(
+        self, name: str, patterns: list[str] | None = None
+    ) -> list[ChangedPath]:
+        """Return what was changed in a workspace."""
+        rows = self.workspace("diff", name=name, patterns=patterns)
+        return msgspec.convert(rows, list[ChangedPath])
+
+    def workspace_patch(self, name: str, **arguments: object) -> Iterator[bytes]:
+        """Yield what was changed in a workspace as a patch, in pieces."""
+        words = {"name": name, **arguments}
+        for item in stream(self.path, "workspace-patch", words):
+            if "data" in item:
+                yield base64.b64decode(item["data"])
+
+    def workspace_commit(self, name: str, **arguments: object) -> WorkspaceCommit:
+        """Bring changes to the base: what is chosen, or nothing."""
+        result = self.workspace("commit", name=name, **arguments)
+        return msgspec.convert(result, WorkspaceCommit)
+
+    def workspace_discard(self, name: str) -> None:
+        """Remove a workspace and all that was changed in it."""
+        self.workspace("discard", name=name)
 
     def _order(self, do: str, kind: type[T], args: dict[str, Any]) -> T:
         return msgspec.convert(call(self.path, do, _given(args)), kind)

@@ -70,6 +70,9 @@ EVENTS = (
     "workspace.opened",
     "workspace.closed",
     "workspace.limit",
+    "workspace.committed",
+    "workspace.conflict",
+    "workspace.discarded",
 )
 """The events that this host writes."""
 

@@ -79,7 +79,7 @@ def render(
     """Return a table as text, with a last LF.
 
     Args:
-        kind: ``ps``, ``clients``, ``files`` or ``quota``.
+        kind: ``ps``, ``clients``, ``files``, ``quota`` or ``workspaces``.
         rows: as the control socket gives them.
         terminal: the text goes to one, so it may be drawn.
         width: columns that there are; None: as many as it takes.
@@ -284,6 +284,12 @@ def _state(row: Row) -> str:
     return of_process if of_process in {"stopped", "zombie"} else state
 
 
+def _state_of_workspace(row: Row) -> str:
+    """Show what a workspace is, and who has it."""
+    child = row.get("child")
+    return f"{row['state']} by {child}" if child else str(row["state"])
+
+
 def _isolation(row: Row) -> str:
     """Show the profile, and how many of its layers this machine did not give."""
     isolation = row.get("isolation") or {}
@@ -300,6 +306,15 @@ def _uptime(row: Row) -> str:
 
 
 TABLES: dict[str, tuple[Column, ...]] = {
+    "workspaces": (
+        Column("WORKSPACE", _plain("name"), gives_way=True),
+        Column("STATE", _state_of_workspace, gives_way=True),
+        Column("MODE", _plain("mode"), goes=2),
+        Column("CHANGED", _plain("changed"), is_right=True),
+        Column("BYTES", lambda row: _size(row.get("bytes") or 0), is_right=True),
+        Column("SINCE", _instant("created_at"), goes=1),
+        Column("BASE", _plain("base"), gives_way=True),
+    ),
     "ps": (
         Column(
             "CHILD",

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 VERSION = 1
 """Version of the questions; a host refuses any other."""
 
-ORDERS = ("spawn", "kill", "stop-child", "reload", "replace")
-STREAMS = ("logs", "events", "stop")
+ORDERS = ("spawn", "kill", "stop-child", "reload", "replace", "workspace")
+STREAMS = ("logs", "events", "stop", "workspace-patch")
 """What a daemon does besides."""
 
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")

@@ -20,6 +20,7 @@ from supervisor.config.child import (
 )
 from supervisor.config.document import ConfigError, load_config, warnings
 from supervisor.control.server import OrderError, Orders
+from supervisor.control.workspaces import WorkspaceOrders
 from supervisor.daemon_checks import faults_here
 from supervisor.options import OptionError
 from vfs.hostio import in_thread
@@ -106,6 +107,7 @@ class DaemonOrders:
                 "reload": self._reload,
             }
         )
+        WorkspaceOrders(self._host, self._places.state_dir).add_to(orders)
 
     async def _spawn(self, words: dict[str, Any]) -> dict[str, object]:
         args = msgspec.convert(words, SpawnArgs)

@@ -67,7 +67,7 @@ MAX_LONG = 64
 BEAT_S = 3.0
 """Between two heart-beats; a client waits for more than three of them."""
 
-READING = frozenset({"logs", "events"})
+READING = frozenset({"logs", "events", "workspace-patch"})
 """Streams that change nothing: the journal does not tell of them."""
 
 _ERROR_CHARS = 10_000
@@ -106,6 +106,7 @@ class Orders:
         orders: change something; each takes the time that it takes.
         streams: send items.
         stats: each adds to ``stats``.
+        is_reading: tells of an order and its arguments whether it changes nothing.
         listener: (descriptor, what tells the socket's file from others if that is the
             host's own), while the socket is served.
     """
@@ -113,6 +114,7 @@ class Orders:
     orders: dict[str, Order] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
     stats: list[Callable[[], dict[str, object]]] = field(default_factory=list)
+    is_reading: Callable[[str, dict[str, Any]], bool] = lambda do, _args: do in READING
     listener: tuple[int, tuple[int, int] | None] | None = None
 
 
@@ -329,7 +331,7 @@ class ControlServer:
     def _is_wanted(self, stream: trio.SocketStream, question: Question) -> bool:
         """Tell whether the asker is there, and write down what it orders (rule 5)."""
         is_there = not _has_hung_up(stream)
-        if question.do in READING:
+        if self._orders.is_reading(question.do, question.args):
             return is_there
         pid, uid = _peer(stream)
         do, name = question.do, question.args.get("name")

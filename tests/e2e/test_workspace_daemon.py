@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.client import ControlError
 from tests.attacks.test_unprivileged import passed_by_nobody
 from tests.helpers.command import TIMEOUT_S, Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
@@ -208,6 +209,44 @@ workspace = ["nope"]
         "policy.p.workspace",
     }
     assert done.status != 0
+
+
+# spec WS7, WS20
+def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
+    script = "echo child >> a.txt; echo b > b.txt; cat a.txt; exec sleep 600"
+    with daemon(place.top, place.config(script)) as host:
+        client = host.client
+        host.wait(lambda: host.log("agent"), "its word")
+        (row,) = client.workspaces()
+        assert (row.name, row.state, row.child) == ("repo", "in use", "child-1")
+        assert [(one.path, one.change) for one in client.workspace_diff("repo")] == [
+            ("a.txt", "modified"),
+            ("b.txt", "added"),
+        ]
+        patch = b"".join(client.workspace_patch("repo"))
+        assert patch == place.ask("diff", "repo").out
+        for refused in (client.workspace_commit, client.workspace_discard):
+            with pytest.raises(ControlError, match="child child-1 has it"):
+                refused("repo")
+        with pytest.raises(ControlError, match="cannot find workspace 'none'"):
+            client.workspace_diff("none")
+        with pytest.raises(ControlError, match="there is no verb 'dance'"):
+            client.workspace("dance")
+        client.stop_child("agent")
+        (place.base / "a.txt").write_text("operator\n")
+        refused_commit = client.workspace_commit("repo")
+        assert [one["path"] for one in refused_commit.conflicts] == ["a.txt"]
+        assert client.workspace_commit("repo", only=["b.txt"]).applied == ["b.txt"]
+        assert (place.base / "b.txt").read_text() == "b\n"
+        client.workspace_discard("repo")
+        assert client.workspaces() == []
+        (conflict,) = events(place, "workspace.conflict")
+        assert (conflict["workspace"], conflict["conflicts"]) == ("repo", 1)
+        (committed,) = events(place, "workspace.committed")
+        assert (committed["applied"], committed["left"]) == (1, 1)
+        (discarded,) = events(place, "workspace.discarded")
+        assert discarded["changed"] == 1
+        assert host.end() == 0
 
 
 SHARED = """

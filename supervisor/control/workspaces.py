@@ -1,0 +1,108 @@
+"""What may be asked of a daemon's workspaces over its control socket.
+
+What it is: each verb of ``workspace.verbs``, done in a thread, and told to the journal.
+What it is not: the verbs; a verb that stands in their table is asked by its name.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from supervisor.control.server import READING, OrderError, Orders, Send
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from supervisor.host import Host
+    from supervisor.workspace.verbs import Done
+
+PIECE_BYTES = 256 * 1024
+"""Of a patch, in one item of the stream."""
+
+
+class WorkspaceOrders:
+    """The orders about one daemon's workspaces.
+
+    Args:
+        host: its journal is told.
+        state_dir: where the workspaces are.
+    """
+
+    def __init__(self, host: Host, state_dir: str) -> None:
+        self._host = host
+        self._state_dir = state_dir
+
+    def add_to(self, orders: Orders) -> None:
+        """Offer them."""
+        orders.orders["workspace"] = self._do
+        orders.streams["workspace-patch"] = self._patch
+        orders.is_reading = _is_reading
+
+    async def _do(self, words: dict[str, Any]) -> dict[str, object]:
+        """Do a verb: ``{"verb": ..., its arguments}``."""
+        verb = words.get("verb")
+        if not isinstance(verb, str):
+            raise OrderError("cannot tell what to do: there is no verb; name one")
+        arguments = {key: value for key, value in words.items() if key != "verb"}
+        done = await in_thread(_attempt, self._state_dir, verb, arguments)
+        if done.event is not None:
+            name, fields = done.event
+            self._host.journal.write(name, workspace=arguments.get("name"), **fields)
+        return {"result": done.result, "notes": done.notes}
+
+    async def _patch(self, words: dict[str, Any], send: Send) -> None:
+        """Send a patch in pieces; the first item is what a person is to be told."""
+        fd, notes = await in_thread(_patch_file, self._state_dir, words)
+        try:
+            await send({"notes": notes})
+            while data := await in_thread(os.read, fd, PIECE_BYTES):
+                await send({"data": base64.b64encode(data).decode()})
+        finally:
+            os.close(fd)
+
+
+def _is_reading(do: str, arguments: dict[str, Any]) -> bool:
+    """Tell whether an order or a stream changes nothing."""
+    from supervisor.workspace.verbs import VERBS  # noqa: PLC0415 - when asked
+
+    verb = VERBS.get(str(arguments.get("verb")))
+    if do == "workspace" and verb is not None:
+        return not verb.changes
+    return do in READING
+
+
+def _attempt(state_dir: str, verb: str, arguments: dict[str, Any]) -> Done:
+    from supervisor.workspace.verbs import VerbError, do_verb  # noqa: PLC0415 - when asked
+
+    try:
+        return do_verb(state_dir, verb, arguments)
+    except VerbError as why:
+        raise OrderError(str(why)) from None
+
+
+def _patch_file(state_dir: str, words: dict[str, Any]) -> tuple[int, list[str]]:
+    """Return a descriptor of a file without a name that has the patch, at its beginning."""
+    from supervisor.workspace.verbs import (  # noqa: PLC0415 - as above
+        DiffArguments,
+        VerbError,
+        write_patch,
+    )
+
+    fd, path = tempfile.mkstemp(prefix=".patch-", dir=state_dir)
+    try:
+        Path(path).unlink()
+        arguments = msgspec.convert(words, DiffArguments)
+        notes = write_patch(state_dir, arguments, fd)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except VerbError as why:
+        os.close(fd)
+        raise OrderError(str(why)) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, notes

@@ -1,0 +1,294 @@
+"""What can be asked of workspaces: each verb with its arguments, its work, its result.
+
+The command line and a host's control socket both go by this table, so a verb that stands
+here can be asked of either, with the same rows. Results are plain JSON values (spec Forms).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from supervisor.workspace.patch import NoGitError
+from supervisor.workspace.selection import Patterns, Selection
+from supervisor.workspace.store import InUseError, WorkspaceError, workspaces_in
+from supervisor.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from supervisor.workspace.changes import Row
+    from supervisor.workspace.workspace import CommitResult
+
+Tell = tuple[str, dict[str, Any]]
+
+
+class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of ``list``."""
+
+
+class NameArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of verbs that take a name alone."""
+
+    name: str
+
+
+class DiffArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of ``diff``, and of a patch."""
+
+    name: str
+    patterns: list[str] = []
+    freeze: bool = False
+    binary: bool = False
+
+
+class CommitArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of ``commit``; patterns as the options of the command."""
+
+    name: str
+    only: list[str] = []
+    but: list[str] = []
+    allow: list[str] = []
+    theirs: list[str] = []
+    mine: list[str] = []
+    skip_conflicts: bool = False
+    dry_run: bool = False
+
+
+class VerbError(Exception):
+    """A verb cannot be done; the text is one line for a person."""
+
+
+class Done(msgspec.Struct):
+    """What became of a verb.
+
+    Attributes:
+        result: plain JSON values.
+        notes: what a person is to be told beside it.
+        event: what the journal is told: a name and its fields; None for nothing.
+    """
+
+    result: Any
+    notes: list[str] = []
+    event: Tell | None = None
+
+
+class Verb(NamedTuple):
+    """One verb.
+
+    Attributes:
+        arguments: their form.
+        do: does it in a state directory; blocks.
+        changes: something is changed by it.
+    """
+
+    arguments: type[Any]
+    do: Callable[[str, Any], Done]
+    changes: bool = False
+
+
+def do_verb(state_dir: str, verb: str, words: Mapping[str, Any]) -> Done:
+    """Do what is asked; blocks.
+
+    Args:
+        state_dir: where workspaces live.
+        verb: of ``VERBS``.
+        words: its arguments as plain values.
+
+    Raises:
+        VerbError: it cannot be done.
+    """
+    known = VERBS.get(verb)
+    if known is None:
+        raise VerbError(f"there is no verb {verb!r}, only {', '.join(VERBS)}")
+    with worded():
+        return known.do(state_dir, msgspec.convert(dict(words), known.arguments))
+
+
+@contextlib.contextmanager
+def worded() -> Iterator[None]:
+    """Turn what goes wrong with a workspace into one line.
+
+    Raises:
+        VerbError: something does.
+    """
+    try:
+        yield
+    except WorkspaceError as why:
+        raise VerbError(str(why)) from None
+    except NoGitError:
+        text = "cannot compare text: git is not installed"
+        raise VerbError(f"{text}; install it, or use --stat or --json") from None
+    except msgspec.ValidationError as why:
+        raise VerbError(str(why)) from None
+    except ValueError as why:  # of a pattern
+        raise VerbError(f"cannot use a pattern: {why}; see gitignore(5)") from None
+    except OSError as why:
+        name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
+        raise VerbError(f"cannot use{name}: {why.strerror}; nothing changed") from None
+
+
+# What each does
+
+
+def _list(state_dir: str, _: NoArguments) -> Done:
+    return Done([_row(state_dir, name) for name in workspaces_in(state_dir)])
+
+
+def _row(state_dir: str, name: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "mode": "review", "snapshots": []}
+    try:
+        with Workspace(state_dir, name) as found:
+            child = found.directory.user()
+            rows = found.changes()
+            made = datetime.fromtimestamp(found.state.created_ns / 1e9, UTC)
+            return row | {
+                "base": os.fsencode(found.state.base).decode(errors="replace"),
+                "state": "in use" if child else found.idle_state(),
+                "child": child,
+                "created_at": made.isoformat().replace("+00:00", "Z"),
+                "changed": len(rows),
+                "bytes": sum(one.size_bytes for one in rows),
+            }
+    except InUseError:
+        state = "in use"
+    except (WorkspaceError, OSError) as why:
+        state = f"cannot be read: {why}"
+    return row | {"base": "", "state": state, "child": None, "changed": 0, "bytes": 0}
+
+
+def _diff(state_dir: str, args: DiffArguments) -> Done:
+    with _opened(state_dir, args.name) as (found, notes):
+        with _still(found, notes, is_asked=args.freeze):
+            rows = found.changes(Patterns(args.patterns))
+        return Done([diff_row(row) for row in rows], notes)
+
+
+def write_patch(state_dir: str, args: DiffArguments, file: int) -> list[str]:
+    """Write the changes as a patch into a file; return what a person is to be told.
+
+    Whole before anything of it is sent: a slow reader keeps no child stopped.
+
+    Raises:
+        VerbError: it cannot be made.
+    """
+    with worded(), _opened(state_dir, args.name) as (found, notes):
+        with _still(found, notes, is_asked=args.freeze):
+            pieces = found.patch(Patterns(args.patterns), binary=args.binary)
+            with open(file, "wb", closefd=False) as target:
+                target.writelines(pieces)
+        return notes
+
+
+def _commit(state_dir: str, args: CommitArguments) -> Done:
+    selection = Selection(
+        only=Patterns(args.only),
+        but=Patterns(args.but),
+        allow=Patterns(args.allow),
+        theirs=Patterns(args.theirs),
+        mine=Patterns(args.mine),
+        skips_conflicts=args.skip_conflicts,
+    )
+    with _opened(state_dir, args.name) as (found, notes):
+        result = found.commit(selection, is_dry=args.dry_run)
+        if not (result.left or result.is_refused or args.dry_run):
+            found.discard()
+    done = Done(_commit_row(result), notes)
+    if not args.dry_run:
+        counts = {"conflicts": len(result.conflicts), "guarded": len(result.guarded)}
+        if result.is_refused:
+            done.event = "workspace.conflict", counts
+        else:
+            counts |= {"applied": len(result.applied), "left": len(result.left)}
+            done.event = "workspace.committed", counts
+    return done
+
+
+def _discard(state_dir: str, args: NameArguments) -> Done:
+    with _opened(state_dir, args.name) as (found, notes):
+        changed = len(found.changes())
+        found.discard()
+    return Done(None, notes, ("workspace.discarded", {"changed": changed}))
+
+
+VERBS: dict[str, Verb] = {
+    "list": Verb(NoArguments, _list),
+    "diff": Verb(DiffArguments, _diff),
+    "commit": Verb(CommitArguments, _commit, changes=True),
+    "discard": Verb(NameArguments, _discard, changes=True),
+}
+
+
+@contextlib.contextmanager
+def _opened(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
+    notes: list[str] = []
+    with Workspace(state_dir, name) as found:
+        if found.finish_commit() is False:
+            text = "a commit that was interrupted was undone: the base is as it was"
+            notes.append(f"{name}: {text}")
+        yield found, notes
+
+
+@contextlib.contextmanager
+def _still(found: Workspace, notes: list[str], *, is_asked: bool) -> Iterator[None]:
+    """Stop the child that has a workspace, if that is asked; else note that it runs."""
+    with contextlib.ExitStack() as stack:
+        if is_asked:
+            stack.enter_context(found.stopped())
+        elif child := found.directory.user():
+            text = f"child {child} is at work, so this may be torn; see --freeze"
+            notes.append(f"{found.name}: {text}")
+        yield
+
+
+# Rows
+
+
+def diff_row(row: Row) -> dict[str, Any]:
+    """Return a changed path as it is printed with ``--json``."""
+    found = _path({}, "path", row.path or b".") | {"change": row.change.value}
+    if row.origin is not None:
+        found = _path(found, "from", row.origin)
+    found |= {"kind": row.kind, "size": row.size_bytes, "mode": row.mode}
+    if row.old_size_bytes is not None:
+        found["old_size"] = row.old_size_bytes
+    return found
+
+
+def path_in(row: Mapping[str, Any] | str) -> bytes:
+    """Return the path that a row, or a plain path of a list, stands for."""
+    if isinstance(row, str):
+        return row.encode()
+    if "path" in row:
+        return str(row["path"]).encode()
+    return base64.b64decode(row["path_b64"])
+
+
+def _path(row: dict[str, Any], key: str, path: bytes) -> dict[str, Any]:
+    """Return a row with a path: as text, or in base64 if it is not UTF-8."""
+    try:
+        return row | {key: path.decode()}
+    except UnicodeDecodeError:
+        return row | {f"{key}_b64": base64.b64encode(path).decode()}
+
+
+def _commit_row(result: CommitResult) -> dict[str, Any]:
+    conflicts = [
+        _path({}, "path", one.path) | {"reason": one.reason} for one in result.conflicts
+    ]
+    return {
+        "applied": [_plain(path) for path in result.applied],
+        "conflicts": conflicts,
+        "guarded": [_plain(path) for path in result.guarded],
+        "left": [_plain(path) for path in result.left],
+    }
+
+
+def _plain(path: bytes) -> str | dict[str, Any]:
+    found = _path({}, "path", path)
+    return found.get("path", found)  # type: ignore[no-any-return]
