@@ -363,6 +363,7 @@ class ChildClients:
             # Of who has not begun nothing was tried yet.
             "isolation": None if process is None else self.walls.row(),
             "traffic": self.traffic().row(),
+            "workspaces": self._host.sizes.rows(self.spec.workspaces),
         }
 
 

@@ -61,6 +61,7 @@ from supervisor.session.pump import Pump
 from supervisor.session.session import Session
 from supervisor.spawned import LaunchpadLost
 from supervisor.watches import tell_by
+from supervisor.workspace_sizes import WorkspaceSizes
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 
@@ -162,6 +163,7 @@ class Host:
         limits: what was told of each child's limits.
         refused: how often limits of children that are gone refused something, by limit.
         forks: who of them runs into its limit of processes again and again.
+        sizes: how much was changed in the workspaces that children have.
         mounting: held while a workspace that children share is mounted.
         on_overdue: told of each child that a stop's grace period did not end.
         apart: its own directories, which no child sees into.
@@ -205,6 +207,7 @@ class Host:
         self.roster: Roster | None = None
         self.nursery: trio.Nursery | None = None
         self.mounting = trio.Lock()
+        self.sizes = WorkspaceSizes()
         self._is_tidying = False
         self._child_ids = count(1)
         self._owners: dict[str, str] = {}

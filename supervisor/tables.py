@@ -35,6 +35,9 @@ NARROWEST = 8
 ROOMY = 12
 """What it has at least while there are columns to leave out."""
 
+NOTHING = "-"
+"""Stands in a cell that has nothing to show."""
+
 CUT = "~"
 """Stands for what a cell had no room for."""
 
@@ -50,6 +53,7 @@ class Column(NamedTuple):
         is_right: for numbers.
         gives_way: is cut when the line would be too long.
         goes: is left out then, those of a higher number first; 0: never.
+        is_seldom: is left out where no row has anything to show there.
     """
 
     title: str
@@ -57,6 +61,7 @@ class Column(NamedTuple):
     is_right: bool = False
     gives_way: bool = False
     goes: int = 0
+    is_seldom: bool = False
 
 
 def terminal_width() -> int | None:
@@ -95,6 +100,11 @@ def render_columns(
     width: int | None = None,
 ) -> str:
     """Return a table of any columns; see ``render``."""
+    columns = [
+        column
+        for column in columns
+        if not column.is_seldom or any(column.cell(row) != NOTHING for row in rows)
+    ]
     cells = [[printable(column.cell(row)) for column in columns] for row in rows]
     lines = [[column.title for column in columns], *cells]
     if width is None:
@@ -290,6 +300,23 @@ def _state_of_workspace(row: Row) -> str:
     return f"{row['state']} by {child}" if child else str(row["state"])
 
 
+def workspace_names(row: Row) -> str:
+    """Show the workspaces that a child has."""
+    return ", ".join(str(one["name"]) for one in row.get("workspaces") or ()) or "-"
+
+
+def workspace_sum(key: str, show: Callable[[Any], str] = str) -> Callable[[Row], str]:
+    """Return a cell with the sum of a figure of a child's workspaces."""
+
+    def cell(row: Row) -> str:
+        known = [
+            one[key] for one in row.get("workspaces") or () if one[key] is not None
+        ]
+        return show(sum(known)) if known else "-"
+
+    return cell
+
+
 def _isolation(row: Row) -> str:
     """Show the profile, and how many of its layers this machine did not give."""
     isolation = row.get("isolation") or {}
@@ -332,6 +359,17 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("FDS", _usage("descriptors"), is_right=True, goes=4),
         Column("THR", _usage("threads"), is_right=True, goes=5),
         Column("SUB", _usage("descendants"), is_right=True, goes=6),
+        Column("WORKSPACE", workspace_names, gives_way=True, goes=8, is_seldom=True),
+        Column(
+            "CHANGED", workspace_sum("changed"), is_right=True, goes=7, is_seldom=True
+        ),
+        Column(
+            "BYTES",
+            workspace_sum("bytes", _size),
+            is_right=True,
+            goes=9,
+            is_seldom=True,
+        ),
         Column("COMMAND", lambda row: " ".join(row["command"]), gives_way=True),
         Column("REASON", lambda row: row.get("reason") or "-", gives_way=True),
     ),

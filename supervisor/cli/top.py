@@ -15,7 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from supervisor.tables import Column, render_columns
+from supervisor.tables import (
+    Column,
+    render_columns,
+    workspace_names,
+    workspace_sum,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,6 +103,7 @@ def _flat(row: Row, earlier: Row | None, span_s: float) -> Row:
         "errors": traffic.get("errors"),
         "tokens": (row.get("llm") or {}).get("tokens"),
         "isolation": (row.get("isolation") or {}).get("label"),
+        "workspaces": row.get("workspaces") or [],
         "last_error": traffic.get("last_error"),
         "reason": row.get("reason"),
     }
@@ -162,6 +168,11 @@ COLUMNS = (
     Column("IN", _cell("bytes_in", _size), is_right=True),
     Column("OUT", _cell("bytes_out", _size), is_right=True),
     Column("TOKENS", _cell("tokens", _count), is_right=True, goes=1),
+    Column("WORKSPACE", workspace_names, gives_way=True, goes=4, is_seldom=True),
+    Column("CHANGED", workspace_sum("changed"), is_right=True, goes=5, is_seldom=True),
+    Column(
+        "BYTES", workspace_sum("bytes", _size), is_right=True, goes=6, is_seldom=True
+    ),
     Column("ISO", lambda row: str(row.get("isolation") or "-"), gives_way=True),
     Column("LAST ERROR", _trouble, gives_way=True),
 )

@@ -21,6 +21,7 @@ from supervisor.restarts import DOWN
 from supervisor.sandbox.plan import LAYERS
 from supervisor.services import Accounting
 from supervisor.session.counts import NAMES, Histogram
+from supervisor.workspace_sizes import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -60,6 +61,7 @@ def families(metrics: Metrics) -> list[Family]:
         *_memory(metrics),
         *_models(metrics),
         *_executions(metrics),
+        *_workspaces(metrics),
         *_process(metrics),
     ]
 
@@ -298,6 +300,42 @@ def _executions(metrics: Metrics) -> Iterator[Family]:
         "Starts of sidecars after an end or a failure",
         "sidecar",
         metrics.sidecar_restarts,
+    )
+
+
+def _workspaces(metrics: Metrics) -> Iterator[Family]:
+    sizes = metrics.host.sizes
+    total = sizes.total()
+    yield _by(
+        GAUGE,
+        "sandhost_workspaces",
+        "Workspaces by state, where children that run have theirs",
+        "state",
+        {state: sizes.states[state] for state in STATES},
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_workspace_changed_files",
+        "Files that are changed in the workspaces of children that run",
+        total.changed,
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_workspace_bytes",
+        "Bytes that their layers hold",
+        total.size_bytes,
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_workspace_commits",
+        "Commits that were ordered and applied",
+        metrics.commits,
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_workspace_conflicts",
+        "Paths that such commits could not take, for the base had changed",
+        metrics.conflicts,
     )
 
 

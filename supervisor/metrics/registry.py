@@ -139,6 +139,8 @@ class Metrics:
         executions: tool executions that began.
         executions_ended: those that ended, by outcome.
         sidecar_restarts: starts after an end or a failure, by sidecar.
+        commits: of workspaces that were applied.
+        conflicts: paths that commits could not take.
         lag: how late the loop was, looked at every ``LAG_INTERVAL_S``.
         lag_last_s: likewise, at the last look; None before the first.
         lag_worst_s: likewise, at the worst.
@@ -161,6 +163,8 @@ class Metrics:
     executions: int = 0
     executions_ended: Counter[str] = field(default_factory=Counter)
     sidecar_restarts: Counter[str] = field(default_factory=Counter)
+    commits: int = 0
+    conflicts: int = 0
     lag: Histogram = field(default_factory=Histogram)
     lag_last_s: float | None = None
     lag_worst_s: float = 0.0
@@ -329,6 +333,15 @@ def _sidecar_restarting(metrics: Metrics, fields: dict[str, Any]) -> None:
     metrics.sidecar_restarts[str(fields.get("sidecar"))] += 1
 
 
+def _committed(metrics: Metrics, fields: dict[str, Any]) -> None:
+    metrics.commits += 1
+    metrics.conflicts += fields["conflicts"]
+
+
+def _conflict(metrics: Metrics, fields: dict[str, Any]) -> None:
+    metrics.conflicts += fields["conflicts"]
+
+
 def _limit(metrics: Metrics, fields: dict[str, Any]) -> None:
     metrics.limits[str(fields.get("limit")), str(fields.get("level"))] += 1
 
@@ -339,6 +352,8 @@ _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "child.gone": _child_gone,
     "client.gone": _client_gone,
     "security.denied": _denied,
+    "workspace.committed": _committed,
+    "workspace.conflict": _conflict,
     "llm.called": _llm_called,
     "quota.denied": _quota_denied,
     "child.limit": _limit,

@@ -91,6 +91,9 @@ class ChildFacts:
     last_error: str | None
     files: Bar | None
     growth: Bar | None
+    workspace: str | None = None
+    changed: int | None = None
+    changed_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,7 @@ class Watch:
             traffic.last_error,
             _bar_of(child, "Files", OPEN_FILES),
             _bar_of(child, "Growth", SIZE_BYTES, is_bytes=True),
+            *_workspaces(row["workspaces"]),
         )
 
 
@@ -291,6 +295,15 @@ def _program(command: str) -> str:
 def _requests(child: Child) -> int:
     """Return how many requests came over a child's own connection: cheap for 1,000."""
     return 0 if child.session is None else child.session.requests
+
+
+def _workspaces(rows: object) -> tuple[str | None, int | None, int | None]:
+    """Return the names of a child's workspaces, and the sums of what is changed."""
+    if not isinstance(rows, list) or not rows:
+        return None, None, None
+    names = ", ".join(str(row["name"]) for row in rows)
+    changed = sum(row["changed"] or 0 for row in rows)
+    return names, changed, sum(row["bytes"] or 0 for row in rows)
 
 
 def _label(isolation: object) -> str:

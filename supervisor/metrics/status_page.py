@@ -240,6 +240,9 @@ _CHILD_HEADS = (
     Head("Files", "files", is_number=True),
     Head("Growth", "growth", is_number=True),
     Head("Tokens", "tokens", is_number=True),
+    Head("Workspace", "workspace"),
+    Head("Changed", "changed", is_number=True),
+    Head("Changed bytes", "changed-bytes", is_number=True),
     Head("Isolation", "isolation"),
 )
 _CLIENT_HEADS = (
@@ -392,6 +395,9 @@ def _child(child: ChildFacts) -> tuple[Cell, ...]:
         _small(child.files),
         _small(child.growth),
         _figures(child.tokens),
+        _word(child.workspace),
+        _figures(child.changed),
+        _bytes(child.changed_bytes),
         _word(child.isolation),
     )
 

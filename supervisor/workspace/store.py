@@ -250,6 +250,29 @@ def workspaces_in(state_dir: str) -> list[str]:
     )
 
 
+def look_at_state(state_dir: str, name: str) -> str | None:
+    """Return ``in use``, ``idle`` or ``left behind``; None if it cannot be told.
+
+    For figures: no command is kept from the workspace meanwhile.
+    """
+    path = path_of(state_dir, name)
+    try:
+        with open(os.path.join(path, "lock"), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "in use"
+    except FileNotFoundError:
+        pass  # no child had it yet
+    except OSError:
+        return None
+    try:
+        with open(os.path.join(path, "state"), "rb") as file:
+            state = msgspec.json.decode(file.read(), type=State)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return "left behind" if state.is_running else "idle"
+
+
 def path_of(state_dir: str, name: str) -> str:
     """Return where a workspace of a name is.
 

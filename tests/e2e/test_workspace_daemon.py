@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.client import ControlError
+from supervisor.control.client import call
 from tests.attacks.test_unprivileged import passed_by_nobody
 from tests.helpers.command import TIMEOUT_S, Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
@@ -211,6 +212,12 @@ workspace = ["nope"]
     assert done.status != 0
 
 
+def sizes(host: Daemon) -> list[tuple[str, int, int]]:
+    """Return what ``ps`` tells of the agent's workspaces."""
+    (row,) = call(host.client.path, "ps")
+    return [(one["name"], one["changed"], one["bytes"]) for one in row["workspaces"]]
+
+
 # spec WS7, WS20
 def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
     script = "echo child >> a.txt; echo b > b.txt; cat a.txt; exec sleep 600"
@@ -223,6 +230,7 @@ def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
             ("a.txt", "modified"),
             ("b.txt", "added"),
         ]
+        host.wait(lambda: sizes(host) == [("repo", 2, 14)], "its sizes")
         patch = b"".join(client.workspace_patch("repo"))
         assert patch == place.ask("diff", "repo").out
         for refused in (client.workspace_commit, client.workspace_discard):

@@ -67,7 +67,24 @@ ACCOUNT = {
     "max_calls": None,
     "child": None,
 }
-ROWS = {"ps": CHILD, "clients": CLIENT, "files": FILE, "quota": ACCOUNT}
+WORKSPACE = {
+    "name": "repo",
+    "base": "/srv/repo",
+    "mode": "review",
+    "state": "in use",
+    "child": "child-1",
+    "created_at": "2026-01-01T00:00:00.5Z",
+    "changed": 3,
+    "bytes": 4096,
+    "snapshots": [],
+}
+ROWS = {
+    "ps": CHILD,
+    "clients": CLIENT,
+    "files": FILE,
+    "quota": ACCOUNT,
+    "workspaces": WORKSPACE,
+}
 
 # As long, as wide and as strange as each can be.
 WORST = {
@@ -85,6 +102,7 @@ WORST = {
             "threads": 100_000,
             "descendants": 10_000,
         },
+        "workspaces": [{"name": "w" * 64, "changed": 10**9, "bytes": 10**15}] * 3,
     },
     "clients": {
         **CLIENT,
@@ -99,6 +117,14 @@ WORST = {
         "client_id": "c1000000",
         "filename": "e\N{COMBINING ACUTE ACCENT}\x00\n" * 1000,
         "offset": 10**18,
+    },
+    "workspaces": {
+        **WORKSPACE,
+        "name": "w" * 64,
+        "base": "/\x1b\n" * 1000,
+        "state": "cannot be read: " + "x" * 500,
+        "changed": 10**9,
+        "bytes": 10**15,
     },
     "quota": {
         "client_id": "c" + "9" * 9,
@@ -131,6 +157,18 @@ def test_every_line_fits_whatever_the_rows_hold(kind: str, terminal: bool) -> No
     assert len(lines) == (2 if terminal else 4)
     assert max(map(cells, lines)) <= WIDTH
     assert all(line.isprintable() for line in lines)
+
+
+# spec WS20
+def test_workspaces_are_shown_where_a_child_has_one() -> None:
+    plain = {**CHILD, "workspaces": []}
+    row = {**CHILD, "workspaces": [{"name": "repo", "changed": 3, "bytes": 4096}]}
+    head, _, second = render("ps", [plain, row]).splitlines()
+    shown = ["WORKSPACE", "CHANGED", "BYTES"]
+    at = head.split().index("WORKSPACE")
+    assert head.split()[at : at + 3] == shown
+    assert second.split()[at : at + 3] == ["repo", "3", "4K"]
+    assert "WORKSPACE" not in render("ps", [plain])
 
 
 def test_an_ordinary_table_is_complete() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from supervisor.control.answers import Answers
+from supervisor.workspace_sizes import WorkspaceSizes
 
 if TYPE_CHECKING:
     from supervisor.host import Host
@@ -29,7 +30,9 @@ async def test_a_child_that_comes_back_meanwhile_is_in_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     roster = Roster()
-    host = SimpleNamespace(roster=roster, metrics=None, children={})
+    host = SimpleNamespace(
+        sizes=WorkspaceSizes(), roster=roster, metrics=None, children={}
+    )
     answers = Answers(cast("Host", host), ())
 
     async def sample(targets: object) -> dict[Any, Any]:
