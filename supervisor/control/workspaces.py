@@ -25,6 +25,10 @@ PIECE_BYTES = 256 * 1024
 """Of a patch, in one item of the stream."""
 
 
+READING_VERBS = frozenset({"list", "diff"})
+"""Verbs that change nothing: the journal does not tell that they were ordered."""
+
+
 class WorkspaceOrders:
     """The orders about one daemon's workspaces.
 
@@ -68,11 +72,8 @@ class WorkspaceOrders:
 
 def _is_reading(do: str, arguments: dict[str, Any]) -> bool:
     """Tell whether an order or a stream changes nothing."""
-    from supervisor.workspace.verbs import VERBS  # noqa: PLC0415 - when asked
-
-    verb = VERBS.get(str(arguments.get("verb")))
-    if do == "workspace" and verb is not None:
-        return not verb.changes
+    if do == "workspace":
+        return arguments.get("verb") in READING_VERBS
     return do in READING
 
 

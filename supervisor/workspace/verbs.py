@@ -84,12 +84,10 @@ class Verb(NamedTuple):
     Attributes:
         arguments: their form.
         do: does it in a state directory; blocks.
-        changes: something is changed by it.
     """
 
     arguments: type[Any]
     do: Callable[[str, Any], Done]
-    changes: bool = False
 
 
 def do_verb(state_dir: str, verb: str, words: Mapping[str, Any]) -> Done:
@@ -219,8 +217,8 @@ def _discard(state_dir: str, args: NameArguments) -> Done:
 VERBS: dict[str, Verb] = {
     "list": Verb(NoArguments, _list),
     "diff": Verb(DiffArguments, _diff),
-    "commit": Verb(CommitArguments, _commit, changes=True),
-    "discard": Verb(NameArguments, _discard, changes=True),
+    "commit": Verb(CommitArguments, _commit),
+    "discard": Verb(NameArguments, _discard),
 }
 
 
