@@ -407,13 +407,21 @@ class Kept:
         }
 
 
+_IMPORTED_BY_STARTS = (
+    "supervisor.inner_mounts",
+    "supervisor.shared_workspaces",
+    "supervisor.workspace.bounds",
+    "supervisor.workspace.view",
+)
+
+
 def _prepared_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
     """Return uses of workspaces as they are found, or made (for a worker thread)."""
     # With what the start itself will import: in the Trio thread all other children would
     # wait for that (attack 41).
     from supervisor.workspace.run import prepare_uses  # noqa: PLC0415 - with one
 
-    for name in ("supervisor.inner_mounts", "supervisor.workspace.view"):
+    for name in _IMPORTED_BY_STARTS:
         import_module(name)
     return prepare_uses(uses)
 
