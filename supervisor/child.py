@@ -481,7 +481,8 @@ class Child(ChildClients):
             stack.callback(self._host.give_groups_back, groups)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
         wanted.needs_groups = spec.group_limits.cpus is not None
-        wanted.keeps_memory = groups.keep_memory(spec.group_limits)
+        if groups.keep_memory(spec.group_limits):
+            wanted.kept_memory = spec.group_limits.memory
         wanted.processes = groups.kept_processes(spec.group_limits)
         if wanted.needs_groups and not groups.keeps_cpus:
             raise walled.cpus_not_kept(wanted.no_groups)

@@ -20,8 +20,9 @@ from supervisor.door_socket import peer_pid
 from supervisor.inner_listener import InnerListener
 from supervisor.lifecycle import State
 from supervisor.limit_watch import refused_by
-from supervisor.sandbox.cgroup_files import refusals
+from supervisor.sandbox.cgroup_files import memory_taken, refusals
 from supervisor.sandbox.cgroups import Groups
+from supervisor.sandbox.hold import is_held
 from supervisor.sandbox.plan import Walls
 from supervisor.sandbox.walled import LISTENER, instead_of_listener
 from supervisor.say import remedy
@@ -72,6 +73,8 @@ class ChildClients:
         places: its root and grants.
         wanted: what it, and whatever is run for it, is to run in.
         walls: what it runs in, once it does.
+        memory_in_groups: bytes that its processes take, at the last ``look_at_groups``;
+            None where no group bounds them.
     """
 
     def __init__(self, host: Host, child_id: str, spec: ChildSpec) -> None:
@@ -80,6 +83,7 @@ class ChildClients:
         self.state = State.STARTING
         self.exit: ExitStatus | None = None
         self.failure: SpawnError | None = None
+        self.memory_in_groups: int | None = None
         self.timed_out = False
         self.ended_for = ""
         self.is_counted = False
@@ -309,6 +313,10 @@ class ChildClients:
         if not self._groups.made or (limits.memory, limits.processes) == (None, None):
             return False
         self._refused_by_groups = refusals(self._groups.made)
+        layers = dict(self.walls.applied).keys()
+        is_bounded = "cgroup" in layers and is_held(layers)
+        if is_bounded and self._groups.keep_memory(limits):
+            self.memory_in_groups = memory_taken(self._groups.made)
         return True
 
     def refused(self) -> dict[str, int]:

@@ -14,6 +14,8 @@ Rules of this file.
 4. A refusal is a limit that was reached, however little is used: a child with 1 MiB left
    that asks for 2 is refused, again and again.  The ledger counts refusals where they are
    made, the kernel those of groups; those of rlimits (RLIMIT_AS, RLIMIT_NPROC) nobody does.
+5. Memory is measured as it is bounded: by the addresses of the process (RLIMIT_AS), or by
+   what all of the child's processes take, where a group bounds that.
 """
 
 from __future__ import annotations
@@ -72,13 +74,20 @@ class Use(NamedTuple):
         return Level.NEAR if self.used >= NEAR * self.allowed else Level.WELL
 
 
-def uses(spec: ChildSpec, charged: Sequence[int], sample: Sample | None) -> list[Use]:
+def uses(
+    spec: ChildSpec,
+    charged: Sequence[int],
+    sample: Sample | None,
+    in_groups: int | None = None,
+) -> list[Use]:
     """Return what a child uses of each limit that it has.
 
     Args:
         spec: its limits.
         charged: its ledger's ``used``, with all that is nested in it.
         sample: of its process; None leaves out what only a sample tells.
+        in_groups: bytes of memory of all its processes, where its groups bound that;
+            None where each process has a bound of its own.
     """
     found = [
         Use(name, charged[kind], allowed)
@@ -90,7 +99,7 @@ def uses(spec: ChildSpec, charged: Sequence[int], sample: Sample | None) -> list
         if allowed is not None
     ]
     if sample is not None:
-        found += _of_process(spec, sample)
+        found += _of_process(spec, sample, in_groups)
     return found
 
 
@@ -100,7 +109,8 @@ def uses_of(child: Child, sample: Sample | None) -> list[Use]:
     if session is None:
         return []
     ledger = session.client.ledger
-    found = {use.limit: use for use in uses(spec, ledger.used, sample)}
+    in_groups = child.memory_in_groups
+    found = {use.limit: use for use in uses(spec, ledger.used, sample, in_groups)}
     # Of these nothing is told before they refuse something.
     bounds = {
         "clients_per_child": (ledger.used[CLIENTS], ledger.limits[CLIENTS]),
@@ -138,11 +148,14 @@ def counts_processes(spec: ChildSpec) -> bool:
     return any(number == resource.RLIMIT_NPROC for number, *_ in spec.rlimits)
 
 
-def _of_process(spec: ChildSpec, sample: Sample) -> Iterator[Use]:
+def _of_process(
+    spec: ChildSpec, sample: Sample, in_groups: int | None
+) -> Iterator[Use]:
     soft = {number: soft for number, soft, _ in spec.rlimits}
     memory = soft.get(resource.RLIMIT_AS)
     if memory is not None:
-        yield Use("memory", sample.address_space_bytes, memory)
+        used = sample.address_space_bytes if in_groups is None else in_groups
+        yield Use("memory", used, memory)
     cpu = soft.get(resource.RLIMIT_CPU)
     if cpu is not None:
         yield Use("cpu", round(sample.cpu_time_s, 2), cpu)

@@ -182,7 +182,7 @@ class ChildSpec:
 
     def readable(self, places: Iterable[Place]) -> tuple[str, ...]:
         """Return the grants to read, without links; ``places`` are as ``open_places`` has them."""
-        _, *granted = places
+        granted = tuple(places)[1:]
         return tuple(
             os.fsdecode(place.prefixes[-1])
             for path, place in zip(self._grants, granted, strict=True)

@@ -218,6 +218,7 @@ class EnteredChild(Child):
         self.wanted.groups = tuple(left.groups)
         self.wanted.user = left.user
         self.wanted.locks = self._locks()
+        self.wanted.readable = self.spec.readable(self.places)
         if self.spec.workspaces:
             from supervisor.workspace.view import show_again  # noqa: PLC0415 - with one
 
@@ -232,6 +233,8 @@ class EnteredChild(Child):
             self._refused_before = self._refused_by_groups
             limits = self.spec.group_limits
             self.wanted.processes = self._groups.kept_processes(limits)
+            if self._groups.keep_memory(limits):
+                self.wanted.kept_memory = limits.memory
             stack.callback(self._host.give_groups_back, self._groups)
         return applied, left.init
 

@@ -8,6 +8,7 @@ Source: cgroup-v2.rst and cgroup-v1 of the kernel.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,6 +114,23 @@ def refusals(paths: Iterable[str]) -> dict[str, int]:
                 continue
             found[limit] = max(found.get(limit, 0), count_of(data, word))
     return found
+
+
+_TAKEN = (b"anon", b"shmem", b"total_rss", b"total_shmem")
+"""Of memory.stat, version 2 and version 1: what the kernel cannot just drop, as caches."""
+
+
+def memory_taken(paths: Iterable[str]) -> int | None:
+    """Return the bytes of memory of all processes in groups; None if nothing tells.
+
+    Args:
+        paths: their directories.
+    """
+    for path in paths:
+        with contextlib.suppress(OSError):  # another controller's, or it is gone
+            data = Path(f"{path}/memory.stat").read_bytes()
+            return sum(count_of(data, word) for word in _TAKEN)
+    return None
 
 
 def count_of(data: bytes, word: bytes) -> int:

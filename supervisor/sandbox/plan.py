@@ -394,7 +394,8 @@ class Wanted:
         own: directories of its own, to write.
         groups: files of its cgroups that take its pid.
         processes: how many these allow, if they keep that.
-        keeps_memory: these bound it over all, and no process has a bound of its own.
+        kept_memory: bytes to which these bound it over all; no process has a bound of
+            its own then that is no lower. None if they do not.
         needs_groups: without them it is not to start: they keep what nothing else can.
         no_groups: why there is none, if one was wanted.
         user: a user that may be given to it, None for none.
@@ -439,7 +440,7 @@ class Wanted:
     locks: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
     home: str = ""
-    keeps_memory: bool = False
+    kept_memory: int | None = None
     has_command: bool = False
     exposed: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()

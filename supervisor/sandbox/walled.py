@@ -425,7 +425,10 @@ def _beside_its_groups(
     """Yield the limits of each process that are left beside those of its groups."""
     for limit in rlimits:
         # Programs reserve addresses that they never use (V8, Go, the JVM).
-        if not (wanted.keeps_memory and limit[0] == resource.RLIMIT_AS):
+        which, soft, _ = limit
+        kept = wanted.kept_memory
+        is_kept = kept is not None and not 0 <= soft < kept
+        if not (is_kept and which == resource.RLIMIT_AS):
             yield _beside_its_group(limit, wanted.processes)
 
 

@@ -11,7 +11,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.limit_watch import Level, LimitNews, Use, uses
+from supervisor.limit_watch import Level, LimitNews, Use, uses, uses_of
 from supervisor.loop_watch import Conditions, Lag
 from supervisor.metrics.families import families
 from supervisor.metrics.registry import Metrics, attach_metrics
@@ -90,6 +90,35 @@ def test_only_what_is_limited_is_looked_at() -> None:
         "bytes",
         "files",
     ]
+
+
+# spec HM8: addresses that are reserved and not used are no memory
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not any(h.kind in {"v2", "memory"} for h in hierarchies()),
+    reason="no group here bounds memory",
+)
+async def test_memory_is_what_a_group_counts_where_one_bounds_it(stage: Stage) -> None:
+    stage.sandbox = PROFILES["auto"]
+    limits = Limits(memory=200 * MIB)
+    code = "import mmap, time; a = mmap.mmap(-1, 2 << 30); b = b'x' * (60 << 20);"
+    spec = stage.spec(
+        ("/usr/bin/python3", "-c", f"{code} print(1, flush=True); time.sleep(600)"),
+        group_limits=limits,
+        rlimits=limits.rlimits(),
+    )
+    child = await stage.host.spawn(spec)
+    sample = Sample(7, 1, "running", 0.0, None, 0, None, 1, 0, 3 << 30)
+
+    def taken() -> float:
+        child.look_at_groups()
+        return next(u.used for u in uses_of(child, sample) if u.limit == "memory")
+
+    await eventually(lambda: 60 * MIB <= taken() < 100 * MIB)
+    # Of a child whose addresses are bounded these are what counts.
+    child.memory_in_groups = None
+    used = {use.limit: use.used for use in uses_of(child, sample)}
+    assert used["memory"] == 3 << 30
 
 
 # What the ledger counts, and what only a sample of the process tells.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.sandbox.cgroups import hierarchies
 from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import daemon
 from tests.helpers.toolruns import program
@@ -114,6 +115,23 @@ def test_a_tool_has_the_childs_limits(tmp_path: Path) -> None:
     lines = outcome.out.splitlines()
     assert lines[0] == b"17", outcome
     assert lines[1:] == [b"refused"] or outcome.status == 137  # or by its cgroup
+
+
+# spec HM8: a group bounds both, and the sidecar's own bound is for each of its tools
+@pytest.mark.parametrize(("more", "of_tool"), [("", "free"), ("256M", "256")])
+def test_addresses_of_a_tool_are_free_but_for_its_sidecars_bound(
+    tmp_path: Path, more: str, of_tool: str
+) -> None:
+    script = (
+        f"exec {sys.executable} -c 'import resource as r\n"
+        "soft = r.getrlimit(r.RLIMIT_AS)[0]\n"
+        'print("free" if soft < 0 else soft >> 20)\''
+    )
+    limits = f"limits = {{ memory = '{more}' }}\n" if more else ""
+    outcome = run(tmp_path, script, "--limit", "memory=512M", more=limits)
+    is_bounded = any(h.kind in {"v2", "memory"} for h in hierarchies())
+    expected = of_tool if is_bounded or more else "512"
+    assert outcome.out.decode().split() == [expected], outcome
 
 
 APART = """

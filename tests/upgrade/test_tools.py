@@ -13,7 +13,7 @@ import pytest
 from supervisor.control.client import ControlError
 from tests.helpers.hosts import CHILDREN
 from tests.helpers.toolruns import program
-from tests.helpers.toolupgrade import opened_tools, rest, until
+from tests.helpers.toolupgrade import TELL, Tools, opened_tools, rest, until
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +93,26 @@ def test_a_child_that_listens_itself_goes_on(listen: str) -> None:
         tools.replace()
         ask("echo new")
         tools.running.wait(lambda: b"begun\non\nnew\n" in tools.running.log("two"))
+
+
+# spec HM5, HM8: a tool sees what its child is shown, and has its child's bounds
+def test_a_tool_sees_afterwards_what_its_child_is_shown(tmp_path: Path) -> None:
+    for name in ("granted", "exposed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "note").write_text(f"{name}\n")
+        (tmp_path / name / "note").chmod(0o600)
+    more = (
+        f"[policy.x]\nread = ['{tmp_path}/granted']\nexpose = ['{tmp_path}/exposed']\n"
+        "limits = { memory = '512M' }\n"
+        f"[child.two]\ncommand = {json.dumps(['/bin/sh', '-c', TELL])}\npolicy = 'x'\n"
+    )
+    script = f"cat {tmp_path}/granted/note {tmp_path}/exposed/note; ulimit -v"
+    with opened_tools(more=more) as tools:
+        walled = Tools(tools.running, tools.where, "two")
+        before = walled.run(script).body
+        assert before.startswith(b"granted\nexposed\n")
+        walled.replace()
+        assert walled.run(script).body == before
 
 
 # spec S7: what a tool made before is growth afterwards, whoever looks.
