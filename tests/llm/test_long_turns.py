@@ -6,6 +6,7 @@ computes is no part of either.
 """
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 import trio
 
+from supervisor import dialogues
 from supervisor.config.document import Config
 from tests.helpers.llmscene import ChatLine, Scene, open_scene, request
 from tests.helpers.provider import provider_process
@@ -239,3 +241,32 @@ async def test_what_is_long_has_short_turns(scene: Scene, row: str) -> None:
         assert turns.longest_s < TURN_S, turns.task
         reads.append(reader.longest_s)
     assert min(reads) < READ_S
+
+
+# attack 43: some milliseconds are less than a test can tell beside others, so where it is
+# done is looked at.
+@pytest.mark.parametrize("fds", [None, FDS], ids=["plain", "with LLM fds"])
+@pytest.mark.parametrize(("size", "is_inline"), [(1000, True), (MIB, False)])
+async def test_what_is_long_in_a_conversation_is_joined_in_a_worker_thread(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fds: dict[str, object] | None,
+    size: int,
+    *,
+    is_inline: bool,
+) -> None:
+    seen: list[bool] = []
+    plain = dialogues.user_text
+
+    def joined(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
+        seen.append(threading.current_thread() is threading.main_thread())
+        return plain(prompt, files)
+
+    for module in ("supervisor.dialogues", "supervisor.llm.dialogues"):
+        monkeypatch.setattr(f"{module}.user_text", joined)
+    config = None if fds is None else msgspec.convert(fds, Config)
+    async with open_scene(tmp_path, fds=config) as scene:
+        line = scene.connect()
+        await line.send(request(b"a" * size, b"general@one"))
+        assert (await whole(line)).startswith(b"OK ")
+    assert seen == [is_inline]
