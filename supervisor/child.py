@@ -38,7 +38,7 @@ from vfs.hostio import in_thread
 from vfs.policy import Ledger, Policy, close_places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from supervisor.door_socket import DoorSocket
     from supervisor.sandbox.plan import Machine
@@ -300,6 +300,7 @@ class Child(ChildClients):
         if next(view.own_mounts(wanted), None) is not None:
             self._sent = InnerMounts()
             stack.callback(self._sent.close)
+        self._set_aside(stack, self._held.values())
         if not spec.has_workspace_root:
             return None
         return await in_thread(view.open_root, spec, wanted)
@@ -328,8 +329,8 @@ class Child(ChildClients):
         *mounts, users, seen = self._sent.receive()
         self._sent.close()
         for fd, word in ((users, view.USERS), (seen, view.VIEW)):
-            self._held[fd] = word
-            stack.callback(self._give_back, fd)
+            self._hold(stack, fd, word)
+        self._set_aside(stack, (view.USERS, view.VIEW))
         wanted.joined = (users, seen)
         root = self.places[0] if self.spec.has_workspace_root else None
         await in_thread(view.fill_root, root, mounts)
@@ -350,6 +351,12 @@ class Child(ChildClients):
         if fd >= 0:
             self._held[fd] = word
             stack.callback(self._give_back, fd)
+
+    def _set_aside(self, stack: AsyncExitStack, words: Iterable[str]) -> None:
+        """Count the descriptors of workspaces among some until the child is gone."""
+        count = sum(word.startswith("workspace") for word in words)
+        self._host.fs.set_aside(count)
+        stack.callback(self._host.fs.set_aside, -count)
 
     def _hold_lock(self, stack: AsyncExitStack, fd: int, wanted: Wanted) -> None:
         """Hold the lock of a workspace; the launchpad is to hold it as well."""

@@ -200,6 +200,7 @@ class EnteredChild(Child):
         for fd, word in held.items():
             if word != WORKSPACE_LOCK:
                 self._hold(stack, fd, word)
+        self._set_aside(stack, held.values())
 
     def _locks(self) -> tuple[int, ...]:
         held = self._left.held.items()
