@@ -225,7 +225,9 @@ def unsendable_name(name: Name) -> UnsendableError:
 
 
 def not_a_child(what: str) -> NotAChildError:
-    """Return the error for a process without a host."""
+    """Return the error for a process without a host, or without a way to it."""
+    if "FSPROXY_FD" in os.environ and "FSPROXY_SOCKET" not in os.environ:
+        what = f"{what}, and there is no FSPROXY_SOCKET"
     return NotAChildError(
         errno.EBADF,
         f"{what}: this process is not the child of a host; start it with"

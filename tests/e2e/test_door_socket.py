@@ -105,7 +105,7 @@ def test_a_profile_without_unix_sockets_has_none_and_says_so(tmp_path: Path) -> 
     env = ("--env", "FSPROXY_SOCKET=/tmp/another")
     done = run(script, "--config", config, *env)
     assert done.out == b"False\n"
-    assert b"fs: descriptor 3 is not open" in done.err
+    assert b"fs: descriptor 3 is not open, and there is no FSPROXY_SOCKET" in done.err
 
 
 # spec HM6, A5: a nested child has descriptor 3, and never its parent's socket.

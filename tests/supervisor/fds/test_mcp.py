@@ -258,8 +258,8 @@ def test_a_door_that_is_not_there_is_told(tmp_path: Path) -> None:
     outcome = sandhost("mcp", cwd=tmp_path, env=env)
     assert outcome.status == 2
     assert outcome.err == (
-        b"sandhost mcp: descriptor 77 is not open: this process is not the child of a"
-        b" host; start it with `sandhost run -- COMMAND`\n"
+        b"sandhost mcp: descriptor 77 is not open, and there is no FSPROXY_SOCKET: this"
+        b" process is not the child of a host; start it with `sandhost run -- COMMAND`\n"
     )
 
 
