@@ -77,6 +77,33 @@ def test_python_is_found_behind_the_walls(tmp_path: Path) -> None:
     assert run(tmp_path, script).out == b"[1]\n"
 
 
+LEASE = """
+import fcntl, os, signal
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+open("own", "w").close()
+for name in ("own", "given"):
+    for command in (1024, 1040):
+        try:
+            fcntl.fcntl(os.open(name, os.O_RDONLY), command, fcntl.F_WRLCK)
+            print("got it")
+            raise SystemExit  # the next open(2) would wait for it
+        except OSError as why:
+            print(why.errno)
+"""
+
+
+# attack 41: nor does a tool, of a file that it has made itself.
+@pytest.mark.parametrize(
+    ("walls", "expected"), [("auto", ["1"] * 4), ("none", ["got it"])]
+)
+def test_a_tool_takes_no_lease(tmp_path: Path, walls: str, expected: list[str]) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "given").touch()
+    script = f"exec {sys.executable} -I -S - <<'END'\n{LEASE}END"
+    said = run(tmp_path, script, "--sandbox", walls).out.decode().split("\n")
+    assert said[: len(expected)] == expected  # without walls it is had
+
+
 # A tool has to have all that its child has; its workspace may lie where that cannot be.
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_a_layer_that_its_workspace_cannot_have_is_said_to_be_that(
