@@ -109,6 +109,7 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: bool)
 @click.option("--mine", metavar="PATTERN", multiple=True, help="The base's side wins.")
 @click.option("--skip-conflicts", is_flag=True, help="Leave what is in conflict.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@freeze_option
 @state_dir_option
 @json_option
 def commit(
@@ -128,9 +129,15 @@ def commit(
         mine=_patterns(how["mine"]),
         skips_conflicts=how["skip_conflicts"],
     )
-    with _opened(state_dir, name) as found:
-        result = _done(lambda: found.commit(selection, is_dry=how["dry_run"]))
-        if not result.left and not result.is_refused and not how["dry_run"]:
+    is_frozen = how["is_frozen"]
+    with _opened(state_dir, name) as found, contextlib.ExitStack() as stack:
+        if is_frozen:
+            _done(stack.enter_context, found.stopped())
+        result = _done(
+            lambda: found.commit(selection, is_dry=how["dry_run"], is_frozen=is_frozen)
+        )
+        is_done = not result.left and not result.is_refused and not how["dry_run"]
+        if is_done and not found.directory.user():
             _done(found.discard)
     if how["as_json"]:
         _print_json(_commit_row(result))

@@ -119,6 +119,29 @@ def has_pointer(merged: LayeredTree, node: Node | None) -> bool:
     return part.layer == _UPPER and merged.directory_marks(part)[1] is not None
 
 
+def mark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
+    """Mark directories that were new, so that what the base has there now does not show.
+
+    A mount that is in use looks at that mark alone, when it finds a directory anew.
+
+    Args:
+        upper: a descriptor of the layer's top.
+        marks: how the names of overlayfs's attributes begin.
+        paths: of what a commit has put into the base; directories are marked.
+    """
+    for path in paths:
+        try:
+            fd = open_exactly(path, upper, _DIRECTORY)
+        except OSError as why:
+            if why.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+                raise
+            continue
+        try:
+            os.setxattr(fd, marks + b"opaque", b"y")
+        finally:
+            os.close(fd)
+
+
 def drop_changes(upper: int, rows: Sequence[Row]) -> None:
     """Remove changes from the upper layer, so that the base shows again.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from supervisor.workspace.changes import Row, compare
-from supervisor.workspace.commit import BaseChangedError, CommitJournal, Committer
+from supervisor.workspace.commit import BaseChangedError, CommitJournal, Committer, Put
 from supervisor.workspace.freeze import device_of, guarded_stop
 from supervisor.workspace.hidden import (
     find_hidden,
@@ -43,6 +43,7 @@ from supervisor.workspace.selection import (
     guarded_paths,
 )
 from supervisor.workspace.store import (
+    InUseError,
     WorkspaceDirectory,
     WorkspaceError,
     path_of,
@@ -50,11 +51,15 @@ from supervisor.workspace.store import (
 from supervisor.workspace.upper import (
     detach,
     drop_changes,
+    mark_opaque,
     remove_committed,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+_LATER = "committed-in-use"
+"""Paths that are to leave the layer when no child has it, in the workspace's directory."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -171,19 +176,24 @@ class Workspace:
                 rows = choose_rows(rows, Selection(only=patterns), trees.base)
             yield from write_patch(trees.base, trees.merged, rows, binary=binary)
 
-    def commit(self, selection: Selection, *, is_dry: bool = False) -> CommitResult:
+    def commit(
+        self, selection: Selection, *, is_dry: bool = False, is_frozen: bool = False
+    ) -> CommitResult:
         """Bring changes to the base: what is chosen, or nothing of it.
 
         Args:
             selection: what is chosen.
             is_dry: only say what would be done.
+            is_frozen: a child may have the workspace, and is stopped. Its layer is not
+                changed then, but later, when no child has it.
 
         Raises:
             InUseError: a child has the workspace.
             NoMatchError: a pattern names nothing.
             OSError: something cannot be read or written; the base is as it was.
         """
-        self.directory.check_idle()
+        if not is_frozen:
+            self.directory.check_idle()
         self.finish_commit()
         with self._trees() as trees:
             rows = self._look(trees)
@@ -192,6 +202,7 @@ class Workspace:
             judge = self._judge(trees)
             chosen = choose_rows(rows, selection, trees.base)
             chosen, dropped = _sides(chosen, selection)
+            self._check_layer_stays(chosen, dropped)
             guarded, hidden = self._guarded(trees, chosen, selection)
             conflicts = _conflicts(judge, chosen, selection)
             if selection.skips_conflicts:
@@ -220,8 +231,21 @@ class Workspace:
                 frozenset(hidden),
             )
 
+    def _check_layer_stays(self, chosen: Sequence[Row], dropped: Sequence[Row]) -> None:
+        """Refuse what changes the layer, if a child has it.
+
+        Raises:
+            InUseError: there is such a thing.
+        """
+        moved = (one for one in chosen if one.origin is not None)
+        row = next(iter((*dropped, *moved)), None)
+        if row is not None and self.directory.user():
+            what = "drop" if row.origin is None else "move"
+            text = f"cannot {what} {os.fsdecode(row.path)!r}: a child has the workspace"
+            raise InUseError(f"{text}; wait for its end, or leave it with --except")
+
     def finish_commit(self) -> bool | None:
-        """End a commit that a crash interrupted.
+        """End a commit that a crash interrupted, and what one left for a child's end.
 
         Returns:
             Whether its changes are in the base now; None if there was none.
@@ -229,6 +253,7 @@ class Workspace:
         Raises:
             OSError: it cannot be ended now.
         """
+        self._prune_later()
         data = self.directory.read("commit")
         if data is None:
             return None
@@ -389,7 +414,13 @@ class Workspace:
     def _settle(self, trees: _Trees, journal: CommitJournal) -> None:
         """Take what was applied from the layer, and record it as seen."""
         paths = list(dict.fromkeys(step.path for step in journal.steps))
-        remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
+        if self.directory.user():  # a mounted layer is not to be changed from outside
+            new = [step.path for step in journal.steps if isinstance(step, Put)]
+            mark_opaque(trees.upper_fd, self.state.marks, new)
+            later = dict.fromkeys((*self._left_for_later(), *paths))
+            self.directory.write(_LATER, msgspec.msgpack.encode(list(later)))
+        else:
+            remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
         record = self._record()
         for path in paths:
             record.pop(path, None)
@@ -401,6 +432,25 @@ class Workspace:
             if row.path in journal.linked:
                 record[row.path] = look_at_base(trees.base, row)
         self._save_record(record)
+
+    def _left_for_later(self) -> list[bytes]:
+        """Return the paths that were committed while a child had the layer."""
+        data = self.directory.read(_LATER)
+        return [] if data is None else msgspec.msgpack.decode(data, type=list[bytes])
+
+    def _prune_later(self) -> None:
+        """Take from the layer what was committed while a child had it."""
+        later = self._left_for_later()
+        if not later or self.directory.user():
+            return
+        with self._trees() as trees:
+            # What has changed again is needed, and so is the mark of a directory in
+            # which something was removed since.
+            changed = {row.path for row in compare(trees.base, trees.merged)}
+            changed |= {split(path)[0] for path in changed}
+            paths = [path for path in later if path not in changed]
+            remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
+        self.directory.write(_LATER, None)
 
     def _guarded(
         self, trees: _Trees, rows: Sequence[Row], selection: Selection

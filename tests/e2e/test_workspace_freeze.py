@@ -115,6 +115,38 @@ def test_a_killed_command_leaves_no_child_stopped(place: Place) -> None:
         wait_until_counted(place, first)
 
 
+# spec WS10
+def test_a_commit_of_a_running_child_is_frozen_or_refused(place: Place) -> None:
+    (place.base / "gone").mkdir()
+    (place.base / "gone/x").write_text("x\n")
+    script = (
+        "echo more >> a.txt; mkdir -p d/e; echo 1 > d/one; echo 2 > d/e/one; rm -r gone; echo ready; read go;"
+        " cat a.txt d/one; ls; rm d/one d/e/one; echo two > d/two; echo again >> a.txt"
+    )
+    with at_work(place, script) as process:
+        done = place.ask("commit", "w")
+        assert done.status == 2
+        assert b"or see --freeze" in done.err
+        done = place.ask("commit", "w", "--freeze", "--mine", "a.txt")
+        assert (done.status, b"cannot drop 'a.txt'" in done.err) == (2, True)
+        done = place.ask("commit", "w", "--freeze")
+        assert (done.status, done.err) == (0, b"")
+        assert (place.base / "a.txt").read_text() == "hello\nmore\n"
+        assert (place.base / "d/one").read_text() == "1\n"
+        assert not (place.base / "gone").exists()
+        assert place.ask("diff", "w", "--name-only").out == b""
+        out, _ = process.communicate(b"go\n")
+        assert out == b"hello\nmore\n1\na.txt\nd\n"
+    # What it changed afterwards is a change of what was committed, and no conflict.
+    done = place.ask("diff", "w", "--name-only")
+    assert done.out == b"a.txt\nd/e/one\nd/one\nd/two\n"
+    assert not (place.state / "workspaces/w/committed-in-use").exists()
+    assert place.ask("commit", "w", "a.txt", "d/*").status == 0
+    assert (place.base / "a.txt").read_text() == "hello\nmore\nagain\n"
+    assert sorted(os.listdir(place.base / "d")) == ["e", "two"]
+    assert os.listdir(place.base / "d/e") == []
+
+
 def test_a_process_that_was_stopped_before_stays_so(place: Place) -> None:
     script = "echo ready; sh -c 'kill -STOP $$'; echo on > on; sleep 1000"
     with at_work(place, script):
