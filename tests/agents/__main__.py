@@ -64,7 +64,8 @@ class Trial:
 
     def row(self) -> str:
         """Return its row of the table."""
-        cells = ["yes" if name in self.passed else "no" for name in COLUMNS]
+        no = "no" if self.version != "-" else "-"
+        cells = ["yes" if name in self.passed else no for name in COLUMNS]
         first = [self.agent.package, self.version]
         return " | ".join([*first, *cells, f"{self.seconds:.0f} s", self.reason])
 
@@ -90,6 +91,9 @@ def main() -> int:
 
 def _try(agent: Agent, into: Path, scratch: Path) -> Trial:
     trial = Trial(agent)
+    if agent.reason:
+        trial.reason = f"left out: {agent.reason}"
+        return trial
     try:
         program, trial.version = _install(agent, into / agent.package.split("/")[-1])
     except (OSError, subprocess.SubprocessError) as why:
@@ -174,13 +178,11 @@ def _words(agent: Agent, program: Path, base: Path, config: Path) -> list[str]:
     for name, text in agent.environment.items():
         words += ["--env", f"{name}={text}"]
     command = [str(program), *(_filled(word, base) for word in agent.command[1:])]
-    if not agent.files:
+    if not agent.setup:
         return [*words, "--", *command]
-    script = "".join(
-        f'mkdir -p "$HOME/{Path(name).parent}"\ncat > "$HOME/{name}" <<END\n{text}\nEND\n'
-        for name, text in agent.files.items()
-    )
-    return [*words, "--", "sh", "-ec", f'{script}exec "$0" "$@"', *command]
+    # COMMAND is the shell then: the agent's installation has to be shown by name.
+    words += ["--expose", str(program.parents[1])]
+    return [*words, "--", "sh", "-ec", f'{agent.setup}\nexec "$0" "$@"', *command]
 
 
 def _filled(text: str, base: Path) -> str:

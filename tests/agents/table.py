@@ -27,8 +27,10 @@ class Agent:
         command: its program, and the arguments.
         answers: of the model, in order: a text, or calls of tools.
         environment: variables that it needs.
-        files: what it reads beneath HOME; variables in a text are put in.
+        setup: a shell script before it, with its program in `$0`: it may write settings,
+            or add arguments to `$@`.
         more: what is installed with it.
+        reason: why it is left out.
     """
 
     package: str
@@ -36,8 +38,9 @@ class Agent:
     command: tuple[str, ...]
     answers: Answers
     environment: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
+    setup: str = ""
     more: tuple[str, ...] = ()
+    reason: str = ""
 
 
 def calls(shell: list[Any], *edits: list[Any]) -> Answers:
@@ -54,12 +57,22 @@ OPENCODE = """{
     "models": {"any": {"name": "any"}}}}
 }"""
 
-PI = """{"providers": {"host": {
+PI = """mkdir -p ~/.pi/agent
+cat > ~/.pi/agent/models.json <<END
+{"providers": {"host": {
   "baseUrl": "$OPENAI_BASE_URL", "apiKey": "OPENAI_API_KEY", "api": "openai-completions",
-  "models": [{"id": "any"}]}}}"""
+  "models": [{"id": "any"}]}}}
+END"""
+
+CLINE = (
+    '"$0" auth --provider openai --modelid any '
+    '--apikey "$OPENAI_API_KEY" --baseurl "$OPENAI_BASE_URL"'
+)
 
 SED = f"sed -i 's/a - b/a + b/' calc.py && {TESTS}"
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+CODE = """import subprocess
+print(subprocess.run("COMMAND 2>&1", shell=True, capture_output=True, text=True).stdout)"""
 BLOCK = f"calc.py\n```python\n<<<<<<< SEARCH\n{OLD}=======\n{NEW}>>>>>>> REPLACE\n```\n"
 
 AGENTS = (
@@ -148,7 +161,48 @@ AGENTS = (
             }],
         ),
         environment={"PI_OFFLINE": "1"},
-        files={".pi/agent/models.json": PI},
+        setup=PI,
+    ),
+    Agent(
+        package="smolagents",
+        registry="pip",
+        command=(
+            "smolagent", "{task}", "--model-type", "OpenAIModel", "--model-id", "any",
+            "--imports", "subprocess", "--tools", "python_interpreter",
+        ),
+        answers=(
+            f"Thought: run it.\n<code>\n{CODE.replace('COMMAND', TESTS)}\n</code>",
+            f"Thought: mend it.\n<code>\n{CODE.replace('COMMAND', SED)}\n</code>",
+            "Thought: done.\n<code>\nfinal_answer('It is mended.')\n</code>",
+        ),
+        setup='set -- "$@" --api-base "$OPENAI_BASE_URL" --api-key "$OPENAI_API_KEY"',
+        more=("openai",),
+    ),
+    Agent(
+        package="cline",
+        registry="npm",
+        command=("cline", "{task}"),
+        answers=calls(
+            ["run_commands", {"commands": [TESTS]}],
+            ["editor", {
+                "path": "{base}/calc.py", "old_text": OLD, "new_text": NEW,
+            }],
+        ),
+        setup=CLINE,
+    ),
+    Agent(
+        package="@openai/codex",
+        registry="npm",
+        command=("codex",),
+        answers=(),
+        reason="it asks by Responses, which the endpoint does not speak",
+    ),
+    Agent(
+        package="@anthropic-ai/claude-code",
+        registry="npm",
+        command=("claude",),
+        answers=(),
+        reason="it asks by Messages, which the endpoint does not speak",
     ),
 )  # fmt: skip
 """Each agent that was tried; docs/agents.md says what came of it."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents.table import AGENTS
+
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
@@ -89,9 +91,10 @@ def test_an_agent_works_is_looked_at_and_is_taken(tmp_path: Path) -> None:
     assert (project / "a.txt").read_text() == "one\ntwo\n"
 
 
-def test_the_agents_of_the_page_are_those_that_make_agents_runs() -> None:
-    from tests.agents.table import AGENTS  # noqa: PLC0415
-
+def test_the_page_of_agents_says_how_each_was_run() -> None:
     page = (REPOSITORY / "docs" / "agents.md").read_text()
     for agent in AGENTS:
-        assert f"`{agent.package}`" in page
+        (row,) = re.findall(rf"^\| `{agent.package}` \|.*$", page, re.MULTILINE)
+        words = [word for word in agent.command if word.startswith("--")]
+        assert not [word for word in (*words, *agent.environment) if word not in row]
+        assert agent.reason in row
