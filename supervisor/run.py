@@ -246,6 +246,8 @@ async def _run_in(
             until_s = trio.current_time() + patience_s
             starting.deadline = min(starting.deadline, until_s)
 
+    for use in options.workspaces:  # layers of this one and of others lie there
+        host.apart.add(use.state_dir)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal)
         if options.control is not None:

@@ -195,6 +195,22 @@ def test_a_workspace_stays_one_beneath_what_is_exposed(
     assert b"which is seen anyhow; leave it out" in within.err
 
 
+# spec HM5: layers of other workspaces lie there
+def test_where_this_workspace_is_kept_is_not_seen(tree: Path, tmp_path: Path) -> None:
+    state = tmp_path / "kept"
+    options = ("--state-dir", state, "--workspace", tree / "sub")
+    script = (
+        f"echo new > {tree}/sub/note; cat {tree}/sub/note; ls {state}; ls {tmp_path}"
+    )
+    shown = run(script, *options, "--expose", tmp_path)
+    assert shown.out == b"new\nkept\ntree\n", shown
+    refused = run(script, *options, "--expose", state)
+    assert refused.status == 125
+    assert b"no child may see" in refused.err
+    directory = sandhost("run", *options, "--cwd", tmp_path, "--", "ls", state)
+    assert (directory.status, directory.out) == (0, b"")
+
+
 # spec HM5
 def test_a_nested_child_sees_of_that_what_it_is_shown(
     walls: tuple[str, ...], tree: Path
