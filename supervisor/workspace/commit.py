@@ -128,6 +128,7 @@ class CommitJournal(msgspec.Struct):
         holder: the directory that it is in: the base, or the workspace's own.
         steps: in their order.
         linked: other paths whose base object changes with it: hard links.
+        contested: paths in conflict of which the workspace's side was chosen.
     """
 
     state: Literal["staging", "applying", "undoing", "applied", "undone"]
@@ -135,6 +136,15 @@ class CommitJournal(msgspec.Struct):
     holder: Literal["base", "own"]
     steps: list[Step] = []
     linked: list[bytes] = []
+    contested: list[bytes] = []
+
+    def old_path(self, path: bytes) -> bytes:
+        """Return where the base had what a step has at a path, before any was done."""
+        for step in self.steps:
+            goes_to = step.goes_to if isinstance(step, Take) else None
+            if goes_to is not None and path.startswith(goes_to + b"/"):
+                return step.path + path[len(goes_to) :]
+        return path
 
 
 class BaseChangedError(Exception):
@@ -153,8 +163,8 @@ class Committer:
         base: a descriptor of the base's top.
         own: of the workspace's own directory.
         save: writes the journal and syncs it; None removes it.
-        settle: called when all is applied, before the journal goes; after a crash it is
-            called again.
+        settle: called when all is applied or undone, before the journal goes; after a
+            crash it is called again.
     """
 
     def __init__(
@@ -171,7 +181,11 @@ class Committer:
         self._tree = LayeredTree((base,))
 
     def commit(
-        self, merged: LayeredTree, rows: Sequence[Row], linked: list[bytes]
+        self,
+        merged: LayeredTree,
+        rows: Sequence[Row],
+        linked: list[bytes],
+        contested: list[bytes],
     ) -> None:
         """Apply rows to the base.
 
@@ -179,13 +193,16 @@ class Committer:
             merged: the workspace's layers.
             rows: of ``choose_rows``, judged to be in no conflict.
             linked: of ``Judge.linked_paths``.
+            contested: paths in conflict of which the workspace's side was chosen.
 
         Raises:
             BaseChangedError: the base was changed meanwhile; it is as it was.
             OSError: a thing cannot be read or written; the base is as it was.
         """
         name = STAGING_PREFIX + secrets.token_hex(8).encode()
-        journal = CommitJournal("staging", name, self._holder(), linked=linked)
+        journal = CommitJournal(
+            "staging", name, self._holder(), linked=linked, contested=contested
+        )
         self._save(journal)
         os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
         try:
@@ -221,13 +238,8 @@ class Committer:
                 self._undo(journal, staging)
             finally:
                 os.close(staging)
-        is_applied = journal.state == "applied"
-        self._remove_staging(journal)
-        if is_applied:
-            # Only now: what is removed there may have other links in the base.
-            self._settle(journal)
-        self._save(None)
-        return is_applied
+        self._remove(journal)
+        return journal.state == "applied"
 
     def _apply(self, journal: CommitJournal, staging: int) -> None:
         steps = _Steps(self._base, staging)
@@ -268,8 +280,11 @@ class Committer:
         )
 
     def _remove(self, journal: CommitJournal) -> None:
-        """Remove the staging directory, then the journal."""
+        """Remove the staging directory, settle, then remove the journal."""
         self._remove_staging(journal)
+        if journal.state in {"applied", "undone"}:
+            # Only now: what is removed there may have other links in the base.
+            self._settle(journal)
         self._save(None)
 
     def _remove_staging(self, journal: CommitJournal) -> None:
@@ -279,9 +294,8 @@ class Committer:
             raise why
 
 
-def identity_of(fd: int) -> Identity:
+def identity_of(status: os.stat_result) -> Identity:
     """Return what a step expects of an object, but not what is inside."""
-    status = os.fstat(fd)
     is_directory = stat.S_ISDIR(status.st_mode)
     return Identity(
         status.st_dev,
@@ -355,7 +369,7 @@ class _Stage:
             raise BaseChangedError(path, "it is not there any more")
         fd = self._base.open(node.parts[0])
         try:
-            found = identity_of(fd)
+            found = identity_of(os.fstat(fd))
         finally:
             os.close(fd)
         if is_whole and node.is_directory:
@@ -592,7 +606,7 @@ class _Steps:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
         fd = tree.open(node.parts[0])
         try:
-            found = identity_of(fd)
+            found = identity_of(os.fstat(fd))
         finally:
             os.close(fd)
         if expected.inside and node.is_directory:

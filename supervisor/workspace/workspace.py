@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from supervisor.workspace.changes import Row, compare
-from supervisor.workspace.commit import BaseChangedError, CommitJournal, Committer, Put
+from supervisor.workspace.commit import (
+    BaseChangedError,
+    CommitJournal,
+    Committer,
+    Put,
+    Take,
+    identity_of,
+)
 from supervisor.workspace.freeze import device_of, guarded_stop
 from supervisor.workspace.hidden import (
     find_hidden,
@@ -27,6 +34,7 @@ from supervisor.workspace.layers import LayeredTree, split
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.record import (
     CHANGED,
+    NOTHING,
     Judge,
     Record,
     load_record,
@@ -215,9 +223,13 @@ class Workspace:
                 self._save_record(judge.update(rows))
                 drop_changes(trees.upper_fd, dropped)
                 if chosen:
-                    linked = self._judge(trees).linked_paths(chosen, rows)
+                    judge = self._judge(trees)
+                    linked = judge.linked_paths(chosen, rows)
+                    contested = [row.path for row in chosen if judge.conflict(row)]
                     try:
-                        self._committer(trees).commit(trees.merged, chosen, linked)
+                        self._committer(trees).commit(
+                            trees.merged, chosen, linked, contested
+                        )
                     except BaseChangedError as why:
                         conflicts = [*conflicts, Conflict(why.path, why.reason)]
                         chosen = []
@@ -413,6 +425,9 @@ class Workspace:
 
     def _settle(self, trees: _Trees, journal: CommitJournal) -> None:
         """Take what was applied from the layer, and record it as seen."""
+        if journal.state == "undone":
+            self._settle_undone(trees, journal)
+            return
         paths = list(dict.fromkeys(step.path for step in journal.steps))
         if self.directory.user():  # a mounted layer is not to be changed from outside
             new = [step.path for step in journal.steps if isinstance(step, Put)]
@@ -451,6 +466,27 @@ class Workspace:
             paths = [path for path in later if path not in changed]
             remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
         self.directory.write(_LATER, None)
+
+    def _settle_undone(self, trees: _Trees, journal: CommitJournal) -> None:
+        """Record the times of what was moved and brought back: the moves changed them."""
+        record = self._record()
+        times_ns: dict[tuple[int, int], int] = {}
+        for step in journal.steps:
+            expected = step.expected if isinstance(step, Put | Take) else None
+            node = trees.base.find(journal.old_path(step.path))
+            if expected is None or node is None or node.is_directory:
+                continue
+            if identity_of(node.status) == expected:
+                key = (expected.device, expected.inode)
+                times_ns[key] = node.status.st_ctime_ns
+        for path in journal.contested:
+            seen = record.get(path, NOTHING)
+            times_ns.pop((seen.device, seen.inode), None)
+        for path, seen in record.items():
+            time_ns = times_ns.get((seen.device, seen.inode))
+            if time_ns is not None:
+                record[path] = msgspec.structs.replace(seen, ctime_ns=time_ns)
+        self._save_record(record)
 
     def _guarded(
         self, trees: _Trees, rows: Sequence[Row], selection: Selection

@@ -1,5 +1,7 @@
-"""A commit that is killed at any system call: the old base, or afterwards the whole new one."""
+"""A commit that is killed or fails at any call: the old base, or after that the whole new one."""
 
+import contextlib
+import errno
 import os
 import signal
 import sys
@@ -47,28 +49,39 @@ def prepare(scene: Scene) -> tuple[Tree, Tree]:
         return before, tree_of(top)
 
 
-def commit_killed_at(scene: Scene, number: int) -> bool:
-    """Commit in a process that ends itself at one of its calls; tell whether it did."""
+def is_commit_cut_at(scene: Scene, number: int, cut: Callable[[], None]) -> bool:
+    """Commit in a process of which one call is cut; tell whether it had so many."""
     pid = os.fork()
     if pid == 0:
+        status = 0
         try:
-            _count_down(number)
-            with scene.open() as workspace:
+            was_cut = _count_down(number, cut)
+            with contextlib.suppress(OSError), scene.open() as workspace:
                 workspace.commit(selection())
+            status = int(was_cut())
         finally:
-            os._exit(0)
+            os._exit(status)
     _, status = os.waitpid(pid, 0)
-    return os.WIFSIGNALED(status)
+    return status != 0
 
 
-def _count_down(number: int) -> None:
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _count_down(number: int, cut: Callable[[], None]) -> Callable[[], bool]:
+    """Cut one of the calls that follow; return what tells whether it was."""
     left = number
 
     def call() -> None:
         nonlocal left
         left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if left == -1:
+            cut()
 
     def audit(event: str, _: object) -> None:
         if event in EVENTS:
@@ -89,17 +102,19 @@ def _count_down(number: int) -> None:
     ):
         setattr(module, name, counted(getattr(module, name)))
     sys.addaudithook(audit)
+    return lambda: left < 0
 
 
 # spec WS12, WS18
+@pytest.mark.parametrize("cut", [kill, fail])
 @pytest.mark.parametrize("part", range(4))
-def test_a_killed_commit_leaves_the_old_base_or_ends_as_the_whole_new_one(
-    scene: Scene, part: int
+def test_a_cut_commit_leaves_the_old_base_or_ends_as_the_whole_new_one(
+    scene: Scene, part: int, cut: Callable[[], None]
 ) -> None:
     number, outcomes = part, set()
     while True:
         before, after = prepare(scene)
-        if not commit_killed_at(scene, number):
+        if not is_commit_cut_at(scene, number, cut):
             break
         with scene.open() as workspace:
             is_done = workspace.finish_commit()
@@ -113,5 +128,7 @@ def test_a_killed_commit_leaves_the_old_base_or_ends_as_the_whole_new_one(
         assert scene.seen() == after, number
         scene.clear()
         number += 4
-    assert {(False, False), (True, True)} <= outcomes
+    if cut is kill:
+        assert {(False, False), (True, True)} <= outcomes
+    assert {is_new for _, is_new in outcomes} >= {False}
     assert number > 100

@@ -7,7 +7,11 @@ from supervisor.leftovers import left_workspaces
 from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.sweep import sweep_workspaces
 from tests.supervisor.workspace.scene import Scene, tree_of
-from tests.supervisor.workspace.test_commit_crash import commit_killed_at, prepare
+from tests.supervisor.workspace.test_commit_crash import (
+    is_commit_cut_at,
+    kill,
+    prepare,
+)
 
 
 # spec WS12, WS18
@@ -15,7 +19,7 @@ def test_a_commit_that_was_cut_is_ended_and_told(scene: Scene) -> None:
     told = set()
     for number in range(20, 400, 20):
         before, after = prepare(scene)
-        if not commit_killed_at(scene, number):
+        if not is_commit_cut_at(scene, number, kill):
             break
         was_cut = (scene.upper.parent / "commit").exists()
         left = left_workspaces(str(scene.state))
