@@ -11,6 +11,7 @@ import pytest
 
 import supervisor.workspace.commit as commit_module
 import supervisor.workspace.upper as upper_module
+from supervisor.workspace.store import WorkspaceError
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,10 @@ def is_commit_cut_at(scene: Scene, number: int, cut: Callable[[], None]) -> bool
         status = 0
         try:
             was_cut = _count_down(number, cut)
-            with contextlib.suppress(OSError), scene.open() as workspace:
+            with (
+                contextlib.suppress(OSError, WorkspaceError),
+                scene.open() as workspace,
+            ):
                 workspace.commit(selection())
             status = int(was_cut())
         finally:
