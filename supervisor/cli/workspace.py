@@ -78,16 +78,26 @@ def list_workspaces(state_dir: str | None, *, as_json: bool) -> int:
 def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: bool) -> int:
     """Print what was changed, as a patch that `git apply` takes.
 
+    If PATTERN is the name of another workspace of the base, print what that has otherwise.
     Exit status: 0 nothing, 1 something, 2 a fault.
     """
-    with _opened(state_dir, name) as found, _frozen(found, is_asked=how["is_frozen"]):
-        rows = _done(found.changes, _patterns(patterns))
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(_opened(state_dir, name))
+        stack.enter_context(_frozen(found, is_asked=how["is_frozen"]))
+        if len(patterns) == 1 and _is_workspace(state_dir, patterns[0]):
+            other = stack.enter_context(_opened(state_dir, patterns[0]))
+            rows = _done(found.compare_with, other)
+            patch = found.patch_to(other, binary=how["binary"])
+        else:
+            chosen = _patterns(patterns)
+            rows = _done(found.changes, chosen)
+            patch = found.patch(chosen, binary=how["binary"])
         if how["as_json"]:
             _print_json([_diff_row(row) for row in rows])
         elif how["name_only"] or how["stat"]:
             _print_names(rows, has_stat=how["stat"], is_nul=how["is_nul"])
         elif rows:
-            _print_patch(found, _patterns(patterns), is_binary=how["binary"])
+            _print_patch(patch)
         return CHANGED if rows else 0
 
 
@@ -137,7 +147,7 @@ def commit(
             lambda: found.commit(selection, is_dry=how["dry_run"], is_frozen=is_frozen)
         )
         is_done = not result.left and not result.is_refused and not how["dry_run"]
-        if is_done and not found.directory.user():
+        if is_done and not (found.directory.user() or found.state.snapshots):
             _done(found.discard)
     if how["as_json"]:
         _print_json(_commit_row(result))
@@ -159,6 +169,83 @@ def discard(name: str, state_dir: str | None, *, yes: bool) -> int:
             if changed and not click.confirm(question, err=True):
                 return 1
         _done(found.discard)
+    return 0
+
+
+@workspace.command(
+    cls=Command, epilog="Example: sandhost workspace snapshot repo-1a2b3c before"
+)
+@click.argument("name")
+@click.argument("label", required=False)
+@state_dir_option
+def snapshot(name: str, label: str | None, state_dir: str | None) -> int:
+    """Keep what was changed so far under a label, and print that.
+
+    A child's processes are stopped for the time of a copy.
+    """
+    with _opened(state_dir, name) as found:
+        done = _done(found.snapshot, label)
+    if done.copied_bytes or done.stopped_ns:
+        text = f"{done.copied_bytes} bytes copied"
+        if done.stopped_ns:
+            text += f", the child stopped for {done.stopped_ns / 1e6:.1f} ms"
+        print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
+    print_text(f"{done.label}\n")
+    return 0
+
+
+@workspace.command(
+    cls=Command, epilog="Example: sandhost workspace restore repo-1a2b3c before --yes"
+)
+@click.argument("name")
+@click.argument("label")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@state_dir_option
+def restore(name: str, label: str, state_dir: str | None, *, yes: bool) -> int:
+    """Go back to a snapshot; what was changed since is dropped."""
+    with _opened(state_dir, name) as found:
+        lost = len(_done(found.changes_since, label))
+        if lost and not yes and sys.stdin is not None and sys.stdin.isatty():
+            question = f"drop {lost} changes of workspace {name} since {label}?"
+            if not click.confirm(question, err=True):
+                return 1
+        _done(found.restore, label)
+    if lost:
+        text = f"{lost} changes since {label} were dropped"
+        print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
+    return 0
+
+
+@workspace.command(cls=Command, epilog="Example: sandhost workspace fork x -n 8")
+@click.argument("name")
+@click.option(
+    "-n", "count", type=click.IntRange(1, 1000), default=1, help="How many; 1 if not."
+)
+@state_dir_option
+@json_option
+def fork(name: str, count: int, state_dir: str | None, *, as_json: bool) -> int:
+    """Make workspaces that begin as this one is now, and print their names."""
+    with _opened(state_dir, name) as found:
+        names = _done(found.fork, count)
+    if as_json:
+        _print_json(names)
+        return 0
+    for one in names:
+        print_text(f"{one}\n")
+    return 0
+
+
+@workspace.command(
+    cls=Command, epilog="Example: sandhost workspace export repo-1a2b3c work.patch"
+)
+@click.argument("name")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@state_dir_option
+def export(name: str, file: str, state_dir: str | None, *, force: bool) -> int:
+    """Write the changes to FILE: `.patch` for git, `.tar` as an OCI layer."""
+    with _opened(state_dir, name) as found:
+        _done(lambda: found.export(file, replaces=force))
     return 0
 
 
@@ -187,12 +274,16 @@ def _frozen(found: Workspace, *, is_asked: bool) -> Iterator[None]:
 
 def _done(call: Callable[..., Any], *arguments: Any) -> Any:
     """Do something; what goes wrong is one line for a user."""
+    from supervisor.workspace.patch import NoGitError  # noqa: PLC0415
     from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415
 
     try:
         return call(*arguments)
     except WorkspaceError as why:
         raise CommandError(str(why)) from None
+    except NoGitError:
+        text = "cannot compare text: git is not installed"
+        raise CommandError(f"{text}; install it, or use --stat or --json") from None
     except ValueError as why:  # of a pattern
         raise CommandError(f"cannot use a pattern: {why}; see gitignore(5)") from None
     except OSError as why:
@@ -200,6 +291,14 @@ def _done(call: Callable[..., Any], *arguments: Any) -> Any:
         raise CommandError(
             f"cannot use{name}: {why.strerror}; nothing changed"
         ) from None
+
+
+def _is_workspace(state_dir: str | None, text: str) -> bool:
+    """Tell whether a word is the name of a workspace; as a pattern write `/NAME`."""
+    from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.workspace.store import workspaces_in  # noqa: PLC0415
+
+    return text in workspaces_in(find_state_dir(state_dir))
 
 
 def _patterns(texts: Sequence[str]) -> Patterns:
@@ -226,6 +325,7 @@ def _row(state_dir: str, name: str) -> dict[str, Any]:
                 "created_at": made.isoformat().replace("+00:00", "Z"),
                 "changed": len(rows),
                 "bytes": sum(one.size_bytes for one in rows),
+                "snapshots": found.state.labels(),
             }
     except InUseError:
         state = "in use"
@@ -297,17 +397,10 @@ def _shown(path: bytes) -> bytes:
     )
 
 
-def _print_patch(found: Workspace, patterns: Patterns, *, is_binary: bool) -> None:
-    from supervisor.workspace.patch import NoGitError  # noqa: PLC0415
-
+def _print_patch(pieces: Iterator[bytes]) -> None:
     is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    pieces = found.patch(patterns, binary=is_binary)
-    try:
-        while (data := _done(next, pieces, None)) is not None:
-            print_bytes(_coloured(data) if is_coloured else data)
-    except NoGitError:
-        text = "cannot compare text: git is not installed"
-        raise CommandError(f"{text}; install it, or use --stat or --json") from None
+    while (data := _done(next, pieces, None)) is not None:
+        print_bytes(_coloured(data) if is_coloured else data)
 
 
 _COLOURS = {b"+": b"\x1b[32m", b"-": b"\x1b[31m", b"@": b"\x1b[36m"}

@@ -18,6 +18,10 @@ from supervisor.launchpad.stage import (
     set_attributes,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 # <asm/unistd.h>: these have one number everywhere. <linux/mount.h>, <fcntl.h>
 _SYS_OPEN_TREE, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 430, 431, 432
 _AT_EMPTY_PATH = 0x1000
@@ -25,6 +29,9 @@ _OPEN_TREE_CLONE = 1
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _SET_FLAG, _SET_STRING, _SET_FD, _CMD_CREATE = 0, 1, 5, 6
 _FIND = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+SEALED_FILE = "sealed"
+"""Where an overlay's directory names its sealed layers, newest first, a NUL after each."""
 
 _OPTIONS = ((b"index", b"off"), (b"metacopy", b"off"), (b"xino", b"auto"))
 
@@ -60,7 +67,12 @@ def copy_mount(fd: int, *, is_writable: bool) -> int:
 
 
 def mount_overlay(
-    base: int, own: int, owners: int = -1, *, has_user_marks: bool = False
+    base: int,
+    own: int,
+    owners: int = -1,
+    *,
+    sealed: Sequence[int] = (),
+    has_user_marks: bool = False,
 ) -> int:
     """Make the overlay of a workspace; return a descriptor of the mount.
 
@@ -70,6 +82,7 @@ def mount_overlay(
             lies between upper and base.
         owners: a user namespace in which the operator and the child change places; -1 to
             show everybody as they are.
+        sealed: of the tops of the layers between upper and base, newest first.
         has_user_marks: overlayfs keeps its attributes as a user's; root keeps its own.
 
     Raises:
@@ -79,7 +92,8 @@ def mount_overlay(
     try:
         # Upper and work are reached through one copy of one mount, or it is EINVAL.
         mine = _copy(held, own, owners)
-        lowers = [*_hiding(held, mine), _copy(held, base, owners)]
+        lowers = [_copy(held, layer, owners) for layer in sealed]
+        lowers += [*_hiding(held, mine), _copy(held, base, owners)]
         upper, work = (_open(held, name, mine) for name in ("upper", "work"))
         held.append(_fsopen(b"overlay", _FSOPEN_CLOEXEC))
         return _make(held[-1], lowers, upper, work, has_user_marks=has_user_marks)
@@ -89,10 +103,14 @@ def mount_overlay(
 
 
 def mount_overlay_by_path(base: bytes, own: bytes) -> int:
-    """Make an overlay in a user namespace, from paths without links; as above."""
+    """Make an overlay in a user namespace, from paths without links; as above.
+
+    The paths of its sealed layers stand in the file ``sealed`` beside the upper.
+    """
     held = [open_exactly(path) for path in (base, own)]
     try:
-        return mount_overlay(*held, has_user_marks=True)
+        held += [open_exactly(path) for path in _sealed_paths(held[1])]
+        return mount_overlay(*held[:2], sealed=held[2:], has_user_marks=True)
     finally:
         for fd in held:
             os.close(fd)
@@ -111,6 +129,15 @@ def mount_base(base: int, owners: int = -1) -> int:
     finally:
         for fd in held:
             os.close(fd)
+
+
+def _sealed_paths(own: int) -> list[bytes]:
+    try:
+        fd = os.open(SEALED_FILE, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=own)
+    except FileNotFoundError:
+        return []
+    with open(fd, "rb") as file:
+        return file.read().split(b"\0")[:-1]
 
 
 def _copy(held: list[int], directory: int, owners: int) -> int:

@@ -135,6 +135,19 @@ def compare(
     return rows
 
 
+def compare_views(old: LayeredTree, new: LayeredTree) -> list[Row]:
+    """Return what differs between two stacks of layers on one base, sorted by path.
+
+    What both have from the same layers is passed over. Renames have no rows.
+
+    Raises:
+        OSError: something cannot be read.
+    """
+    rows = list(_ViewComparison(old, new, with_renames=False).rows())
+    rows.sort(key=lambda row: row.path)
+    return rows
+
+
 class _Comparison:
     def __init__(
         self, base: LayeredTree, merged: LayeredTree, *, with_renames: bool
@@ -233,15 +246,19 @@ class _Comparison:
             return Change.ADDED
         if new.kind != old.kind:
             return Change.TYPE
-        if new.parts[0].layer == self._merged.base_layer and (
-            new.parts[0].path == old.parts[0].path
-        ):
+        if self._is_same(new, old):
             return None
         if not self._is_equal(new, old):
             return Change.MODIFIED
         if stat.S_IMODE(new.status.st_mode) != stat.S_IMODE(old.status.st_mode):
             return Change.MODE if new.kind != stat.S_IFLNK else None
         return None
+
+    def _is_same(self, new: Node, old: Node) -> bool:
+        """Tell whether the workspace shows the base's own object, at its place."""
+        first = new.parts[0]
+        is_base = first.layer == self._merged.base_layer
+        return is_base and first.path == old.parts[0].path
 
     def _is_equal(self, new: Node, old: Node) -> bool:
         if new.kind == stat.S_IFLNK:
@@ -262,6 +279,39 @@ class _Comparison:
                 os.close(second)
         finally:
             os.close(first)
+
+
+class _ViewComparison(_Comparison):
+    """Compares two stacks; the older one stands where else the base does."""
+
+    def _pairs(
+        self, new: Node, old: Node | None
+    ) -> Iterator[tuple[bytes, Node | None, Node | None]]:
+        if old is None:
+            with self._merged.read(new) as reader:
+                for node in reader.entries():
+                    yield node.path, node, None
+            return
+        shared = self._count_shared(new, old)
+        with self._merged.read(new) as news, self._base.read(old) as olds:
+            names = news.names_in(new.parts[: len(new.parts) - shared])
+            names |= olds.names_in(old.parts[: len(old.parts) - shared])
+            for name in names:
+                path = join(new.path, name)
+                yield path, news.look_up(name), olds.look_up(name)
+
+    def _count_shared(self, new: Node, old: Node) -> int:
+        """Return how many of the oldest parts two directories have in common."""
+        count = 0
+        pairs = zip(reversed(new.parts), reversed(old.parts), strict=False)
+        for one, other in pairs:
+            if self._merged.key(one) != self._base.key(other):
+                break
+            count += 1
+        return count
+
+    def _is_same(self, new: Node, old: Node) -> bool:
+        return self._merged.key(new.parts[0]) == self._base.key(old.parts[0])
 
 
 def is_equal_content(first: int, second: int, size_bytes: int) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LAYER = "hidden"
 """The name of the layer in a workspace's directory."""
 
-_DIRECTORIES = "hidden-directories"
+_DIRECTORIES, _INHERITED = "hidden-directories", "hidden-origins"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SKIPPED = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES}
@@ -64,6 +64,7 @@ class Twin(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(dict[bytes, Twin])
+_origins_decoder = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 
 def walks(patterns: Iterable[str]) -> bool:
@@ -207,8 +208,21 @@ def has_layer(directory: WorkspaceDirectory) -> bool:
 
 def load_origins(directory: WorkspaceDirectory) -> dict[bytes, bytes]:
     """Return the handles of the layer's directories, and of the base's for which they are."""
+    known = directory.read(_INHERITED)
+    inherited = {} if known is None else _origins_decoder.decode(known)
     twins = _load(directory).values()
-    return {twin.own: twin.handle for twin in twins if twin.own and twin.handle}
+    return inherited | {
+        twin.own: twin.handle for twin in twins if twin.own and twin.handle
+    }
+
+
+def share_origins(directory: WorkspaceDirectory) -> str:
+    """Return the file of the origins that a fork of a workspace knows of; "" for none."""
+    origins = load_origins(directory)
+    if not origins:
+        return ""
+    directory.write(_INHERITED, msgspec.msgpack.encode(origins))
+    return _INHERITED
 
 
 def _load(directory: WorkspaceDirectory) -> dict[bytes, Twin]:
@@ -331,7 +345,9 @@ def _copy_acls(source: int, target: int) -> None:
             os.setxattr(target, name, value)
 
 
-def visible_rows(rows: Sequence[Row], hide: Patterns, base: LayeredTree) -> list[Row]:
+def visible_rows(
+    rows: Sequence[Row], hide: Patterns, base: LayeredTree, base_layer: int
+) -> list[Row]:
     """Return rows without what is missing in a workspace only because it is hidden.
 
     Of a deleted directory in which something is hidden, the rest is deleted.
@@ -340,11 +356,14 @@ def visible_rows(rows: Sequence[Row], hide: Patterns, base: LayeredTree) -> list
         rows: of ``compare``.
         hide: patterns of what is hidden.
         base: the base alone.
+        base_layer: the number of the base in the workspace's layers.
     """
     if not hide:
         return list(rows)
     found: list[Row] = []
     for row in rows:
+        if row.new is not None and shows_hidden(row.new, hide, base_layer):
+            continue  # in a directory that was renamed
         if row.change is not Change.DELETED or row.old is None:
             found.append(row)
         elif not is_hidden(hide, row.old):
@@ -365,6 +384,14 @@ def _visible_parts(
     for path, node in inside:
         if path not in kept and path not in hidden and split(path)[0] in kept:
             yield Row(path, Change.DELETED, None, node)
+
+
+def shows_hidden(node: Node, hide: Patterns, base_layer: int) -> bool:
+    """Tell whether an object of a workspace is one that is hidden in the base."""
+    part = node.parts[0]
+    if part.layer != base_layer:
+        return False
+    return hide.match(part.path, is_directory=node.is_directory)
 
 
 def is_hidden(hide: Patterns, node: Node) -> bool:

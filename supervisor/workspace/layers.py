@@ -8,7 +8,8 @@ Rules:
     without following a link, so no name leads out of a layer.
  2. The first layer is the newest. The last one is the base, in which marks count as well,
     because the kernel reads them there too.
- 3. Only the first layer may have redirects: a layer is sealed without any.
+ 3. Only the upper, the first of a workspace's, may have redirects: a layer is sealed
+    without any.
 
 Sources: Documentation/filesystems/overlayfs.rst.
 """
@@ -98,11 +99,29 @@ class LayeredTree:
     def __init__(self, tops: tuple[int, ...], marks: bytes = TRUSTED_MARKS) -> None:
         self._tops = tops
         self._marks = marks
+        self._statuses: dict[int, os.stat_result] = {}
+        self.has_redirects = False
+        """A redirect was met."""
+
+    @property
+    def marks(self) -> bytes:
+        """Return how the names of overlayfs's attributes begin."""
+        return self._marks
 
     @property
     def base_layer(self) -> int:
         """Return the number of the last layer."""
         return len(self._tops) - 1
+
+    def key(self, part: Part) -> tuple[int, int, bytes]:
+        """Return what is equal only for one object of one layer, in any stack."""
+        status = self._status_of_top(part.layer)
+        return status.st_dev, status.st_ino, part.path
+
+    def _status_of_top(self, layer: int) -> os.stat_result:
+        if layer not in self._statuses:
+            self._statuses[layer] = os.fstat(self._tops[layer])
+        return self._statuses[layer]
 
     def top(self) -> Node:
         """Return the top directory."""
@@ -185,6 +204,7 @@ class LayeredTree:
             redirect = self._mark_of(fd, b"redirect") if part.layer == 0 else None
         finally:
             os.close(fd)
+        self.has_redirects |= redirect is not None
         return is_opaque, redirect
 
     def merged_parts(
@@ -266,6 +286,10 @@ class DirectoryReader:
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
+
+    def descriptor(self, part: Part) -> int:
+        """Return a descriptor of one of the directory's parts, while it is read."""
+        return self._fds[part]
 
     def look_up(self, name: bytes) -> Node | None:
         """Return an entry; None if the merged directory has none of that name."""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
     """Record what was changed, and commit it if that is asked for.
 
-    A workspace without changes is removed, unless the configuration names it.
+    A workspace without changes is removed, unless it has snapshots or the configuration
+    names it.
 
     Args:
         use: the workspace.
@@ -45,7 +46,7 @@ def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
                 hint = f"'sandhost workspace diff {use.name}'"
                 tell(f"workspace {use.name}: {changed} changed; {hint}")
                 if commit == "ask":
-                    _ask(workspace, tell)
+                    _ask(workspace, use, tell)
     except WorkspaceError as why:
         tell(str(why))
     except OSError as why:
@@ -55,8 +56,8 @@ def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
 
 
 def _drop(workspace: Workspace, use: WorkspaceUse) -> None:
-    """Remove a workspace in which nothing is left, unless the configuration names it."""
-    if not use.is_configured:
+    """Remove a workspace in which nothing is left and that nothing else keeps."""
+    if not use.is_configured and not workspace.state.snapshots:
         workspace.discard()
 
 
@@ -71,7 +72,7 @@ def _of_commit(name: str, changed: int, result: CommitResult) -> str:
     return f"{text}; 'sandhost workspace commit {name}'"
 
 
-def _ask(workspace: Workspace, tell: Tell) -> None:
+def _ask(workspace: Workspace, use: WorkspaceUse, tell: Tell) -> None:
     """Ask on the terminal what becomes of the changes; without an answer they stay."""
     while True:
         sys.stderr.write("commit, diff, discard, or keep? [c/d/x/K] ")
@@ -86,7 +87,7 @@ def _ask(workspace: Workspace, tell: Tell) -> None:
             result = workspace.commit(Selection())
             tell(_of_commit(workspace.name, changed, result))
             if not result.left:
-                workspace.discard()
+                _drop(workspace, use)
         elif answer == "x":
             workspace.discard()
             tell(f"workspace {workspace.name}: discarded")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import LayeredTree, Node, Part, split
+from supervisor.workspace.layers import LayeredTree, Node, Part, join, split
 from supervisor.workspace.linux import has_inode, read_birth_time_ns, read_file_handle
 from supervisor.workspace.upper import has_pointer
 
@@ -212,7 +212,7 @@ class Judge:
     def _conflict_at(self, row: Row) -> str:
         """Return why the base's object of a row is another one than was seen."""
         seen = self._record.get(row.path)
-        if seen is None:
+        if seen is None or self._is_of_replaced(row, seen):
             return self._conflict_unrecorded(row)
         now = look_at_base(self._base, row)
         is_whole = row.change is Change.RENAMED or (seen.inside and now.inside)
@@ -221,6 +221,12 @@ class Judge:
         if now != seen:
             return _CHANGED if now.kind else "it was removed in the base"
         return self._conflict_unrecorded(row) if _lacks(row, seen) else ""
+
+    def _is_of_replaced(self, row: Row, seen: Seen) -> bool:
+        """Tell whether a record is of what a directory was renamed over, as it is now."""
+        if row.change is not Change.RENAMED:
+            return False
+        return seen == seen_of(self._base, row.replaced, is_whole=bool(seen.inside))
 
     def update(self, rows: Sequence[Row]) -> Record:
         """Return the record with what it lacks, and without what is settled.
@@ -274,11 +280,13 @@ class Judge:
             return False
         part = node.parts[-1]
         if part.layer != self._merged.base_layer:
-            return True
+            return len(node.parts) == 1  # else it points into a sealed layer
         old = self._base.find(part.path)
         return old is None or not self._is_copied_from(node, old)
 
     def _is_stray(self, new: Node, old: Node | None) -> bool:
+        if new.parts[0].layer != 0 or _lies_on_sealed(new, self._merged.base_layer):
+            return False
         handle = self._origin_handle(new, new.parts[0])
         if handle is None:
             return False
@@ -454,14 +462,21 @@ class Judge:
         handle = self._origin_handle(node, node.parts[0])
         if handle is None:
             return False
-        top = self._base.open(self._base.top().parts[0], os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            is_there = has_inode(top, handle)
-        finally:
-            os.close(top)
+        is_there = self._has_inode(self._base, handle)
+        if not is_there and self._merged.base_layer > 1:
+            # It may come from a sealed layer.
+            is_there = self._has_inode(self._merged, handle)
         if is_there is None:
             is_there = handle in self._handles_beneath()
         return not is_there
+
+    def _has_inode(self, tree: LayeredTree, handle: bytes) -> bool | None:
+        """Tell whether the file system of a tree's top has an inode; None: not known."""
+        top = tree.open(tree.top().parts[0], os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return has_inode(top, handle)
+        finally:
+            os.close(top)
 
     def _handles_beneath(self) -> frozenset[bytes]:
         """Return the handles of what the base has where the layer has something.
@@ -471,11 +486,10 @@ class Judge:
         if self._handles is None:
             found = set()
             for node in self._covered():
-                fd = self._base.open(node.parts[0])
-                try:
-                    found.add(read_file_handle(fd) or b"")
-                finally:
-                    os.close(fd)
+                found.add(_handle_of(self._base, node.parts[0]))
+            for layer in range(1, self._merged.base_layer):
+                for part in _parts_of(self._merged, layer):
+                    found.add(_handle_of(self._merged, part))
             self._handles = frozenset(found)
         return self._handles
 
@@ -492,13 +506,19 @@ class Judge:
                     yield below
                     if not below.is_directory:
                         continue
-                    if node is not None and node.parts[-1] in below.parts:
+                    if node is not None and self._shows(node, below):
                         pending.append((node, below))
                         continue
                     for path, _ in _walk(self._base, below):
                         inside = self._base.find(path)
                         if inside is not None:
                             yield inside
+
+    def _shows(self, node: Node, below: Node) -> bool:
+        """Tell whether a merged directory shows what is in one of the base's."""
+        last = node.parts[-1]
+        is_base = last.layer == self._merged.base_layer
+        return is_base and last.path == below.parts[0].path
 
     def _origin_handle(self, node: Node, part: Part) -> bytes | None:
         """Return the handle of the base's object that a layer's one was copied from."""
@@ -545,6 +565,36 @@ class Judge:
             if old is not None and not self._is_copied_from(new, old):
                 return f"its directory {os.fsdecode(directory)!r} is another one"
         return ""
+
+
+def _lies_on_sealed(node: Node, base_layer: int) -> bool:
+    """Tell whether the upper's part of a directory was copied from a sealed layer."""
+    return len(node.parts) > 1 and node.parts[1].layer < base_layer
+
+
+def _handle_of(tree: LayeredTree, part: Part) -> bytes:
+    fd = tree.open(part)
+    try:
+        return read_file_handle(fd) or b""
+    finally:
+        os.close(fd)
+
+
+def _parts_of(tree: LayeredTree, layer: int) -> Iterator[Part]:
+    """Yield all that one layer has."""
+    pending = [b""]
+    while pending:
+        directory = pending.pop()
+        fd = tree.open(Part(layer, directory), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    part = Part(layer, join(directory, os.fsencode(entry.name)))
+                    yield part
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(part.path)
+        finally:
+            os.close(fd)
 
 
 _CHANGED = "it was changed in the base"

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.overlay import mount_base, mount_overlay
+from supervisor.launchpad.overlay import SEALED_FILE, mount_base, mount_overlay
 from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.mounted import MountedWorkspace
 from supervisor.workspace.settings import USUAL
@@ -189,12 +189,17 @@ def mount_for_child(
         lock = workspace.directory.lock_for(child)
         try:
             walked_s = workspace.begin_run()
+            layers = workspace.state.layers
+            paths = _lines(workspace.store.paths(layers)) if layers else None
+            workspace.directory.write(SEALED_FILE, paths)
             base = workspace.open_base()
             try:
                 if not is_root:
                     own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
                     return MountedWorkspace(-1, lock, own, walked_s)
-                mount = mount_overlay(base, workspace.directory.fd, owners)
+                fd = workspace.directory.fd
+                with workspace.store.opened(layers) as sealed:
+                    mount = mount_overlay(base, fd, owners, sealed=sealed)
             except OSError as why:
                 raise _no_overlay(use, why) from None
             finally:
@@ -218,6 +223,10 @@ def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
     """
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
         return tuple(workspace.end_run() if is_last else workspace.changes())
+
+
+def _lines(paths: Sequence[str]) -> bytes:
+    return b"".join(os.fsencode(path) + b"\0" for path in paths)
 
 
 def _no_overlay(use: WorkspaceUse, why: OSError) -> WorkspaceError:

@@ -25,6 +25,8 @@ from supervisor.scratch import remove_tree
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from supervisor.proctree import ProcessIdentity
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,6 +47,20 @@ class InUseError(WorkspaceError):
     """A child has the workspace, or another command works on it."""
 
 
+class Snapshot(msgspec.Struct, frozen=True):
+    """What a workspace was at one moment.
+
+    Attributes:
+        label: its name in the workspace.
+        layers: the sealed layers above the base, newest first.
+        made_ns: when it was made.
+    """
+
+    label: str
+    layers: tuple[str, ...]
+    made_ns: int
+
+
 class State(msgspec.Struct, kw_only=True):
     """What a workspace is.
 
@@ -58,6 +74,12 @@ class State(msgspec.Struct, kw_only=True):
         is_running: a run has begun and its end was not recorded.
         settings: what the operator set for it.
         hidden: patterns of what was hidden in some run; a child may not know of it.
+        layers: the sealed layers between its upper and the base, newest first.
+        snapshots: oldest first.
+        outgoing: as which layer the upper is to go away; "" if it stays. An upper that
+            has gone is one that no state names, or the newest of the layers.
+        may_redirect: its upper may have directories that point to others.
+        originals: as which layer texts are kept that changed files were copied from.
     """
 
     base: bytes
@@ -69,6 +91,27 @@ class State(msgspec.Struct, kw_only=True):
     is_running: bool = False
     settings: WorkspaceSettings = USUAL
     hidden: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    outgoing: str = ""
+    may_redirect: bool = True
+    originals: str = ""
+
+    def layers_named(self) -> set[str]:
+        """Return all the layers that it needs."""
+        found = {*self.layers, self.outgoing, self.originals} - {""}
+        return found.union(*(snapshot.layers for snapshot in self.snapshots))
+
+    def labels(self) -> list[str]:
+        """Return the labels of its snapshots, oldest first."""
+        return [snapshot.label for snapshot in self.snapshots]
+
+    def snapshot(self, label: str) -> Snapshot | None:
+        """Return the snapshot of a label; None if there is none."""
+        for snapshot in self.snapshots:
+            if snapshot.label == label:
+                return snapshot
+        return None
 
 
 class WorkspaceDirectory:
@@ -121,16 +164,17 @@ class WorkspaceDirectory:
         Raises:
             WorkspaceError: the file is damaged.
         """
-        data = self.read("state")
-        try:
-            return msgspec.json.decode(data or b"", type=State)
-        except msgspec.DecodeError as why:
-            text = f"cannot read workspace {self.name!r}: its state is damaged ({why})"
-            raise WorkspaceError(f"{text}; discard it") from None
+        return _state_in(self.read("state") or b"", self.name)
 
     def write_state(self, state: State) -> None:
         """Keep what it is."""
-        self.write("state", msgspec.json.format(msgspec.json.encode(state)))
+        self.write("state", _state_as_bytes(state))
+
+    def write_new_state(self, state: State) -> None:
+        """Write what it is for the first time; a power cut may leave an empty file."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open("state", flags, 0o600, dir_fd=self.fd), "wb") as file:
+            file.write(_state_as_bytes(state))
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content; None if it is not there."""
@@ -144,8 +188,10 @@ class WorkspaceDirectory:
     def write(self, name: str, data: bytes | None) -> None:
         """Replace a file, on the disk when this returns; None removes it."""
         if data is None:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 os.unlink(name, dir_fd=self.fd)
+            except FileNotFoundError:
+                return
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             new = f"{name}.new"
@@ -239,6 +285,36 @@ def workspaces_dir(state_dir: str) -> str:
     return os.path.join(state_dir, _WORKSPACES)
 
 
+def _state_as_bytes(state: State) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(state))
+
+
+def _state_in(data: bytes, name: str) -> State:
+    try:
+        return msgspec.json.decode(data, type=State)
+    except msgspec.DecodeError as why:
+        text = f"cannot read workspace {name!r}: its state is damaged ({why})"
+        raise WorkspaceError(f"{text}; discard it") from None
+
+
+def read_states(state_dir: str) -> list[State]:
+    """Return what each workspace is, those in use included.
+
+    Raises:
+        WorkspaceError: one cannot be read.
+    """
+    found = []
+    for name in workspaces_in(state_dir):
+        try:
+            with open(os.path.join(path_of(state_dir, name), "state"), "rb") as file:
+                data = file.read()
+        except FileNotFoundError:  # it was discarded meanwhile
+            continue
+        if data:  # a fork that a power cut left empty was never worked in
+            found.append(_state_in(data, name))
+    return found
+
+
 def workspaces_in(state_dir: str) -> list[str]:
     """Return the names of the workspaces that a state directory has, sorted."""
     try:
@@ -323,9 +399,36 @@ def make_workspace(
         created_ns=now_ns,
         started_ns=now_ns,
         settings=settings or USUAL,
+        may_redirect=False,
     )
+    make_from_state(path, state, status)
+
+
+def make_from_state(
+    path: str,
+    state: State,
+    below: os.stat_result,
+    links: Mapping[str, str] | None = None,
+    source: int = -1,
+    *,
+    is_synced: bool = True,
+) -> None:
+    """Make the directory of a workspace that is as a state says.
+
+    Args:
+        path: of the new one, of ``path_of``.
+        state: of it.
+        below: of the top of what its upper will lie on.
+        links: files that it shares with another workspace: name -> name there.
+        source: a descriptor of the other's directory.
+        is_synced: it is on the disk when this returns.
+
+    Raises:
+        WorkspaceError: the name is taken.
+        OSError: it cannot be made.
+    """
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-    _make_whole(path, state, status)
+    _make_whole(path, state, below, links or {}, source, is_synced=is_synced)
 
 
 def _status_of_base(base: bytes) -> os.stat_result:
@@ -341,20 +444,38 @@ def _status_of_base(base: bytes) -> os.stat_result:
     return status
 
 
-def _make_whole(path: str, state: State, base: os.stat_result) -> None:
+def make_upper(directory: int, name: str, below: os.stat_result) -> None:
+    """Make an empty upper layer with the owner and mode of what it lies on."""
+    os.mkdir(name, 0o700, dir_fd=directory)
+    if (below.st_uid, below.st_gid) != (os.geteuid(), os.getegid()):
+        os.chown(name, below.st_uid, below.st_gid, dir_fd=directory)
+    os.chmod(name, stat.S_IMODE(below.st_mode), dir_fd=directory)
+
+
+def _make_whole(
+    path: str,
+    state: State,
+    below: os.stat_result,
+    links: Mapping[str, str],
+    source: int,
+    *,
+    is_synced: bool,
+) -> None:
     """Make all of a workspace under another name, then give it its own."""
     new = f"{path}.discarded-{secrets.token_hex(4)}"
     os.mkdir(new, 0o700)
     try:
         directory = WorkspaceDirectory(new, os.path.basename(path))
         try:
-            directory.write_state(state)
             os.mkdir("work", 0o700, dir_fd=directory.fd)
-            os.mkdir("upper", 0o700, dir_fd=directory.fd)
-            upper = os.path.join(new, "upper")
-            if (base.st_uid, base.st_gid) != (os.geteuid(), os.getegid()):
-                os.chown(upper, base.st_uid, base.st_gid)
-            os.chmod(upper, stat.S_IMODE(base.st_mode))
+            make_upper(directory.fd, "upper", below)
+            for name, other in links.items():
+                with contextlib.suppress(FileNotFoundError):
+                    os.link(other, name, src_dir_fd=source, dst_dir_fd=directory.fd)
+            if is_synced:
+                directory.write_state(state)
+            else:
+                directory.write_new_state(state)
         finally:
             directory.close()
         try:

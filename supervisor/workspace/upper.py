@@ -151,7 +151,7 @@ def drop_changes(upper: int, rows: Sequence[Row]) -> None:
     """
     for row in reversed(rows):  # what lies in a directory first
         with _directory_of(upper, row.path) as (fd, name):
-            if row.change is Change.MODE and row.old is not None:
+            if row.change is Change.MODE and row.old and row.old.is_directory:
                 os.chmod(name or b".", stat.S_IMODE(row.old.status.st_mode), dir_fd=fd)
             elif row.new is not None and row.new.is_directory:
                 why = remove_tree(Path(os.fsdecode(name)), fd)

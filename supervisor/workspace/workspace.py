@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from supervisor.workspace.changes import Row, compare
+from supervisor.workspace import branches
+from supervisor.workspace.changes import Row, compare, compare_views
 from supervisor.workspace.commit import (
     BaseChangedError,
     CommitJournal,
@@ -30,6 +31,7 @@ from supervisor.workspace.hidden import (
     walks,
     write_layer,
 )
+from supervisor.workspace.layer_store import LayerStore
 from supervisor.workspace.layers import LayeredTree, split
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.record import (
@@ -65,6 +67,8 @@ from supervisor.workspace.upper import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from supervisor.workspace.branches import Snapshotted
 
 _LATER = "committed-in-use"
 """Paths that are to leave the layer when no child has it, in the workspace's directory."""
@@ -110,11 +114,22 @@ class CommitResult:
 
 
 @dataclass(slots=True)
-class _Trees:
+class Trees:
+    """The layers of a workspace, held.
+
+    Attributes:
+        base: the base alone.
+        merged: all of them.
+        base_fd: of the base's top.
+        upper_fd: of the top of the first layer.
+        is_sealed: that is no upper, but a sealed layer.
+    """
+
     base: LayeredTree
     merged: LayeredTree
     base_fd: int
     upper_fd: int
+    is_sealed: bool = False
 
 
 class Workspace:
@@ -132,8 +147,14 @@ class Workspace:
     def __init__(self, state_dir: str, name: str, patience_s: float = 0.0) -> None:
         path = path_of(state_dir, name)
         self.directory = WorkspaceDirectory(path, name, patience_s)
+        self.state_dir = state_dir
+        self.store = LayerStore(state_dir)
+        self.has_redirects = True
+        """Whether the last look met a directory that points to another one."""
         try:
             self.state = self.directory.read_state()
+            if self.state.outgoing:
+                branches.finish_retreat(self)
         except BaseException:
             self.directory.close()
             raise
@@ -159,9 +180,10 @@ class Workspace:
             NoMatchError: a pattern names nothing.
             OSError: something cannot be read.
         """
-        with self._trees() as trees:
+        with self.trees() as trees:
             rows = self._look(trees)
-            self._save_record(self._judge(trees).update(rows))
+            self.save_record(self.judge(trees).update(rows))
+            self.has_redirects = trees.merged.has_redirects
             if not patterns:
                 return rows
             _check_matches((patterns,), rows, trees.base)
@@ -177,8 +199,8 @@ class Workspace:
             NoGitError: text was modified, and there is no git.
             OSError: something cannot be read.
         """
-        with self._trees() as trees:
-            rows = self._rows(trees, with_renames=False)
+        with self.trees() as trees:
+            rows = self.rows(trees, with_renames=False)
             if patterns:
                 _check_matches((patterns,), rows, trees.base)
                 rows = choose_rows(rows, Selection(only=patterns), trees.base)
@@ -203,11 +225,22 @@ class Workspace:
         if not is_frozen:
             self.directory.check_idle()
         self.finish_commit()
-        with self._trees() as trees:
+        if self.state.layers and not is_dry:
+            if self.directory.user():
+                text = f"cannot commit {self.name!r}: a child has it, over snapshots"
+                raise InUseError(f"{text}; wait for its end, or commit a fork")
+            tried = self._commit(selection, is_dry=True)
+            if not tried.applied and not selection.mine:
+                return tried
+            branches.unite(self)
+        return self._commit(selection, is_dry=is_dry)
+
+    def _commit(self, selection: Selection, *, is_dry: bool) -> CommitResult:
+        with self.trees(for_commit=not is_dry) as trees:
             rows = self._look(trees)
             patterns = (selection.only, selection.but, selection.theirs, selection.mine)
             _check_matches(patterns, rows, trees.base)
-            judge = self._judge(trees)
+            judge = self.judge(trees)
             chosen = choose_rows(rows, selection, trees.base)
             chosen, dropped = _sides(chosen, selection)
             self._check_layer_stays(chosen, dropped)
@@ -220,10 +253,10 @@ class Workspace:
             if guarded:
                 chosen = []
             if not is_dry:
-                self._save_record(judge.update(rows))
+                self.save_record(judge.update(rows))
                 drop_changes(trees.upper_fd, dropped)
                 if chosen:
-                    judge = self._judge(trees)
+                    judge = self.judge(trees)
                     linked = judge.linked_paths(chosen, rows)
                     contested = [row.path for row in chosen if judge.conflict(row)]
                     try:
@@ -270,7 +303,7 @@ class Workspace:
         if data is None:
             return None
         journal = msgspec.msgpack.decode(data, type=CommitJournal)
-        with self._trees() as trees:
+        with self.trees(for_commit=True) as trees:
             try:
                 return self._committer(trees).finish(journal)
             except BaseChangedError:
@@ -306,6 +339,92 @@ class Workspace:
         self.directory.check_idle()
         self.finish_commit()
         self.directory.remove()
+        self.store.sweep()
+
+    def snapshot(self, label: str | None = None) -> Snapshotted:
+        """Seal what was changed so far under a label; a new upper begins.
+
+        Args:
+            label: of the snapshot; None for the next number.
+
+        Raises:
+            WorkspaceError: the label is taken or is none, or it cannot be sealed.
+        """
+        return branches.take_snapshot(self, label)
+
+    def changes_since(self, label: str) -> list[Row]:
+        """Return what differs now from a snapshot.
+
+        Raises:
+            WorkspaceError: there is no such snapshot.
+        """
+        return branches.changes_since(self, label)
+
+    def restore(self, label: str) -> int:
+        """Go back to a snapshot.
+
+        Returns:
+            How many paths differ from what was there before.
+
+        Raises:
+            WorkspaceError: there is no such snapshot.
+            InUseError: a child has the workspace.
+        """
+        return branches.go_back(self, label)
+
+    def fork(self, count: int = 1) -> list[str]:
+        """Make workspaces that begin as this one is now; return their names.
+
+        Raises:
+            WorkspaceError: this one cannot be sealed.
+        """
+        return branches.fork(self, count)
+
+    def export(self, path: str, *, replaces: bool = False) -> None:
+        """Write the changes to a file: ``.patch`` for git, ``.tar`` as an OCI layer.
+
+        Args:
+            path: of the file, which is there whole or not at all.
+            replaces: a file that is there is replaced.
+
+        Raises:
+            WorkspaceError: the name ends otherwise, the file is there, or a path cannot
+                be said in that form.
+            NoGitError: text was modified, and there is no git.
+        """
+        from supervisor.workspace.export import (  # noqa: PLC0415 - tarfile
+            writer_for,
+            written_whole,
+        )
+
+        write = writer_for(path)
+        with written_whole(path, replaces=replaces) as file, self.trees() as trees:
+            rows = self.rows(trees, with_renames=False)
+            write(trees.base, trees.merged, rows, file)
+
+    def compare_with(self, other: Workspace) -> list[Row]:
+        """Return what another workspace of the same base has differently.
+
+        Raises:
+            WorkspaceError: it has another base.
+        """
+        with self._beside(other) as (mine, theirs):
+            return compare_views(mine, theirs)
+
+    def patch_to(self, other: Workspace, *, binary: bool = False) -> Iterator[bytes]:
+        """Yield a patch from this workspace to another one of the same base."""
+        with self._beside(other) as (mine, theirs):
+            rows = compare_views(mine, theirs)
+            yield from write_patch(mine, theirs, rows, binary=binary)
+
+    @contextlib.contextmanager
+    def _beside(self, other: Workspace) -> Iterator[tuple[LayeredTree, LayeredTree]]:
+        bases = {(one.state.device, one.state.inode) for one in (self, other)}
+        if len(bases) > 1:
+            text = f"cannot compare {self.name!r} with {other.name!r}"
+            raise WorkspaceError(f"{text}: they have two bases; name two of one base")
+        with self.trees() as mine, other.trees() as theirs:
+            yield mine.merged, theirs.merged
 
     def begin_run(self) -> float | None:
         """Record what was changed before, and when this run began; hide what is hidden.
@@ -317,11 +436,12 @@ class Workspace:
             WorkspaceError: something cannot be hidden.
         """
         self.finish_commit()
-        with self._trees() as trees:
-            self._save_record(self._judge(trees).update(self._look(trees)))
+        with self.trees() as trees:
+            self.save_record(self.judge(trees).update(self._look(trees)))
             walked_s = self._hide_names(trees.base_fd)
         self.state.started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
         self.state.is_running = True
+        self.state.may_redirect = True
         self.directory.write_state(self.state)
         return walked_s
 
@@ -343,6 +463,7 @@ class Workspace:
         """Record what was changed when a run has ended; return it."""
         rows = self.changes()
         self.state.is_running = False
+        self.state.may_redirect = self.has_redirects
         self.directory.write_state(self.state)
         return rows
 
@@ -370,52 +491,70 @@ class Workspace:
         return fd
 
     @contextlib.contextmanager
-    def _trees(self) -> Iterator[_Trees]:
+    def trees(self, *, for_commit: bool = False) -> Iterator[Trees]:
+        """Hold the layers.
+
+        Args:
+            for_commit: what a commit takes from: of a workspace with sealed layers the
+                newest of them, which is its own then, and has its upper's content.
+
+        Raises:
+            WorkspaceError: one of them is not there.
+        """
         base = self.open_base()
         try:
             upper = os.open("upper", _DIRECTORY, dir_fd=self.directory.fd)
             try:
-                merged = LayeredTree((upper, base), self.state.marks)
-                yield _Trees(LayeredTree((base,)), merged, base, upper)
+                with self.store.opened(self.state.layers) as sealed:
+                    is_sealed = for_commit and bool(sealed)
+                    tops = (*sealed, base) if is_sealed else (upper, *sealed, base)
+                    merged = LayeredTree(tops, self.state.marks)
+                    alone = LayeredTree((base,))
+                    yield Trees(alone, merged, base, tops[0], is_sealed)
             finally:
                 os.close(upper)
         finally:
             os.close(base)
 
-    def _look(self, trees: _Trees) -> list[Row]:
+    def _look(self, trees: Trees) -> list[Row]:
         """Return what was changed.
 
         If no child runs, what the layer says of base objects that were moved is taken
         from it, once that is recorded.
         """
-        rows = self._rows(trees)
-        judge = self._judge(trees)
+        rows = self.rows(trees)
+        if trees.is_sealed:
+            return rows
+        judge = self.judge(trees)
         pointers, others = judge.strays(rows)
         if not (pointers or others) or self.directory.user():
             return rows
-        self._save_record(self._record() | dict.fromkeys(pointers, CHANGED))
-        self._save_record(self._judge(trees).update(rows))
+        self.save_record(self.record() | dict.fromkeys(pointers, CHANGED))
+        self.save_record(self.judge(trees).update(rows))
         detach(trees.upper_fd, self.state.marks, pointers + others)
-        return self._rows(trees)
+        return self.rows(trees)
 
-    def _record(self) -> Record:
+    def record(self) -> Record:
+        """Return what the base had when the workspace first saw it."""
         data = self.directory.read("record")
         return {} if data is None else load_record(data)
 
-    def _judge(self, trees: _Trees) -> Judge:
+    def judge(self, trees: Trees) -> Judge:
+        """Return a judge of what the base has changed as well."""
         started_ns = self.state.started_ns
         origins = load_origins(self.directory) if self.state.hidden else {}
-        return Judge(trees.base, trees.merged, self._record(), started_ns, origins)
+        return Judge(trees.base, trees.merged, self.record(), started_ns, origins)
 
-    def _rows(self, trees: _Trees, *, with_renames: bool = True) -> list[Row]:
+    def rows(self, trees: Trees, *, with_renames: bool = True) -> list[Row]:
         """Return what was changed, without what is hidden."""
         rows = compare(trees.base, trees.merged, with_renames=with_renames)
-        return visible_rows(rows, self._hide, trees.base)
+        return visible_rows(rows, self.hide, trees.base, trees.merged.base_layer)
 
-    def _save_record(self, record: Record) -> None:
+    def save_record(self, record: Record) -> None:
+        """Keep what the base had."""
         self.directory.write("record", save_record(record))
 
-    def _committer(self, trees: _Trees) -> Committer:
+    def _committer(self, trees: Trees) -> Committer:
         def save(journal: CommitJournal | None) -> None:
             data = None if journal is None else msgspec.msgpack.encode(journal)
             self.directory.write("commit", data)
@@ -423,7 +562,7 @@ class Workspace:
         settle = partial(self._settle, trees)
         return Committer(trees.base_fd, self.directory.fd, save, settle)
 
-    def _settle(self, trees: _Trees, journal: CommitJournal) -> None:
+    def _settle(self, trees: Trees, journal: CommitJournal) -> None:
         """Take what was applied from the layer, and record it as seen."""
         if journal.state == "undone":
             self._settle_undone(trees, journal)
@@ -436,7 +575,7 @@ class Workspace:
             self.directory.write(_LATER, msgspec.msgpack.encode(list(later)))
         else:
             remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
-        record = self._record()
+        record = self.record()
         for path in paths:
             record.pop(path, None)
             node = trees.merged.find(path)
@@ -446,7 +585,7 @@ class Workspace:
         for row in compare(trees.base, trees.merged) if journal.linked else ():
             if row.path in journal.linked:
                 record[row.path] = look_at_base(trees.base, row)
-        self._save_record(record)
+        self.save_record(record)
 
     def _left_for_later(self) -> list[bytes]:
         """Return the paths that were committed while a child had the layer."""
@@ -458,7 +597,7 @@ class Workspace:
         later = self._left_for_later()
         if not later or self.directory.user():
             return
-        with self._trees() as trees:
+        with self.trees() as trees:
             # What has changed again is needed, and so is the mark of a directory in
             # which something was removed since.
             changed = {row.path for row in compare(trees.base, trees.merged)}
@@ -467,9 +606,9 @@ class Workspace:
             remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
         self.directory.write(_LATER, None)
 
-    def _settle_undone(self, trees: _Trees, journal: CommitJournal) -> None:
+    def _settle_undone(self, trees: Trees, journal: CommitJournal) -> None:
         """Record the times of what was moved and brought back: the moves changed them."""
-        record = self._record()
+        record = self.record()
         times_ns: dict[tuple[int, int], int] = {}
         for step in journal.steps:
             expected = step.expected if isinstance(step, Put | Take) else None
@@ -486,15 +625,15 @@ class Workspace:
             time_ns = times_ns.get((seen.device, seen.inode))
             if time_ns is not None:
                 record[path] = msgspec.structs.replace(seen, ctime_ns=time_ns)
-        self._save_record(record)
+        self.save_record(record)
 
     def _guarded(
-        self, trees: _Trees, rows: Sequence[Row], selection: Selection
+        self, trees: Trees, rows: Sequence[Row], selection: Selection
     ) -> tuple[list[bytes], list[bytes]]:
         """Return what a commit does not take, and what of that no --allow changes."""
         guard = Guard((*self.state.settings.guard, *self.state.hidden))
         both = (trees.base, trees.merged)
-        hide = self._hide
+        hide = self.hide
         found: list[bytes] = []
         never: list[bytes] = []
         for row in rows:
@@ -504,7 +643,7 @@ class Workspace:
         return sorted({*found, *never}), never
 
     @property
-    def _hide(self) -> Patterns:
+    def hide(self) -> Patterns:
         """Return the patterns of what is hidden from a child, or was at some time."""
         return Patterns(self.state.hidden)
 

@@ -21,13 +21,16 @@ Tree = dict[bytes, Facts]
 class Scene:
     """A base, a state directory, and one workspace named ``w``."""
 
-    def __init__(self, top: Path, *, has_user_marks: bool = False) -> None:
+    def __init__(
+        self, top: Path, name: str = "w", *, has_user_marks: bool = False
+    ) -> None:
         self.top = top
+        self.name = name
         self._has_user_marks = has_user_marks
         self.base = top / "base"
         self.state = top / "state"
-        self.base.mkdir(0o755)
-        self.state.mkdir(0o700)
+        self.base.mkdir(0o755, exist_ok=True)
+        self.state.mkdir(0o700, exist_ok=True)
 
     def clear(self) -> None:
         """Remove the base and the workspace, for another try."""
@@ -43,12 +46,12 @@ class Scene:
 
     def open(self) -> Workspace:
         """Open the workspace for one command."""
-        return Workspace(str(self.state), "w")
+        return Workspace(str(self.state), self.name)
 
     @property
     def upper(self) -> Path:
         """Return where the layer is."""
-        return self.state / "workspaces" / "w" / "upper"
+        return self.state / "workspaces" / self.name / "upper"
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Path]:
@@ -62,10 +65,15 @@ class Scene:
     def mounted(self) -> Iterator[Path]:
         """Mount the workspace; gives its top."""
         with contextlib.ExitStack() as stack:
-            fds = [os.open(p, os.O_PATH) for p in (self.base, self.upper.parent)]
+            with self.open() as workspace:
+                layers = workspace.store.paths(workspace.state.layers)
+            paths = [str(self.base), str(self.upper.parent), *layers]
+            fds = [os.open(path, os.O_PATH) for path in paths]
             for fd in fds:
                 stack.callback(os.close, fd)
-            mount = mount_overlay(*fds, has_user_marks=self._has_user_marks)
+            mount = mount_overlay(
+                *fds[:2], sealed=fds[2:], has_user_marks=self._has_user_marks
+            )
             stack.callback(os.close, mount)
             yield Path(f"/proc/{os.getpid()}/fd/{mount}")
 
@@ -82,6 +90,11 @@ class Scene:
                 + ((os.fsdecode(row.origin),) if row.origin else ())
                 for row in workspace.changes()
             ]
+
+    def end_run(self) -> None:
+        """Record the end of a run, as a host does."""
+        with self.open() as workspace:
+            workspace.end_run()
 
     def copy(self, name: str, source: Path) -> Path:
         """Copy a tree aside."""

@@ -1,0 +1,210 @@
+"""The changes of a workspace as a file: a patch, or a tar in the form of an OCI layer.
+
+Rules:
+ 1. The file is written beside its place and renamed when it is on the disk.
+ 2. A tar is the same for the same tree: sorted by the bytes of the paths, owners by number.
+ 3. What was deleted is ``.wh.NAME``. A name that begins so cannot be said, and is refused.
+
+Sources: OCI image-spec, layer.md; pax(1); tar(5), "SCHILY.xattr".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import tarfile
+from typing import IO, TYPE_CHECKING
+
+from supervisor.workspace.changes import Change, Row
+from supervisor.workspace.layers import join, split
+from supervisor.workspace.linux import RENAME_NOREPLACE, rename
+from supervisor.workspace.patch import write_patch
+from supervisor.workspace.store import WorkspaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from supervisor.workspace.layers import LayeredTree, Node
+
+    Writer = Callable[[LayeredTree, LayeredTree, Sequence[Row], IO[bytes]], None]
+
+_WHITEOUT = b".wh."
+_KINDS = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+    stat.S_IFIFO: tarfile.FIFOTYPE,
+    stat.S_IFCHR: tarfile.CHRTYPE,
+    stat.S_IFBLK: tarfile.BLKTYPE,
+}
+_XATTR = "SCHILY.xattr."
+_KEPT = ("user.", "security.capability")
+_OVERLAY, _ESCAPED = "user.overlay.", "user.overlay.overlay."
+
+
+def writer_for(path: str) -> Writer:
+    """Return what writes a file of that name.
+
+    Raises:
+        WorkspaceError: the name ends neither in ``.patch`` nor in ``.tar``.
+    """
+    if path.endswith(".patch"):
+        return _write_patch
+    if path.endswith(".tar"):
+        return write_tar
+    text = f"cannot export to {path!r}: its name says no form"
+    raise WorkspaceError(f"{text}; end it in .patch or .tar")
+
+
+@contextlib.contextmanager
+def written_whole(path: str, *, replaces: bool) -> Iterator[IO[bytes]]:
+    """Give a file that takes its place when the block has ended well.
+
+    Args:
+        path: of the file.
+        replaces: what is there is replaced.
+
+    Raises:
+        WorkspaceError: something is there already, or the directory is not.
+    """
+    directory, name = os.path.split(os.path.abspath(path))
+    if not replaces and os.path.lexists(path):
+        raise _is_there(path)
+    try:
+        top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as why:
+        text = f"cannot export to {path!r}: {directory!r}: {why.strerror}"
+        raise WorkspaceError(f"{text}; name a directory that is there") from None
+    new = f".{name[:200]}.{secrets.token_hex(4)}"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(new, flags, 0o666, dir_fd=top), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        flag = 0 if replaces else RENAME_NOREPLACE
+        rename(top, os.fsencode(new), top, os.fsencode(name), flag)
+        os.fsync(top)
+    except FileExistsError:
+        raise _is_there(path) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=top)
+        os.close(top)
+
+
+def _is_there(path: str) -> WorkspaceError:
+    text = f"cannot export to {path!r}: it is there already"
+    return WorkspaceError(f"{text}; name another file, or use --force")
+
+
+def _write_patch(
+    base: LayeredTree, merged: LayeredTree, rows: Sequence[Row], file: IO[bytes]
+) -> None:
+    file.writelines(write_patch(base, merged, rows, binary=True))
+
+
+def write_tar(
+    base: LayeredTree, merged: LayeredTree, rows: Sequence[Row], file: IO[bytes]
+) -> None:
+    """Write rows as a layer for container tools.
+
+    Args:
+        base: the base alone.
+        merged: the workspace's layers.
+        rows: of ``compare`` without renames.
+        file: opened for writing.
+
+    Raises:
+        WorkspaceError: a path cannot be said.
+        OSError: something cannot be read or written.
+    """
+    del base
+    links: dict[tuple[int, int], bytes] = {}
+    with tarfile.open(
+        fileobj=file, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape",
+        encoding="utf-8",
+    ) as tar:  # fmt: skip
+        for row in rows:
+            _check_name(row.path)
+            if row.change is Change.DELETED:
+                directory, name = split(row.path)
+                tar.addfile(_member(join(directory, _WHITEOUT + name)))
+            elif row.new is not None:
+                _add(tar, merged, row.new, links)
+
+
+def _check_name(path: bytes) -> None:
+    if any(part.startswith(_WHITEOUT) for part in path.split(b"/")):
+        text = f"cannot export {os.fsdecode(path)!r}: in a layer {_WHITEOUT.decode()!r}"
+        raise WorkspaceError(f"{text} means a removal; export a .patch")
+
+
+def _member(path: bytes) -> tarfile.TarInfo:
+    return tarfile.TarInfo(os.fsdecode(path or b"."))
+
+
+def _add(
+    tar: tarfile.TarFile,
+    merged: LayeredTree,
+    node: Node,
+    links: dict[tuple[int, int], bytes],
+) -> None:
+    status = node.status
+    member = _member(node.path)
+    member.type = _KINDS[node.kind]
+    member.mode = stat.S_IMODE(status.st_mode)
+    member.uid, member.gid = status.st_uid, status.st_gid
+    member.mtime = status.st_mtime_ns // 1_000_000_000
+    key = (status.st_dev, status.st_ino)
+    if not node.is_directory and status.st_nlink > 1:
+        if key in links:
+            member.type = tarfile.LNKTYPE
+            member.linkname = os.fsdecode(links[key])
+            tar.addfile(member)
+            return
+        links[key] = node.path
+    if node.kind == stat.S_IFLNK:
+        member.linkname = os.fsdecode(merged.read_link(node))
+    elif node.kind in {stat.S_IFCHR, stat.S_IFBLK}:
+        member.devmajor = os.major(status.st_rdev)
+        member.devminor = os.minor(status.st_rdev)
+    if node.kind != stat.S_IFREG:
+        member.pax_headers = _xattrs(merged, node) if node.is_directory else {}
+        tar.addfile(member)
+        return
+    fd = merged.open_file(node)
+    with open(fd, "rb") as content:
+        member.size = os.fstat(fd).st_size
+        member.pax_headers = _headers(fd)
+        tar.addfile(member, content)
+
+
+def _xattrs(merged: LayeredTree, node: Node) -> dict[str, str]:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    fd = merged.open(node.parts[0], flags)
+    try:
+        return _headers(fd)
+    finally:
+        os.close(fd)
+
+
+def _headers(fd: int) -> dict[str, str]:
+    """Return the attributes of a file as headers; overlayfs's own stay behind."""
+    try:
+        names = sorted(os.listxattr(fd))
+    except OSError as why:
+        if why.errno != errno.EOPNOTSUPP:
+            raise
+        return {}
+    found = {}
+    for name in names:
+        is_own = name.startswith(_OVERLAY) and not name.startswith(_ESCAPED)
+        if is_own or not name.startswith(_KEPT):
+            continue
+        value = os.getxattr(fd, name).decode("utf-8", "surrogateescape")
+        found[_XATTR + name.replace(_ESCAPED, _OVERLAY, 1)] = value
+    return found

@@ -1,0 +1,107 @@
+"""The sealed layers of a state directory, and what is kept beside them.
+
+Each is a directory ``layers/ID`` that is never written to again. Workspaces share them.
+
+Rules:
+ 1. A layer lives as long as the state of a workspace names it. Nothing is counted: a sweep
+    reads the states, so a crash leaves at most a layer that the next sweep removes.
+ 2. A command that makes a layer, or a state that names one, holds the store until that
+    state is on the disk. A sweep goes only where no command does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.scratch import remove_tree
+from supervisor.workspace.store import WorkspaceError, read_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def new_layer_id() -> str:
+    """Return a name for a layer that no other has."""
+    return secrets.token_hex(8)
+
+
+class LayerStore:
+    """The layers of a state directory.
+
+    Args:
+        state_dir: where workspaces live.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        self._state_dir = state_dir
+        self.path = os.path.join(state_dir, "layers")
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[int]:
+        """Keep sweeps away; gives a descriptor of the store's directory."""
+        os.makedirs(self.path, 0o700, exist_ok=True)
+        fd = os.open(self.path, _DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def paths(self, layers: Sequence[str]) -> list[str]:
+        """Return where layers are, without links."""
+        with self.hold() as fd:
+            top = os.readlink(f"/proc/self/fd/{fd}")
+        return [os.path.join(top, layer) for layer in layers]
+
+    @contextlib.contextmanager
+    def opened(self, layers: Sequence[str]) -> Iterator[tuple[int, ...]]:
+        """Hold layers; gives a descriptor of each.
+
+        Raises:
+            WorkspaceError: one is not there.
+        """
+        with contextlib.ExitStack() as stack:
+            fds = []
+            for layer in layers:
+                try:
+                    fds.append(os.open(os.path.join(self.path, layer), _DIRECTORY))
+                except FileNotFoundError:
+                    text = f"cannot read the sealed layer {layer}: it is gone"
+                    raise WorkspaceError(f"{text}; restore an older snapshot") from None
+                stack.callback(os.close, fds[-1])
+            yield tuple(fds)
+
+    def sweep(self) -> int:
+        """Remove the layers that no workspace stands on; return how many.
+
+        While a command makes one, or a state cannot be read, nothing is removed.
+
+        Raises:
+            OSError: one cannot be removed.
+        """
+        try:
+            fd = os.open(self.path, _DIRECTORY)
+        except FileNotFoundError:
+            return 0
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            used: set[str] = set()
+            for state in read_states(self._state_dir):
+                used |= state.layers_named()
+            unused = sorted(set(os.listdir(fd)) - used)
+            for layer in unused:
+                why = remove_tree(Path(layer), fd)
+                if why is not None:
+                    raise why
+        except (BlockingIOError, WorkspaceError):
+            return 0
+        finally:
+            os.close(fd)
+        return len(unused)
