@@ -80,8 +80,8 @@ def test_the_disk_keeps_its_reserve(place: Place) -> None:
     words = [
         SANDHOST, "run", "--state-dir", "$D/state", "--workspace", str(place.base),
         "--workspace-name", "w", "--",
-        "sh", "-c", "'head -c 60M /dev/zero > big;"
-        " while head -c 16K /dev/zero >> big; do sleep 0.05; done'",
+        "sh", "-c", ("'head -c 60M /dev/zero > big;"
+        " while head -c 16K /dev/zero >> big; do sleep 0.05; done'"),
     ]  # fmt: skip
     (place.base.parent / "disk").mkdir()
     mount = "mount -t tmpfs -o size=64m none $D"
