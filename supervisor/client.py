@@ -351,7 +351,8 @@ class HostClient:
         """Do a verb of ``sandhost workspace``; return its result as plain values.
 
         Args:
-            verb: as the command has it: ``list``, ``diff``, ``commit``, ``discard``.
+            verb: as the command has it: ``list``, ``diff``, ``commit``, ``discard``,
+                ``snapshot``, ``restore``, ``fork``.
             arguments: of ``supervisor.workspace.verbs``.
         """
         words = {"verb": verb, **arguments}

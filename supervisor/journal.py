@@ -73,6 +73,7 @@ EVENTS = (
     "workspace.committed",
     "workspace.conflict",
     "workspace.discarded",
+    "workspace.snapshot",
 )
 """The events that this host writes."""
 

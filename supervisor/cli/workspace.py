@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from supervisor.cli.help import Command, Group
 from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import control as control_option
 from supervisor.cli.options import directories
 from supervisor.say import CommandError, print_bytes, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from supervisor.workspace.changes import Row
     from supervisor.workspace.selection import Patterns
-    from supervisor.workspace.workspace import CommitResult, Workspace
+    from supervisor.workspace.workspace import Workspace
 
 CHANGED, REFUSED = 1, 1
 """Exit statuses of ``diff``, as diff(1), and of a commit that is refused."""
@@ -46,20 +44,31 @@ def workspace() -> None:
     "list", cls=Command, epilog="Example: sandhost workspace list --json"
 )
 @state_dir_option
+@control_option
 @json_option
-def list_workspaces(state_dir: str | None, *, as_json: bool) -> int:
+def list_workspaces(
+    state_dir: str | None, control: str | None, *, as_json: bool
+) -> int:
     """List the workspaces."""
+    from supervisor import tables  # noqa: PLC0415 - only this command needs it
+    from supervisor.cli.workspace_target import NotThereError, find_daemon  # noqa: PLC0415
     from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
-    from supervisor.workspace.store import workspaces_in  # noqa: PLC0415
+    from supervisor.workspace.verbs import workspace_rows  # noqa: PLC0415
 
-    where = find_state_dir(state_dir)
-    rows = [_row(where, name) for name in workspaces_in(where)]
+    rows: list[dict[str, Any]] = []
+    daemon = find_daemon(state_dir, control)
+    if daemon is not None:
+        with contextlib.suppress(NotThereError):
+            rows = daemon.ask("list", {})
+    if daemon is None or not daemon.is_named:
+        known = {row["name"] for row in rows}
+        rows += workspace_rows(find_state_dir(state_dir), but=known)
     if as_json:
         _print_json(rows)
-        return 0
-    for row in rows:
-        line = f"{row['name']}  {row['state']}  {row['changed']} changed  {row['base']}"
-        print_text(f"{line}\n")
+    elif rows:
+        width = tables.terminal_width()
+        terminal = width is not None
+        print_text(tables.render("workspaces", rows, terminal=terminal, width=width))
     return 0
 
 
@@ -74,13 +83,24 @@ def list_workspaces(state_dir: str | None, *, as_json: bool) -> int:
 @click.option("--binary", is_flag=True, help="Binary files in git's form.")
 @freeze_option
 @state_dir_option
+@control_option
 @json_option
-def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: bool) -> int:
+def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: Any) -> int:
     """Print what was changed, as a patch that `git apply` takes.
 
     If PATTERN is the name of another workspace of the base, print what that has otherwise.
     Exit status: 0 nothing, 1 something, 2 a fault.
     """
+    from supervisor.cli.workspace_target import NotThereError, find_daemon  # noqa: PLC0415
+    from supervisor.workspace.verbs import diff_row  # noqa: PLC0415
+
+    daemon = find_daemon(state_dir, how.pop("control"))
+    if daemon is not None:
+        words = {"name": name, "patterns": patterns, "freeze": how["is_frozen"]}
+        words["binary"] = how["binary"]
+        with contextlib.suppress(NotThereError):
+            rows = daemon.ask("diff", words)
+            return _print_diff(rows, daemon.patch(words), how)
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(_opened(state_dir, name))
         stack.enter_context(_frozen(found, is_asked=how["is_frozen"]))
@@ -92,13 +112,19 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: bool)
             chosen = _patterns(patterns)
             rows = _done(found.changes, chosen)
             patch = found.patch(chosen, binary=how["binary"])
-        if how["as_json"]:
-            _print_json([_diff_row(row) for row in rows])
-        elif how["name_only"] or how["stat"]:
-            _print_names(rows, has_stat=how["stat"], is_nul=how["is_nul"])
-        elif rows:
-            _print_patch(patch)
-        return CHANGED if rows else 0
+        return _print_diff([diff_row(row) for row in rows], patch, how)
+
+
+def _print_diff(
+    rows: Sequence[dict[str, Any]], patch: Iterator[bytes], how: dict[str, Any]
+) -> int:
+    if how["as_json"]:
+        _print_json(rows)
+    elif how["name_only"] or how["stat"]:
+        _print_names(rows, has_stat=how["stat"], is_nul=how["is_nul"])
+    elif rows:
+        _print_patch(patch)
+    return CHANGED if rows else 0
 
 
 @workspace.command(
@@ -121,6 +147,7 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: bool)
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @freeze_option
 @state_dir_option
+@control_option
 @json_option
 def commit(
     name: str, patterns: Sequence[str], state_dir: str | None, **how: Any
@@ -129,47 +156,35 @@ def commit(
 
     Exit status: 0 applied; 1 refused, for conflicts or guarded paths; 2 a fault.
     """
-    from supervisor.workspace.selection import Selection  # noqa: PLC0415
-
-    selection = Selection(
-        only=_patterns((*patterns, *how["only"])),
-        but=_patterns(how["but"]),
-        allow=_patterns(how["allow"]),
-        theirs=_patterns(how["theirs"]),
-        mine=_patterns(how["mine"]),
-        skips_conflicts=how["skip_conflicts"],
-    )
-    is_frozen = how["is_frozen"]
-    with _opened(state_dir, name) as found, contextlib.ExitStack() as stack:
-        if is_frozen:
-            _done(stack.enter_context, found.stopped())
-        result = _done(
-            lambda: found.commit(selection, is_dry=how["dry_run"], is_frozen=is_frozen)
-        )
-        is_done = not result.left and not result.is_refused and not how["dry_run"]
-        if is_done and not (found.directory.user() or found.state.snapshots):
-            _done(found.discard)
-    if how["as_json"]:
-        _print_json(_commit_row(result))
-    else:
-        _print_commit(result)
-    return REFUSED if result.is_refused else 0
+    words = {key: list(how[key]) for key in ("but", "allow", "theirs", "mine")}
+    words |= {"only": [*patterns, *how["only"]]}
+    flags = {key: how[key] for key in ("skip_conflicts", "dry_run")}
+    more = {"name": name, "freeze": how["is_frozen"], **flags}
+    result = _do(state_dir, how["control"], "commit", {**words, **more})
+    return _print_commit(result, as_json=how["as_json"])
 
 
 @workspace.command(cls=Command, epilog="Example: sandhost workspace discard x --yes")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @state_dir_option
-def discard(name: str, state_dir: str | None, *, yes: bool) -> int:
+@control_option
+def discard(name: str, state_dir: str | None, control: str | None, *, yes: bool) -> int:
     """Remove a workspace and all that was changed in it."""
-    with _opened(state_dir, name) as found:
-        if not yes and sys.stdin is not None and sys.stdin.isatty():
-            changed = len(_done(found.changes))
-            question = f"discard {changed} changes of workspace {name}?"
-            if changed and not click.confirm(question, err=True):
-                return 1
-        _done(found.discard)
+    if not yes:
+        changed = len(_do(state_dir, control, "diff", {"name": name}))
+        if not _is_confirmed(name, changed):
+            return 1
+    _do(state_dir, control, "discard", {"name": name})
     return 0
+
+
+def _is_confirmed(name: str, changed: int) -> bool:
+    """Ask on a terminal whether changes may go; elsewhere they may."""
+    if not changed or sys.stdin is None or not sys.stdin.isatty():
+        return True
+    question = f"discard {changed} changes of workspace {name}?"
+    return click.confirm(question, err=True)
 
 
 @workspace.command(
@@ -178,19 +193,22 @@ def discard(name: str, state_dir: str | None, *, yes: bool) -> int:
 @click.argument("name")
 @click.argument("label", required=False)
 @state_dir_option
-def snapshot(name: str, label: str | None, state_dir: str | None) -> int:
+@control_option
+def snapshot(
+    name: str, label: str | None, state_dir: str | None, control: str | None
+) -> int:
     """Keep what was changed so far under a label, and print that.
 
     A child's processes are stopped for the time of a copy.
     """
-    with _opened(state_dir, name) as found:
-        done = _done(found.snapshot, label)
-    if done.copied_bytes or done.stopped_ns:
-        text = f"{done.copied_bytes} bytes copied"
-        if done.stopped_ns:
-            text += f", the child stopped for {done.stopped_ns / 1e6:.1f} ms"
+    words = {"name": name} if label is None else {"name": name, "label": label}
+    done = _do(state_dir, control, "snapshot", words)
+    if done["copied_bytes"] or done["stopped_ns"]:
+        text = f"{done['copied_bytes']} bytes copied"
+        if done["stopped_ns"]:
+            text += f", the child stopped for {done['stopped_ns'] / 1e6:.1f} ms"
         print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
-    print_text(f"{done.label}\n")
+    print_text(f"{done['label']}\n")
     return 0
 
 
@@ -201,15 +219,18 @@ def snapshot(name: str, label: str | None, state_dir: str | None) -> int:
 @click.argument("label")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @state_dir_option
-def restore(name: str, label: str, state_dir: str | None, *, yes: bool) -> int:
+@control_option
+def restore(
+    name: str, label: str, state_dir: str | None, control: str | None, *, yes: bool
+) -> int:
     """Go back to a snapshot; what was changed since is dropped."""
-    with _opened(state_dir, name) as found:
-        lost = len(_done(found.changes_since, label))
-        if lost and not yes and sys.stdin is not None and sys.stdin.isatty():
-            question = f"drop {lost} changes of workspace {name} since {label}?"
-            if not click.confirm(question, err=True):
-                return 1
-        _done(found.restore, label)
+    words = {"name": name, "label": label}
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        asked = _do(state_dir, control, "restore", {**words, "dry_run": True})
+        question = f"drop {asked['lost']} changes of workspace {name} since {label}?"
+        if asked["lost"] and not click.confirm(question, err=True):
+            return 1
+    lost = _do(state_dir, control, "restore", words)["lost"]
     if lost:
         text = f"{lost} changes since {label} were dropped"
         print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
@@ -222,17 +243,43 @@ def restore(name: str, label: str, state_dir: str | None, *, yes: bool) -> int:
     "-n", "count", type=click.IntRange(1, 1000), default=1, help="How many; 1 if not."
 )
 @state_dir_option
+@control_option
 @json_option
-def fork(name: str, count: int, state_dir: str | None, *, as_json: bool) -> int:
+def fork(
+    name: str, count: int, state_dir: str | None, control: str | None, *, as_json: bool
+) -> int:
     """Make workspaces that begin as this one is now, and print their names."""
-    with _opened(state_dir, name) as found:
-        names = _done(found.fork, count)
+    names = _do(state_dir, control, "fork", {"name": name, "count": count})
     if as_json:
         _print_json(names)
         return 0
     for one in names:
         print_text(f"{one}\n")
     return 0
+
+
+def _do(
+    state_dir: str | None, control: str | None, verb: str, words: dict[str, Any]
+) -> Any:
+    """Do a verb of a daemon's workspace, or of a state directory's; return its result."""
+    from supervisor.cli.workspace_target import (  # noqa: PLC0415
+        NotThereError,
+        find_daemon,
+        show_notes,
+    )
+    from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.workspace.verbs import VerbError, do_verb  # noqa: PLC0415
+
+    daemon = find_daemon(state_dir, control)
+    if daemon is not None:
+        with contextlib.suppress(NotThereError):
+            return daemon.ask(verb, words)
+    try:
+        done = do_verb(find_state_dir(state_dir), verb, words)
+    except VerbError as why:
+        raise CommandError(str(why)) from None
+    show_notes(done.notes)
+    return done.result
 
 
 @workspace.command(
@@ -308,84 +355,25 @@ def _patterns(texts: Sequence[str]) -> Patterns:
     return found
 
 
-def _row(state_dir: str, name: str) -> dict[str, Any]:
-    from supervisor.workspace.store import InUseError, WorkspaceError  # noqa: PLC0415
-    from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
-
-    row: dict[str, Any] = {"name": name, "mode": "review", "snapshots": []}
-    try:
-        with Workspace(state_dir, name) as found:
-            child = found.directory.user()
-            rows = found.changes()
-            made = datetime.fromtimestamp(found.state.created_ns / 1e9, UTC)
-            return row | {
-                "base": os.fsdecode(found.state.base),
-                "state": "in use" if child else found.idle_state(),
-                "child": child,
-                "created_at": made.isoformat().replace("+00:00", "Z"),
-                "changed": len(rows),
-                "bytes": sum(one.size_bytes for one in rows),
-                "snapshots": found.state.labels(),
-            }
-    except InUseError:
-        state = "in use"
-    except (WorkspaceError, OSError) as why:
-        state = f"cannot be read: {why}"
-    return row | {"base": "", "state": state, "child": None, "changed": 0, "bytes": 0}
-
-
-def _path(row: dict[str, Any], key: str, path: bytes) -> dict[str, Any]:
-    """Return a row with a path: as text, or in base64 if it is not UTF-8."""
-    try:
-        return row | {key: path.decode()}
-    except UnicodeDecodeError:
-        return row | {f"{key}_b64": base64.b64encode(path).decode()}
-
-
-def _diff_row(row: Row) -> dict[str, Any]:
-    found = _path({}, "path", row.path or b".") | {"change": row.change.value}
-    if row.origin is not None:
-        found = _path(found, "from", row.origin)
-    found |= {"kind": row.kind, "size": row.size_bytes, "mode": row.mode}
-    if row.old_size_bytes is not None:
-        found["old_size"] = row.old_size_bytes
-    return found
-
-
-def _commit_row(result: CommitResult) -> dict[str, Any]:
-    conflicts = [
-        _path({}, "path", one.path) | {"reason": one.reason} for one in result.conflicts
-    ]
-    return {
-        "applied": [_plain(path) for path in result.applied],
-        "conflicts": conflicts,
-        "guarded": [_plain(path) for path in result.guarded],
-        "left": [_plain(path) for path in result.left],
-    }
-
-
-def _plain(path: bytes) -> str | dict[str, Any]:
-    found = _path({}, "path", path)
-    return found.get("path", found)  # type: ignore[no-any-return]
-
-
 def _print_json(value: object) -> None:
     import msgspec  # noqa: PLC0415
 
     print_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
-def _print_names(rows: Sequence[Row], *, has_stat: bool, is_nul: bool) -> None:
+def _print_names(
+    rows: Sequence[dict[str, Any]], *, has_stat: bool, is_nul: bool
+) -> None:
+    from supervisor.workspace.verbs import path_in  # noqa: PLC0415
+
     end = b"\0" if is_nul else b"\n"
     for row in rows:
-        path = row.path or b"."
+        path = path_in(row)
         if not is_nul:
             path = _shown(path)
         if has_stat:
-            old = row.old_size_bytes or 0
-            path = b"%-8s %8d -> %8d  %s" % (
-                row.change.value.encode(), old, row.size_bytes, path,
-            )  # fmt: skip
+            change, old = row["change"].encode(), row.get("old_size", 0)
+            path = b"%-8s %8d -> %8d  %s" % (change, old, row["size"], path)
         print_bytes(path + end)
 
 
@@ -415,17 +403,24 @@ def _coloured(data: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def _print_commit(result: CommitResult) -> None:
-    for path in result.applied:
-        print_bytes(b"committed  " + _shown(path) + b"\n")
-    for one in result.conflicts:
+def _print_commit(result: dict[str, Any], *, as_json: bool) -> int:
+    """Print what a commit did; return the exit status."""
+    from supervisor.workspace.verbs import path_in  # noqa: PLC0415
+
+    refused = result["conflicts"] or result["guarded"]
+    status = REFUSED if refused and not result["applied"] else 0
+    if as_json:
+        _print_json(result)
+        return status
+    for path in result["applied"]:
+        print_bytes(b"committed  " + _shown(path_in(path)) + b"\n")
+    for one in result["conflicts"]:
+        shown = _shown(path_in(one))
+        print_bytes(b"conflict   " + shown + b": " + one["reason"].encode() + b"\n")
+    for path in result["guarded"]:
         print_bytes(
-            b"conflict   " + _shown(one.path) + b": " + one.reason.encode() + b"\n"
+            b"guarded    " + _shown(path_in(path)) + b": name it with --allow\n"
         )
-    for path in result.guarded:
-        how = b"name it with --allow"
-        if path in result.hidden:
-            how = b"it is hidden and stays as it is; leave this with --except"
-        print_bytes(b"guarded    " + _shown(path) + b": " + how + b"\n")
-    if result.is_refused:
+    if status:
         print_text("nothing was committed\n")
+    return status

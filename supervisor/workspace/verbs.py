@@ -10,7 +10,7 @@ import base64
 import contextlib
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from supervisor.workspace.store import InUseError, WorkspaceError, workspaces_in
 from supervisor.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.workspace import CommitResult
@@ -58,6 +58,29 @@ class CommitArguments(msgspec.Struct, forbid_unknown_fields=True):
     mine: list[str] = []
     skip_conflicts: bool = False
     dry_run: bool = False
+    freeze: bool = False
+
+
+class SnapshotArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of ``snapshot``."""
+
+    name: str
+    label: str | None = None
+
+
+class RestoreArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of ``restore``; ``dry_run`` only tells how many changes would be dropped."""
+
+    name: str
+    label: str
+    dry_run: bool = False
+
+
+class ForkArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of ``fork``."""
+
+    name: str
+    count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
 
 
 class VerbError(Exception):
@@ -135,7 +158,15 @@ def worded() -> Iterator[None]:
 
 
 def _list(state_dir: str, _: NoArguments) -> Done:
-    return Done([_row(state_dir, name) for name in workspaces_in(state_dir)])
+    return Done(workspace_rows(state_dir))
+
+
+def workspace_rows(
+    state_dir: str, *, but: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the rows of a state directory's workspaces, without some names."""
+    names = workspaces_in(state_dir)
+    return [_row(state_dir, name) for name in names if name not in but]
 
 
 def _row(state_dir: str, name: str) -> dict[str, Any]:
@@ -152,6 +183,7 @@ def _row(state_dir: str, name: str) -> dict[str, Any]:
                 "created_at": made.isoformat().replace("+00:00", "Z"),
                 "changed": len(rows),
                 "bytes": sum(one.size_bytes for one in rows),
+                "snapshots": found.state.labels(),
             }
     except InUseError:
         state = "in use"
@@ -163,7 +195,11 @@ def _row(state_dir: str, name: str) -> dict[str, Any]:
 def _diff(state_dir: str, args: DiffArguments) -> Done:
     with _opened(state_dir, args.name) as (found, notes):
         with _still(found, notes, is_asked=args.freeze):
-            rows = found.changes(Patterns(args.patterns))
+            with _other(state_dir, args) as other:
+                if other is None:
+                    rows = found.changes(Patterns(args.patterns))
+                else:
+                    rows = found.compare_with(other)
         return Done([diff_row(row) for row in rows], notes)
 
 
@@ -177,9 +213,13 @@ def write_patch(state_dir: str, args: DiffArguments, file: int) -> list[str]:
     """
     with worded(), _opened(state_dir, args.name) as (found, notes):
         with _still(found, notes, is_asked=args.freeze):
-            pieces = found.patch(Patterns(args.patterns), binary=args.binary)
-            with open(file, "wb", closefd=False) as target:
-                target.writelines(pieces)
+            with _other(state_dir, args) as other:
+                if other is None:
+                    pieces = found.patch(Patterns(args.patterns), binary=args.binary)
+                else:
+                    pieces = found.patch_to(other, binary=args.binary)
+                with open(file, "wb", closefd=False) as target:
+                    target.writelines(pieces)
         return notes
 
 
@@ -192,11 +232,12 @@ def _commit(state_dir: str, args: CommitArguments) -> Done:
         mine=Patterns(args.mine),
         skips_conflicts=args.skip_conflicts,
     )
-    with _opened(state_dir, args.name) as (found, notes):
-        result = found.commit(selection, is_dry=args.dry_run)
-        if not (result.left or result.is_refused or args.dry_run):
+    with _opened(state_dir, args.name) as (found, notes), _frozen(found, args):
+        result = found.commit(selection, is_dry=args.dry_run, is_frozen=args.freeze)
+        is_done = not (result.left or result.is_refused or args.dry_run)
+        if is_done and not (found.directory.user() or found.state.snapshots):
             found.discard()
-    done = Done(_commit_row(result), notes)
+    done = Done(commit_row(result), notes)
     if not args.dry_run:
         counts = {"conflicts": len(result.conflicts), "guarded": len(result.guarded)}
         if result.is_refused:
@@ -207,6 +248,15 @@ def _commit(state_dir: str, args: CommitArguments) -> Done:
     return done
 
 
+@contextlib.contextmanager
+def _frozen(found: Workspace, args: CommitArguments) -> Iterator[None]:
+    """Stop the child that has a workspace, if that is asked."""
+    with contextlib.ExitStack() as stack:
+        if args.freeze:
+            stack.enter_context(found.stopped())
+        yield
+
+
 def _discard(state_dir: str, args: NameArguments) -> Done:
     with _opened(state_dir, args.name) as (found, notes):
         changed = len(found.changes())
@@ -214,11 +264,38 @@ def _discard(state_dir: str, args: NameArguments) -> Done:
     return Done(None, notes, ("workspace.discarded", {"changed": changed}))
 
 
+def _snapshot(state_dir: str, args: SnapshotArguments) -> Done:
+    with _opened(state_dir, args.name) as (found, notes):
+        done = found.snapshot(args.label)
+    row = {
+        "label": done.label,
+        "copied_bytes": done.copied_bytes,
+        "stopped_ns": done.stopped_ns,
+    }
+    return Done(row, notes, ("workspace.snapshot", row))
+
+
+def _restore(state_dir: str, args: RestoreArguments) -> Done:
+    with _opened(state_dir, args.name) as (found, notes):
+        lost = len(found.changes_since(args.label))
+        if not args.dry_run:
+            found.restore(args.label)
+    return Done({"lost": lost}, notes)
+
+
+def _fork(state_dir: str, args: ForkArguments) -> Done:
+    with _opened(state_dir, args.name) as (found, notes):
+        return Done(found.fork(args.count), notes)
+
+
 VERBS: dict[str, Verb] = {
     "list": Verb(NoArguments, _list),
     "diff": Verb(DiffArguments, _diff),
     "commit": Verb(CommitArguments, _commit),
     "discard": Verb(NameArguments, _discard),
+    "snapshot": Verb(SnapshotArguments, _snapshot),
+    "restore": Verb(RestoreArguments, _restore),
+    "fork": Verb(ForkArguments, _fork),
 }
 
 
@@ -230,6 +307,17 @@ def _opened(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
             text = "a commit that was interrupted was undone: the base is as it was"
             notes.append(f"{name}: {text}")
         yield found, notes
+
+
+@contextlib.contextmanager
+def _other(state_dir: str, args: DiffArguments) -> Iterator[Workspace | None]:
+    """Give the workspace that a single pattern names; None if it names none."""
+    (word,) = args.patterns if len(args.patterns) == 1 else ("",)
+    if word not in workspaces_in(state_dir):
+        yield None
+        return
+    with _opened(state_dir, word) as (other, _):
+        yield other
 
 
 @contextlib.contextmanager
@@ -275,7 +363,8 @@ def _path(row: dict[str, Any], key: str, path: bytes) -> dict[str, Any]:
         return row | {f"{key}_b64": base64.b64encode(path).decode()}
 
 
-def _commit_row(result: CommitResult) -> dict[str, Any]:
+def commit_row(result: CommitResult) -> dict[str, Any]:
+    """Return what a commit did as it is printed with ``--json``."""
     conflicts = [
         _path({}, "path", one.path) | {"reason": one.reason} for one in result.conflicts
     ]

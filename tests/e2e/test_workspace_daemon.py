@@ -257,6 +257,42 @@ def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
         assert host.end() == 0
 
 
+# spec WS7
+def test_the_command_asks_a_daemon_that_is_named(place: Place) -> None:
+    script = "echo child >> a.txt; echo b > b.txt; cat a.txt"
+    with daemon(place.top, place.config(script)) as host:
+        ended(host)
+        control = ("--control", str(host.client.path))
+        done = sandhost("workspace", "list", *control)
+        head, row = done.out.decode().splitlines()
+        assert head.split()[:4] == ["WORKSPACE", "STATE", "MODE", "CHANGED"]
+        assert row.split()[:4] == ["repo", "idle", "review", "2"]
+        there = sandhost("workspace", "diff", "repo", *control)
+        assert (there.status, there.out) == (1, place.ask("diff", "repo").out)
+        named = sandhost("workspace", "diff", "repo", "--name-only", *control)
+        assert named.out == b"a.txt\nb.txt\n"
+        done = sandhost("workspace", "commit", "repo", "b.txt", *control)
+        assert (done.status, done.out) == (0, b"committed  b.txt\n")
+        (committed,) = events(place, "workspace.committed")
+        assert committed["applied"] == 1
+        done = sandhost("workspace", "snapshot", "repo", "one", *control)
+        assert done.out == b"one\n", done.err
+        done = sandhost("workspace", "fork", "repo", *control)
+        fork = done.out.decode().strip()
+        other = sandhost("workspace", "diff", "repo", fork, "--stat", *control)
+        assert (other.status, other.out) == (0, b"")
+        assert sandhost("workspace", "restore", "repo", "one", *control).status == 0
+        assert sandhost("workspace", "discard", fork, "--yes", *control).status == 0
+        done = sandhost("workspace", "diff", "none", *control)
+        assert done.status == 2
+        assert b"cannot find workspace 'none'" in done.err
+        both = sandhost("workspace", "list", *control, "--state-dir", "/x")
+        assert b"--control: --state-dir is for" in both.err
+        assert sandhost("workspace", "discard", "repo", "--yes", *control).status == 0
+        assert sandhost("workspace", "list", *control, "--json").out == b"[]\n"
+        assert host.end() == 0
+
+
 SHARED = """
 [child.other]
 command = ["sh", "-c", "sleep 600"]
