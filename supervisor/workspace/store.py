@@ -79,7 +79,6 @@ class State(msgspec.Struct, kw_only=True):
         outgoing: as which layer the upper is to go away; "" if it stays. An upper that
             has gone is one that no state names, or the newest of the layers.
         may_redirect: its upper may have directories that point to others.
-        originals: as which layer texts are kept that changed files were copied from.
     """
 
     base: bytes
@@ -95,11 +94,10 @@ class State(msgspec.Struct, kw_only=True):
     snapshots: tuple[Snapshot, ...] = ()
     outgoing: str = ""
     may_redirect: bool = True
-    originals: str = ""
 
     def layers_named(self) -> set[str]:
         """Return all the layers that it needs."""
-        found = {*self.layers, self.outgoing, self.originals} - {""}
+        found = {*self.layers, self.outgoing} - {""}
         return found.union(*(snapshot.layers for snapshot in self.snapshots))
 
     def labels(self) -> list[str]:
