@@ -261,8 +261,10 @@ class Judge:
         Returns:
             Directories that were renamed; and other files and directories.
         """
-        paths = sorted(_with_parents(row.path for row in rows))
-        pointers = [path for path in paths if self._is_lost(path)]
+        nodes = {row.path: row.new for row in rows}
+        for path in _with_parents(nodes) - nodes.keys():
+            nodes[path] = self._merged.find(path)
+        pointers = [path for path, node in nodes.items() if self._is_lost(node)]
         others = [
             row.path
             for row in rows
@@ -273,9 +275,8 @@ class Judge:
         ]
         return pointers, others
 
-    def _is_lost(self, path: bytes) -> bool:
-        """Tell whether a path is a directory that points to what the base has no more."""
-        node = self._merged.find(path)
+    def _is_lost(self, node: Node | None) -> bool:
+        """Tell whether a directory points to what the base has no more."""
         if node is None or not has_pointer(self._merged, node):
             return False
         part = node.parts[-1]
