@@ -261,10 +261,9 @@ class Judge:
         Returns:
             Directories that were renamed; and other files and directories.
         """
-        nodes = {row.path: row.new for row in rows}
-        for path in _with_parents(nodes) - nodes.keys():
-            nodes[path] = self._merged.find(path)
-        pointers = [path for path, node in nodes.items() if self._is_lost(node)]
+        pointers = [
+            node.path for node in self._upper_directories() if self._is_lost(node)
+        ]
         others = [
             row.path
             for row in rows
@@ -275,9 +274,24 @@ class Judge:
         ]
         return pointers, others
 
-    def _is_lost(self, node: Node | None) -> bool:
+    def _upper_directories(self) -> Iterator[Node]:
+        """Yield the directories of the upper layer."""
+        pending = [self._merged.top()]
+        while pending:
+            directory = pending.pop()
+            with self._merged.read(directory) as reader:
+                part = directory.parts[0]
+                for entry in os.scandir(reader.descriptor(part)):
+                    if not entry.is_dir(follow_symlinks=False):
+                        continue
+                    node = reader.look_up(os.fsencode(entry.name))
+                    if node is not None:
+                        pending.append(node)
+                        yield node
+
+    def _is_lost(self, node: Node) -> bool:
         """Tell whether a directory points to what the base has no more."""
-        if node is None or not has_pointer(self._merged, node):
+        if not has_pointer(self._merged, node):
             return False
         part = node.parts[-1]
         if part.layer != self._merged.base_layer:
