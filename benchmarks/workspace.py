@@ -445,6 +445,29 @@ def commit_rows(place: Place, rounds: int) -> list[Row]:
     return [Row(name, ratio, "x", at_most(3.0), detail)]
 
 
+def fork_rows(place: Place, rounds: int) -> list[Row]:
+    """Time a fork of a workspace with 1,000 files beside a copy of the tree."""
+    from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
+
+    with place.fresh("state", "copies") as (state, copies):
+        keep = ["--state-dir", str(state)]
+        fill = "for n in $(seq 1000); do head -c 10240 /dev/zero > $n; done"
+        run([str(place.sandhost), "run", "--workspace", str(place.base), *keep,
+             "--commit", "never", "--workspace-name", "w", "--", "sh", "-c", fill])  # fmt: skip
+        with Workspace(str(state), "w") as workspace:
+            first_s = _took(workspace.fork)
+            forks = [_took(workspace.fork) for _ in range(5 * rounds)]
+        copy = ["cp", "-a", "--reflink=auto", str(place.base), str(copies)]
+        copied_s = _took(partial(run, copy, None, 60.0))
+    took_s = statistics.median(forks)
+    where = _file_system(place.directory)
+    detail = f"cp -a --reflink=auto {copied_s * 1e3:.0f} ms"
+    return [
+        Row(f"fork, {where}", took_s * 1e3, "ms", at_most(5.0), detail),
+        Row(f"fork that seals first, {where}", first_s * 1e3, "ms", at_most(5.0)),
+    ]
+
+
 def _file_system(path: Path) -> str:
     return run(["stat", "-f", "-c", "%T", str(path)]).stdout.strip()
 
@@ -479,6 +502,7 @@ def main(argv: Sequence[str] = ()) -> int:
             (diff_rows, place),
             (commit_rows, place),
             (commit_rows, on_disk),
+            (fork_rows, place),
         ):
             try:
                 rows += part(where, given.rounds)
