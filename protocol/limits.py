@@ -42,10 +42,6 @@ MAX_CHAT_BYTES = 8_388_608
 FIRST_FILENO = 1000
 """Where filenos start (spec O9): far above the numbers of real descriptors."""
 
-DOOR_NAME = b"\0sandhost-door-"
-"""How the name of a host's end of FD 3 begins (unix(7), abstract): so a program tells FD 3
-from another socket that stands there.  Nothing listens under it."""
-
 MEMO_LINES = 128
 """How many parsed lines a connection remembers (see ``connection``)."""
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 
-from protocol.limits import DOOR_NAME
+from protocol.door import DOOR_NAME
 from supervisor.watches import wait_writable
 
 

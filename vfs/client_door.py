@@ -16,7 +16,7 @@ import _socket
 import os
 from fcntl import F_DUPFD_CLOEXEC, F_GETSIG, fcntl
 
-from protocol.limits import DOOR_NAME
+from protocol.door import DOOR_NAME
 from vfs.client_turn import UNDER_WAY, client_errors
 
 VARIABLE = "FSPROXY_SOCKET"

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import trio
 from loguru import logger
 
-from protocol.limits import DOOR_NAME
+from protocol.door import DOOR_NAME
 from vfs.aio import AsyncClient
 from vfs.client_errors import FsProxyError, UnknownCommandError
 from vfs.relay_attached import AttachedLane
