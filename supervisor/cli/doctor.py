@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from supervisor.cli import doctor_layers
+from supervisor.cli import doctor_layers, doctor_workspaces
 from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
@@ -91,15 +91,18 @@ def examine_machine(*, as_text: bool = True) -> tuple[str, int]:
         walls, why = None, f"not tried without {', '.join(lacking)}"
     else:
         walls, why = doctor_layers.try_layers()
+    modes = [] if why else doctor_workspaces.try_modes()
     layers = doctor_layers.rows(walls, why)
     status = FOUND if why else CLEAN
     if as_text:
         head = f"{_NO_WALLS} {why}" if why else _WALLS
-        return machine_text(findings) + layers_text(head, layers), status
+        text = machine_text(findings) + layers_text(head, layers)
+        return text + modes_text(modes), status
     report = {
         "isolation": walls.row() if walls is not None else None,
         "layers": layers,
         "probes": [finding.row() for finding in findings],
+        "workspaces": modes,
     }
     return as_json(report), status
 
@@ -136,6 +139,17 @@ def layers_text(head: str, layers: Sequence[dict[str, str]]) -> str:
             text += f" (takes {row['takes']})"
         indent = " " * 16
         lines += textwrap.wrap(printable(text), WIDTH, subsequent_indent=indent)
+    return "\n".join(lines) + "\n"
+
+
+def modes_text(modes: Sequence[dict[str, str]]) -> str:
+    """Lay out what can be had of workspaces for people."""
+    if not modes:
+        return ""
+    lines = ["", "Workspaces (run --workspace DIR:MODE), as each was tried:"]
+    for row in modes:
+        text = f"{row['mode']:<14}{row['state']}: {row['detail']}"
+        lines += textwrap.wrap(printable(text), WIDTH, subsequent_indent=" " * 16)
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,96 @@
+"""Which modes of a workspace a machine gives: each is tried by a run that does nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from supervisor.daemon_places import usual_state_dir
+from supervisor.scratch import remove_tree
+from supervisor.workspace.use import MODES
+
+PRESENT, MISSING = "present", "missing"
+_TRIED_S = 20.0
+_SCRIPTS = {"read-only": "cat file", "direct": "echo new > file"}
+_SCRIPT = "echo new > file && mkdir d && rmdir d && mkdir d && mv d e"
+
+
+def try_modes() -> list[dict[str, str]]:
+    """Return a row for each mode: mode, state, and how it is made or why it is not.
+
+    Workspaces are tried where they are kept, in a directory that is removed again.
+    """
+    place = Path(os.environ.get("SANDHOST_STATE") or usual_state_dir()).absolute()
+    while not place.is_dir():
+        place = place.parent
+    try:
+        state = tempfile.mkdtemp(prefix=".sandhost-doctor-", dir=place)
+    except OSError as why:
+        reason = f"cannot keep workspaces in {str(place)!r}: {why.strerror}"
+        text = f"{reason}; name another directory (--state-dir)"
+        return [_row(mode, text) for mode in MODES]
+    try:
+        with tempfile.TemporaryDirectory(prefix="sandhost-doctor-") as top:
+            running = {mode: _start(mode, Path(top), state) for mode in MODES}
+            return [_row(mode, _fault(process)) for mode, process in running.items()]
+    finally:
+        remove_tree(Path(state))
+
+
+def _start(mode: str, top: Path, state: str) -> subprocess.Popen[str]:
+    base = top / mode
+    base.mkdir()
+    (base / "file").write_text("old\n")
+    script = _SCRIPTS.get(mode, _SCRIPT)
+    argv = [
+        sys.executable,
+        "-I",
+        "-m",
+        "supervisor",
+        "run",
+        "--workspace",
+        f"{base}:{mode}",
+    ]
+    argv += ["--state-dir", state, "--commit", "never", "--", "/bin/sh", "-c", script]
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+def _fault(process: subprocess.Popen[str]) -> str:
+    """Return why a run failed; "" if it did not."""
+    try:
+        _, said = process.communicate(timeout=_TRIED_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return f"a run that tried it did not end in {_TRIED_S:g} s"
+    if process.returncode == 0:
+        return ""
+    last = said.strip().rpartition("\n")[2] or "it said nothing"
+    text = f"a run that tried it ended with {process.returncode}: {last}"
+    return last.removeprefix("sandhost run: ") if last.startswith("sandhost") else text
+
+
+def _row(mode: str, fault: str) -> dict[str, str]:
+    state = MISSING if fault else PRESENT
+    return {"mode": mode, "state": state, "detail": fault or _how(mode)}
+
+
+def _how(mode: str) -> str:
+    if mode == "direct":
+        return "the directory itself"
+    if mode == "read-only":
+        return "the directory itself, not written to"
+    if os.geteuid() == 0:
+        return "an overlay mount that the host makes and holds"
+    text = "an overlay mount in the child's user namespace"
+    return f"{text}; rename(2) of a directory of the base is EXDEV there"
