@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from tests.chaos.rounds import ROUNDS
+from tests.chaos.rounds import LONG, ROUNDS
 from tests.supervisor.workspace.interleavings import play
 
 pytestmark = pytest.mark.chaos
 
-PARTS = 4
+PARTS = 2
+GAMES = ROUNDS if LONG else ROUNDS // 5
 
 
 # spec WS3c, WS10, WS11, WS12a
@@ -20,7 +21,7 @@ PARTS = 4
 def test_no_line_of_the_operator_or_of_the_child_is_lost(part: int) -> None:
     if os.geteuid() != 0:
         pytest.skip("an overlay mount with trusted attributes needs root")
-    play(range(part, ROUNDS, PARTS), has_user_marks=False)
+    play(range(part, GAMES, PARTS), has_user_marks=False)
 
 
 # spec WS3a, WS11
@@ -33,7 +34,7 @@ def test_no_line_is_lost_where_the_mount_is_a_user_s(part: int) -> None:
     if subprocess.run([*spaces, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no user namespaces here")
     program = [sys.executable, "-m", "tests.supervisor.workspace.interleavings"]
-    seeds = [str(number) for number in (part, ROUNDS, PARTS)]
+    seeds = [str(number) for number in (part, GAMES, PARTS)]
     done = subprocess.run(
         [*spaces, *program, *seeds], check=False, capture_output=True, text=True
     )
