@@ -172,7 +172,10 @@ def commit(
 def discard(name: str, state_dir: str | None, control: str | None, *, yes: bool) -> int:
     """Remove a workspace and all that was changed in it."""
     if not yes:
-        changed = len(_do(state_dir, control, "diff", {"name": name}))
+        try:
+            changed = len(_do(state_dir, control, "diff", {"name": name}))
+        except CommandError:
+            changed = -1  # its base cannot be read
         if not _is_confirmed(name, changed):
             return 1
     _do(state_dir, control, "discard", {"name": name})
@@ -183,7 +186,8 @@ def _is_confirmed(name: str, changed: int) -> bool:
     """Ask on a terminal whether changes may go; elsewhere they may."""
     if not changed or sys.stdin is None or not sys.stdin.isatty():
         return True
-    question = f"discard {changed} changes of workspace {name}?"
+    count = "all" if changed < 0 else changed
+    question = f"discard {count} changes of workspace {name}?"
     return click.confirm(question, err=True)
 
 
@@ -323,6 +327,7 @@ def _done(call: Callable[..., Any], *arguments: Any) -> Any:
     """Do something; what goes wrong is one line for a user."""
     from supervisor.workspace.patch import NoGitError  # noqa: PLC0415
     from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415
+    from supervisor.workspace.verbs import word_error  # noqa: PLC0415
 
     try:
         return call(*arguments)
@@ -334,10 +339,7 @@ def _done(call: Callable[..., Any], *arguments: Any) -> Any:
     except ValueError as why:  # of a pattern
         raise CommandError(f"cannot use a pattern: {why}; see gitignore(5)") from None
     except OSError as why:
-        name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
-        raise CommandError(
-            f"cannot use{name}: {why.strerror}; nothing changed"
-        ) from None
+        raise CommandError(word_error(why)) from None
 
 
 def _is_workspace(state_dir: str | None, text: str) -> bool:

@@ -70,6 +70,14 @@ def read_birth_time_ns(fd: int) -> int | None:
     return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
+def is_on_overlay(path: str) -> bool:
+    """Tell whether a directory lies on an overlay, as the mount table says."""
+    device = os.stat(path).st_dev
+    mark = b" %d:%d " % (os.major(device), os.minor(device))
+    with open("/proc/self/mountinfo", "rb") as table:
+        return any(mark in line and b" - overlay " in line for line in table)
+
+
 def read_mount_id(fd: int) -> int | None:
     """Return the number of the mount that a descriptor is in; None before Linux 5.8."""
     found = _read_statx(fd, _STATX_MNT_ID)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.launchpad.overlay import SEALED_FILE, mount_base, mount_overlay
 from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.linux import is_on_overlay
 from supervisor.workspace.mounted import MountedWorkspace
 from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
@@ -17,6 +18,7 @@ from supervisor.workspace.store import (
     make_workspace,
     new_name,
     path_of,
+    read_bases,
 )
 from supervisor.workspace.use import WorkspaceUse
 from supervisor.workspace.workspace import Workspace
@@ -60,7 +62,7 @@ def prepare_use(
             text = f"cannot hide names of {base!r}: mode {mode!r} shows the base itself"
             raise WorkspaceError(f"{text}; use the mode 'review'")
         return WorkspaceUse(name or base, base, mode, state_dir, wished)
-    wanted = name or new_name(os.fsencode(base))
+    wanted = new_name(os.fsencode(base)) if name is None else name
     _make_if_new(state_dir, wanted, base, wished)
     with Workspace(state_dir, wanted, PATIENCE_S) as workspace:
         known = os.fsdecode(workspace.state.base)
@@ -82,12 +84,33 @@ def _make_if_new(
     path = path_of(state_dir, name)
     if os.path.exists(path):
         return
+    _check_apart(state_dir, base)
     marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
     try:
         make_workspace(state_dir, name, os.fsencode(base), marks, settings)
     except WorkspaceError:  # another child that is to have it has been quicker
         if not os.path.exists(path):
             raise
+
+
+def _check_apart(state_dir: str, base: str) -> None:
+    """Refuse a base that lies in another workspace's, or holds it.
+
+    Raises:
+        WorkspaceError: that is so.
+    """
+    status = os.stat(base)
+    for other in map(os.fsdecode, read_bases(state_dir)):
+        try:
+            known = os.stat(other)
+        except OSError:
+            continue
+        if os.path.samestat(known, status):
+            continue
+        for way, inner, outer in (("lies in", base, known), ("holds", other, status)):
+            if _holds(outer, inner):
+                text = f"cannot use {base!r} as a workspace: it {way} {other!r}"
+                raise WorkspaceError(f"{text}, the base of another; discard that one")
 
 
 def prepare_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
@@ -231,5 +254,9 @@ def _lines(paths: Sequence[str]) -> bytes:
 
 def _no_overlay(use: WorkspaceUse, why: OSError) -> WorkspaceError:
     text = f"cannot mount workspace {use.name!r} over {use.base!r}: {why.strerror}"
+    if is_on_overlay(use.base) and os.geteuid() == 0:
+        reason = f"cannot mount workspace {use.name!r} over {use.base!r}, an overlay"
+        how = "use a base on a volume, or a profile without 'uid' (--sandbox)"
+        return WorkspaceError(f"{reason}, for a user of the child's own; {how}")
     how = "use --state-dir on a disk that can hold a layer (ext4, xfs, btrfs, tmpfs)"
     return WorkspaceError(f"{text}; {how}, or the mode 'direct'")

@@ -43,6 +43,10 @@ class WorkspaceError(Exception):
     """A workspace cannot be used as it was asked; the text says what, why, what to do."""
 
 
+class BaseGoneError(WorkspaceError):
+    """The base is not there any more, or another directory is."""
+
+
 class InUseError(WorkspaceError):
     """A child has the workspace, or another command works on it."""
 
@@ -310,6 +314,20 @@ def read_states(state_dir: str) -> list[State]:
             continue
         if data:  # a fork that a power cut left empty was never worked in
             found.append(_state_in(data, name))
+    return found
+
+
+def read_bases(state_dir: str) -> set[bytes]:
+    """Return the bases of the workspaces that a state directory has.
+
+    A workspace whose state is damaged has none that could be told.
+    """
+    found = set()
+    for name in workspaces_in(state_dir):
+        with contextlib.suppress(OSError, WorkspaceError):
+            data = Path(path_of(state_dir, name), "state").read_bytes()
+            if data:
+                found.add(_state_in(data, name).base)
     return found
 
 

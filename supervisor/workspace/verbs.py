@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -16,7 +17,12 @@ import msgspec
 
 from supervisor.workspace.patch import NoGitError
 from supervisor.workspace.selection import Patterns, Selection
-from supervisor.workspace.store import InUseError, WorkspaceError, workspaces_in
+from supervisor.workspace.store import (
+    BaseGoneError,
+    InUseError,
+    WorkspaceError,
+    workspaces_in,
+)
 from supervisor.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -150,8 +156,16 @@ def worded() -> Iterator[None]:
     except ValueError as why:  # of a pattern
         raise VerbError(f"cannot use a pattern: {why}; see gitignore(5)") from None
     except OSError as why:
-        name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
-        raise VerbError(f"cannot use{name}: {why.strerror}; nothing changed") from None
+        raise VerbError(word_error(why)) from None
+
+
+def word_error(why: OSError) -> str:
+    """Word an error of the system in a command that has changed nothing by it."""
+    name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
+    if why.errno in {errno.ENOSPC, errno.EDQUOT}:
+        text = f"cannot write{name or ' to the base or the state directory'}"
+        return f"{text}: {why.strerror}; nothing changed: make room, and try again"
+    return f"cannot use{name}: {why.strerror}; nothing changed"
 
 
 # What each does
@@ -258,8 +272,13 @@ def _frozen(found: Workspace, args: CommitArguments) -> Iterator[None]:
 
 
 def _discard(state_dir: str, args: NameArguments) -> Done:
-    with _opened(state_dir, args.name) as (found, notes):
-        changed = len(found.changes())
+    notes: list[str] = []
+    with Workspace(state_dir, args.name) as found:
+        try:
+            changed = len(found.changes())
+        except BaseGoneError:  # there is nothing to compare with
+            changed = 0
+            notes.append(f"{args.name}: its base is gone, and its changes with it")
         found.discard()
     return Done(None, notes, ("workspace.discarded", {"changed": changed}))
 

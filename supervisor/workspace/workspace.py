@@ -53,6 +53,7 @@ from supervisor.workspace.selection import (
     guarded_paths,
 )
 from supervisor.workspace.store import (
+    BaseGoneError,
     InUseError,
     WorkspaceDirectory,
     WorkspaceError,
@@ -337,7 +338,8 @@ class Workspace:
             InUseError: a child has it.
         """
         self.directory.check_idle()
-        self.finish_commit()
+        with contextlib.suppress(BaseGoneError):
+            self.finish_commit()
         self.directory.remove()
         self.store.sweep()
 
@@ -471,21 +473,21 @@ class Workspace:
         """Open the base's top.
 
         Raises:
-            WorkspaceError: it is not there, or another directory is.
+            BaseGoneError: it is not there, or another directory is.
         """
         shown = os.fsdecode(self.state.base)
         try:
             fd = os.open(self.state.base, _DIRECTORY)
         except OSError as why:
             text = f"cannot open the base {shown!r}: {why.strerror}"
-            raise WorkspaceError(
+            raise BaseGoneError(
                 f"{text}; put it back, or discard the workspace"
             ) from None
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) != (self.state.device, self.state.inode):
             os.close(fd)
             text = f"cannot use the base {shown!r}: another directory is there now"
-            raise WorkspaceError(
+            raise BaseGoneError(
                 f"{text}; put the old one back, or discard the workspace"
             )
         return fd
