@@ -214,11 +214,15 @@ class ChangedPath(msgspec.Struct, frozen=True):
 
 
 class WorkspaceCommit(msgspec.Struct, frozen=True):
-    """What a commit did, or would do; a path that is not UTF-8 is ``{path_b64}``."""
+    """What a commit did, or would do; a path that is not UTF-8 is ``{path_b64}``.
+
+    ``hidden`` are those of ``guarded`` that no ``allow`` takes.
+    """
 
     applied: list[str | dict[str, str]]
     conflicts: list[dict[str, str]]
     guarded: list[str | dict[str, str]]
+    hidden: list[str | dict[str, str]]
     left: list[str | dict[str, str]]
 
 

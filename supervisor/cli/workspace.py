@@ -411,6 +411,7 @@ def _print_commit(result: dict[str, Any], *, as_json: bool) -> int:
 
     refused = result["conflicts"] or result["guarded"]
     status = REFUSED if refused and not result["applied"] else 0
+    hidden = result.pop("hidden")
     if as_json:
         _print_json(result)
         return status
@@ -420,9 +421,10 @@ def _print_commit(result: dict[str, Any], *, as_json: bool) -> int:
         shown = _shown(path_in(one))
         print_bytes(b"conflict   " + shown + b": " + one["reason"].encode() + b"\n")
     for path in result["guarded"]:
-        print_bytes(
-            b"guarded    " + _shown(path_in(path)) + b": name it with --allow\n"
-        )
+        how = b"name it with --allow"
+        if path in hidden:
+            how = b"it is hidden and stays as it is; leave this with --except"
+        print_bytes(b"guarded    " + _shown(path_in(path)) + b": " + how + b"\n")
     if status:
         print_text("nothing was committed\n")
     return status

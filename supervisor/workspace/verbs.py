@@ -391,6 +391,7 @@ def commit_row(result: CommitResult) -> dict[str, Any]:
         "applied": [_plain(path) for path in result.applied],
         "conflicts": conflicts,
         "guarded": [_plain(path) for path in result.guarded],
+        "hidden": [_plain(path) for path in sorted(result.hidden)],
         "left": [_plain(path) for path in result.left],
     }
 
