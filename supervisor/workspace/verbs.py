@@ -279,6 +279,9 @@ def _discard(state_dir: str, args: NameArguments) -> Done:
         except BaseGoneError:  # there is nothing to compare with
             changed = 0
             notes.append(f"{args.name}: its base is gone, and its changes with it")
+        except OSError as why:
+            changed = 0
+            notes.append(f"{args.name}: its changes were not counted: {why.strerror}")
         found.discard()
     return Done(None, notes, ("workspace.discarded", {"changed": changed}))
 

@@ -62,6 +62,21 @@ def test_a_workspace_whose_base_is_gone_can_be_discarded(
     assert ask(tmp_path, "list", "--json").out.strip() == b"[]"
 
 
+# spec WS14
+def test_a_workspace_that_a_child_made_unreadable_can_be_discarded(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "repo").mkdir()
+    name = 250 * "d"  # 17 of them are more than a path may have
+    script = f"for n in $(seq 17); do mkdir {name}; cd -P {name} || exit 1; done"
+    run(tmp_path, tmp_path / "repo", "--workspace-name", "w", script=script)
+    assert ask(tmp_path, "diff", "w").status == 2
+    done = ask(tmp_path, "discard", "w", "--yes")
+    assert done.status == 0
+    assert "were not counted: File name too long" in one_line(done)
+    assert ask(tmp_path, "list", "--json").out.strip() == b"[]"
+
+
 def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
     (tmp_path / "repo").mkdir()
     done = run(tmp_path, tmp_path / "repo", "--workspace-name", "")
