@@ -15,6 +15,7 @@ import pytest
 from tests.architecture.test_attack_walls import attacks_of, kinds_of_attacks
 from tests.architecture.tree import ROOT
 from tests.attacks.conftest import KINDS
+from tests.chaos.rounds import LONG
 
 NOBODY = 65534
 
@@ -148,8 +149,13 @@ def attacks_tried(passed: list[tuple[str, str, str]], kind_of: str) -> set[str]:
 # each attack that somebody tries in such walls is one that it has tried.
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind_of", AT_LEAST)
+@pytest.mark.parametrize(
+    "kind_of",
+    [pytest.param(k, marks=[pytest.mark.chaos] * (k == "none")) for k in AT_LEAST],
+)
 def test_the_attacks_fail_for_a_host_without_rights(place: Path, kind_of: str) -> None:
+    if kind_of == "none" and not LONG:
+        pytest.skip("without walls the user matters little: see make chaos")
     files = [f"{ROOT}/tests/attacks/test_{name}.py" for name in BY_NOBODY]
     chosen = " and ".join((kind_of, *(f"not {name}" for name in MEASURED)))
     passed = passed_by_nobody(place, "-k", chosen, *files)

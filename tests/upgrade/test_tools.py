@@ -266,13 +266,18 @@ def test_whoever_is_refused_holds_up_no_exchange() -> None:
             sock.close()
 
 
+def _words(file: Path) -> list[str]:
+    """Return what a file has by now."""
+    return file.read_text().split() if file.exists() else []
+
+
 # A sidecar's process stays; what is configured otherwise by then is started anew.
 def test_a_sidecar_goes_on() -> None:
     # Without walls: in a pid namespace it has another number.
     start = 'start = ["/bin/sh", "-c", "echo $$ >>started; exec sleep 2000"]'
     with opened_tools(sidecar=f'sandbox = "none"\n{start}') as tools:
         started = tools.where / "started"
-        (pid,) = started.read_text().split()
+        (pid,) = tools.running.wait(lambda: _words(started))
         tools.replace()
         tools.replace()
         assert started.read_text().split() == [pid]
