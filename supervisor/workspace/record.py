@@ -76,7 +76,9 @@ def save_record(record: Record) -> bytes:
 
 def look_at_base(base: LayeredTree, row: Row) -> Seen:
     """Return what the base has where a row's object comes from."""
-    seen = seen_of(base, row.old, is_whole=_takes_all(row))
+    # A new object may stand where a directory was that was renamed: the base has it still.
+    old = base.find(row.path) if row.change is Change.ADDED else row.old
+    seen = seen_of(base, old, is_whole=_takes_all(row))
     if row.replaced is None:
         return seen
     return msgspec.structs.replace(seen, inside=_digest(base, row.replaced))
@@ -305,14 +307,7 @@ class Judge:
         handle = self._origin_handle(new, new.parts[0])
         if handle is None:
             return False
-        return old is None or self._handle_of(old) not in {None, handle}
-
-    def _handle_of(self, node: Node) -> bytes | None:
-        fd = self._base.open(node.parts[0])
-        try:
-            return read_file_handle(fd)
-        finally:
-            os.close(fd)
+        return old is None or _handle_of(self._base, old.parts[0]) not in {None, handle}
 
     def linked_paths(self, chosen: Sequence[Row], rows: Sequence[Row]) -> list[bytes]:
         """Return the recorded paths whose base object changes with a commit.
@@ -395,6 +390,8 @@ class Judge:
                 break
             seen = self._record[path]
             node = self._base.find(path)
+            if node is None:
+                continue  # nothing there that a removal could take
             if seen_of(self._base, node, is_whole=bool(seen.inside)) != seen:
                 return f"{os.fsdecode(path)!r} in it was changed in the base"
         return ""
@@ -444,7 +441,7 @@ class Judge:
         handle = self._origin_handle(new, part)
         if handle is None:  # the layer does not say from which
             return True
-        return self._handle_of(old) in {None, handle}
+        return _handle_of(self._base, old.parts[0]) in {None, handle}
 
     def _removal_conflict(self, old: Node | None) -> str:
         if old is None:
@@ -501,10 +498,10 @@ class Judge:
         if self._handles is None:
             found = set()
             for node in self._covered():
-                found.add(_handle_of(self._base, node.parts[0]))
+                found.add(_handle_of(self._base, node.parts[0]) or b"")
             for layer in range(1, self._merged.base_layer):
                 for part in _parts_of(self._merged, layer):
-                    found.add(_handle_of(self._merged, part))
+                    found.add(_handle_of(self._merged, part) or b"")
             self._handles = frozenset(found)
         return self._handles
 
@@ -562,7 +559,7 @@ class Judge:
         told = self._origin_handle(new, new.parts[-2])
         if told is None:
             return True
-        return self._handle_of(old) in {None, told}
+        return _handle_of(self._base, old.parts[0]) in {None, told}
 
     def _directory_conflict(self, row: Row) -> str:
         """Return why the directory that a path is in can't take it; "" if it can."""
@@ -587,10 +584,10 @@ def _lies_on_sealed(node: Node, base_layer: int) -> bool:
     return len(node.parts) > 1 and node.parts[1].layer < base_layer
 
 
-def _handle_of(tree: LayeredTree, part: Part) -> bytes:
+def _handle_of(tree: LayeredTree, part: Part) -> bytes | None:
     fd = tree.open(part)
     try:
-        return read_file_handle(fd) or b""
+        return read_file_handle(fd)
     finally:
         os.close(fd)
 

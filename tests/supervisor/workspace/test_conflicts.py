@@ -156,6 +156,23 @@ def test_a_renamed_directory_is_in_conflict_if_its_old_path_is_another(
     assert conflicts(commit(scene)) == ["d", "e"]
 
 
+# spec WS11, WS12a
+def test_a_new_directory_at_the_old_place_of_a_renamed_one_makes_no_conflict(
+    scene: Scene,
+) -> None:
+    write(scene.base / "d/one")
+    scene.make()
+    with scene.run() as top:
+        (top / "d").rename(top / "e")
+        (top / "d").mkdir()
+    scene.rows()
+    with scene.run() as top:
+        (top / "d").rmdir()
+        shutil.rmtree(top / "e")
+    assert commit(scene).conflicts == ()
+    assert tree_of(scene.base) == {}
+
+
 # spec WS12
 def test_a_base_that_was_replaced_is_not_touched(edited: Scene) -> None:
     edited.base.rename(edited.top / "aside")
