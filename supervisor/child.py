@@ -279,8 +279,8 @@ class Child(ChildClients):
         if not spec.workspaces:
             return None
         from supervisor.inner_mounts import InnerMounts  # noqa: PLC0415 - with one
-        from supervisor.workspace import view  # noqa: PLC0415 - likewise
-        from supervisor.workspace.bounds import LayerBounds  # noqa: PLC0415 - likewise
+        from supervisor.workspace import view  # noqa: PLC0415 - with a workspace
+        from supervisor.workspace.bounds import LayerBounds  # noqa: PLC0415 - with a workspace
 
         for index, use in enumerate(spec.workspaces):
             mounted = await self._mount_workspace(use, wanted)
@@ -390,7 +390,7 @@ class Child(ChildClients):
     async def _close_workspace(self, use: WorkspaceUse) -> None:
         """Record what was changed in a workspace; what cannot be is told."""
         from supervisor.workspace.run import record_end  # noqa: PLC0415 - with one
-        from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - likewise
+        from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with a workspace
 
         host = self._host
         rows = None
@@ -427,7 +427,7 @@ class Child(ChildClients):
         """Mount a workspace, or take the mount of a child that shares it."""
         if not use.is_shared:
             return await self._mount_anew(use, wanted)
-        from supervisor.shared_workspaces import mount_of_sharers  # noqa: PLC0415 - likewise
+        from supervisor.shared_workspaces import mount_of_sharers  # noqa: PLC0415 - with a workspace
 
         host = self._host
         async with host.mounting:
@@ -619,8 +619,7 @@ class Child(ChildClients):
 
     def _start_bounds(self, nursery: trio.Nursery) -> None:
         """Start what waits for its limits."""
-        # No task that waits for what may never be: there are many children, and whoever
-        # has started one waits until this one does.
+        # Only what the child has a bound for: each task here delays the start of a child.
         if self._is_stopped:
             nursery.start_soon(self._enforce_end)
         if self._timeout_at < math.inf:

@@ -6,11 +6,9 @@ what has come by that. What it is not: making them (``launchpad.namespaces``), a
 
 Rules of this file.
 
-1. One pair serves all attempts to start one child. What an attempt has sent that failed
-   is closed before the next one: only a child that lives has a listener.
-2. A child that makes none, because it has no net namespace, is as good a child: nothing
+1. A child that makes none, because it has no net namespace, is as good a child: nothing
    here waits.
-3. The pair is closed when the child has been started, or was not.
+2. The pair is closed when the child has been started, or was not.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad import wire
+from supervisor.inner_pair import InnerPair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class InnerListener:
+class InnerListener(InnerPair):
     """What services want a child to listen on.
 
     Raises:
@@ -34,11 +32,8 @@ class InnerListener:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._wanted: dict[int, Callable[[socket.socket], None]] = {}
-        # A message is whole or absent, and says where it ends.
-        self._ours, self._theirs = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET
-        )
         self._listeners: list[socket.socket] = []
 
     def want(self, port: int, serve: Callable[[socket.socket], None]) -> int:
@@ -58,20 +53,6 @@ class InnerListener:
     def ports(self) -> tuple[int, ...]:
         """Where it is to listen."""
         return tuple(self._wanted)
-
-    @property
-    def way(self) -> int:
-        """The descriptor that travels with the order."""
-        return self._theirs.fileno()
-
-    def forget(self) -> None:
-        """Close what came from a child that did not start.
-
-        Precondition: that child has ended.
-        """
-        while (fds := self._next()) is not None:
-            for fd in fds:
-                os.close(fd)
 
     def receive(self) -> None:
         """Take in what the child has made, if it has.
@@ -101,21 +82,5 @@ class InnerListener:
         for listener, serve in zip(listeners, self._wanted.values(), strict=True):
             serve(listener)
 
-    def close(self) -> None:
-        """Close what nobody took over."""
-        for sock in (self._ours, self._theirs, *self._listeners):
-            sock.close()
-
-    def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the host's descriptors."""
-        held = (self._ours, self._theirs, *self._listeners)
-        numbers = (sock.fileno() for sock in held)
-        return tuple(number for number in numbers if number >= 0)
-
-    def _next(self) -> list[int] | None:
-        """Return the descriptors of what came next, none if there was no room for it."""
-        try:
-            received = wire.receive_message(self._ours)
-        except BlockingIOError:
-            return None
-        return None if received is None else received[1]
+    def _held(self) -> tuple[socket.socket, ...]:
+        return (*super()._held(), *self._listeners)

@@ -8,11 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from supervisor.cli.doctor_layers import MISSING, PRESENT
 from supervisor.daemon_places import usual_state_dir
 from supervisor.scratch import remove_tree
 from supervisor.workspace.use import MODES
 
-PRESENT, MISSING = "present", "missing"
 _TRIED_S = 20.0
 _SCRIPTS = {"read-only": "cat file", "direct": "echo new > file"}
 _SCRIPT = "echo new > file && mkdir d && rmdir d && mkdir d && mv d e"

@@ -167,7 +167,7 @@ def _faults_of_base(base: str) -> Iterator[str]:
         yield why
         return
     status = os.stat(base)  # noqa: PTH116 - as the others
-    if os.path.samestat(status, os.stat("/")):  # noqa: PTH116 - likewise
+    if os.path.samestat(status, os.stat("/")):  # noqa: PTH116 - of the top
         yield f"{base!r} is the top of the file system; name a directory in it"
     if os.geteuid() not in {0, status.st_uid}:
         yield f"user {status.st_uid} owns {base!r}; name a directory of user {os.geteuid()}"

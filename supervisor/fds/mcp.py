@@ -153,7 +153,7 @@ async def _serve(
 async def _agent_tools(launchpad: LaunchpadProcess) -> AsyncIterator[AgentTools]:
     """Have commands run for as long as a block lasts; its end is theirs."""
     from supervisor.fds.mcp_agent import AgentTools  # noqa: PLC0415 - with --files
-    from supervisor.launcher import Launcher  # noqa: PLC0415 - likewise
+    from supervisor.launcher import Launcher  # noqa: PLC0415 - of a command
 
     async with trio.open_nursery() as nursery:
         launcher = Launcher(launchpad)
