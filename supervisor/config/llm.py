@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 WINDOWS = ("run", "day", "never")
 
+QUOTA_STATUSES = (429, 400)
+"""With which the endpoint refuses what cannot be paid."""
+
 BOUNDS = ("max_tokens", "max_completion_tokens")
 """The names under which servers take the bound on the output."""
 
@@ -76,6 +79,7 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     max_calls: int | None = None
     timeout: str = "60s"
     endpoint: bool = False
+    quota_status: int = 429
     models: dict[str, ModelSection] = {}
     quota: QuotaSection = msgspec.field(default_factory=QuotaSection)
     presets: dict[str, PresetSection] = {}
@@ -108,6 +112,8 @@ def _check_calls(section: LlmSection) -> Iterator[tuple[str, str]]:
     else:
         if not 0 < timeout_s <= MAX_TIMEOUT_S:
             yield "timeout", "more than nothing, and an hour at most"
+    if section.quota_status not in QUOTA_STATUSES:
+        yield "quota_status", "429 or 400"
     for key in ("max_tokens", "max_calls"):
         value = getattr(section, key)
         if value is not None and value < 1:

@@ -31,7 +31,11 @@ import trio
 from supervisor.accepting import accepted, listener_on, only_this_one
 from supervisor.gate import Gate
 from supervisor.llm.endpoint_chat import answer
-from supervisor.llm.endpoint_http import HttpConnection, RefusedRequestError
+from supervisor.llm.endpoint_http import (
+    HttpConnection,
+    MalformedRequestError,
+    RefusedRequestError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -322,7 +326,8 @@ class Endpoint:
             http.begin()
             await http.refuse(why)
             await http.discard()
-            return why.status not in (400, 401, 413, 503)
+            is_last = isinstance(why, MalformedRequestError)
+            return not is_last and why.status not in (401, 503)
         return True
 
     async def _admit(self, connection: _Connection, token: str) -> Reservation:

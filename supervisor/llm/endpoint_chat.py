@@ -30,7 +30,7 @@ from supervisor.llm.endpoint_http import (
 )
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError, NoMemoryError
 from supervisor.llm.prompt_size import size_of_body
-from supervisor.llm.quota import QuotaError
+from supervisor.llm.quota import HeldQuotaError, QuotaError
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
@@ -59,6 +59,19 @@ READ = frozenset(
 
 HARMLESS: dict[str, object] = {"n": 1, "store": False, "metadata": None}
 """Taken with these values, which change nothing."""
+
+QUOTA = "insufficient_quota"
+RATE = "rate_limit_exceeded"
+
+REFUSALS = 4
+"""The refusal in a row from which the status is 400: clients end by it."""
+
+SOON_S = 60
+"""A window that ends by then is worth waiting for: there are clients that sleep as long as
+they are told to, whatever it is."""
+
+KEPT = frozenset({400, 404, 413, 422, 529})
+"""Statuses of the provider that are passed on."""
 
 LEAVE_S = 0.002
 """As for LLM_CHAT: what the provider has sent by then is read, and charged."""
@@ -129,10 +142,11 @@ async def _chat(
             nursery.cancel_scope.cancel()
     except* (TooManyBytesError, NoMemoryError):
         refusal = TooManyBytesError()
+    except* HeldQuotaError:
+        text = "other calls of this account hold what is left of its quota; ask again"
+        refusal = RefusedRequestError(429, text, RATE, RATE, retry_after_s=1)
     except* QuotaError:
-        text = "quota exceeded: cannot make LLM call"
-        code = "insufficient_quota"
-        refusal = RefusedRequestError(429, text, code, code)
+        refusal = _out_of_quota(service, node)
     except* FailedCallError as group:
         refusal = _failed(group)
     if (
@@ -141,16 +155,37 @@ async def _chat(
         raise refusal
 
 
+def _out_of_quota(service: LlmService, node: Node) -> RefusedRequestError:
+    """Return the refusal of a call that cannot be paid (spec MD6).
+
+    Some programs ask again after each 429, for minutes and for ever; after 400 nearly
+    none does.  So after some 429 in a row it is that.
+    """
+    text = "quota exceeded: cannot make LLM call"
+    status = service.section.quota_status
+    if node.refusals >= REFUSALS:
+        status = 400
+    left_s = math.ceil(min(service.spending.left_s, SOON_S + 1))
+    return RefusedRequestError(
+        status, text, QUOTA, QUOTA, retry_after_s=left_s if left_s <= SOON_S else None
+    )
+
+
 def _failed(group: BaseExceptionGroup[FailedCallError]) -> RefusedRequestError:
+    """Return the refusal of a call that the provider refused (spec MD6)."""
     why: BaseException = group
     while isinstance(why, BaseExceptionGroup):
         why = why.exceptions[0]
     text = f"OpenAI API call failed: {why}"
-    status = why.status if isinstance(why, FailedCallError) else 0
+    if not isinstance(why, FailedCallError):
+        return RefusedRequestError(502, text, "provider_error")
+    if why.status == 429:
+        # Never as if the child's own quota were used up: it may have some left.
+        after_s = why.retry_after_s
+        return RefusedRequestError(429, text, RATE, RATE, retry_after_s=after_s)
     # The caller's own faults stay the caller's; what else the provider said is ours.
-    return RefusedRequestError(
-        status if status in (404, 413, 422) else 502, text, "provider_error"
-    )
+    status = why.status if why.status in KEPT else 502
+    return RefusedRequestError(status, text, "provider_error")
 
 
 async def _leave_with(http: HttpConnection, scope: trio.CancelScope) -> None:

@@ -66,17 +66,26 @@ class RefusedRequestError(Exception):
         kind: what the form calls ``type``.
         code: what it calls ``code``.
         headers: of the reply, beside the usual ones.
+        retry_after_s: when asking again may help; None: it does not.
     """
 
-    headers: Mapping[str, str] = {"x-should-retry": "false"}  # for the host has
-
     def __init__(
-        self, status: int, message: str, kind: str, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        kind: str,
+        code: str | None = None,
+        *,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.code = code
+        # Clients of these APIs ask again by themselves unless they are told not to.
+        self.headers: Mapping[str, str] = {"x-should-retry": "false"}
+        if retry_after_s is not None:
+            self.headers = {"retry-after": str(retry_after_s)}
 
     def body(self) -> bytes:
         """Return the error as JSON."""
@@ -95,10 +104,14 @@ class RefusedRequestError(Exception):
 class TooManyBytesError(RefusedRequestError):
     """There is no memory for a request now; there may be in a second."""
 
-    headers: Mapping[str, str] = {"retry-after": "1"}
-
     def __init__(self) -> None:
-        super().__init__(429, NO_MEMORY, "overloaded", "too_many_bytes")
+        super().__init__(
+            429, NO_MEMORY, "overloaded", "too_many_bytes", retry_after_s=1
+        )
+
+
+class MalformedRequestError(RefusedRequestError):
+    """What came is no request, or too long a one: nothing after it can be read."""
 
 
 class HttpConnection:
@@ -329,5 +342,5 @@ def _check_size(size_bytes: int) -> None:
         raise _malformed(f"more than {MAX_BODY_BYTES} bytes", 413)
 
 
-def _malformed(text: str, status: int = 400) -> RefusedRequestError:
-    return RefusedRequestError(status or 400, text, "invalid_request_error")
+def _malformed(text: str, status: int = 400) -> MalformedRequestError:
+    return MalformedRequestError(status or 400, text, "invalid_request_error")

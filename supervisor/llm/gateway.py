@@ -125,12 +125,16 @@ class FailedCallError(Exception):
 
     Attributes:
         status: the provider's HTTP status; 0 where there was none.
+        retry_after_s: when it wants to be asked again; None where it did not say so.
     """
 
-    def __init__(self, reason: str, status: int = 0) -> None:
+    def __init__(
+        self, reason: str, status: int = 0, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class NoMemoryError(FailedCallError):
@@ -185,7 +189,7 @@ class Gateway:
         answer, request = Answer(), Request()
         meter = _Meter(self, call, reservation, answer, request)
         memory = self._budget.reservation(call.ledger)
-        has_no_memory = False
+        has_no_memory, after_s = False, None
 
         take = partial(_take, memory, answer, on_event)
         try:
@@ -202,6 +206,7 @@ class Gateway:
             reason, status = f"no complete answer within {self._timeout_s:g} s", 0
         except (CallError, ProviderError) as why:
             reason, status = str(why), getattr(why, "status", 0)
+            after_s = getattr(why, "retry_after_s", None)
         except OSError as why:  # no thread can be started, or no memory is left
             reason, status = os.strerror(why.errno or errno.EIO), 0
             has_no_memory = why.errno == errno.ENOMEM
@@ -216,7 +221,7 @@ class Gateway:
         await self._spending.kept()
         if has_no_memory:
             raise NoMemoryError(NO_MEMORY)
-        raise FailedCallError(self._one_line(reason), status)
+        raise FailedCallError(self._one_line(reason), status, after_s)
 
     def _reserve(self, call: Call) -> Reservation:
         try:

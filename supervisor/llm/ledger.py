@@ -15,6 +15,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import time
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 RUN, DAY, NEVER = "run", "day", "never"
 """When spending is forgotten: with the host, at midnight UTC, not at all."""
+
+DAY_S = 86_400
+"""Of a day in UTC, as time(2) counts them."""
 
 BUSY_S = 5.0
 """Longest wait for another host that is writing: a transaction takes a millisecond."""
@@ -198,6 +202,13 @@ class Spending:
     def period(self) -> str:
         """The window that is on."""
         return self._period
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the window ends; infinite where it ends with the host or never."""
+        if self._window != DAY:
+            return math.inf
+        return DAY_S - self._clock() % DAY_S
 
     @property
     def is_writing(self) -> bool:

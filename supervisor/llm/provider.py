@@ -35,6 +35,9 @@ DEFAULT_BASE_URL = f"https://{OPENAI_HOST}/v1"
 MAX_RETRIES = 2
 """After the first try; with the library's growing pauses, two bridge a few seconds."""
 
+MOST_DIGITS = 6
+"""Of a ``retry-after`` that is passed on: eleven days."""
+
 MAX_ERROR_BYTES = 65_536
 """Longest body of a refusal that is read for its one line."""
 
@@ -55,12 +58,16 @@ class CallError(Exception):
     Attributes:
         reason: why; not redacted and not one line yet.
         status: the provider's HTTP status; 0 where there was none.
+        retry_after_s: when it wants to be asked again; None where it did not say so.
     """
 
-    def __init__(self, reason: str, status: int = 0) -> None:
+    def __init__(
+        self, reason: str, status: int = 0, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 def load() -> None:
@@ -203,7 +210,8 @@ class Provider:
                 stream_cls=self._stream,
             )
         except openai.APIStatusError as why:
-            raise CallError(_refusal_text(why), why.status_code) from None
+            after_s = _retry_after_s(why.response.headers.get("retry-after", ""))
+            raise CallError(_refusal_text(why), why.status_code, after_s) from None
         except openai.APIConnectionError as why:
             raise CallError(f"cannot connect: {_cause_text(why)}") from None
         except (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL) as why:
@@ -307,6 +315,12 @@ def _ambient_headers() -> list[str]:
 
 def _no_account(omit: Any) -> dict[str, Any]:
     return {"OpenAI-Organization": omit, "OpenAI-Project": omit}
+
+
+def _retry_after_s(text: str) -> int | None:
+    """Return the seconds of a ``retry-after``; None for a date (RFC 9110 10.2.3)."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    return int(text) if is_number else None
 
 
 def _refusal_text(why: Any) -> str:

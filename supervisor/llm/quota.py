@@ -30,6 +30,10 @@ class QuotaError(Exception):
     """The quota does not allow the call (spec L10)."""
 
 
+class HeldQuotaError(QuotaError):
+    """It would, but for calls under way, which hold what is left until they end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """What a token of each kind costs (spec L8).
@@ -81,6 +85,7 @@ class Node:
         promised: what calls under way were told that they may cost.
         calls: calls that counted.
         under_way: calls that are being made.
+        refusals: calls in a row for which nothing was left (spec MD6).
     """
 
     __slots__ = (
@@ -89,6 +94,7 @@ class Node:
         "max_calls",
         "parent",
         "promised",
+        "refusals",
         "spent",
         "under_way",
     )
@@ -106,6 +112,7 @@ class Node:
         self.promised = 0.0
         self.calls = 0
         self.under_way = 0
+        self.refusals = 0
 
     def path(self) -> Iterator[Node]:
         """Yield this node and its ancestors."""
@@ -155,6 +162,7 @@ class Node:
         """Begin a new window; what is under way stays reserved."""
         self.spent = 0.0
         self.calls = 0
+        self.refusals = 0
 
     def reserve(
         self, prompt_tokens: int, max_tokens: int | None, weights: Weights
@@ -167,18 +175,40 @@ class Node:
             weights: of the model.
 
         Raises:
-            QuotaError: nothing is left, too little for this call while another is under
-                way, or as many calls were made as may be.
+            QuotaError: nothing is left, or as many calls were made as may be.
+            HeldQuotaError: what is left is held by calls under way.
         """
+        try:
+            reservation = self._reserved(prompt_tokens, max_tokens, weights)
+        except HeldQuotaError:
+            raise
+        except QuotaError:
+            self.refusals += 1
+            raise
+        self.refusals = 0
+        return reservation
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no call can be paid here, whatever becomes of those under way."""
+        if self.max_calls is not None and self.calls >= self.max_calls:
+            return True
+        return self.limit is not None and self.spent >= self.limit
+
+    def _reserved(
+        self, prompt_tokens: int, max_tokens: int | None, weights: Weights
+    ) -> Reservation:
         path = tuple(self.path())
+        if any(node.is_used_up for node in path):
+            raise QuotaError
         for node in path:
             most = node.max_calls
             if most is not None and node.calls + node.under_way >= most:
-                raise QuotaError
+                raise HeldQuotaError
         prompt_cost = prompt_tokens * weights.input
         left = min(node.left for node in path)
         if left <= 0.0:
-            raise QuotaError
+            raise HeldQuotaError
         room = _output_room(left - prompt_cost, weights)
         if room >= 1:
             granted = room if max_tokens is None else min(max_tokens, room)
@@ -193,7 +223,7 @@ class Node:
             return Reservation(path, amounts, tokens, prompt_tokens, weights)
         wanted = prompt_cost + weights.output
         if any(node.left < wanted and node.under_way for node in path):
-            raise QuotaError
+            raise HeldQuotaError
         amounts = tuple(min(wanted, node.left) for node in path)
         return Reservation(path, amounts, 1, prompt_tokens, weights)
 

@@ -194,9 +194,7 @@ class LlmService:
 
     def node_of(self, client: Client) -> Node:
         """Return a client's node; a new one for a client that had none."""
-        if self.spending.begin_anew():
-            for known in self._nodes.values():
-                known.forget_spending()
+        self._begin_window()
         node: Node | None = self._nodes.get(client.id)
         if node is None:
             parent = client.parent
@@ -205,6 +203,12 @@ class LlmService:
             self._nodes[client.id] = node
             self._clients[client.id] = client
         return node
+
+    def _begin_window(self) -> None:
+        """Begin a new window of the quota, if it is time."""
+        if self.spending.begin_anew():
+            for known in self._nodes.values():
+                known.forget_spending()
 
     def status_text(self, client: Client) -> str:
         """Return what LLM_CHAT's reply says of a client's quota (spec L7)."""
@@ -312,6 +316,7 @@ class LlmService:
             max_tokens: most tokens of output; None for no bound.
             node: pays; None for the client's own.
         """
+        self._begin_window()
         return Call(
             model=self.model(model),
             body=body,

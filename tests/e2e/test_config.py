@@ -83,6 +83,7 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[llm]\ntimeout = '0s'\n", "llm.timeout: more than nothing"),
         ("[llm]\nmax_tokens = 0\n", "llm.max_tokens: at least 1"),
         ("[llm]\ntemperature = 9\n", "llm.temperature: between 0 and 2"),
+        ("[llm]\nquota_status = 403\n", "llm.quota_status: 429 or 400"),
         (
             "[llm.models.m]\nmax_tokens_as = 'n'\n",
             "llm.models.m.max_tokens_as: max_tokens or max_completion_tokens",

@@ -345,7 +345,7 @@ def test_an_unmodified_program_finds_its_endpoint(
         'add {"a": 1}',
         "['big', 'small']",
         "422 Error code: 422 - messages: a list of at least one",
-        "502 Error code: 502 - OpenAI API call failed: 400 as it was told",
+        "400 Error code: 400 - OpenAI API call failed: 400 as it was told",
         "422 Error code: 422 - n: not available through this host",
         "401",
         "429 insufficient_quota",

@@ -191,7 +191,9 @@ async def test_closing_the_connection_ends_the_call(scene: Scene) -> None:
         (ask("a", max_tokens=0), 422, "max_tokens: a number from 1 on"),
         (ask("a", stream_options=5), 422, "stream_options: an object"),
         (ask("!status=404"), 404, "OpenAI API call failed: 404 as it was told"),
-        (ask("!leak-refused"), 502, "you sent Bearer [redacted]"),
+        (ask("!status=400"), 400, "OpenAI API call failed: 400 as it was told"),
+        (ask("!status=403"), 502, "OpenAI API call failed: 403 as it was told"),
+        (ask("!leak-refused"), 400, "you sent Bearer [redacted]"),
         (ask("!broken"), 502, "invalid response: not JSON"),
         (ask("!broken", stream=True), 502, "invalid response: not JSON"),
     ],
@@ -241,6 +243,103 @@ async def test_the_quota_is_that_of_the_child(scene: Scene) -> None:
             "insufficient_quota",
         )
     assert (await other.ask(ask("a")))[0] == 200
+
+
+def refusal_of(head: dict[str, str], status: int, body: bytes) -> tuple[object, ...]:
+    """Return (status, code, retry-after, x-should-retry) of an answer."""
+    code = json.loads(body)["error"]["code"]
+    return status, code, head.get("retry-after"), head.get("x-should-retry")
+
+
+async def refused(door: Door, stream: trio.SocketStream, body: object) -> object:
+    """Ask on a connection that goes on; return what the refusal says."""
+    await stream.send_all(door.request(body))
+    data = b""
+    with trio.fail_after(30):
+        while b"\r\n\r\n" not in data:
+            data += await stream.receive_some()
+        top, _, text = data.partition(b"\r\n\r\n")
+        first, *lines = top.decode().lower().split("\r\n")
+        head = dict(line.split(": ", 1) for line in lines)
+        while len(text) < int(head["content-length"]):
+            text += await stream.receive_some()
+    return refusal_of(head, int(first.split()[1]), text)
+
+
+USED_UP = "insufficient_quota"
+
+
+# spec MD6: who asks on and on ends at the fourth refusal in a row, and may ask again once
+# there is quota.
+async def test_refusals_in_a_row_become_final(scene: Scene) -> None:
+    door = await scene.puppet(quota=30.0)
+    await door.ask(ask("!prompt-tokens=30 !words=0"))
+    (node,) = (n for n in scene.service.nodes().values() if n.limit == 30.0)
+    async with await door.connect() as stream:
+        for round_ in range(2):
+            statuses = [429, 429, 429, 400, 400]
+            found = [await refused(door, stream, ask("a")) for _ in statuses]
+            assert found == [(one, USED_UP, None, "false") for one in statuses], round_
+            node.forget_spending()
+            status, _ = await door.ask(ask("!prompt-tokens=30 !words=0"))
+            assert status == 200
+    assert len(scene.provider.served) == 3
+
+
+# spec MD6: one that sleeps after its first 429 is told so from the first.
+async def test_the_first_refusal_may_be_final(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, quota_status=400, max_calls=1) as scene:
+        door = await scene.puppet()
+        await door.ask(ask("a"))
+        async with await door.connect() as stream:
+            assert await refused(door, stream, ask("a")) == (
+                400, USED_UP, None, "false",
+            )  # fmt: skip
+
+
+# spec MD6: what others hold comes back, and is no refusal in a row.
+async def test_what_calls_under_way_hold_is_asked_for_again(scene: Scene) -> None:
+    door = await scene.puppet(quota=300.0)
+    async with await door.connect() as first, await door.connect() as second:
+        await first.send_all(door.request(ask("!hang-after=1 !words=2")))
+        await scene.provider.wait_for(1)
+        for _ in range(6):
+            assert await refused(door, second, ask("a")) == (
+                429, "rate_limit_exceeded", "1", None,
+            )  # fmt: skip
+    await eventually(lambda: not scene.service.root.reserved)
+    assert (await door.ask(ask("a")))[0] == 200
+
+
+# spec MD6: the provider's 429 is never taken for the child's own quota.
+@pytest.mark.parametrize("after", ["1", "soon"])
+async def test_a_providers_limit_stays_one(scene: Scene, after: str) -> None:
+    door = await scene.puppet()
+    order = f"!status=429 !retry-after={after}"
+    async with await door.connect() as stream:
+        with trio.fail_after(30):
+            found = await refused(door, stream, ask(order))
+    headers = ("1", None) if after == "1" else (None, "false")
+    assert found == (429, "rate_limit_exceeded", *headers)
+
+
+# spec MD6, L10: a day's quota comes back at the endpoint too, and who waits is told when.
+async def test_a_day_ends_at_the_endpoint(tmp_path: Path) -> None:
+    quota = {"max_tokens": 30, "window": "day"}
+    async with open_scene(tmp_path, quota=quota) as scene:
+        now = [1_700_000_000.0 // 86_400 * 86_400 + 86_400 - 61]
+        scene.service.spending._clock = lambda: now[0]
+        door = await scene.puppet()
+        await door.ask(ask("!prompt-tokens=30 !words=0"))
+        async with await door.connect() as stream:
+            for left, header in ((61, None), (60, "60"), (0.5, "1")):
+                now[0] = (now[0] // 86_400 + 1) * 86_400 - left
+                said = "false" if header is None else None
+                assert await refused(door, stream, ask("a")) == (
+                    429, USED_UP, header, said,
+                )  # fmt: skip
+        now[0] += 1
+        assert (await door.ask(ask("!prompt-tokens=30 !words=0")))[0] == 200
 
 
 PICTURES = [

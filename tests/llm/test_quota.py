@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 )
 
 from supervisor.llm.quota import (
+    HeldQuotaError,
     Node,
     QuotaError,
     Reservation,
@@ -69,11 +70,27 @@ class Tree(RuleBasedStateMachine):
         """A call begins, or is refused and nothing changes."""
         node = data.draw(st.sampled_from(self.nodes))
         before = [(n.promised, n.spent, n.under_way) for n in node.path()]
+        refusals = node.refusals
+        found, is_held = None, False
         try:
             found = node.reserve(prompt, most, weights)
+        except HeldQuotaError:
+            is_held = True
         except QuotaError:
+            pass
+        if found is None:
             assert before == [(n.promised, n.spent, n.under_way) for n in node.path()]
+            # spec MD6: what calls under way hold comes back, what is spent does not.
+            is_spent = any(
+                (n.limit is not None and n.spent >= n.limit)
+                or (n.max_calls is not None and n.calls >= n.max_calls)
+                for n in node.path()
+            )
+            assert is_held is not is_spent
+            assert is_spent or any(n.under_way for n in node.path())
+            assert node.refusals == refusals + is_spent
             return
+        assert not node.refusals
         if most is not None:
             assert found.max_tokens is not None
             assert 1 <= found.max_tokens <= most
