@@ -165,10 +165,12 @@ def _out_of_quota(service: LlmService, node: Node) -> RefusedRequestError:
     status = service.section.quota_status
     if node.refusals >= REFUSALS:
         status = 400
-    left_s = math.ceil(min(service.spending.left_s, SOON_S + 1))
-    return RefusedRequestError(
-        status, text, QUOTA, QUOTA, retry_after_s=left_s if left_s <= SOON_S else None
-    )
+    refusal = RefusedRequestError(status, text, QUOTA, QUOTA)
+    left_s = service.spending.left_s
+    if left_s <= SOON_S:
+        after = {"retry-after": str(math.ceil(left_s))}
+        refusal.headers = {**refusal.headers, **after}
+    return refusal
 
 
 def _failed(group: BaseExceptionGroup[FailedCallError]) -> RefusedRequestError:
