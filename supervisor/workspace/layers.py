@@ -34,6 +34,9 @@ TOP = b""
 TRUSTED_MARKS, USER_MARKS = b"trusted.overlay.", b"user.overlay."
 """How the names of overlayfs's attributes begin, for root and with ``userxattr``."""
 
+ESCAPED_MARKS = USER_MARKS + b"overlay."
+"""How those begin in a layer that a program gave to an object itself."""
+
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM})
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -180,6 +183,27 @@ class LayeredTree:
             return self._mark_of(fd, mark)
         finally:
             os.close(fd)
+
+    def has_escaped_marks(self, node: Node) -> bool:
+        """Tell whether a program gave an object of the layer overlayfs's attributes.
+
+        The kernel keeps them escaped in a layer with user marks.  In the base, without the
+        escape, they would be heard by the mount of the next workspace on it.
+        """
+        part = node.parts[0]
+        if self._marks != USER_MARKS or part.layer == self.base_layer:
+            return False
+        fd = self.open(part)
+        try:
+            # By its path in /proc, which asks for no right to read the object.
+            names = os.listxattr(f"/proc/self/fd/{fd}")
+        except OSError as why:
+            if why.errno not in _NO_MARK:
+                raise
+            return False
+        finally:
+            os.close(fd)
+        return any(os.fsencode(name).startswith(ESCAPED_MARKS) for name in names)
 
     def _mark_of(self, fd: int, mark: bytes) -> bytes | None:
         try:

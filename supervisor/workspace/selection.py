@@ -1,8 +1,8 @@
 """Which changes a commit takes, and which it takes only if they are named.
 
 Guarded paths are run or trusted later by the operator's own tools; so are objects that
-can do harm by what they are: set-user-ID files, devices, links that lead out (spec WS6,
-WS13).
+can do harm by what they are: set-user-ID files, devices, links that lead out, and what
+has attributes of overlayfs that would be heard in the base (spec WS6, WS13).
 """
 
 from __future__ import annotations
@@ -294,6 +294,9 @@ def _is_odd(row: Row, merged: LayeredTree, top: bytes) -> bool:
     if row.new is None:
         return False
     mode = row.new.status.st_mode
+    is_plain = row.new.is_directory or stat.S_ISREG(mode)
+    if is_plain and merged.has_escaped_marks(row.new):
+        return True
     if row.new.is_directory:
         if not mode & stat.S_ISGID or (
             row.old is not None and row.old.status.st_mode & stat.S_ISGID
