@@ -5,8 +5,9 @@ Rules:
     mount, and synced. Then the base changes by renames alone.
  2. The steps stand in a journal before the first of them is done. After a crash they are
     done again from the first: a step that was done is known by the inode that it moved.
- 3. A step that replaces or removes something looks at what came out. If that is not what
-    was judged, the operator was quicker: every step is undone, in reverse order.
+ 3. What a step replaces or removes is looked at before the base is judged for the last
+    time, and again when it has come out. If that is not the same, the operator was
+    quicker: every step is undone, in reverse order.
  4. What was replaced or removed stays in the staging directory until all is synced.
  5. Nothing is reached through a link: directories are opened beneath the base exactly.
 
@@ -186,6 +187,7 @@ class Committer:
         rows: Sequence[Row],
         linked: list[bytes],
         contested: list[bytes],
+        judge: Callable[[], None],
     ) -> None:
         """Apply rows to the base.
 
@@ -194,6 +196,8 @@ class Committer:
             rows: of ``choose_rows``, judged to be in no conflict.
             linked: of ``Judge.linked_paths``.
             contested: paths in conflict of which the workspace's side was chosen.
+            judge: called when each step knows what it expects in the base; raises
+                ``BaseChangedError`` if that is in conflict by then.
 
         Raises:
             BaseChangedError: the base was changed meanwhile; it is as it was.
@@ -210,6 +214,7 @@ class Committer:
             try:
                 stage = _Stage(staging, merged, self._tree)
                 journal.steps = stage.prepare(rows)
+                judge()
                 sync_file_system(staging)
             finally:
                 os.close(staging)

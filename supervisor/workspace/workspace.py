@@ -260,9 +260,10 @@ class Workspace:
                     judge = self.judge(trees)
                     linked = judge.linked_paths(chosen, rows)
                     contested = [row.path for row in chosen if judge.conflict(row)]
+                    again = partial(self._judge_again, trees, chosen, selection)
                     try:
                         self._committer(trees).commit(
-                            trees.merged, chosen, linked, contested
+                            trees.merged, chosen, linked, contested, again
                         )
                     except BaseChangedError as why:
                         conflicts = [*conflicts, Conflict(why.path, why.reason)]
@@ -276,6 +277,20 @@ class Workspace:
                 tuple(left),
                 frozenset(hidden),
             )
+
+    def _judge_again(
+        self, trees: Trees, chosen: Sequence[Row], selection: Selection
+    ) -> None:
+        """Judge what a commit takes by the base of now, which may have changed since.
+
+        Raises:
+            BaseChangedError: something is in conflict.
+        """
+        taken = {row.path for row in chosen}
+        rows = choose_rows(self.rows(trees), selection, trees.base)
+        rows = [row for row in rows if row.path in taken]
+        for found in _conflicts(self.judge(trees), rows, selection):
+            raise BaseChangedError(found.path, found.reason)
 
     def _check_layer_stays(self, chosen: Sequence[Row], dropped: Sequence[Row]) -> None:
         """Refuse what changes the layer, if a child has it.

@@ -4,7 +4,9 @@ import contextlib
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,6 +202,51 @@ def test_an_editor_that_is_quicker_than_a_step_undoes_the_commit(
     assert result.applied == ()
     assert tree_of(edited.base).keys() == {b"a", b"c"}
     assert (edited.base / "a").read_text() == "operator's\n"
+
+
+def _save(base: Path) -> None:
+    write(base / "new", "operator's\n")
+    (base / "new").rename(base / "a")
+
+
+def _write_in_place(base: Path) -> None:
+    (base / "a").write_text("operator's\n")
+
+
+def _write_inside(base: Path) -> None:
+    write(base / "d" / "x", "operator's\n")
+
+
+# spec WS11
+@pytest.mark.parametrize(
+    ("edit", "path"), [(_save, "a"), (_write_in_place, "a"), (_write_inside, "d")]
+)
+def test_an_editor_that_is_quicker_than_the_staging_makes_a_conflict(
+    edited: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    edit: Callable[[Path], None],
+    path: str,
+) -> None:
+    write(edited.base / "d" / "x", "old\n")
+    with edited.run() as top:
+        shutil.rmtree(top / "d")
+    edited.end_run()
+    real = commit_module.Committer.commit
+
+    def edit_then_commit(committer: commit_module.Committer, *args: Any) -> None:
+        edit(edited.base)  # after the look, before anything is staged
+        real(committer, *args)
+
+    monkeypatch.setattr(commit_module.Committer, "commit", edit_then_commit)
+    before = tree_of(edited.base).keys()
+    result = commit(edited)
+    assert conflicts(result) == [path]
+    assert result.applied == ()
+    assert tree_of(edited.base).keys() == before
+    wanted = edited.base / ("a" if path == "a" else "d/x")
+    assert wanted.read_text() == "operator's\n"
+    monkeypatch.undo()
+    assert conflicts(commit(edited)) == [path]
 
 
 # spec WS13
