@@ -13,6 +13,7 @@ from supervisor.launchpad.kernel import caller, open_exactly
 from supervisor.launchpad.stage import (
     ATTR_IDMAP,
     ATTR_NODEV,
+    ATTR_NOEXEC,
     ATTR_NOSUID,
     ATTR_RDONLY,
     set_attributes,
@@ -96,7 +97,12 @@ def mount_overlay(
         lowers += [*_hiding(held, mine), _copy(held, base, owners)]
         upper, work = (_open(held, name, mine) for name in ("upper", "work"))
         held.append(_fsopen(b"overlay", _FSOPEN_CLOEXEC))
-        return _make(held[-1], lowers, upper, work, has_user_marks=has_user_marks)
+        _configure(held[-1], lowers, upper, work, has_user_marks=has_user_marks)
+        attributes = ATTR_NOSUID | ATTR_NODEV
+        # overlayfs does not look at the flags of its layers' mounts.
+        if os.fstatvfs(base).f_flag & os.ST_NOEXEC:
+            attributes |= ATTR_NOEXEC
+        return _fsmount(held[-1], _FSMOUNT_CLOEXEC, attributes)
     finally:
         for fd in held:
             os.close(fd)
@@ -162,9 +168,9 @@ def _open(held: list[int], name: str, directory: int) -> int:
     return fd
 
 
-def _make(
+def _configure(
     options: int, lowers: list[int], upper: int, work: int, *, has_user_marks: bool
-) -> int:
+) -> None:
     if has_user_marks:
         # Taken first, or what follows is refused.
         _set(options, _SET_FLAG, b"userxattr")
@@ -177,7 +183,6 @@ def _make(
     for key, fd in ((b"upperdir", upper), (b"workdir", work)):
         _set(options, _SET_FD, key, None, fd)
     _set(options, _CMD_CREATE, None)
-    return _fsmount(options, _FSMOUNT_CLOEXEC, ATTR_NOSUID | ATTR_NODEV)
 
 
 def _set(
