@@ -250,8 +250,34 @@ def find_executable(
     raise SpawnError(worst, "lookup", f"cannot start '{_shown(name)}': {reason}")
 
 
-_ANOTHER_DIRECTORY = {errno.ESTALE, errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
-"""What the step "cwd" says where the directory's name stands for something else."""
+_REPLACED = (
+    "its working directory was replaced by something else meanwhile",
+    "; put the directory back",
+)
+
+_OF_STEPS = {
+    ("cwd", errno.ESTALE): _REPLACED,
+    ("cwd", errno.ELOOP): _REPLACED,
+    ("cwd", errno.ENOTDIR): _REPLACED,
+    ("cwd", errno.ENOENT): _REPLACED,
+    ("cwd", errno.EACCES): (
+        "its working directory may not be entered",
+        "; change to another one",
+    ),
+    ("mountns", errno.ESTALE): (
+        "{}, which is to be hidden from it, was moved meanwhile",
+        "; put it back",
+    ),
+    ("workspace", errno.ESTALE): (
+        "{} was replaced by something else meanwhile",
+        "; put it back",
+    ),
+    ("userxattr", errno.EOPNOTSUPP): (
+        "the kernel made the overlay of {} without 'userxattr'",
+        "; use the mode 'direct', or a host that is root",
+    ),
+}
+"""Why some steps fail, by step and errno: what of a path, and what to do."""
 
 _TO_DO = {
     errno.ENOENT: "; check its path",
@@ -270,15 +296,9 @@ def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:
         number: errno.
         shown: what it is about, if anything is.
     """
-    if stage == "cwd" and number in _ANOTHER_DIRECTORY:
-        reason = "its working directory was replaced by something else meanwhile"
-        return reason, "; put the directory back"
-    if stage == "cwd" and number == errno.EACCES:
-        reason = "its working directory may not be entered"
-        return reason, "; change to another one"
-    if stage == "mountns" and number == errno.ESTALE:
-        reason = f"{shown}, which is to be hidden from it, was moved meanwhile"
-        return reason, "; put it back"
+    if (stage, number) in _OF_STEPS:
+        reason, how = _OF_STEPS[stage, number]
+        return reason.format(shown), how
     reason, how = os.strerror(number), USED_UP.get(number, "")
     if stage == "landlock" and number == errno.E2BIG:
         reason = "the kernel stacks 16 layers of Landlock, and they are used up"

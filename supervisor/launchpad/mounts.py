@@ -30,7 +30,12 @@ import os
 from supervisor.launchpad import wire
 from supervisor.launchpad.kernel import NOT_THERE, caller, open_exactly, system_call
 from supervisor.launchpad.order import HELD, JOINED, OVERLAY
-from supervisor.launchpad.overlay import mount_overlay_by_path
+from supervisor.launchpad.overlay import (
+    USER_MARKS,
+    mount_overlay_by_path,
+    options_in,
+    read_mount_number,
+)
 from supervisor.launchpad.stage import (
     AT_EMPTY_PATH,
     AT_RECURSIVE,
@@ -75,6 +80,8 @@ _NAMED = 3  # mounts that a report names
 
 _STAGE = b"/proc"
 """A directory that is there; it is covered until the root changes."""
+
+_TABLE = b"/proc/self/mountinfo"
 
 _LINKS = (
     (b"/dev/fd", b"/proc/self/fd"),
@@ -166,40 +173,30 @@ def build(
 
     Raises:
         PartError: owners cannot be mapped on one of the file systems, the fresh
-            ``/proc`` cannot be had, or what is to be hidden is not where it was.
+            ``/proc`` cannot be had, what is to be hidden is not where it was, or an
+            overlay is not what was asked for.
         OSError: another thing that this machine does not let it do.
     """
     held: list[Held] = []
     umask = os.umask(0o022)
     try:
         _mount(b"none", b"/", b"", _MS_REC_PRIVATE, b"")
-        for path, kind, what in trees:
-            if kind == HIDE:
-                held.append(_hold_hidden(path, what))
-            elif kind == HELD:
-                over = _find_place(path)
-                mount = passed.mounts[what]  # type: ignore[index]
-                held.append(Held(path, mount, over=over))
-            elif kind == JOINED:
-                over = _find_place(path)
-                mount = _copy_of_joined(passed.joined, path)
-                held.append(Held(path, mount, over=over))
-            elif kind == OVERLAY:
-                over = _find_place(path)
-                held.append(Held(path, _overlay(path, what), over=over))  # type: ignore[arg-type]
-            else:
-                asks = owners if what else -1
-                held += _copies(path, kind, asks, if_possible=what == IF_POSSIBLE)
+        for tree in trees:
+            held += _hold(tree, owners, passed)
+        kinds = {path: kind for path, kind, _ in trees}
+        overlays = [one for one in held if kinds.get(one.path) == OVERLAY]
         if passed.way >= 0:
-            kinds = {path: kind for path, kind, _ in trees}
-            _send(
-                passed.way, [one.fd for one in held if kinds.get(one.path) == OVERLAY]
-            )
+            _send(passed.way, [one.fd for one in overlays])
+        numbers = [(one.path, read_mount_number(one.fd)) for one in overlays]
+        # Opened before /proc is covered, and read when they are attached.
+        table = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC) if overlays else -1
         stays_root = owners < 0 and os.geteuid() == 0
         proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
         _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
         top = os.open(_STAGE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         without = _fill(top, made, held, proc, _MS_RDONLY if stays_root else 0)
+        if overlays:
+            _check_user_marks(table, numbers)
         os.fchdir(top)
         os.close(top)
         _pivot_root(b".", b".")
@@ -208,6 +205,24 @@ def build(
     finally:
         os.umask(umask)
     return f"{len(held)} places{_said_of_left_out(held)}{without}"
+
+
+def _hold(tree: Tree, owners: int, passed: Passed) -> list[Held]:
+    """Hold what a tree is in the fresh root; arguments and errors as of ``build``."""
+    path, kind, what = tree
+    if kind == HIDE:
+        return [_hold_hidden(path, what)]
+    if kind in {HELD, JOINED, OVERLAY}:
+        over = _find_place(path)
+        if kind == HELD:
+            mount = passed.mounts[what]  # type: ignore[index]
+        elif kind == JOINED:
+            mount = _copy_of_joined(passed.joined, path)
+        else:
+            mount = _overlay(path, what)  # type: ignore[arg-type]
+        return [Held(path, mount, over=over)]
+    asks = owners if what else -1
+    return _copies(path, kind, asks, if_possible=what == IF_POSSIBLE)
 
 
 def is_made_here(path: bytes) -> bool:
@@ -304,6 +319,29 @@ def _overlay(path: bytes, own: bytes) -> int:
         return mount_overlay_by_path(path, own)
     except OSError as error:
         raise PartError("workspace", error.errno or errno.EIO, path) from None
+
+
+def _check_user_marks(table: int, overlays: list[tuple[bytes, bytes]]) -> None:
+    """Refuse an overlay that the kernel has made without the marks of a user.
+
+    It makes one all the same, and a directory that is removed and made anew there cannot
+    be read (EIO).
+
+    Args:
+        table: a descriptor of the table of mounts; it is closed.
+        overlays: path and number of each mount.
+
+    Raises:
+        PartError: one is made so, or it is not attached where it was to be.
+    """
+    with open(table, "rb") as file:
+        rows = file.read()
+    for path, number in overlays:
+        options = options_in(rows, number)
+        if options is None:
+            raise PartError("workspace", errno.ESTALE, path)
+        if USER_MARKS not in options:
+            raise PartError("userxattr", errno.EOPNOTSUPP, path)
 
 
 def _send(way: int, overlays: list[int]) -> None:

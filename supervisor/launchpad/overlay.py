@@ -2,7 +2,8 @@
 
 The host makes one where it is root; else the child does, in its user namespace.
 
-Sources: Documentation/filesystems/overlayfs.rst, fsopen(2), open_tree(2).
+Sources: Documentation/filesystems/overlayfs.rst, fsopen(2), open_tree(2),
+proc_pid_mountinfo(5).
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _FIND = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 SEALED_FILE = "sealed"
 """Where an overlay's directory names its sealed layers, newest first, a NUL after each."""
+
+USER_MARKS = b"userxattr"
+"""The option by which overlayfs keeps its attributes as a user's."""
 
 _OPTIONS = ((b"index", b"off"), (b"metacopy", b"off"), (b"xino", b"auto"))
 
@@ -122,6 +126,29 @@ def mount_overlay_by_path(base: bytes, own: bytes) -> int:
             os.close(fd)
 
 
+def read_mount_number(fd: int) -> bytes:
+    """Return the number that the table of mounts has for the mount of a descriptor."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        return file.read().partition(b"mnt_id:")[2].split()[0]
+
+
+def options_in(table: bytes, number: bytes) -> list[bytes] | None:
+    """Return the options that a file system was really mounted with.
+
+    Args:
+        table: the content of ``/proc/self/mountinfo``.
+        number: of the mount.
+
+    Returns:
+        None if the mount is attached nowhere: the table does not have it then.
+    """
+    for line in table.splitlines():
+        found, _, rest = line.partition(b" ")
+        if found == number:
+            return rest.rpartition(b" ")[2].split(b",")
+    return None
+
+
 def mount_base(base: int, owners: int = -1) -> int:
     """Make a copy of the base's own mount; return a descriptor of it.
 
@@ -173,7 +200,7 @@ def _configure(
 ) -> None:
     if has_user_marks:
         # Taken first, or what follows is refused.
-        _set(options, _SET_FLAG, b"userxattr")
+        _set(options, _SET_FLAG, USER_MARKS)
     else:
         _set(options, _SET_STRING, b"redirect_dir", b"on")
     for key, value in _OPTIONS:

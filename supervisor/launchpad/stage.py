@@ -59,7 +59,8 @@ class PartError(Exception):
 
     Of "uid": a file system cannot show its files as another user's. Of "pidns": a fresh
     ``/proc`` cannot be mounted. Of "mountns": what is to be hidden is not where it was.
-    Of "workspace": its overlay cannot be made.
+    Of "workspace": its overlay cannot be made, or not be attached. Of "userxattr": it is
+    made, without that option.
     """
 
 

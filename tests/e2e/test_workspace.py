@@ -207,6 +207,14 @@ def test_a_directory_that_was_removed_and_made_anew_is_the_new_one(
     assert os.listdir(place.base / "d") == ["new"]
 
 
+# spec WS2
+def test_the_mount_has_the_options_of_its_host(place: Place) -> None:
+    done = place.named('grep " $PWD " /proc/self/mountinfo')
+    options = done.out.decode().split()[-1].split(",")
+    assert ("userxattr" in options) == (os.geteuid() != 0)
+    assert ("redirect_dir=on" in options) == (os.geteuid() == 0)
+
+
 # spec WS18
 def test_a_killed_host_leaves_a_workspace_that_can_be_looked_at(place: Place) -> None:
     words = ("--state-dir", place.state, "--workspace", place.base)

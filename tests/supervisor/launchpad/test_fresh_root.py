@@ -302,6 +302,74 @@ open(root + "/away/own/tmp/made", "w").close()
     assert os.listdir(places / "outside") == ["secret"]
 
 
+OVERLAY = """
+from supervisor.launchpad import overlay
+for name in ("q/d", "own/upper", "own/work"):
+    os.mkdir(name)
+def overlaid(path, own):
+    namespaces.enter("mountns")
+    trees = ((os.fsencode(root), "write", False),
+             (os.fsencode(root + path), "overlay", os.fsencode(root + own)))
+    passed = mounts.Passed((), -1, -1)
+    mounts.build(mounts.Made((), ()), trees, -1, passed, fresh_proc=False)
+    os.chdir(root + path)
+configure = overlay._configure
+def without(*args, has_user_marks):
+    configure(*args, has_user_marks=False)
+"""
+
+
+# spec WS2
+def test_an_overlay_has_the_marks_of_a_user(places: Path, way: str) -> None:
+    said = says(
+        places,
+        f"""{way}{OVERLAY}
+overlaid("/q", "/own")
+os.rmdir("d"); os.mkdir("d")
+print(os.listdir("d"), os.path.ismount("."))
+""",
+    )
+    assert said == "[] True\n"
+    assert os.listdir(places / "root/q/d") == []
+    assert os.getxattr(places / "root/own/upper/d", "user.overlay.opaque") == b"y"
+
+
+# spec WS2: such a mount is made, and shows EIO later
+def test_an_overlay_without_the_marks_of_a_user_ends_the_start(
+    places: Path, way: str
+) -> None:
+    said = says(
+        places,
+        f"""{way}{OVERLAY}
+overlay._configure = without
+try:
+    overlaid("/q", "/own")
+except mounts.PartError as why:
+    print(*why.args)
+""",
+    )
+    assert said == f"userxattr 95 {os.fsencode(places / 'root/q')!r}\n"
+
+
+# spec WS2: what is not shown cannot be looked at
+def test_an_overlay_whose_place_is_another_s_ends_the_start(
+    places: Path, way: str
+) -> None:
+    said = says(
+        places,
+        f"""{way}{OVERLAY}
+def swap():
+    os.rename("q", "before")
+    os.mkdir("q")
+try:
+    overlaid("/q", "/own")
+except mounts.PartError as why:
+    print(*why.args)
+""",
+    )
+    assert said == f"workspace 116 {os.fsencode(places / 'root/q')!r}\n"
+
+
 LANDLOCKED = """
 privileges.forbid_new_privileges()
 landlock.apply({rules!r}, no_tcp=False, ready={ready})

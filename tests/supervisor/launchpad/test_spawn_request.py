@@ -148,6 +148,19 @@ def test_what_is_there_but_no_program_is_not_executable(tmp_path: Path) -> None:
         (errno.ESTALE, "cwd", b"", "replaced by something else meanwhile; put the dir"),
         (errno.EACCES, "cwd", b"", "may not be entered; change to another one"),
         (errno.EACCES, "uid", b"/y", "/y: Permission denied (at 'uid')"),
+        (errno.EPERM, "workspace", b"/w", "/w: Operation not permitted (at 'works"),
+        (
+            errno.ESTALE,
+            "workspace",
+            b"/w",
+            "/w was replaced by something else meanwhile",
+        ),
+        (
+            errno.EOPNOTSUPP,
+            "userxattr",
+            b"/w",
+            "overlay of /w without 'userxattr'; use the mode 'direct', or a host",
+        ),
         (errno.E2BIG, "landlock", b"", "--sandbox none (at 'landlock')"),
         (
             errno.EMFILE,
