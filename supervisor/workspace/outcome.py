@@ -34,7 +34,10 @@ def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
         return
     try:
         with Workspace(use.state_dir, use.name) as workspace:
-            changed = len(workspace.end_run())
+            # Another child may have it: this one did not start, or that one was quick.
+            is_others = bool(workspace.directory.user())
+            rows = workspace.changes() if is_others else workspace.end_run()
+            changed = len(rows)
             if not changed:
                 _drop(workspace, use)
             elif commit == "on-success" and status == 0:

@@ -279,8 +279,13 @@ def test_two_children_cannot_have_one_workspace(place: Place) -> None:
     second = subprocess.run(inner, env=ENVIRONMENT, capture_output=True, check=False)
     assert second.returncode == 125
     assert b"cannot use workspace 'w': child child-1 has it" in second.stderr
-    process.communicate(b"\n")
-    assert process.returncode == 0
+    # Nor does the second one record an end of the first one's run.
+    process.kill()
+    process.communicate()
+    until_s = time.monotonic() + 30
+    while (found := place.rows("list")[0]["state"]) == "in use":
+        assert time.monotonic() < until_s
+    assert found == "left behind"
 
 
 def test_a_profile_without_the_layer_mountns_is_refused(place: Place) -> None:
