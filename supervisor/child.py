@@ -316,6 +316,14 @@ class Child(ChildClients):
                 **self.log_fields(),
             )
 
+    def _tell_cut_off(self, use: WorkspaceUse) -> None:
+        """Warn that a workspace's last run was cut off before its layer was synced."""
+        text = (
+            f"Workspace {use.name} (durable = false) was cut off in its last run: if the"
+            " machine went down, what was written in it may be damaged; look at its diff"
+        )
+        self._host.log.write("WARNING", text, workspace=use.name, **self.log_fields())
+
     async def _take_mounts(self, stack: AsyncExitStack, wanted: Wanted) -> None:
         """Hold the mounts that the child has made, for FD 3 and for its tools.
 
@@ -439,13 +447,15 @@ class Child(ChildClients):
             return mounted or await self._mount_anew(use, wanted)
 
     async def _mount_anew(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
-        from supervisor.workspace.run import mount_for_child  # noqa: PLC0415
+        from supervisor.workspace.run import clear_mark, mount_for_child  # noqa: PLC0415
         from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with one
 
         if "mountns" not in wanted.profile.layers:
             raise walled.no_workspace(use.base, "its profile has no layer 'mountns'")
         owners = -1
         try:
+            if use.mode == "review" and await in_thread(clear_mark, use):
+                self._tell_cut_off(use)
             if wanted.user is not None:
                 owner = (await in_thread(os.stat, use.base)).st_uid
                 owners = await self._host.launcher.owners(wanted.user, owner)

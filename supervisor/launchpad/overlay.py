@@ -35,6 +35,9 @@ _FIND = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 SEALED_FILE = "sealed"
 """Where an overlay's directory names its sealed layers, newest first, a NUL after each."""
 
+VOLATILE_FILE = "volatile"
+"""Where an overlay's directory says, by being there, that its mount syncs nothing."""
+
 USER_MARKS = b"userxattr"
 """The option by which overlayfs keeps its attributes as a user's."""
 
@@ -78,6 +81,7 @@ def mount_overlay(
     *,
     sealed: Sequence[int] = (),
     has_user_marks: bool = False,
+    is_volatile: bool = False,
 ) -> int:
     """Make the overlay of a workspace; return a descriptor of the mount.
 
@@ -89,6 +93,8 @@ def mount_overlay(
             show everybody as they are.
         sealed: of the tops of the layers between upper and base, newest first.
         has_user_marks: overlayfs keeps its attributes as a user's; root keeps its own.
+        is_volatile: nothing is synced, neither when it is asked for nor at the end. The
+            kernel marks the work directory, and makes no other mount with that mark.
 
     Raises:
         OSError: with the kernel's own reason where it gives one.
@@ -101,6 +107,8 @@ def mount_overlay(
         lowers += [*_hiding(held, mine), _copy(held, base, owners)]
         upper, work = (_open(held, name, mine) for name in ("upper", "work"))
         held.append(_fsopen(b"overlay", _FSOPEN_CLOEXEC))
+        if is_volatile:
+            _set(held[-1], _SET_FLAG, b"volatile")
         _configure(held[-1], lowers, upper, work, has_user_marks=has_user_marks)
         attributes = ATTR_NOSUID | ATTR_NODEV
         # overlayfs does not look at the flags of its layers' mounts.
@@ -115,12 +123,16 @@ def mount_overlay(
 def mount_overlay_by_path(base: bytes, own: bytes) -> int:
     """Make an overlay in a user namespace, from paths without links; as above.
 
-    The paths of its sealed layers stand in the file ``sealed`` beside the upper.
+    The paths of its sealed layers stand in the file ``sealed`` beside the upper; a file
+    ``volatile`` there makes it so.
     """
     held = [open_exactly(path) for path in (base, own)]
     try:
         held += [open_exactly(path) for path in _sealed_paths(held[1])]
-        return mount_overlay(*held[:2], sealed=held[2:], has_user_marks=True)
+        sealed, is_volatile = held[2:], _has_file(held[1], VOLATILE_FILE)
+        return mount_overlay(
+            *held[:2], sealed=sealed, has_user_marks=True, is_volatile=is_volatile
+        )
     finally:
         for fd in held:
             os.close(fd)
@@ -171,6 +183,14 @@ def _sealed_paths(own: int) -> list[bytes]:
         return []
     with open(fd, "rb") as file:
         return file.read().split(b"\0")[:-1]
+
+
+def _has_file(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _copy(held: list[int], directory: int, owners: int) -> int:

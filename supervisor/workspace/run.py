@@ -7,7 +7,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.overlay import SEALED_FILE, mount_base, mount_overlay
+from supervisor.launchpad.overlay import (
+    SEALED_FILE,
+    VOLATILE_FILE,
+    mount_base,
+    mount_overlay,
+)
 from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.linux import is_on_overlay
 from supervisor.workspace.mounted import MountedWorkspace
@@ -183,6 +188,28 @@ def _holds(directory: os.stat_result, path: str) -> bool:
         path = os.path.dirname(path.rstrip("/"))
 
 
+def clear_mark(use: WorkspaceUse) -> bool:
+    """Clear the mark of a run that was cut off before its layer was synced.
+
+    Returns:
+        Whether there was one: the caller tells it.
+
+    Raises:
+        WorkspaceError: the workspace is not there, or somebody has it.
+        OSError: it cannot be cleared.
+    """
+    if not os.path.lexists(
+        os.path.join(path_of(use.state_dir, use.name), VOLATILE_FILE)
+    ):
+        return False
+    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        workspace.directory.check_idle()
+        if not workspace.directory.has_mark():
+            return False
+        workspace.directory.clear_mark()
+    return True
+
+
 def mount_for_child(
     use: WorkspaceUse, child: str, owners: int = -1
 ) -> MountedWorkspace:
@@ -215,6 +242,8 @@ def mount_for_child(
             layers = workspace.state.layers
             paths = _lines(workspace.store.paths(layers)) if layers else None
             workspace.directory.write(SEALED_FILE, paths)
+            is_volatile = not use.settings.durable
+            workspace.directory.write(VOLATILE_FILE, b"" if is_volatile else None)
             base = workspace.open_base()
             try:
                 if not is_root:
@@ -222,7 +251,9 @@ def mount_for_child(
                     return MountedWorkspace(-1, lock, own, walked_s)
                 fd = workspace.directory.fd
                 with workspace.store.opened(layers) as sealed:
-                    mount = mount_overlay(base, fd, owners, sealed=sealed)
+                    mount = mount_overlay(
+                        base, fd, owners, sealed=sealed, is_volatile=is_volatile
+                    )
             except OSError as why:
                 raise _no_overlay(use, why) from None
             finally:

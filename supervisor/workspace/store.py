@@ -2,7 +2,8 @@
 
 Files, all beneath a directory of mode 0700: ``state`` (what it is), ``upper`` and ``work``
 (overlayfs's), ``hidden`` (what hides names of the base), ``record`` (what the base had),
-``commit`` (a commit that has begun), ``lock`` (held while a child has it mounted).
+``commit`` (a commit that has begun), ``lock`` (held while a child has it mounted),
+``sealed`` and ``volatile`` (how the mount is to be made, as ``launchpad.overlay`` reads it).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.launchpad.overlay import VOLATILE_FILE
 from supervisor.scratch import remove_tree
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
@@ -33,6 +35,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 _LOCK_BYTES = 256
+_MARK = ("work/work", "work/work/incompat", "work/work/incompat/volatile")
+"""What overlayfs leaves of a mount that synced nothing, and the directories above it."""
+
 _PAUSE_S = 0.02
 
 PATIENCE_S = 10.0
@@ -203,6 +208,31 @@ class WorkspaceDirectory:
                 os.fsync(file.fileno())
             os.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         os.fsync(self.fd)
+
+    def has_mark(self) -> bool:
+        """Tell whether the last mount synced nothing and its layer was not synced since.
+
+        The kernel makes no other mount with that mark. The directories on the way to it,
+        which overlayfs makes with mode 0, can be entered then.
+        """
+        if self.read(VOLATILE_FILE) is None:
+            return False
+        for name in _MARK:
+            try:
+                os.chmod(name, 0o700, dir_fd=self.fd)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def clear_mark(self) -> None:
+        """Remove the mark of a mount that synced nothing, which the kernel never does.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        why = remove_tree(Path(_MARK[-1]), self.fd)
+        if why is not None:
+            raise why
 
     def remove(self) -> None:
         """Remove all of it from the disk."""

@@ -33,6 +33,7 @@ from supervisor.workspace.hidden import (
 )
 from supervisor.workspace.layer_store import LayerStore
 from supervisor.workspace.layers import LayeredTree, split
+from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.record import (
     CHANGED,
@@ -477,8 +478,11 @@ class Workspace:
         return time.monotonic() - began_s if walks(hide) else None
 
     def end_run(self) -> list[Row]:
-        """Record what was changed when a run has ended; return it."""
+        """Record what was changed when a run has ended; return it, on the disk."""
         rows = self.changes()
+        if self.directory.has_mark():
+            sync_file_system(self.directory.fd)  # as the end of a durable mount does
+            self.directory.clear_mark()
         self.state.is_running = False
         self.state.may_redirect = self.has_redirects
         self.directory.write_state(self.state)
