@@ -447,14 +447,17 @@ class Child(ChildClients):
             return mounted or await self._mount_anew(use, wanted)
 
     async def _mount_anew(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
-        from supervisor.workspace.run import clear_mark, mount_for_child  # noqa: PLC0415
+        from supervisor.workspace.run import (  # noqa: PLC0415
+            clear_volatile_mark,
+            mount_for_child,
+        )
         from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with one
 
         if "mountns" not in wanted.profile.layers:
             raise walled.no_workspace(use.base, "its profile has no layer 'mountns'")
         owners = -1
         try:
-            if use.mode == "review" and await in_thread(clear_mark, use):
+            if use.mode == "review" and await in_thread(clear_volatile_mark, use):
                 self._tell_cut_off(use)
             if wanted.user is not None:
                 owner = (await in_thread(os.stat, use.base)).st_uid

@@ -31,7 +31,7 @@ from supervisor.launchpad import wire
 from supervisor.launchpad.kernel import NOT_THERE, caller, open_exactly, system_call
 from supervisor.launchpad.order import HELD, JOINED, OVERLAY
 from supervisor.launchpad.overlay import (
-    USER_MARKS,
+    USER_XATTR,
     mount_overlay_by_path,
     options_in,
     read_mount_number,
@@ -340,7 +340,7 @@ def _check_user_marks(table: int, overlays: list[tuple[bytes, bytes]]) -> None:
         options = options_in(rows, number)
         if options is None:
             raise PartError("workspace", errno.ESTALE, path)
-        if USER_MARKS not in options:
+        if USER_XATTR not in options:
             raise PartError("userxattr", errno.EOPNOTSUPP, path)
 
 

@@ -38,7 +38,7 @@ SEALED_FILE = "sealed"
 VOLATILE_FILE = "volatile"
 """Where an overlay's directory says, by being there, that its mount syncs nothing."""
 
-USER_MARKS = b"userxattr"
+USER_XATTR = b"userxattr"
 """The option by which overlayfs keeps its attributes as a user's."""
 
 _OPTIONS = ((b"index", b"off"), (b"metacopy", b"off"), (b"xino", b"auto"))
@@ -220,7 +220,7 @@ def _configure(
 ) -> None:
     if has_user_marks:
         # Taken first, or what follows is refused.
-        _set(options, _SET_FLAG, USER_MARKS)
+        _set(options, _SET_FLAG, USER_XATTR)
     else:
         _set(options, _SET_STRING, b"redirect_dir", b"on")
     for key, value in _OPTIONS:

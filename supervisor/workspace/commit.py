@@ -28,6 +28,7 @@ import msgspec
 
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.scratch import remove_tree
+from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import LayeredTree, Node, split
 from supervisor.workspace.linux import (
@@ -474,20 +475,9 @@ def _set_owner(name: bytes, directory: int, status: os.stat_result) -> None:
 
 def _copy_xattrs(source: int, target: int) -> None:
     """Copy the attributes of the user namespace; overlayfs's own stay behind."""
-    try:
-        names = os.listxattr(source)
-    except OSError as why:
-        if why.errno != errno.EOPNOTSUPP:
-            raise
-        return
-    mark, escaped = "user.overlay.", "user.overlay.overlay."
-    for name in names:
-        if not name.startswith(_USER_XATTRS):
-            continue
-        if name.startswith(mark) and not name.startswith(escaped):
-            continue
-        kept = name.replace(escaped, mark, 1) if name.startswith(escaped) else name
-        os.setxattr(target, kept, os.getxattr(source, name))
+    for name, own_name in program_attributes(source):
+        if name.startswith(_USER_XATTRS):
+            os.setxattr(target, own_name, os.getxattr(source, name))
 
 
 class _Steps:

@@ -11,13 +11,13 @@ Sources: OCI image-spec, layer.md; pax(1); tar(5), "SCHILY.xattr".
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import stat
 import tarfile
 from typing import IO, TYPE_CHECKING
 
+from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import join, split
 from supervisor.workspace.linux import RENAME_NOREPLACE, rename
@@ -42,7 +42,6 @@ _KINDS = {
 }
 _XATTR = "SCHILY.xattr."
 _KEPT = ("user.", "security.capability")
-_OVERLAY, _ESCAPED = "user.overlay.", "user.overlay.overlay."
 
 
 def writer_for(path: str) -> Writer:
@@ -194,17 +193,9 @@ def _xattrs(merged: LayeredTree, node: Node) -> dict[str, str]:
 
 def _headers(fd: int) -> dict[str, str]:
     """Return the attributes of a file as headers; overlayfs's own stay behind."""
-    try:
-        names = sorted(os.listxattr(fd))
-    except OSError as why:
-        if why.errno != errno.EOPNOTSUPP:
-            raise
-        return {}
     found = {}
-    for name in names:
-        is_own = name.startswith(_OVERLAY) and not name.startswith(_ESCAPED)
-        if is_own or not name.startswith(_KEPT):
-            continue
-        value = os.getxattr(fd, name).decode("utf-8", "surrogateescape")
-        found[_XATTR + name.replace(_ESCAPED, _OVERLAY, 1)] = value
+    for name, own_name in program_attributes(fd):
+        if name.startswith(_KEPT):
+            value = os.getxattr(fd, name).decode("utf-8", "surrogateescape")
+            found[_XATTR + own_name] = value
     return found

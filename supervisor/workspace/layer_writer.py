@@ -20,6 +20,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad.kernel import open_exactly
+from supervisor.workspace.attributes import attribute_names, is_escaped
 from supervisor.workspace.hidden import shows_hidden
 from supervisor.workspace.layers import LayeredTree, Node, Part, split
 from supervisor.workspace.linux import copy_content
@@ -226,7 +227,7 @@ class _Writer:
 
     def _copy_xattrs(self, source: int, target: int) -> None:
         is_file = stat.S_ISREG(os.fstat(source).st_mode)
-        for name in _xattrs_of(source):
+        for name in attribute_names(source):
             if not self._is_kept(name, is_file=is_file):
                 continue
             try:
@@ -237,23 +238,9 @@ class _Writer:
 
     def _is_kept(self, name: str, *, is_file: bool) -> bool:
         """Tell whether an attribute goes along; of overlayfs's a file's origin does."""
-        if not name.startswith(self._mark) or _is_escaped(name, self._mark):
+        if not name.startswith(self._mark) or is_escaped(name, self._mark):
             return name.startswith(_KEPT)
         return is_file and name == f"{self._mark}origin"
-
-
-def _xattrs_of(fd: int) -> list[str]:
-    try:
-        return os.listxattr(fd)
-    except OSError as why:
-        if why.errno != errno.EOPNOTSUPP:
-            raise
-        return []
-
-
-def _is_escaped(name: str, mark: str) -> bool:
-    """Tell whether an attribute of overlayfs's name is one that a child set."""
-    return name.startswith(f"{mark}overlay.")
 
 
 def _has(reader: DirectoryReader, part: Part, name: bytes) -> bool:

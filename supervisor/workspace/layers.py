@@ -23,6 +23,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from supervisor.launchpad.kernel import open_exactly
+from supervisor.workspace.attributes import (
+    TRUSTED_MARKS,
+    USER_MARKS,
+    attribute_names,
+    is_escaped,
+)
 from supervisor.workspace.linux import is_whiteout
 
 if TYPE_CHECKING:
@@ -30,12 +36,6 @@ if TYPE_CHECKING:
 
 TOP = b""
 """The path of the top of a tree."""
-
-TRUSTED_MARKS, USER_MARKS = b"trusted.overlay.", b"user.overlay."
-"""How the names of overlayfs's attributes begin, for root and with ``userxattr``."""
-
-ESCAPED_MARKS = USER_MARKS + b"overlay."
-"""How those begin in a layer that a program gave to an object itself."""
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM})
@@ -185,10 +185,10 @@ class LayeredTree:
             os.close(fd)
 
     def has_escaped_marks(self, node: Node) -> bool:
-        """Tell whether a program gave an object of the layer overlayfs's attributes.
+        """Tell whether a program gave an object attributes that are named like user marks.
 
-        The kernel keeps them escaped in a layer with user marks.  In the base, without the
-        escape, they would be heard by the mount of the next workspace on it.
+        A commit brings them to the base under those names, and there the kernel would take
+        them for marks when the next workspace is mounted.
         """
         part = node.parts[0]
         if self._marks != USER_MARKS or part.layer == self.base_layer:
@@ -196,14 +196,9 @@ class LayeredTree:
         fd = self.open(part)
         try:
             # By its path in /proc, which asks for no right to read the object.
-            names = os.listxattr(f"/proc/self/fd/{fd}")
-        except OSError as why:
-            if why.errno not in _NO_MARK:
-                raise
-            return False
+            return any(map(is_escaped, attribute_names(f"/proc/self/fd/{fd}")))
         finally:
             os.close(fd)
-        return any(os.fsencode(name).startswith(ESCAPED_MARKS) for name in names)
 
     def _mark_of(self, fd: int, mark: bytes) -> bytes | None:
         try:

@@ -34,7 +34,8 @@ def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
         return
     try:
         with Workspace(use.state_dir, use.name) as workspace:
-            # Another child may have it: this one did not start, or that one was quick.
+            # Another child may have it: then this one was refused, or another one started
+            # since it ended. The end of that run is recorded when it comes.
             is_others = bool(workspace.directory.user())
             rows = workspace.changes() if is_others else workspace.end_run()
             changed = len(rows)

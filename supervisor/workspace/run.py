@@ -13,7 +13,7 @@ from supervisor.launchpad.overlay import (
     mount_base,
     mount_overlay,
 )
-from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.linux import is_on_overlay
 from supervisor.workspace.mounted import MountedWorkspace
 from supervisor.workspace.settings import USUAL
@@ -188,8 +188,8 @@ def _holds(directory: os.stat_result, path: str) -> bool:
         path = os.path.dirname(path.rstrip("/"))
 
 
-def clear_mark(use: WorkspaceUse) -> bool:
-    """Clear the mark of a run that was cut off before its layer was synced.
+def clear_volatile_mark(use: WorkspaceUse) -> bool:
+    """Clear the kernel's mark of a run that was cut off before its layer was synced.
 
     Returns:
         Whether there was one: the caller tells it.
@@ -204,9 +204,9 @@ def clear_mark(use: WorkspaceUse) -> bool:
         return False
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
         workspace.directory.check_idle()
-        if not workspace.directory.has_mark():
+        if not workspace.directory.find_volatile_mark():
             return False
-        workspace.directory.clear_mark()
+        workspace.directory.clear_volatile_mark()
     return True
 
 

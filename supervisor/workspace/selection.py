@@ -2,7 +2,7 @@
 
 Guarded paths are run or trusted later by the operator's own tools; so are objects that
 can do harm by what they are: set-user-ID files, devices, links that lead out, and what
-has attributes of overlayfs that would be heard in the base (spec WS6, WS13).
+has attributes that the kernel would take for marks of overlayfs (spec WS6, WS13).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 _LOCK_BYTES = 256
-_MARK = ("work/work", "work/work/incompat", "work/work/incompat/volatile")
+_VOLATILE_MARK = ("work/work", "work/work/incompat", "work/work/incompat/volatile")
 """What overlayfs leaves of a mount that synced nothing, and the directories above it."""
 
 _PAUSE_S = 0.02
@@ -209,28 +209,28 @@ class WorkspaceDirectory:
             os.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         os.fsync(self.fd)
 
-    def has_mark(self) -> bool:
+    def find_volatile_mark(self) -> bool:
         """Tell whether the last mount synced nothing and its layer was not synced since.
 
-        The kernel makes no other mount with that mark. The directories on the way to it,
-        which overlayfs makes with mode 0, can be entered then.
+        The kernel makes no other mount with that mark. Overlayfs makes the directories
+        above it with mode 0: they get another mode, so that their owner can enter them.
         """
         if self.read(VOLATILE_FILE) is None:
             return False
-        for name in _MARK:
+        for name in _VOLATILE_MARK:
             try:
                 os.chmod(name, 0o700, dir_fd=self.fd)
             except FileNotFoundError:
                 return False
         return True
 
-    def clear_mark(self) -> None:
+    def clear_volatile_mark(self) -> None:
         """Remove the mark of a mount that synced nothing, which the kernel never does.
 
         Raises:
             OSError: it cannot be removed.
         """
-        why = remove_tree(Path(_MARK[-1]), self.fd)
+        why = remove_tree(Path(_VOLATILE_MARK[-1]), self.fd)
         if why is not None:
             raise why
 

@@ -290,8 +290,9 @@ class Workspace:
         taken = {row.path for row in chosen}
         rows = choose_rows(self.rows(trees), selection, trees.base)
         rows = [row for row in rows if row.path in taken]
-        for found in _conflicts(self.judge(trees), rows, selection):
-            raise BaseChangedError(found.path, found.reason)
+        conflicts = _conflicts(self.judge(trees), rows, selection)
+        if conflicts:
+            raise BaseChangedError(conflicts[0].path, conflicts[0].reason)
 
     def _check_layer_stays(self, chosen: Sequence[Row], dropped: Sequence[Row]) -> None:
         """Refuse what changes the layer, if a child has it.
@@ -478,11 +479,14 @@ class Workspace:
         return time.monotonic() - began_s if walks(hide) else None
 
     def end_run(self) -> list[Row]:
-        """Record what was changed when a run has ended; return it, on the disk."""
+        """Record what was changed when a run has ended; return it.
+
+        If the mount synced nothing, the layer is synced now.
+        """
         rows = self.changes()
-        if self.directory.has_mark():
-            sync_file_system(self.directory.fd)  # as the end of a durable mount does
-            self.directory.clear_mark()
+        if self.directory.find_volatile_mark():
+            sync_file_system(self.directory.fd)
+            self.directory.clear_volatile_mark()
         self.state.is_running = False
         self.state.may_redirect = self.has_redirects
         self.directory.write_state(self.state)

@@ -3,15 +3,14 @@
 import json
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.settings import WorkspaceSettings
 from supervisor.workspace.store import make_workspace
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
 from tests.e2e.test_workspace_freeze import at_work
 
@@ -177,6 +176,5 @@ def test_an_export_is_a_patch_that_git_applies_or_a_layer_that_tar_reads(
 
 @of_root
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) > 5

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from supervisor.launchpad.overlay import mount_overlay
-from supervisor.workspace.layers import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.selection import Patterns, Selection
 from supervisor.workspace.store import make_workspace
 from supervisor.workspace.workspace import Workspace
