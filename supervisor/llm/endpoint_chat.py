@@ -60,17 +60,17 @@ READ = frozenset(
 HARMLESS: dict[str, object] = {"n": 1, "store": False, "metadata": None}
 """Taken with these values, which change nothing."""
 
-QUOTA = "insufficient_quota"
-RATE = "rate_limit_exceeded"
+QUOTA_CODE = "insufficient_quota"
+RATE_CODE = "rate_limit_exceeded"
 
-REFUSALS = 4
-"""The refusal in a row from which the status is 400: clients end by it."""
+FINAL_REFUSAL = 4
+"""From this refusal in a row on the status is 400, at which clients end."""
 
 SOON_S = 60
-"""A window that ends by then is worth waiting for: there are clients that sleep as long as
-they are told to, whatever it is."""
+"""The end of a window is told in ``retry-after`` if it is no further off: some clients sleep
+as long as they are told to, however long that is."""
 
-KEPT = frozenset({400, 404, 413, 422, 529})
+PASSED_STATUSES = frozenset({400, 404, 413, 422, 529})
 """Statuses of the provider that are passed on."""
 
 LEAVE_S = 0.002
@@ -144,7 +144,7 @@ async def _chat(
         refusal = TooManyBytesError()
     except* HeldQuotaError:
         text = "other calls of this account hold what is left of its quota; ask again"
-        refusal = RefusedRequestError(429, text, RATE, RATE, retry_after_s=1)
+        refusal = RefusedRequestError(429, text, RATE_CODE, RATE_CODE, retry_after_s=1)
     except* QuotaError:
         refusal = _out_of_quota(service, node)
     except* FailedCallError as group:
@@ -158,18 +158,16 @@ async def _chat(
 def _out_of_quota(service: LlmService, node: Node) -> RefusedRequestError:
     """Return the refusal of a call that cannot be paid (spec MD6).
 
-    Some programs ask again after each 429, for minutes and for ever; after 400 nearly
-    none does.  So after some 429 in a row it is that.
+    Some programs repeat a call that got 429, for minutes or without end. Nearly none
+    repeats one that got 400.
     """
     text = "quota exceeded: cannot make LLM call"
-    status = service.section.quota_status
-    if node.refusals >= REFUSALS:
-        status = 400
-    refusal = RefusedRequestError(status, text, QUOTA, QUOTA)
-    left_s = service.spending.left_s
+    is_final = node.refusals >= FINAL_REFUSAL
+    status = 400 if is_final else service.section.quota_status
+    refusal = RefusedRequestError(status, text, QUOTA_CODE, QUOTA_CODE)
+    left_s = service.spending.window_left_s
     if left_s <= SOON_S:
-        after = {"retry-after": str(math.ceil(left_s))}
-        refusal.headers = {**refusal.headers, **after}
+        refusal.headers = {**refusal.headers, "retry-after": str(math.ceil(left_s))}
     return refusal
 
 
@@ -182,11 +180,13 @@ def _failed(group: BaseExceptionGroup[FailedCallError]) -> RefusedRequestError:
     if not isinstance(why, FailedCallError):
         return RefusedRequestError(502, text, "provider_error")
     if why.status == 429:
-        # Never as if the child's own quota were used up: it may have some left.
-        after_s = why.retry_after_s
-        return RefusedRequestError(429, text, RATE, RATE, retry_after_s=after_s)
+        # Not the code of a used-up quota, even if the provider said so: that is the
+        # child's own quota, of which something may be left.
+        return RefusedRequestError(
+            429, text, RATE_CODE, RATE_CODE, retry_after_s=why.retry_after_s
+        )
     # The caller's own faults stay the caller's; what else the provider said is ours.
-    status = why.status if why.status in KEPT else 502
+    status = why.status if why.status in PASSED_STATUSES else 502
     return RefusedRequestError(status, text, "provider_error")
 
 

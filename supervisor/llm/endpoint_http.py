@@ -66,7 +66,9 @@ class RefusedRequestError(Exception):
         kind: what the form calls ``type``.
         code: what it calls ``code``.
         headers: of the reply, beside the usual ones.
-        retry_after_s: when asking again may help; None: it does not.
+
+    Args:
+        retry_after_s: when the client may ask again; None: it is told not to.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class RefusedRequestError(Exception):
         self.status = status
         self.kind = kind
         self.code = code
-        # Clients of these APIs ask again by themselves unless they are told not to.
+        # The official clients ask again by themselves unless they are told not to.
         self.headers: Mapping[str, str] = {"x-should-retry": "false"}
         if retry_after_s is not None:
             self.headers = {"retry-after": str(retry_after_s)}
@@ -111,7 +113,7 @@ class TooManyBytesError(RefusedRequestError):
 
 
 class MalformedRequestError(RefusedRequestError):
-    """What came is no request, or too long a one: nothing after it can be read."""
+    """What came is no valid request, or too long; the connection ends with it."""
 
 
 class HttpConnection:

@@ -125,7 +125,7 @@ class FailedCallError(Exception):
 
     Attributes:
         status: the provider's HTTP status; 0 where there was none.
-        retry_after_s: when it wants to be asked again; None where it did not say so.
+        retry_after_s: the provider's ``retry-after``, in seconds; None for none.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ RUN, DAY, NEVER = "run", "day", "never"
 """When spending is forgotten: with the host, at midnight UTC, not at all."""
 
 DAY_S = 86_400
-"""Of a day in UTC, as time(2) counts them."""
+"""Seconds of a day in UTC, as time(2) counts them."""
 
 BUSY_S = 5.0
 """Longest wait for another host that is writing: a transaction takes a millisecond."""
@@ -204,7 +204,7 @@ class Spending:
         return self._period
 
     @property
-    def left_s(self) -> float:
+    def window_left_s(self) -> float:
         """Seconds until the window ends; infinite where it ends with the host or never."""
         if self._window != DAY:
             return math.inf

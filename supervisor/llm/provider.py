@@ -36,7 +36,7 @@ MAX_RETRIES = 2
 """After the first try; with the library's growing pauses, two bridge a few seconds."""
 
 MOST_DIGITS = 6
-"""Of a ``retry-after`` that is passed on: eleven days."""
+"""Longest ``retry-after`` that is passed on, in digits: eleven days."""
 
 MAX_ERROR_BYTES = 65_536
 """Longest body of a refusal that is read for its one line."""
@@ -58,7 +58,7 @@ class CallError(Exception):
     Attributes:
         reason: why; not redacted and not one line yet.
         status: the provider's HTTP status; 0 where there was none.
-        retry_after_s: when it wants to be asked again; None where it did not say so.
+        retry_after_s: the provider's ``retry-after``, in seconds; None for none.
     """
 
     def __init__(

@@ -139,6 +139,13 @@ class Node:
             return math.inf
         return max(0.0, self.limit - self.spent) - self.reserved
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no call can be paid here, whatever becomes of those under way."""
+        if self.max_calls is not None and self.calls >= self.max_calls:
+            return True
+        return self.limit is not None and self.spent >= self.limit
+
     def shown(self) -> Node:
         """Return the node whose numbers this one reports (spec L9).
 
@@ -178,54 +185,51 @@ class Node:
             QuotaError: nothing is left, or as many calls were made as may be.
             HeldQuotaError: what is left is held by calls under way.
         """
-        try:
-            reservation = self._reserved(prompt_tokens, max_tokens, weights)
-        except HeldQuotaError:
-            raise
-        except QuotaError:
+        path = tuple(self.path())
+        if any(node.is_used_up for node in path):
             self.refusals += 1
-            raise
+            raise QuotaError
+        reservation = _reserve_left(path, prompt_tokens, max_tokens, weights)
         self.refusals = 0
         return reservation
 
-    @property
-    def is_used_up(self) -> bool:
-        """Whether no call can be paid here, whatever becomes of those under way."""
-        if self.max_calls is not None and self.calls >= self.max_calls:
-            return True
-        return self.limit is not None and self.spent >= self.limit
 
-    def _reserved(
-        self, prompt_tokens: int, max_tokens: int | None, weights: Weights
-    ) -> Reservation:
-        path = tuple(self.path())
-        if any(node.is_used_up for node in path):
-            raise QuotaError
-        for node in path:
-            most = node.max_calls
-            if most is not None and node.calls + node.under_way >= most:
-                raise HeldQuotaError
-        prompt_cost = prompt_tokens * weights.input
-        left = min(node.left for node in path)
-        if left <= 0.0:
+def _reserve_left(
+    path: tuple[Node, ...],
+    prompt_tokens: int,
+    max_tokens: int | None,
+    weights: Weights,
+) -> Reservation:
+    """Reserve a call at nodes of which none is used up.
+
+    Raises:
+        HeldQuotaError: what is left is held by calls under way.
+    """
+    for node in path:
+        most = node.max_calls
+        if most is not None and node.calls + node.under_way >= most:
             raise HeldQuotaError
-        room = _output_room(left - prompt_cost, weights)
-        if room >= 1:
-            granted = room if max_tokens is None else min(max_tokens, room)
-            if granted == math.inf:  # no limit in the path, or output costs nothing
-                amounts = (prompt_cost,) * len(path)
-                return Reservation(path, amounts, None, prompt_tokens, weights)
-            tokens = int(granted)
-            # Without a maximum all that remains is reserved, fractions of a token too.
-            cost = left if max_tokens is None else prompt_cost + tokens * weights.output
-            cost = min(cost, left)
-            amounts = (cost,) * len(path)
-            return Reservation(path, amounts, tokens, prompt_tokens, weights)
-        wanted = prompt_cost + weights.output
-        if any(node.left < wanted and node.under_way for node in path):
-            raise HeldQuotaError
-        amounts = tuple(min(wanted, node.left) for node in path)
-        return Reservation(path, amounts, 1, prompt_tokens, weights)
+    prompt_cost = prompt_tokens * weights.input
+    left = min(node.left for node in path)
+    if left <= 0.0:
+        raise HeldQuotaError
+    room = _output_room(left - prompt_cost, weights)
+    if room >= 1:
+        granted = room if max_tokens is None else min(max_tokens, room)
+        if granted == math.inf:  # no limit in the path, or output costs nothing
+            amounts = (prompt_cost,) * len(path)
+            return Reservation(path, amounts, None, prompt_tokens, weights)
+        tokens = int(granted)
+        # Without a maximum all that remains is reserved, fractions of a token too.
+        cost = left if max_tokens is None else prompt_cost + tokens * weights.output
+        cost = min(cost, left)
+        amounts = (cost,) * len(path)
+        return Reservation(path, amounts, tokens, prompt_tokens, weights)
+    wanted = prompt_cost + weights.output
+    if any(node.left < wanted and node.under_way for node in path):
+        raise HeldQuotaError
+    amounts = tuple(min(wanted, node.left) for node in path)
+    return Reservation(path, amounts, 1, prompt_tokens, weights)
 
 
 def _output_room(left: float, weights: Weights) -> float:

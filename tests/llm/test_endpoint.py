@@ -86,13 +86,21 @@ class Door:
 
 
 async def answered(stream: trio.SocketStream) -> tuple[int, bytes]:
-    """Receive one reply, of a known length or in chunks."""
+    """Receive one reply, of a known length or in chunks; return status and body."""
+    status, _, body = await answered_with_head(stream)
+    return status, body
+
+
+async def answered_with_head(
+    stream: trio.SocketStream,
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Receive one reply; return status, headers in lower case, and body."""
     data = b""
     with trio.fail_after(30):
         while b"\r\n\r\n" not in data:
             piece = await stream.receive_some()
             if not piece:
-                return 0, data
+                return 0, {}, data
             data += piece
         head, _, body = data.partition(b"\r\n\r\n")
         lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
@@ -102,7 +110,7 @@ async def answered(stream: trio.SocketStream) -> tuple[int, bytes]:
             if not piece:
                 break
             body += piece
-    return int(head.split()[1]), body
+    return int(head.split()[1]), lines, body
 
 
 def ask(text: str, **more: object) -> dict[str, object]:
@@ -245,32 +253,21 @@ async def test_the_quota_is_that_of_the_child(scene: Scene) -> None:
     assert (await other.ask(ask("a")))[0] == 200
 
 
-def refusal_of(head: dict[str, str], status: int, body: bytes) -> tuple[object, ...]:
-    """Return (status, code, retry-after, x-should-retry) of an answer."""
-    code = json.loads(body)["error"]["code"]
-    return status, code, head.get("retry-after"), head.get("x-should-retry")
-
-
-async def refused(door: Door, stream: trio.SocketStream, body: object) -> object:
-    """Ask on a connection that goes on; return what the refusal says."""
+async def refused(
+    door: Door, stream: trio.SocketStream, body: object
+) -> tuple[int, str, str | None, str | None]:
+    """Ask on an open connection; return status, code, retry-after, x-should-retry."""
     await stream.send_all(door.request(body))
-    data = b""
-    with trio.fail_after(30):
-        while b"\r\n\r\n" not in data:
-            data += await stream.receive_some()
-        top, _, text = data.partition(b"\r\n\r\n")
-        first, *lines = top.decode().lower().split("\r\n")
-        head = dict(line.split(": ", 1) for line in lines)
-        while len(text) < int(head["content-length"]):
-            text += await stream.receive_some()
-    return refusal_of(head, int(first.split()[1]), text)
+    status, head, text = await answered_with_head(stream)
+    told = {name.decode(): value.decode() for name, value in head.items()}
+    code = json.loads(text)["error"]["code"]
+    return status, code, told.get("retry-after"), told.get("x-should-retry")
 
 
 USED_UP = "insufficient_quota"
 
 
-# spec MD6: who asks on and on ends at the fourth refusal in a row, and may ask again once
-# there is quota.
+# spec MD6: from the fourth refusal in a row on the status is 400, until a call is made.
 async def test_refusals_in_a_row_become_final(scene: Scene) -> None:
     door = await scene.puppet(quota=30.0)
     await door.ask(ask("!prompt-tokens=30 !words=0"))
@@ -286,7 +283,7 @@ async def test_refusals_in_a_row_become_final(scene: Scene) -> None:
     assert len(scene.provider.served) == 3
 
 
-# spec MD6: one that sleeps after its first 429 is told so from the first.
+# spec MD6: `quota_status = 400` gives that status to the first refusal, too.
 async def test_the_first_refusal_may_be_final(tmp_path: Path) -> None:
     async with open_scene(tmp_path, quota_status=400, max_calls=1) as scene:
         door = await scene.puppet()
@@ -297,7 +294,7 @@ async def test_the_first_refusal_may_be_final(tmp_path: Path) -> None:
             )  # fmt: skip
 
 
-# spec MD6: what others hold comes back, and is no refusal in a row.
+# spec MD6: quota that other calls hold comes back, and such a refusal is not counted.
 async def test_what_calls_under_way_hold_is_asked_for_again(scene: Scene) -> None:
     door = await scene.puppet(quota=300.0)
     async with await door.connect() as first, await door.connect() as second:
@@ -323,7 +320,7 @@ async def test_a_providers_limit_stays_one(scene: Scene, after: str) -> None:
     assert found == (429, "rate_limit_exceeded", *headers)
 
 
-# spec MD6, L10: a day's quota comes back at the endpoint too, and who waits is told when.
+# spec MD6, L10: a day's quota is renewed at the endpoint, too, and its end is told.
 async def test_a_day_ends_at_the_endpoint(tmp_path: Path) -> None:
     quota = {"max_tokens": 30, "window": "day"}
     async with open_scene(tmp_path, quota=quota) as scene:
