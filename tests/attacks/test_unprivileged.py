@@ -104,6 +104,14 @@ def passed_by_nobody(
     return PASSED.findall(done.stdout)
 
 
+def file_passed_by_nobody(
+    request: pytest.FixtureRequest,
+) -> list[tuple[str, str, str]]:
+    """Run all tests of the current test's own file as that user; as above."""
+    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
+        return passed_by_nobody(Path(name), request.node.path.as_posix())
+
+
 BY_NOBODY = (
     "crash", "cwd", "door", "door_socket", "ends", "fewer_walls", "groups_left", "host_proc", "leases", "lengths",
     "mounts", "names", "nesting", "reports", "roots", "shut_files", "stalls", "tools",

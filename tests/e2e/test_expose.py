@@ -1,6 +1,5 @@
 """`--expose`, and grants to read: what a child's own system calls see of the host."""
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import trio
 
 from supervisor.config.policy import PolicySection
 from supervisor.specs import policy_options
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_check_config import check, faults
 from tests.helpers.command import SANDHOST, Outcome, sandhost
 
@@ -262,6 +261,5 @@ def test_a_policy_reaches_nothing_of_the_daemon_s(tmp_path: Path, key: str) -> N
 # spec HM5, HM1
 @pytest.mark.timeout(400)
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) > 30

@@ -4,13 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 
 pytestmark = pytest.mark.slow
@@ -322,6 +321,5 @@ def test_a_workspace_is_discarded(place: Place) -> None:
 # spec WS3a
 @of_root
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) > 20

@@ -1,15 +1,14 @@
-"""What a hostile program leaves in a workspace to mislead the host: it misleads nobody."""
+"""A hostile program in a workspace: what it leaves there misleads neither host nor operator."""
 
 import json
 import os
-import tempfile
+import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
-from tests.helpers.command import sandhost
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +26,7 @@ def place(tmp_path: Path) -> Place:
 
 def run(place: Place, script: str) -> list[str]:
     """Run a Python program in the workspace ``w``; return what it told."""
-    words = ("--state-dir", str(place.state), "--workspace", str(place.base))
-    name = ("--workspace-name", "w")
-    done = sandhost("run", *words, *name, "--", "/usr/bin/python3", "-c", script)
+    done = place.named(f"exec /usr/bin/python3 -c {shlex.quote(script)}")
     assert done.status == 0, done.err.decode()
     return done.out.decode().splitlines()
 
@@ -101,6 +98,7 @@ for kind, number in ((stat.S_IFCHR, 0), (stat.S_IFCHR, os.makedev(1, 3)),
 def test_a_program_makes_no_device_and_no_whiteout(place: Place) -> None:
     assert run(place, NODES) == ["EPERM"] * 3
     assert place.ask("diff", "w").status != 1
+    assert place.rows("list") == []
 
 
 LOOKALIKES = """
@@ -177,6 +175,5 @@ def test_a_sparse_file_of_a_tebibyte_stays_one(place: Place) -> None:
 def test_a_host_that_is_not_root_is_misled_by_none(
     request: pytest.FixtureRequest,
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) == 5

@@ -3,12 +3,11 @@
 import json
 import re
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 
@@ -103,6 +102,5 @@ def test_the_disk_keeps_its_reserve(place: Place) -> None:
 # spec WS17
 @of_root
 def test_a_host_that_is_not_root_keeps_them_too(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) > 3

@@ -3,13 +3,12 @@
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import of_root
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.daemon import daemon
@@ -206,6 +205,5 @@ def test_a_daemon_tells_it_when_its_child_starts_again(place: Place) -> None:
 
 @of_root
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) == 7

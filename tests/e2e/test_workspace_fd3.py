@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.llmscene import key_file
 from tests.helpers.provider import provider_process
@@ -436,6 +435,5 @@ def test_what_is_told_of_a_child_is_what_it_holds(scene: Scene) -> None:
 # spec WS3a
 @of_root
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) > 10

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import pytest
 from supervisor.proctree import stat_fields
 from supervisor.workspace.freeze import FreezeError, device_of, guarded_stop
 from supervisor.workspace.workspace import Workspace
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
 from tests.helpers.command import ENVIRONMENT, SANDHOST
 
@@ -177,6 +176,5 @@ def test_processes_that_cannot_be_seen_are_told_of(place: Place) -> None:
 def test_a_host_that_is_not_root_stops_its_child_too(
     request: pytest.FixtureRequest,
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) > 3

@@ -1,11 +1,10 @@
 """``--hide`` and ``--guard``: what a program does not see, what a commit does not take."""
 
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
 
 pytestmark = pytest.mark.slow
@@ -99,6 +98,5 @@ def test_the_time_of_a_walk_is_told(place: Place) -> None:
 # spec WS6
 @of_root
 def test_a_host_that_is_not_root_hides_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) > 7

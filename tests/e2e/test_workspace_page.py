@@ -3,12 +3,11 @@
 import os
 import re
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import ENVIRONMENT
 
 pytestmark = pytest.mark.slow
@@ -57,6 +56,5 @@ def test_there_are_ten_examples() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes a host that is root")
 def test_an_ordinary_user_sees_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) == len(EXAMPLES) + 1

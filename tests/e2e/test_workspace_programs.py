@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import Outcome, sandhost
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -324,6 +323,5 @@ def test_a_program_that_is_not_shown_is_named_with_what_to_expose(
 @pytest.mark.skipif(not IS_ROOT, reason="the tests do not run as root")
 @pytest.mark.timeout(590)
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) >= 11

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from supervisor.workspace.run import prepare_use
-from tests.attacks.test_unprivileged import passed_by_nobody
+from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.daemon import daemon
 from tests.helpers.hosts import CHILDREN, PYTHON
 from tests.helpers.replacing import Hand, assert_clean, hands, replaced
@@ -114,6 +114,5 @@ def test_tools_and_fd_3_of_a_daemon_go_on() -> None:
 # spec WS3a
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes a host that is root")
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        passed = passed_by_nobody(Path(name), request.node.path.as_posix())
+    passed = file_passed_by_nobody(request)
     assert len(passed) == 3
