@@ -35,8 +35,11 @@ from supervisor.workspace.linux import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
     copy_content,
+    held_entry,
     read_mount_id,
     rename,
+    set_mode,
+    set_times,
     sync_file_system,
 )
 from supervisor.workspace.record import digest_inside
@@ -281,9 +284,17 @@ class Committer:
         return self._base if journal.holder == "base" else self._own
 
     def _open_staging(self, journal: CommitJournal) -> int:
-        return os.open(
+        fd = os.open(
             journal.staging, _DIRECTORY | os.O_CLOEXEC, dir_fd=self._holder_fd(journal)
         )
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            # It was swapped: in another's directory names could be, while it is filled.
+            os.close(fd)
+            raise NotADirectoryError(
+                errno.ENOTDIR, "another directory is there now", journal.staging
+            )
+        return fd
 
     def _remove(self, journal: CommitJournal) -> None:
         """Remove the staging directory, settle, then remove the journal."""
@@ -294,6 +305,10 @@ class Committer:
         self._save(None)
 
     def _remove_staging(self, journal: CommitJournal) -> None:
+        try:
+            os.close(self._open_staging(journal))
+        except (FileNotFoundError, NotADirectoryError):
+            return  # what is there now is not the commit's
         staging = Path(os.fsdecode(journal.staging))
         why = remove_tree(staging, self._holder_fd(journal))
         if why is not None:
@@ -441,7 +456,8 @@ class _Stage:
         _set_owner(name, self._staging, status)
         if not stat.S_ISLNK(status.st_mode):
             # After the owner: chown(2) takes set-user-ID away.
-            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=self._staging)
+            with held_entry(self._staging, name) as fd:
+                set_mode(fd, stat.S_IMODE(status.st_mode))
         if not node.is_directory:
             os.utime(
                 name,
@@ -502,8 +518,7 @@ class _Steps:
                 case SetMode():
                     self._set_mode(step, directory, name, step.old, step.new)
                 case SetTimes():
-                    if _inode(directory, name) == step.inode:
-                        os.utime(name, ns=step.times_ns, dir_fd=directory)
+                    self._set_times(step, directory, name)
                 case _:
                     assert_never(step)
 
@@ -608,23 +623,30 @@ class _Steps:
             found = msgspec.structs.replace(found, inside=digest_inside(tree, node))
         return found
 
+    def _set_times(self, step: SetTimes, directory: int, name: bytes) -> None:
+        try:
+            with held_entry(directory, name) as fd:
+                if os.fstat(fd).st_ino == step.inode:
+                    set_times(fd, step.times_ns)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+
     def _set_mode(
         self, step: SetMode, directory: int, name: bytes, old: int, new: int
     ) -> None:
         try:
-            fd = os.open(name or b".", os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)
+            with held_entry(directory, name) as fd:
+                status = os.fstat(fd)
+                is_link = stat.S_ISLNK(status.st_mode)
+                is_same = status.st_ino == step.inode and not is_link
+                if not is_same or stat.S_IMODE(status.st_mode) not in {old, new}:
+                    raise BaseChangedError(step.path, "it was changed in the base")
+                set_mode(fd, new)
         except OSError as why:
             if why.errno not in _GONE:
                 raise
             raise BaseChangedError(step.path, "it was removed in the base") from None
-        try:
-            status = os.fstat(fd)
-            is_same = status.st_ino == step.inode and not stat.S_ISLNK(status.st_mode)
-            if not is_same or stat.S_IMODE(status.st_mode) not in {old, new}:
-                raise BaseChangedError(step.path, "it was changed in the base")
-            os.chmod(f"/proc/self/fd/{fd}", new)
-        finally:
-            os.close(fd)
 
     @contextlib.contextmanager
     def _directory(self, path: bytes) -> Iterator[tuple[int, bytes]]:

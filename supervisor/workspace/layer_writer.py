@@ -23,7 +23,7 @@ from supervisor.launchpad.kernel import open_exactly
 from supervisor.workspace.attributes import attribute_names, is_escaped
 from supervisor.workspace.hidden import shows_hidden
 from supervisor.workspace.layers import LayeredTree, Node, Part, split
-from supervisor.workspace.linux import copy_content
+from supervisor.workspace.linux import copy_content, held_entry, set_mode
 from supervisor.workspace.selection import Patterns
 
 if TYPE_CHECKING:
@@ -178,8 +178,9 @@ class _Writer:
             os.mknod(name, status.st_mode, status.st_rdev, dir_fd=directory)
         if not stat.S_ISREG(status.st_mode):
             _set_owner(name, directory, status)
-        if stat.S_ISREG(status.st_mode) or not stat.S_ISLNK(status.st_mode):
-            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=directory)
+        if not stat.S_ISLNK(status.st_mode):
+            with held_entry(directory, name) as fd:
+                set_mode(fd, stat.S_IMODE(status.st_mode))
         os.utime(
             name,
             ns=(status.st_atime_ns, status.st_mtime_ns),

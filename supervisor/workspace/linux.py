@@ -5,14 +5,19 @@ Sources: rename(2), statx(2), syncfs(2), open_by_handle_at(2), ioctl_ficlone(2).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import stat
 import struct
+from typing import TYPE_CHECKING
 
 from supervisor.launchpad.kernel import caller
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _IS_X86_64 = os.uname().machine == "x86_64"
 _SYS_RENAMEAT2 = 316 if _IS_X86_64 else 276
@@ -59,6 +64,35 @@ def rename(
         OSError: EEXIST with NOREPLACE: there is one; ENOENT with EXCHANGE: there is none.
     """
     _renameat2(from_fd, from_name, to_fd, to_name, flags)
+
+
+@contextlib.contextmanager
+def held_entry(directory: int, name: bytes) -> Iterator[int]:
+    """Hold an entry of a directory, a link itself: another one may get its name.
+
+    Args:
+        directory: a descriptor of the directory.
+        name: of the entry; b"" for the directory.
+
+    Raises:
+        OSError: there is none.
+    """
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name or b".", flags, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def set_mode(held: int, mode: int) -> None:
+    """Set the permission bits of what ``held_entry`` holds; a link has none."""
+    os.chmod(f"/proc/self/fd/{held}", mode)
+
+
+def set_times(held: int, times_ns: tuple[int, int]) -> None:
+    """Set when what ``held_entry`` holds was last read and last written."""
+    os.utime(f"/proc/self/fd/{held}", ns=times_ns)
 
 
 def read_birth_time_ns(fd: int) -> int | None:

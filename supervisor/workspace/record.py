@@ -282,14 +282,15 @@ class Judge:
         while pending:
             directory = pending.pop()
             with self._merged.read(directory) as reader:
-                part = directory.parts[0]
-                for entry in os.scandir(reader.descriptor(part)):
-                    if not entry.is_dir(follow_symlinks=False):
-                        continue
-                    node = reader.look_up(os.fsencode(entry.name))
-                    if node is not None:
-                        pending.append(node)
-                        yield node
+                with os.scandir(reader.descriptor(directory.parts[0])) as entries:
+                    names = [
+                        os.fsencode(entry.name)
+                        for entry in entries
+                        if entry.is_dir(follow_symlinks=False)
+                    ]
+                for node in filter(None, map(reader.look_up, names)):
+                    pending.append(node)
+                    yield node
 
     def _is_lost(self, node: Node) -> bool:
         """Tell whether a directory points to what the base has no more."""

@@ -22,7 +22,7 @@ from supervisor.launchpad.kernel import open_exactly
 from supervisor.scratch import remove_tree
 from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.layers import LayeredTree, Node, join, split
-from supervisor.workspace.linux import is_whiteout
+from supervisor.workspace.linux import held_entry, is_whiteout, set_mode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -152,7 +152,8 @@ def drop_changes(upper: int, rows: Sequence[Row]) -> None:
     for row in reversed(rows):  # what lies in a directory first
         with _directory_of(upper, row.path) as (fd, name):
             if row.change is Change.MODE and row.old and row.old.is_directory:
-                os.chmod(name or b".", stat.S_IMODE(row.old.status.st_mode), dir_fd=fd)
+                with held_entry(fd, name) as held:
+                    set_mode(held, stat.S_IMODE(row.old.status.st_mode))
             elif row.new is not None and row.new.is_directory:
                 why = remove_tree(Path(os.fsdecode(name)), fd)
                 if why is not None:

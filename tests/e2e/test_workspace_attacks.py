@@ -55,7 +55,7 @@ print(sorted(os.listdir("d")), sorted(os.listdir("made")))
 """
 
 
-# spec WS2, WS8, WS12
+# spec WS2, WS8, WS12, attack 52
 def test_forged_marks_of_the_kernel_hide_and_redirect_nothing(place: Place) -> None:
     taken, shown = run(place, FORGED)
     assert (taken, shown) == ("True", "['kept.txt'] []")
@@ -94,7 +94,7 @@ for kind, number in ((stat.S_IFCHR, 0), (stat.S_IFCHR, os.makedev(1, 3)),
 """
 
 
-# spec WS13
+# spec WS13, attack 52
 def test_a_program_makes_no_device_and_no_whiteout(place: Place) -> None:
     assert run(place, NODES) == ["EPERM"] * 3
     assert place.ask("diff", "w").status != 1
@@ -112,7 +112,7 @@ open("mine", "w").write("yes")
 """
 
 
-# spec WS12, WS13
+# spec WS12, WS13, attack 54
 def test_names_like_the_host_s_own_are_names(place: Place, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -136,7 +136,7 @@ os.unlink("d/kept.txt")
 """
 
 
-# spec WS1, WS3b
+# spec WS1, WS3b, attack 53
 def test_a_hard_link_to_a_file_of_the_base_is_no_way_into_it(place: Place) -> None:
     before = (place.base / "a.txt").stat()
     run(place, LINKED)
@@ -157,7 +157,7 @@ with open("huge", "wb") as file:
 """
 
 
-# spec WS12
+# spec WS12, attack 56
 def test_a_sparse_file_of_a_tebibyte_stays_one(place: Place) -> None:
     run(place, SPARSE)
     (row,) = place.rows("diff", "w")
