@@ -4,12 +4,15 @@ A test says `# spec W2` or `# spec F1, F2`, `# attack 14`, `# I4` on or above a 
 it. Only comments of test files count, so that a word in a string proves nothing.
 """
 
+import ast
 import io
 import re
 import tokenize
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
-from tests.architecture.tree import ROOT, relative, tree_files
+from tests.architecture.tree import ROOT, parsed, relative, tree_files
 
 # The rules of docs/protocol.md that are in force.
 SPEC = (
@@ -26,6 +29,18 @@ SPEC = (
 )
 # docs/toolexec.md.
 TOOLEXEC = tuple(f"E{n}" for n in range(1, 38))
+# Workspaces, and what programs find that know nothing of the host.
+WORKSPACES = (
+    *(f"WS{n}" for n in range(1, 21)),
+    *("WS2a", "WS3a", "WS3b", "WS3c", "WS11a", "WS12a"),
+    *(f"HM{n}" for n in range(1, 9)),
+)
+WORKSPACES_TO_BUILD = ("WS11a", "WS16")
+"""Those that no code keeps yet; none is ever added."""
+WORKSPACES_OF_ROOT = {
+    "HM8": "a cgroup is given to a host that is root",
+}
+"""Those that no host of another user can keep, and why."""
 # docs/invariants.md.
 INVARIANTS = tuple(f"I{n}" for n in range(1, 11))
 INVARIANTS_IN_FORCE = INVARIANTS
@@ -39,7 +54,7 @@ ATTACKS = tuple(
 ATTACKS_IN_FORCE = ATTACKS
 
 _AND = r"(?:\s*,\s*(?:and\s+)?|\s+and\s+)"
-_RULE = r"[A-Z]\d+b?\b"
+_RULE = r"(?:(?:WS|HM)\d+[abc]?|[A-Z]\d+b?)\b"
 _NAMED = (
     re.compile(rf"\bspec\s+({_RULE}(?:{_AND}{_RULE})*)"),
     re.compile(rf"\battacks?\s+(\d+\b(?:{_AND}\d+\b)*)"),
@@ -53,7 +68,7 @@ def names_in(comment: str) -> set[str]:
         name
         for pattern in _NAMED
         for match in pattern.finditer(comment)
-        for name in re.findall(r"[A-Z]?\d+b?", match.group(1))
+        for name in re.findall(r"[A-Z]*\d+[abc]?", match.group(1))
     }
 
 
@@ -76,3 +91,53 @@ def _named_in(source: str) -> set[str]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = (token.string for token in tokens if token.type == tokenize.COMMENT)
     return set().union(*(names_in(comment) for comment in comments))
+
+
+def tests_naming(path: Path) -> Iterator[tuple[ast.AST, str, str]]:
+    """Yield (test, its name, rule) for each rule that a comment on or in a test names."""
+    with path.open("rb") as file:
+        comments = [
+            (token.start[0], name)
+            for token in tokenize.tokenize(file.readline)
+            if token.type == tokenize.COMMENT
+            for name in names_in(token.string)
+        ]
+    before = 0
+    for node in parsed(path).body:
+        end = node.end_lineno or node.lineno
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for line, name in comments:
+                if before < line <= end and node.name.startswith("test_"):
+                    yield node, node.name, name
+        before = end
+
+
+_AS_A_USER = frozenset({"passed_by_nobody", "nobodys_command", "run_as_a_user"})
+"""Functions that run something as a user of no rights, or in a user namespace."""
+
+_THIS_FILE_AS_A_USER = "file_passed_by_nobody"
+
+
+def named_for_users() -> set[str]:
+    """Return the rules that a test names which is run as a user of no rights.
+
+    Such a test calls what runs something as that user, or is in a file with one that
+    runs the whole file so, and is not marked as a test of root's.
+    """
+    found = set()
+    for path in tree_files():
+        if not relative(path).startswith("tests/") or path.suffix != ".py":
+            continue
+        source = path.read_text(encoding="utf-8")
+        if not any(name in source for name in (*_AS_A_USER, _THIS_FILE_AS_A_USER)):
+            continue
+        is_run_whole = _THIS_FILE_AS_A_USER in _names_used(parsed(path))
+        for test, _, rule in tests_naming(path):
+            used = _names_used(test)
+            if used & _AS_A_USER or (is_run_whole and "of_root" not in used):
+                found.add(rule)
+    return found
+
+
+def _names_used(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -3,12 +3,9 @@
 Asked of pytest itself, which collects what it would run; no test is run here.
 """
 
-import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import rules
-from tests.architecture.tree import ROOT, parsed
+from tests.architecture.tree import ROOT
 
 KINDS = ("none", "auto", "namespaces", "bubblewrap")
 ATTACK_FILES = tuple(sorted((ROOT / "tests" / "attacks").glob("test_*.py")))
@@ -27,22 +24,9 @@ CASE = re.compile(r"^(tests/attacks/\w+\.py)::(\w+)(?:\[(.*)\])?$", re.MULTILINE
 
 def attacks_of(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (test, attack) for each attack that a comment on or in a test names."""
-    with path.open("rb") as file:
-        comments = [
-            (token.start[0], name)
-            for token in tokenize.tokenize(io.BytesIO(file.read()).readline)
-            if token.type == tokenize.COMMENT
-            for name in rules.names_in(token.string)
-            if name.isdecimal()
-        ]
-    before = 0
-    for node in parsed(path).body:
-        end = node.end_lineno or node.lineno
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for line, name in comments:
-                if before < line <= end and node.name.startswith("test_"):
-                    yield node.name, name
-        before = end
+    for _, test, name in rules.tests_naming(path):
+        if name.isdecimal():
+            yield test, name
 
 
 @cache

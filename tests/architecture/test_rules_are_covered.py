@@ -23,6 +23,24 @@ def test_every_rule_of_toolexec_has_a_test() -> None:
     assert not missing, f"no test says '# spec X' for: {' '.join(missing)}"
 
 
+def test_every_rule_of_workspaces_has_a_test() -> None:
+    wanted = tuple(
+        name for name in rules.WORKSPACES if name not in rules.WORKSPACES_TO_BUILD
+    )
+    missing = missing_from_tests(wanted)
+    assert not missing, f"no test says '# spec WS1' (for instance) for: {missing}"
+
+
+def test_a_rule_that_has_a_test_is_none_to_build() -> None:
+    built = set(rules.WORKSPACES_TO_BUILD) & rules.named_by_tests().keys()
+    assert not built, f"take out of WORKSPACES_TO_BUILD, for tests name them: {built}"
+
+
+def test_every_rule_of_workspaces_is_tested_as_a_user_of_no_rights() -> None:
+    wanted = {*rules.WORKSPACES} - {*rules.WORKSPACES_TO_BUILD}
+    assert wanted - rules.named_for_users() == {*rules.WORKSPACES_OF_ROOT}
+
+
 def test_every_attack_in_force_has_a_test() -> None:
     missing = missing_from_tests(rules.ATTACKS_IN_FORCE)
     assert not missing, f"no test says '# attack N' for: {' '.join(missing)}"
@@ -35,6 +53,7 @@ def test_every_invariant_in_force_has_a_test() -> None:
 
 def test_no_test_names_a_rule_that_does_not_exist() -> None:
     known = {*rules.SPEC, *rules.TOOLEXEC, *rules.INVARIANTS, *rules.ATTACKS}
+    known |= {*rules.WORKSPACES}
     unknown = {
         name: files
         for name, files in rules.named_by_tests().items()
@@ -68,6 +87,8 @@ def test_the_document_states_every_rule(
         ("# spec W2, attack 14", {"W2", "14"}),
         ("# attacks 3, 4 and 5; I4", {"3", "4", "5", "I4"}),
         ("# the spec of W2", set()),
+        ("# spec WS3a, HM8, A5 and WS12: why", {"WS3a", "HM8", "A5", "WS12"}),
+        ("# spec WS3d", set()),
         ("# attacked 4 times, 3 left", set()),
         ("# spec A30x", set()),
     ],

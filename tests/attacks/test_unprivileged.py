@@ -203,6 +203,18 @@ def test_own_directories_are_hidden_by_a_host_without_rights(place: Path) -> Non
     assert len(passed_by_nobody(place, "-k", "not nested", *files)) >= 11
 
 
+# spec WS2a, WS4, HM7
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_workspaces_are_told_of_and_edited_by_a_host_without_rights(
+    place: Path,
+) -> None:
+    names = ("e2e/test_doctor_workspaces", "supervisor/fds/test_mcp_files")
+    files = (f"{ROOT}/tests/{name}.py" for name in names)
+    chosen = "each_mode_is_tried or reads_edits_and_runs"
+    assert len(passed_by_nobody(place, "-k", chosen, *files)) == 2
+
+
 # attack 24: a child of the host's own user, and no walls between them.
 @pytest.mark.slow
 def test_a_key_of_the_host_is_not_to_be_seen_by_its_own_user(place: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import supervisor
 from tests.helpers.command import (
     ENVIRONMENT,
     SANDHOST,
@@ -21,7 +22,7 @@ from tests.helpers.command import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-pytest.importorskip("mcp")
+mcp = pytest.importorskip("mcp")
 
 CLIENT = """
 import json, os, sys, trio
@@ -41,6 +42,11 @@ async def main():
 
 trio.run(main)
 """
+
+PACKAGES = {
+    str(Path(found).parent.parent) for found in (mcp.__file__, supervisor.__file__)
+}
+"""Where they are, if not beside the interpreter."""
 
 Call = tuple[str, dict[str, object]]
 
@@ -68,6 +74,8 @@ class Agent:
         }
         usual = ("--workspace", str(self.base), "--workspace-name", "w")
         where = ("--state-dir", str(self._state), *(options or usual))
+        for place in PACKAGES:
+            where += ("--expose", place)
         client = (sys.executable, "-c", CLIENT, json.dumps(calls))
         done = sandhost("run", *where, "--", *client, env=env)
         assert done.status == 0, done

@@ -5,8 +5,11 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from supervisor.launchpad.overlay import mount_overlay
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
@@ -41,8 +44,12 @@ class Scene:
 
     def make(self) -> None:
         """Make the workspace, when the base is as it shall be."""
-        marks = USER_MARKS if self._has_user_marks else TRUSTED_MARKS
-        make_workspace(str(self.state), "w", os.fsencode(self.base), marks)
+        make_workspace(str(self.state), "w", os.fsencode(self.base), self.marks)
+
+    @property
+    def marks(self) -> bytes:
+        """Return how the names of overlayfs's attributes begin."""
+        return USER_MARKS if self._has_user_marks else TRUSTED_MARKS
 
     def open(self) -> Workspace:
         """Open the workspace for one command."""
@@ -141,4 +148,19 @@ def write(path: Path, text: str = "text\n", mode: int = 0o644) -> Path:
     return path
 
 
-Change = Callable[[Path], None]
+def run_as_a_user(*words: str) -> None:
+    """Run a module of the tests in a user namespace of its own; it has to end well."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("unshare(1) is not installed")
+    spaces = [unshare, "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*spaces, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    program = [*spaces, sys.executable, "-m", *words]
+    done = subprocess.run(program, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def is_in_user_namespace() -> bool:
+    """Tell whether this process is in a user namespace that is not the machine's."""
+    return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]

@@ -15,12 +15,19 @@ from hypothesis import strategies as st
 from supervisor.workspace.changes import Change, compare
 from supervisor.workspace.layers import LayeredTree, Node
 from tests.supervisor.workspace.operations import change
-from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of
+from tests.supervisor.workspace.scene import (
+    Scene,
+    Tree,
+    is_in_user_namespace,
+    run_as_a_user,
+    selection,
+    tree_of,
+)
 
 pytestmark = pytest.mark.slow
 
 EXAMPLES = settings(
-    max_examples=60,
+    max_examples=10 if is_in_user_namespace() else 60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -65,7 +72,7 @@ def test_the_layers_are_read_as_the_kernel_reads_them(scene: Scene, seed: int) -
     seen = make(scene, seed)
     upper, base = os.open(scene.upper, os.O_PATH), os.open(scene.base, os.O_PATH)
     try:
-        tree = LayeredTree((upper, base))
+        tree = LayeredTree((upper, base), scene.marks)
         assert layered(tree, tree.top()) == seen
     finally:
         os.close(upper)
@@ -80,7 +87,7 @@ def test_the_rows_are_the_differences(scene: Scene, seed: int) -> None:
     before = tree_of(scene.base)
     upper, base = os.open(scene.upper, os.O_PATH), os.open(scene.base, os.O_PATH)
     try:
-        trees = LayeredTree((base,)), LayeredTree((upper, base))
+        trees = LayeredTree((base,)), LayeredTree((upper, base), scene.marks)
         rows = compare(*trees, with_renames=False)
     finally:
         os.close(upper)
@@ -233,3 +240,13 @@ def test_a_commit_of_a_part_changes_nothing_that_is_seen(
         workspace.commit(selection(allow=["*"]))
     assert tree_of(scene.base) == seen
     assert scene.seen() == seen
+
+
+# spec WS3a, WS8, WS9, WS10
+def test_a_user_s_workspace_is_told_and_brought_back_the_same(
+    tmp_path: Path,
+) -> None:
+    if is_in_user_namespace():
+        pytest.skip("this is such a user")
+    options = ("-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/inner")
+    run_as_a_user("pytest", *options, __file__)

@@ -1,14 +1,12 @@
 """The merged view answers system calls as a plain directory does, for root and users."""
 
 import os
-import shutil
-import subprocess
-import sys
 
 import pytest
 
 from tests.chaos.rounds import ROUNDS
 from tests.supervisor.workspace.conformance import play
+from tests.supervisor.workspace.scene import run_as_a_user
 
 pytestmark = pytest.mark.chaos
 
@@ -22,17 +20,4 @@ def test_a_workspace_answers_as_a_plain_directory() -> None:
 
 # spec WS3a, WS3b
 def test_a_user_s_workspace_answers_as_a_plain_directory() -> None:
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        pytest.skip("unshare(1) is not installed")
-    spaces = [unshare, "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*spaces, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no user namespaces here")
-    program = [sys.executable, "-m", "tests.supervisor.workspace.conformance"]
-    done = subprocess.run(
-        [*spaces, *program, "0", str(ROUNDS), "user"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_as_a_user("tests.supervisor.workspace.conformance", "0", str(ROUNDS), "user")

@@ -1,14 +1,12 @@
 """Random turns of the operator, the child and commits, as root and in a user namespace."""
 
 import os
-import shutil
-import subprocess
-import sys
 
 import pytest
 
 from tests.chaos.rounds import LONG, ROUNDS
 from tests.supervisor.workspace.interleavings import play
+from tests.supervisor.workspace.scene import run_as_a_user
 
 pytestmark = pytest.mark.chaos
 
@@ -24,18 +22,8 @@ def test_no_line_of_the_operator_or_of_the_child_is_lost(part: int) -> None:
     play(range(part, GAMES, PARTS), has_user_marks=False)
 
 
-# spec WS3a, WS11
+# spec WS3a, WS3c, WS10, WS11
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_line_is_lost_where_the_mount_is_a_user_s(part: int) -> None:
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        pytest.skip("unshare(1) is not installed")
-    spaces = [unshare, "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*spaces, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no user namespaces here")
-    program = [sys.executable, "-m", "tests.supervisor.workspace.interleavings"]
     seeds = [str(number) for number in (part, GAMES, PARTS)]
-    done = subprocess.run(
-        [*spaces, *program, *seeds], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    run_as_a_user("tests.supervisor.workspace.interleavings", *seeds)
