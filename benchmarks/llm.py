@@ -1,6 +1,6 @@
 """What the gateway to the model adds to a call, beside the client library alone.
 
-A child of `sandhost run` asks a stand-in provider (`demo/provider.py`, a process of its
+A child of `sandhost run` asks a stand-in provider (`demo/provider`, a process of its
 own) through FD 3 and directly, in turn. The stand-in answers at once, so all that is
 measured is the way. The host streams from it, whatever its child asks for: the library
 alone is measured plainly, which the aim speaks of, and streamed, which is the same work.

@@ -75,7 +75,7 @@ git -C "$project" log --oneline | show
 say "its checks: $(check_base)"
 [ "$(check_base)" = "FAILED (failures=1)" ] || fail "the checks do not fail"
 say "demo/agent.py is a plain program: openai, subprocess, open(). It knows of no host."
-say "THE MODEL IS A STAND-IN: demo/provider.py gives the answers of demo/answers.json."
+say "THE MODEL IS A STAND-IN: demo/provider gives the answers of demo/answers.json."
 
 step "2. sandhost run --workspace . -- agent.py TASK"
 ask_stand_in --script "$here/answers.json"

@@ -4,7 +4,7 @@
 
 Each is installed beneath DIR (a temporary directory if none is named), and started once
 by ``sandhost run --workspace`` in the default sandbox, unmodified. A stand-in takes the
-model's place (`demo/provider.py`) and leads it to run a failing test, to mend a file and
+model's place (`demo/provider`) and leads it to run a failing test, to mend a file and
 to run the test again. It needs the network, to install.
 """
 

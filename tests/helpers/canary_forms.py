@@ -1,6 +1,6 @@
 """A stand-in for a provider that gives a key away, in every form that is promised.
 
-What it is: the forms that docs/security.md names, and what an answer of `demo/provider.py`
+What it is: the forms that docs/security.md names, and what an answer of `demo/provider`
 says of the key with them. What it is not: the search of all tests (`canary.py`), which
 looks for the key's middle.
 """
@@ -8,8 +8,6 @@ looks for the key's middle.
 import base64
 import json
 from urllib.parse import quote
-
-from demo.provider import Line, Provider, Served
 
 _TAIL = b"?tail"
 """Stands after a key in base64, so that the key decides nothing but its own characters."""
@@ -54,14 +52,8 @@ def searched_forms(key: str) -> dict[str, str]:
 
 NAMES = tuple(_told_forms("key"))
 
-_as_told = Provider._refuse_as_told
 
-
-async def in_every_form(
-    provider: Provider, line: Line, served: Served, orders: dict[str, str], text: str
-) -> bool:
-    """Stand in for the step of a `Provider` before its answer: it has all forms to leak."""
-    key = served.headers.get("authorization", "").removeprefix("Bearer ")
-    said = "; ".join(f"{name}: {form}" for name, form in _told_forms(key).items())
-    served.headers["authorization"] = said
-    return await _as_told(provider, line, served, orders, text)
+def in_every_form(authorization: str) -> str:
+    """Return what a stand-in says of a key that came: all forms of it."""
+    key = authorization.removeprefix("Bearer ")
+    return "; ".join(f"{name}: {form}" for name, form in _told_forms(key).items())

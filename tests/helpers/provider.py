@@ -15,13 +15,12 @@ BARE = {name: text for name, text in ENVIRONMENT.items() if name != VARIABLE}
 # The key comes by a pipe: children may look at this process.
 PROGRAM = """
 import sys, trio
-from demo import provider
-if "--in-every-form" in sys.argv:
-    from tests.helpers.canary_forms import in_every_form
-    sys.argv.remove("--in-every-form")
-    provider.Provider._refuse_as_told = in_every_form
-sys.argv += ["--key", sys.stdin.readline().strip()]
-trio.run(provider.main)
+from demo.provider.__main__ import main
+words, tell = sys.argv[1:], str
+if "--in-every-form" in words:
+    from tests.helpers.canary_forms import in_every_form as tell
+    words.remove("--in-every-form")
+trio.run(main, words, sys.stdin.readline().strip(), tell)
 """
 
 

@@ -444,9 +444,9 @@ async def test_a_tools_arguments_are_redacted(scene: Scene, stream: bool) -> Non
 )
 @pytest.mark.parametrize("stream", [True, False])
 async def test_no_form_of_the_key_passes(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, order: str, stream: bool
+    scene: Scene, order: str, stream: bool
 ) -> None:
-    monkeypatch.setattr(Provider, "_refuse_as_told", in_every_form)
+    scene.provider.tell = in_every_form
     scene.service.section.max_tokens = None
     door = await scene.puppet()
     _, body = await door.ask(ask(order, stream=stream))
