@@ -294,6 +294,8 @@ class Child(ChildClients):
                 "workspace.opened", child_id=self.id, workspace=use.name, mode=use.mode
             )
             view.show(wanted, use, mounted.fd, mounted.own)
+            if spec.audit:
+                self._begin_audit(stack, index, use, mounted.fd)
             if use.mode == "review":
                 bounds = self._bounds[use.name] = LayerBounds(use)
                 await in_thread(bounds.look)  # what is there before it writes
@@ -304,6 +306,35 @@ class Child(ChildClients):
         if not spec.has_workspace_root:
             return None
         return await in_thread(view.open_root, spec, wanted)
+
+    def _begin_audit(
+        self, stack: AsyncExitStack, index: int, use: WorkspaceUse, mount: int
+    ) -> None:
+        """Have the journal told of the files that are opened in a workspace."""
+        from supervisor.workspace_audit import watch_use, watch_word  # noqa: PLC0415 - rare
+
+        fd, why_not = watch_use(use, mount)
+        self._hold(stack, fd, watch_word(index))
+        told = self._host.told_of_audits
+        if why_not and why_not not in told:
+            told.add(why_not)
+            self._host.log.write("WARNING", why_not, **self.log_fields())
+        self._add_audit(stack, index, use)
+
+    def _add_audit(self, stack: AsyncExitStack, index: int, use: WorkspaceUse) -> None:
+        """Audit a workspace until it is closed."""
+        from supervisor.workspace_audit import WorkspaceAudit, watch_word  # noqa: PLC0415
+
+        fds = {word: fd for fd, word in self._held.items()}
+        watch = fds.get(watch_word(index), -1)
+        audit = WorkspaceAudit(self._host.journal, self.id, use, watch)
+        self._audits[use.name] = audit
+        stack.push_async_callback(audit.finish_opens)
+
+    def tell_left_out(self) -> None:
+        """Tell which events of its audits were left out so far."""
+        for audit in self._audits.values():
+            audit.tell_left_out()
 
     def _tell_walk(self, use: WorkspaceUse, walked_s: float | None) -> None:
         """Tell how long it took to look for names to hide; None: they are at known places."""
@@ -415,13 +446,16 @@ class Child(ChildClients):
                 f"Workspace {use.name} is left behind, its changes not recorded: {why}"
             )
             host.log.write("WARNING", text, **self.log_fields(), reason=why)
-            return
+            found: dict[str, object] = {"changed": None, "bytes": None, "reason": why}
+        else:
+            size = sum(row.size_bytes for row in rows)
+            found = {"changed": len(rows), "bytes": size}
+        audit = self._audits.get(use.name)
+        if audit is not None and rows:
+            with trio.CancelScope(shield=True):  # so many rows at most
+                await audit.tell_changes(rows)
         host.journal.write(
-            "workspace.closed",
-            child_id=self.id,
-            workspace=use.name,
-            changed=len(rows),
-            bytes=sum(row.size_bytes for row in rows),
+            "workspace.closed", child_id=self.id, workspace=use.name, **found
         )
 
     def _has_sharers(self, use: WorkspaceUse) -> bool:
@@ -640,6 +674,8 @@ class Child(ChildClients):
         for use in self.spec.workspaces:
             if use.mode == "review":
                 nursery.start_soon(self._keep_bounds, use, self._bounds.get(use.name))
+        for audit in self._audits.values():
+            nursery.start_soon(audit.tell_opens)
 
     def log_fields(self) -> dict[str, object]:
         """Return who this is, for a line of the log."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from supervisor.spawned import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
     from supervisor.workspace.bounds import LayerBounds
+    from supervisor.workspace_audit import WorkspaceAudit
     from vfs.policy import Place, Policy
 
 ATTACHING = "attaching"
@@ -104,6 +105,7 @@ class ChildClients:
         self._refused_by_groups: dict[str, int] = {}
         self._held: dict[int, str] = {}
         self._bounds: dict[str, LayerBounds] = {}
+        self._audits: dict[str, WorkspaceAudit] = {}
         self._inner: InnerListener | None = None
         self._sent: InnerMounts | None = None
         self._door_socket: DoorSocket | None = None

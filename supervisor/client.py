@@ -380,6 +380,13 @@ class HostClient:
             if "data" in item:
                 yield base64.b64decode(item["data"])
 
+    def workspace_export(self, name: str, form: str) -> Iterator[bytes]:
+        """Yield what was changed as ``patch`` for git or ``tar`` (OCI), in pieces."""
+        words = {"name": name, "form": form}
+        for item in stream(self.path, "workspace-export", words):
+            if "data" in item:
+                yield base64.b64decode(item["data"])
+
     def workspace_commit(self, name: str, **arguments: object) -> WorkspaceCommit:
         """Bring changes to the base: what is chosen, or nothing."""
         result = self.workspace("commit", name=name, **arguments)

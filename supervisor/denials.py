@@ -13,10 +13,9 @@ Rules of this file.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from supervisor.event_rate import EventRate
 from supervisor.journal import text_of
 
 if TYPE_CHECKING:
@@ -33,21 +32,6 @@ BURST = 100
 
 PER_S = 1.0
 """Afterwards: a day of it is 20 MB of journal, and nobody else's events leave for it."""
-
-
-@dataclass(slots=True)
-class _Account:
-    """What a child has left to be written.
-
-    Attributes:
-        left: denials, ``BURST`` at most.
-        at_s: when that was so (time.monotonic).
-        left_out: denials since the last one that was written.
-    """
-
-    left: float
-    at_s: float
-    left_out: int = 0
 
 
 class Denials:
@@ -68,12 +52,13 @@ class Denials:
         self._journal = journal
         self._child_of = child_of
         self._log = log
-        self._accounts: dict[str, _Account] = {}
+        self._rates: dict[str, EventRate] = {}
 
     def tell(self, client: Client, what: str, name: bytes) -> None:
         """Report that a client reached for what it may not (spec A1)."""
         child_id = self._child_of(client)
-        if not self._is_due(child_id):
+        rate = self._rates.setdefault(child_id, EventRate(BURST, PER_S))
+        if not rate.take():
             self._journal.count("security.denied", command=what)
             return
         self._tell_left_out(child_id)
@@ -93,35 +78,20 @@ class Denials:
     def forget(self, child_id: str) -> None:
         """Tell what was left out of a child that is gone."""
         self._tell_left_out(child_id)
-        self._accounts.pop(child_id, None)
+        self._rates.pop(child_id, None)
 
     def tell_all(self) -> None:
         """Tell what was left out so far: what comes next counts anew."""
-        for child_id in self._accounts:
+        for child_id in self._rates:
             self._tell_left_out(child_id)
 
-    def _is_due(self, child_id: str) -> bool:
-        """Take one from what a child has left, or count that there is none."""
-        now_s = time.monotonic()
-        account = self._accounts.get(child_id)
-        if account is None:
-            account = self._accounts[child_id] = _Account(BURST, now_s)
-        earned = (now_s - account.at_s) * PER_S
-        account.left = min(BURST, account.left + earned)
-        account.at_s = now_s
-        if account.left < 1:
-            account.left_out += 1
-            return False
-        account.left -= 1
-        return True
-
     def _tell_left_out(self, child_id: str) -> None:
-        account = self._accounts.get(child_id)
-        if account is None or not account.left_out:
+        rate = self._rates.get(child_id)
+        if rate is None or not rate.left_out:
             return
-        text = f"{account.left_out} more denials of {child_id} were left out"
-        self._log("WARNING", text, child_id=child_id, denials=account.left_out)
+        text = f"{rate.left_out} more denials of {child_id} were left out"
+        self._log("WARNING", text, child_id=child_id, denials=rate.left_out)
         self._journal.write(
-            "security.left_out", child_id=child_id, denials=account.left_out
+            "security.left_out", child_id=child_id, denials=rate.left_out
         )
-        account.left_out = 0
+        rate.left_out = 0

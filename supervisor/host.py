@@ -164,6 +164,7 @@ class Host:
         refused: how often limits of children that are gone refused something, by limit.
         forks: who of them runs into its limit of processes again and again.
         sizes: how much was changed in the workspaces that children have.
+        told_of_audits: what the log tells of already that an audit lacks.
         mounting: held while a workspace that children share is mounted.
         on_overdue: told of each child that a stop's grace period did not end.
         apart: its own directories, which no child sees into.
@@ -206,6 +207,7 @@ class Host:
         self.on_overdue: Callable[[Child], None] = lambda _child: None
         self.roster: Roster | None = None
         self.nursery: trio.Nursery | None = None
+        self.told_of_audits: set[str] = set()
         self.mounting = trio.Lock()
         self.sizes = WorkspaceSizes()
         self._is_tidying = False
@@ -295,6 +297,12 @@ class Host:
                 allowed=use.allowed,
                 refused=use.refused,
             )
+
+    def tell_left_out(self) -> None:
+        """Tell which events were left out so far: what comes next counts anew."""
+        self.denials.tell_all()
+        for child in self.children.values():
+            child.tell_left_out()
 
     def refusals(self) -> Counter[str]:
         """Return how often limits of children refused something, by limit."""

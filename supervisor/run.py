@@ -98,9 +98,21 @@ def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions)
     if options.workspaces:
         from supervisor.workspace.outcome import end_run  # noqa: PLC0415 - with one
 
+        write_event = partial(_write_event, command, options.journal)
         for use in options.workspaces:
-            end_run(use, status, options.commit, partial(say, "sandhost"))
+            tell = partial(say, "sandhost")
+            end_run(use, status, options.commit, tell, write_event)
     return status
+
+
+def _write_event(command: str, path: str | None, event: str, **fields: object) -> None:
+    """Write an event that comes after the host's end to the journal of a run."""
+    tell = partial(complain, command)
+    try:
+        with contextlib.closing(open_journal(path, tell)) as journal:
+            journal.write(event, **fields)
+    except OSError as why:
+        tell(what_failed(why))
 
 
 def guarded(

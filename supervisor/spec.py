@@ -66,6 +66,7 @@ class ChildSpec:
         home_dir: its HOME, likewise.
         kept_home: a directory of the operator that it has as its HOME, to write.
         expose: what the operator shows it, to read and execute by system calls.
+        audit: the journal is told which files of its workspaces it opens and changes.
         name: what a configuration calls it; None for one that has no name.
         model: the model that it may ask; None for the one of its view (spec L6).
         quota: weighted tokens for it and all nested in it; None for the host's alone.
@@ -117,6 +118,7 @@ class ChildSpec:
     kept_home: str | None = None
     has_workspace_root: bool = False
     expose: tuple[str, ...] = ()
+    audit: bool = False
 
     @property
     def walls_env(self) -> dict[str, str]:

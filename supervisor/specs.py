@@ -59,6 +59,7 @@ class ChildOptions:
     home: str | None = None
     home_files: dict[str, str] = field(default_factory=dict)
     expose: tuple[str, ...] = ()
+    audit: bool = False
 
 
 def policy_options(
@@ -102,6 +103,7 @@ def policy_options(
         home_files=dict(policy.home_files),
         workspaces=workspaces,
         expose=tuple(policy.expose),
+        audit=policy.audit,
     )
 
 
@@ -174,6 +176,7 @@ def make_spec(
         quota=options.quota,
         image_tokens=options.image_tokens,
         workspaces=options.workspaces,
+        audit=options.audit,
         policy=options.policy,
     )
 

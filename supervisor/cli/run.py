@@ -196,6 +196,9 @@ def _with_options(function: Callable[..., int]) -> Callable[..., int]:
     help="Committed only if it is named; repeatable.",
 )
 @click.option(
+    "--audit", is_flag=True, help="Add to --journal what it opens and changes there."
+)
+@click.option(
     "--state-dir",
     metavar="DIR",
     shell_complete=directories,
@@ -215,7 +218,8 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
     policy = None if config is None else config.policy.get("run")
     is_named = given.get("workspace_name") and config is not None and config.workspace
     if not (given.get("workspace") or is_named or (policy and policy.workspace)):
-        for name in ("workspace_name", "commit", "hide", "guard", "state_dir"):
+        names = ("workspace_name", "commit", "hide", "guard", "audit", "state_dir")
+        for name in names:
             if given.get(name):
                 option = name.replace("_", "-")
                 raise OptionError(f"--{option}: there is no --workspace; name one")
@@ -230,6 +234,15 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
     if given["cwd"] is None:
         found["cwd"] = uses[0].base
     return found
+
+
+def _audit(given: dict[str, Any], default: bool) -> bool:
+    """Return whether the journal is told what is opened and changed in workspaces."""
+    is_asked = bool(given.get("audit"))
+    if (is_asked or default) and given["journal"] is None:
+        key = "--audit" if is_asked else "policy.run.audit"
+        raise OptionError(f"{key}: there is no --journal to write to; name one")
+    return is_asked or default
 
 
 def _commit(asked: str | None) -> str:
@@ -334,6 +347,7 @@ def run_commands(
             log_level=_about("log-level", _log_level, given["log_level"]),
             log_json=_about("log-format", _log_json, given["log_format"], configured),
             journal=given["journal"],
+            audit=_audit(given, base.audit),
             control=given["control"],
             config=configured,
             **walls,

@@ -12,12 +12,13 @@ import click
 from supervisor.cli.help import Command, Group
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
-from supervisor.cli.options import directories
-from supervisor.say import CommandError, print_bytes, print_text
+from supervisor.cli.options import directories, files
+from supervisor.say import CommandError, UsageFault, print_bytes, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from supervisor.journal import Journal
     from supervisor.workspace.selection import Patterns
     from supervisor.workspace.workspace import Workspace
 
@@ -29,6 +30,12 @@ state_dir_option = click.option(
     metavar="DIR",
     shell_complete=directories,
     help="Where workspaces are kept; else $SANDHOST_STATE, or the user's own.",
+)
+journal_option = click.option(
+    "--journal",
+    metavar="F",
+    shell_complete=files,
+    help="Append the event to a file; a daemon has a journal of its own.",
 )
 freeze_option = click.option(
     "--freeze", "is_frozen", is_flag=True, help="Stop a child's processes meanwhile."
@@ -146,6 +153,7 @@ def _print_diff(
 @click.option("--skip-conflicts", is_flag=True, help="Leave what is in conflict.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @freeze_option
+@journal_option
 @state_dir_option
 @control_option
 @json_option
@@ -160,16 +168,25 @@ def commit(
     words |= {"only": [*patterns, *how["only"]]}
     flags = {key: how[key] for key in ("skip_conflicts", "dry_run")}
     more = {"name": name, "freeze": how["is_frozen"], **flags}
-    result = _do(state_dir, how["control"], "commit", {**words, **more})
+    asked = {**words, **more}
+    result = _do(state_dir, how["control"], "commit", asked, how["journal"])
     return _print_commit(result, as_json=how["as_json"])
 
 
 @workspace.command(cls=Command, epilog="Example: sandhost workspace discard x --yes")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@journal_option
 @state_dir_option
 @control_option
-def discard(name: str, state_dir: str | None, control: str | None, *, yes: bool) -> int:
+def discard(
+    name: str,
+    state_dir: str | None,
+    control: str | None,
+    journal: str | None,
+    *,
+    yes: bool,
+) -> int:
     """Remove a workspace and all that was changed in it."""
     if not yes:
         try:
@@ -178,7 +195,7 @@ def discard(name: str, state_dir: str | None, control: str | None, *, yes: bool)
             changed = -1  # its base cannot be read
         if not _is_confirmed(name, changed):
             return 1
-    _do(state_dir, control, "discard", {"name": name})
+    _do(state_dir, control, "discard", {"name": name}, journal)
     return 0
 
 
@@ -196,17 +213,22 @@ def _is_confirmed(name: str, changed: int) -> bool:
 )
 @click.argument("name")
 @click.argument("label", required=False)
+@journal_option
 @state_dir_option
 @control_option
 def snapshot(
-    name: str, label: str | None, state_dir: str | None, control: str | None
+    name: str,
+    label: str | None,
+    state_dir: str | None,
+    control: str | None,
+    journal: str | None,
 ) -> int:
     """Keep what was changed so far under a label, and print that.
 
     A child's processes are stopped for the time of a copy.
     """
     words = {"name": name} if label is None else {"name": name, "label": label}
-    done = _do(state_dir, control, "snapshot", words)
+    done = _do(state_dir, control, "snapshot", words, journal)
     if done["copied_bytes"] or done["stopped_ns"]:
         text = f"{done['copied_bytes']} bytes copied"
         if done["stopped_ns"]:
@@ -263,9 +285,16 @@ def fork(
 
 
 def _do(
-    state_dir: str | None, control: str | None, verb: str, words: dict[str, Any]
+    state_dir: str | None,
+    control: str | None,
+    verb: str,
+    words: dict[str, Any],
+    journal: str | None = None,
 ) -> Any:
-    """Do a verb of a daemon's workspace, or of a state directory's; return its result."""
+    """Do a verb of a daemon's workspace, or of a state directory's; return its result.
+
+    What a daemon does is told by its own journal.
+    """
     from supervisor.cli.workspace_target import (  # noqa: PLC0415
         NotThereError,
         find_daemon,
@@ -275,15 +304,40 @@ def _do(
     from supervisor.workspace.verbs import VerbError, do_verb  # noqa: PLC0415
 
     daemon = find_daemon(state_dir, control)
+    if daemon is not None and daemon.is_named and journal is not None:
+        why = "the daemon has a journal of its own ('sandhost events'); leave it out"
+        raise UsageFault(f"--journal: {why}")
     if daemon is not None:
         with contextlib.suppress(NotThereError):
-            return daemon.ask(verb, words)
-    try:
-        done = do_verb(find_state_dir(state_dir), verb, words)
-    except VerbError as why:
-        raise CommandError(str(why)) from None
+            result = daemon.ask(verb, words)
+            if journal is not None:
+                show_notes([f"told by the daemon's own journal, not by {journal!r}"])
+            return result
+    with _opened_journal(journal) as events:  # refused before anything is done
+        try:
+            done = do_verb(find_state_dir(state_dir), verb, words)
+        except VerbError as why:
+            raise CommandError(str(why)) from None
+        if done.event is not None:
+            event, counts = done.event
+            events.write(event, workspace=words["name"], **counts)
     show_notes(done.notes)
     return done.result
+
+
+@contextlib.contextmanager
+def _opened_journal(path: str | None) -> Iterator[Journal]:
+    """Open a journal until the block ends; one without a path takes no event."""
+    from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
+    from supervisor.journal import open_journal  # noqa: PLC0415
+
+    try:
+        journal = open_journal(path, lambda text: show_notes([text]))
+    except OSError as why:
+        text = f"cannot open the journal {path!r}: {why.strerror}"
+        raise CommandError(f"{text}; nothing changed: name another") from None
+    with contextlib.closing(journal):
+        yield journal
 
 
 @workspace.command(
@@ -293,9 +347,26 @@ def _do(
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @state_dir_option
-def export(name: str, file: str, state_dir: str | None, *, force: bool) -> int:
+@control_option
+def export(
+    name: str, file: str, state_dir: str | None, control: str | None, *, force: bool
+) -> int:
     """Write the changes to FILE: `.patch` for git, `.tar` as an OCI layer."""
-    with _opened(state_dir, name) as found:
+    from supervisor.cli.workspace_target import NotThereError, find_daemon  # noqa: PLC0415
+    from supervisor.workspace.export import form_of, written_whole  # noqa: PLC0415
+
+    daemon = find_daemon(state_dir, control)
+    if daemon is not None:
+        form = _done(form_of, file)
+        with contextlib.suppress(NotThereError), contextlib.ExitStack() as stack:
+            pieces = daemon.export(name, form)
+            whole = written_whole(file, replaces=force)
+            _done(stack.enter_context, whole).writelines(pieces)
+            _done(stack.close)
+            return 0
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(_opened(state_dir, name))
+        stack.enter_context(_frozen(found, is_asked=False))
         _done(lambda: found.export(file, replaces=force))
     return 0
 

@@ -66,6 +66,22 @@ class WorkspaceDaemon:
         except ControlError as why:
             raise CommandError(str(why)) from None
 
+    def export(self, name: str, form: str) -> Iterator[bytes]:
+        """Yield a workspace's changes in a form of ``export``, and tell its notes.
+
+        Raises:
+            NotThereError: it has no such workspace, and was not named.
+            CommandError: they cannot be written.
+        """
+        try:
+            words = {"name": name, "form": form}
+            for item in stream(self._path, "workspace-export", words):
+                show_notes(item.get("notes", []))
+                if "data" in item:
+                    yield base64.b64decode(item["data"])
+        except ControlError as why:
+            raise self._worded(why) from None
+
     def _worded(self, why: ControlError) -> Exception:
         text = str(why)
         is_elsewhere = "refused: " not in text or "cannot find workspace " in text

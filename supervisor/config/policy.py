@@ -44,6 +44,7 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     home_files: dict[str, str] = {}
     workspace: list[str] = []
     expose: list[str] = []
+    audit: bool = False
 
 
 def check_policies(section: Mapping[str, PolicySection]) -> Iterator[tuple[str, str]]:
@@ -75,6 +76,8 @@ def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str
     for key, section in of_sections.items():
         if getattr(policy, key) and getattr(config, section) is None:
             yield key, f"has no effect: there is no [{section}] section"
+    if policy.audit and policy is not config.policy.get("run") and not policy.workspace:
+        yield "audit", "has no effect: there is no workspace"
 
 
 def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:

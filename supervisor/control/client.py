@@ -35,7 +35,7 @@ VERSION = 1
 """Version of the questions; a host refuses any other."""
 
 ORDERS = ("spawn", "kill", "stop-child", "reload", "replace", "workspace")
-STREAMS = ("logs", "events", "stop", "workspace-patch")
+STREAMS = ("logs", "events", "stop", "workspace-patch", "workspace-export")
 """What a daemon does besides."""
 
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")

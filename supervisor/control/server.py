@@ -67,7 +67,7 @@ MAX_LONG = 64
 BEAT_S = 3.0
 """Between two heart-beats; a client waits for more than three of them."""
 
-READING = frozenset({"logs", "events", "workspace-patch"})
+READING = frozenset({"logs", "events", "workspace-patch", "workspace-export"})
 """Streams that change nothing: the journal does not tell of them."""
 
 _ERROR_CHARS = 10_000

@@ -18,8 +18,12 @@ from supervisor.control.server import READING, OrderError, Orders, Send
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor.host import Host
     from supervisor.workspace.verbs import Done
+
+    Write = Callable[[str, dict[str, Any], int], list[str]]
 
 PIECE_BYTES = 256 * 1024
 """Of a patch, in one item of the stream."""
@@ -45,6 +49,7 @@ class WorkspaceOrders:
         """Offer them."""
         orders.orders["workspace"] = self._do
         orders.streams["workspace-patch"] = self._patch
+        orders.streams["workspace-export"] = self._export
         orders.is_reading = _is_reading
 
     async def _do(self, words: dict[str, Any]) -> dict[str, object]:
@@ -61,7 +66,14 @@ class WorkspaceOrders:
 
     async def _patch(self, words: dict[str, Any], send: Send) -> None:
         """Send a patch in pieces; the first item is what a person is to be told."""
-        fd, notes = await in_thread(_patch_file, self._state_dir, words)
+        await self._send_file(_write_patch, words, send)
+
+    async def _export(self, words: dict[str, Any], send: Send) -> None:
+        """Send a patch for git or a layer for container tools, likewise."""
+        await self._send_file(_write_export, words, send)
+
+    async def _send_file(self, write: Write, words: dict[str, Any], send: Send) -> None:
+        fd, notes = await in_thread(_file_of, write, self._state_dir, words)
         try:
             await send({"notes": notes})
             while data := await in_thread(os.read, fd, PIECE_BYTES):
@@ -86,24 +98,37 @@ def _attempt(state_dir: str, verb: str, arguments: dict[str, Any]) -> Done:
         raise OrderError(str(why)) from None
 
 
-def _patch_file(state_dir: str, words: dict[str, Any]) -> tuple[int, list[str]]:
-    """Return a descriptor of a file without a name that has the patch, at its beginning."""
-    from supervisor.workspace.verbs import (  # noqa: PLC0415 - as above
-        DiffArguments,
-        VerbError,
-        write_patch,
-    )
+def _file_of(
+    write: Write, state_dir: str, words: dict[str, Any]
+) -> tuple[int, list[str]]:
+    """Return a file without a name in which something was written, at its beginning."""
+    from supervisor.workspace.verbs import VerbError  # noqa: PLC0415 - as above
 
     fd, path = tempfile.mkstemp(prefix=".patch-", dir=state_dir)
     try:
         Path(path).unlink()
-        arguments = msgspec.convert(words, DiffArguments)
-        notes = write_patch(state_dir, arguments, fd)
+        notes = write(state_dir, words, fd)
         os.lseek(fd, 0, os.SEEK_SET)
-    except VerbError as why:
+    except (VerbError, msgspec.ValidationError) as why:
         os.close(fd)
         raise OrderError(str(why)) from None
     except BaseException:
         os.close(fd)
         raise
     return fd, notes
+
+
+def _write_patch(state_dir: str, words: dict[str, Any], file: int) -> list[str]:
+    from supervisor.workspace import verbs  # noqa: PLC0415 - as above
+
+    return verbs.write_patch(
+        state_dir, msgspec.convert(words, verbs.DiffArguments), file
+    )
+
+
+def _write_export(state_dir: str, words: dict[str, Any], file: int) -> list[str]:
+    from supervisor.workspace import verbs  # noqa: PLC0415 - as above
+
+    return verbs.write_export(
+        state_dir, msgspec.convert(words, verbs.ExportArguments), file
+    )

@@ -200,6 +200,9 @@ class EnteredChild(Child):
         for fd, word in held.items():
             if word != WORKSPACE_LOCK:
                 self._hold(stack, fd, word)
+        if self.spec.audit:
+            for index, use in enumerate(self.spec.workspaces):
+                self._add_audit(stack, index, use)
         self._set_aside(stack, held.values())
 
     def _locks(self) -> tuple[int, ...]:

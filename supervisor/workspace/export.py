@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import tarfile
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Literal
 
 from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.changes import Change, Row
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     Writer = Callable[[LayeredTree, LayeredTree, Sequence[Row], IO[bytes]], None]
 
+Form = Literal["patch", "tar"]
+FORMS: tuple[Form, ...] = ("patch", "tar")
+
 _WHITEOUT = b".wh."
 _KINDS = {
     stat.S_IFREG: tarfile.REGTYPE,
@@ -44,18 +47,22 @@ _XATTR = "SCHILY.xattr."
 _KEPT = ("user.", "security.capability")
 
 
-def writer_for(path: str) -> Writer:
-    """Return what writes a file of that name.
+def form_of(path: str) -> Form:
+    """Return the form that the name of a file says.
 
     Raises:
         WorkspaceError: the name ends neither in ``.patch`` nor in ``.tar``.
     """
-    if path.endswith(".patch"):
-        return _write_patch
-    if path.endswith(".tar"):
-        return write_tar
+    for form in FORMS:
+        if path.endswith(f".{form}"):
+            return form
     text = f"cannot export to {path!r}: its name says no form"
     raise WorkspaceError(f"{text}; end it in .patch or .tar")
+
+
+def writer_of(form: Form) -> Writer:
+    """Return what writes a form."""
+    return _write_patch if form == "patch" else write_tar
 
 
 @contextlib.contextmanager

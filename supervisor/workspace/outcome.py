@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.verbs import event_of_commit
 from supervisor.workspace.workspace import CommitResult, Workspace
 
 if TYPE_CHECKING:
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     Tell = Callable[[str], None]
 
 
-def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
+def end_run(
+    use: WorkspaceUse,
+    status: int,
+    commit: str,
+    tell: Tell,
+    write_event: Callable[..., None],
+) -> None:
     """Record what was changed, and commit it if that is asked for.
 
     A workspace without changes is removed, unless it has snapshots or the configuration
@@ -29,6 +36,7 @@ def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
         status: the exit status of the run.
         commit: ``ask``, ``never`` or ``on-success``.
         tell: says one line.
+        write_event: writes an event of the journal: its name, its fields.
     """
     if use.mode != "review":
         return
@@ -42,15 +50,12 @@ def end_run(use: WorkspaceUse, status: int, commit: str, tell: Tell) -> None:
             if not changed:
                 _drop(workspace, use)
             elif commit == "on-success" and status == 0:
-                result = workspace.commit(Selection())
-                tell(_of_commit(use.name, changed, result))
-                if not result.left:
-                    _drop(workspace, use)
+                _commit(workspace, use, changed, tell, write_event)
             else:
                 hint = f"'sandhost workspace diff {use.name}'"
                 tell(f"workspace {use.name}: {changed} changed; {hint}")
                 if commit == "ask":
-                    _ask(workspace, use, tell)
+                    _ask(workspace, use, tell, write_event)
     except WorkspaceError as why:
         tell(str(why))
     except OSError as why:
@@ -65,6 +70,22 @@ def _drop(workspace: Workspace, use: WorkspaceUse) -> None:
         workspace.discard()
 
 
+def _commit(
+    workspace: Workspace,
+    use: WorkspaceUse,
+    changed: int,
+    tell: Tell,
+    write_event: Callable[..., None],
+) -> None:
+    """Commit what was changed; drop the workspace if nothing is left in it."""
+    result = workspace.commit(Selection())
+    event, counts = event_of_commit(result)
+    write_event(event, workspace=use.name, **counts)
+    tell(_of_commit(use.name, changed, result))
+    if not result.left:
+        _drop(workspace, use)
+
+
 def _of_commit(name: str, changed: int, result: CommitResult) -> str:
     if not result.is_refused:
         return f"workspace {name}: {len(result.applied)} of {changed} committed"
@@ -76,7 +97,12 @@ def _of_commit(name: str, changed: int, result: CommitResult) -> str:
     return f"{text}; 'sandhost workspace commit {name}'"
 
 
-def _ask(workspace: Workspace, use: WorkspaceUse, tell: Tell) -> None:
+def _ask(
+    workspace: Workspace,
+    use: WorkspaceUse,
+    tell: Tell,
+    write_event: Callable[..., None],
+) -> None:
     """Ask on the terminal what becomes of the changes; without an answer they stay."""
     while True:
         sys.stderr.write("commit, diff, discard, or keep? [c/d/x/K] ")
@@ -87,12 +113,11 @@ def _ask(workspace: Workspace, use: WorkspaceUse, tell: Tell) -> None:
                 sys.stderr.buffer.write(data)
             continue
         if answer == "c":
-            changed = len(workspace.changes())
-            result = workspace.commit(Selection())
-            tell(_of_commit(workspace.name, changed, result))
-            if not result.left:
-                _drop(workspace, use)
+            _commit(workspace, use, len(workspace.changes()), tell, write_event)
         elif answer == "x":
+            changed = len(workspace.changes())
             workspace.discard()
+            name = workspace.name
+            write_event("workspace.discarded", workspace=name, changed=changed)
             tell(f"workspace {workspace.name}: discarded")
         return

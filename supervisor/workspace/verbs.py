@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -87,6 +87,13 @@ class ForkArguments(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+
+
+class ExportArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of an export."""
+
+    name: str
+    form: Literal["patch", "tar"]
 
 
 class VerbError(Exception):
@@ -237,6 +244,21 @@ def write_patch(state_dir: str, args: DiffArguments, file: int) -> list[str]:
         return notes
 
 
+def write_export(state_dir: str, args: ExportArguments, file: int) -> list[str]:
+    """Write the changes into a file, in a form of ``export``; as ``write_patch``.
+
+    Raises:
+        VerbError: it cannot be made.
+    """
+    with worded(), _opened(state_dir, args.name) as (found, notes):
+        with (
+            _still(found, notes, is_asked=False),
+            open(file, "wb", closefd=False) as target,
+        ):
+            found.write_export(args.form, target)
+        return notes
+
+
 def _commit(state_dir: str, args: CommitArguments) -> Done:
     selection = Selection(
         only=Patterns(args.only),
@@ -251,15 +273,17 @@ def _commit(state_dir: str, args: CommitArguments) -> Done:
         is_done = not (result.left or result.is_refused or args.dry_run)
         if is_done and not (found.directory.user() or found.state.snapshots):
             found.discard()
-    done = Done(commit_row(result), notes)
-    if not args.dry_run:
-        counts = {"conflicts": len(result.conflicts), "guarded": len(result.guarded)}
-        if result.is_refused:
-            done.event = "workspace.conflict", counts
-        else:
-            counts |= {"applied": len(result.applied), "left": len(result.left)}
-            done.event = "workspace.committed", counts
-    return done
+    event = None if args.dry_run else event_of_commit(result)
+    return Done(commit_row(result), notes, event)
+
+
+def event_of_commit(result: CommitResult) -> Tell:
+    """Return what the journal is told of a commit."""
+    counts = {"conflicts": len(result.conflicts), "guarded": len(result.guarded)}
+    if result.is_refused:
+        return "workspace.conflict", counts
+    counts |= {"applied": len(result.applied), "left": len(result.left)}
+    return "workspace.committed", counts
 
 
 @contextlib.contextmanager
@@ -359,9 +383,9 @@ def _still(found: Workspace, notes: list[str], *, is_asked: bool) -> Iterator[No
 
 def diff_row(row: Row) -> dict[str, Any]:
     """Return a changed path as it is printed with ``--json``."""
-    found = _path({}, "path", row.path or b".") | {"change": row.change.value}
+    found = path_fields("path", row.path or b".") | {"change": row.change.value}
     if row.origin is not None:
-        found = _path(found, "from", row.origin)
+        found |= path_fields("from", row.origin)
     found |= {"kind": row.kind, "size": row.size_bytes, "mode": row.mode}
     if row.old_size_bytes is not None:
         found["old_size"] = row.old_size_bytes
@@ -377,18 +401,19 @@ def path_in(row: Mapping[str, Any] | str) -> bytes:
     return base64.b64decode(row["path_b64"])
 
 
-def _path(row: dict[str, Any], key: str, path: bytes) -> dict[str, Any]:
-    """Return a row with a path: as text, or in base64 if it is not UTF-8."""
+def path_fields(key: str, path: bytes) -> dict[str, Any]:
+    """Return a path as a field of a row: as text, or in base64 if it is not UTF-8."""
     try:
-        return row | {key: path.decode()}
+        return {key: path.decode()}
     except UnicodeDecodeError:
-        return row | {f"{key}_b64": base64.b64encode(path).decode()}
+        return {f"{key}_b64": base64.b64encode(path).decode()}
 
 
 def commit_row(result: CommitResult) -> dict[str, Any]:
     """Return what a commit did as it is printed with ``--json``."""
     conflicts = [
-        _path({}, "path", one.path) | {"reason": one.reason} for one in result.conflicts
+        path_fields("path", one.path) | {"reason": one.reason}
+        for one in result.conflicts
     ]
     return {
         "applied": [_plain(path) for path in result.applied],
@@ -400,5 +425,5 @@ def commit_row(result: CommitResult) -> dict[str, Any]:
 
 
 def _plain(path: bytes) -> str | dict[str, Any]:
-    found = _path({}, "path", path)
+    found = path_fields("path", path)
     return found.get("path", found)  # type: ignore[no-any-return]

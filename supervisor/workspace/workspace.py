@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self
 
 import msgspec
 
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from supervisor.workspace.branches import Snapshotted
+    from supervisor.workspace.export import Form
 
 _LATER = "committed-in-use"
 """Paths that are to leave the layer when no child has it, in the workspace's directory."""
@@ -411,15 +412,24 @@ class Workspace:
                 be said in that form.
             NoGitError: text was modified, and there is no git.
         """
-        from supervisor.workspace.export import (  # noqa: PLC0415 - tarfile
-            writer_for,
-            written_whole,
-        )
+        from supervisor.workspace.export import form_of, written_whole  # noqa: PLC0415
 
-        write = writer_for(path)
-        with written_whole(path, replaces=replaces) as file, self.trees() as trees:
+        form = form_of(path)
+        with written_whole(path, replaces=replaces) as file:
+            self.write_export(form, file)
+
+    def write_export(self, form: Form, file: IO[bytes]) -> None:
+        """Write the changes to an open file, in a form of ``export``.
+
+        Raises:
+            WorkspaceError: a path cannot be said in that form.
+            NoGitError: text was modified, and there is no git.
+        """
+        from supervisor.workspace.export import writer_of  # noqa: PLC0415 - tarfile
+
+        with self.trees() as trees:
             rows = self.rows(trees, with_renames=False)
-            write(trees.base, trees.merged, rows, file)
+            writer_of(form)(trees.base, trees.merged, rows, file)
 
     def compare_with(self, other: Workspace) -> list[Row]:
         """Return what another workspace of the same base has differently.

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -311,6 +312,77 @@ def test_a_name_that_is_none_and_a_pattern_that_names_nothing(place: Place) -> N
     assert place.ask("diff", "none").status == 2
 
 
+def events(journal: Path) -> list[dict[str, Any]]:
+    """Return a journal's events about workspaces."""
+    rows = [json.loads(line) for line in journal.read_text().splitlines()]
+    return [row for row in rows if row["event"].startswith("workspace.")]
+
+
+# spec WS20
+def test_an_audit_tells_at_the_end_what_was_changed(place: Place) -> None:
+    journal = place.base.parent / "journal"
+    script = "rm a.txt; mkdir d; echo b > d/b; cat a.txt"
+    done = place.named(script, "--journal", str(journal), "--audit")
+    is_root = os.geteuid() == 0
+    assert (b"cannot tell each open in workspace w" in done.err) != is_root
+    changed = [row for row in events(journal) if row["event"] == "workspace.changed"]
+    assert [(row["path"], row["change"], row["workspace"]) for row in changed] == [
+        ("a.txt", "deleted", "w"),
+        ("d", "added", "w"),
+        ("d/b", "added", "w"),
+    ]
+    closed = events(journal)[-1]
+    assert (closed["event"], closed["changed"]) == ("workspace.closed", 3)
+
+
+# spec WS20: the journal tells, too, that what was changed is not known
+def test_a_workspace_whose_changes_cannot_be_recorded_is_closed_with_the_reason(
+    place: Place,
+) -> None:
+    journal = place.base.parent / "journal"
+    place_words = ("--state-dir", place.state, "--workspace", place.base)
+    words = (*place_words, "--workspace-name", "w", "--journal", journal)
+    with subprocess.Popen(
+        [SANDHOST, "run", *words, "--", "sh", "-c", "echo > b; echo ready; read line"],
+        env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        (place.state / "workspaces/w").rename(place.state / "away")
+        process.communicate(b"\n")
+    closed = events(journal)[-1]
+    assert (closed["event"], closed["changed"]) == ("workspace.closed", None)
+    assert "cannot find workspace 'w'" in str(closed["reason"])
+
+
+# spec WS20
+def test_commands_without_a_daemon_tell_the_journal_that_is_named(place: Place) -> None:
+    journal = place.base.parent / "journal"
+    named = ("--journal", str(journal))
+    place.named("echo b > b; echo c > .envrc")
+    done = place.ask("commit", "w", "--journal", str(place.base / "none/journal"))
+    assert (done.status, done.said("nothing changed: name another")) == (2, True)
+    for words in (
+        ("commit", "w", "--dry-run"),
+        ("commit", "w"),
+        ("commit", "w", "b"),
+        ("snapshot", "w"),
+    ):
+        place.ask(*words, *named)
+    place.ask("discard", "w", "--yes", *named)
+    place.named("echo more >> a.txt", "--commit", "on-success", *named)
+    told = [row for row in events(journal) if "child_id" not in row]
+    assert [row["event"].removeprefix("workspace.") for row in told] == [
+        "conflict", "committed", "snapshot", "discarded", "committed",
+    ]  # fmt: skip
+    assert {row["workspace"] for row in told} == {"w"}
+    refused, committed, snapshot, discarded, _ = told
+    assert (refused["guarded"], refused["conflicts"]) == (1, 0)
+    assert (committed["applied"], committed["left"]) == (1, 1)
+    assert (snapshot["label"], snapshot["stopped_ns"]) == ("1", 0)
+    assert discarded["changed"] == 1
+
+
 def test_a_workspace_is_discarded(place: Place) -> None:
     place.named("echo > b")
     assert place.ask("discard", "w", "--yes").status == 0
@@ -322,4 +394,4 @@ def test_a_workspace_is_discarded(place: Place) -> None:
 @of_root
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
     passed = file_passed_by_nobody(request)
-    assert len(passed) > 20
+    assert len(passed) > 23

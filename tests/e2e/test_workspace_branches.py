@@ -110,8 +110,13 @@ def test_a_child_stands_still_while_a_snapshot_is_taken_and_goes_on(
 ) -> None:
     script = "echo one > b; echo ready; read line; rm b; echo two > c; read line"
     with at_work(place, script) as process:
-        done = place.ask("snapshot", "w", "mid")
+        journal = place.base.parent / "journal"
+        done = place.ask("snapshot", "w", "mid", "--journal", str(journal))
         assert (done.status, done.out) == (0, b"mid\n")
+        event = json.loads(journal.read_text())
+        assert (event["event"], event["label"]) == ("workspace.snapshot", "mid")
+        assert event["copied_bytes"] == 4
+        assert event["stopped_ns"] > 0  # spec WS20: for how long it was stopped
         assert b"the child stopped for " in done.err
         assert b"4 bytes copied" in done.err
         names = json.loads(place.ask("fork", "w", "--json").out)

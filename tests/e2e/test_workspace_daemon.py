@@ -240,6 +240,7 @@ def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
         host.wait(lambda: sizes(host) == [("repo", 2, 14)], "its sizes")
         patch = b"".join(client.workspace_patch("repo"))
         assert patch == place.ask("diff", "repo").out
+        made = client.workspace("snapshot", name="repo", label="mid")
         for refused in (client.workspace_commit, client.workspace_discard):
             with pytest.raises(ControlError, match="child child-1 has it"):
                 refused("repo")
@@ -261,7 +262,32 @@ def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
         assert (committed["applied"], committed["left"]) == (1, 1)
         (discarded,) = events(place, "workspace.discarded")
         assert discarded["changed"] == 1
+        (snapshot,) = events(place, "workspace.snapshot")
+        assert snapshot["workspace"] == "repo"
+        assert (snapshot["label"], snapshot["copied_bytes"]) == ("mid", 14)
+        # For how long the child was stopped.
+        assert made == {key: snapshot[key] for key in made}
+        assert made["stopped_ns"] > 0
         assert host.end() == 0
+
+
+def check_exports(host: Daemon, place: Place, *control: str) -> None:
+    """Export by a daemon what is exported without one."""
+    for form in ("patch", "tar"):
+        file = place.top / f"there.{form}"
+        asked = ("workspace", "export", "repo", str(file), *control)
+        assert sandhost(*asked).status == 0
+        here = place.top / f"here.{form}"
+        assert place.ask("export", "repo", str(here)).status == 0
+        assert file.read_bytes() == here.read_bytes() != b""
+        piece = b"".join(host.client.workspace_export("repo", form))
+        assert piece == here.read_bytes()
+        done = sandhost(*asked)
+        assert (done.status, b"it is there already" in done.err) == (2, True)
+    gone = str(place.top / "none.tar")
+    done = sandhost("workspace", "export", "none", gone, *control)
+    assert (done.status, b"cannot find workspace 'none'" in done.err) == (2, True)
+    assert not [name for name in os.listdir(place.top) if "none" in name]
 
 
 # spec WS7
@@ -278,6 +304,10 @@ def test_the_command_asks_a_daemon_that_is_named(place: Place) -> None:
         assert (there.status, there.out) == (1, place.ask("diff", "repo").out)
         named = sandhost("workspace", "diff", "repo", "--name-only", *control)
         assert named.out == b"a.txt\nb.txt\n"
+        check_exports(host, place, *control)
+        journal = ("--journal", str(place.top / "j"))
+        done = sandhost("workspace", "commit", "repo", "b.txt", *control, *journal)
+        assert (done.status, done.said("leave it out")) == (2, True)
         done = sandhost("workspace", "commit", "repo", "b.txt", *control)
         assert (done.status, done.out) == (0, b"committed  b.txt\n")
         (committed,) = events(place, "workspace.committed")
