@@ -1,16 +1,29 @@
 """A request of another API as a Chat Completions request (spec MD2).
 
-What ``responses_chat`` and ``messages_chat`` have in common: the result of a translation,
-and the error of a request that has none.
+What the translations have in common: their result, the error of a request that has none,
+and how a field of a request is read, so that each error names it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 Object = dict[str, Any]
 """A JSON object."""
+
+Kind = TypeVar("Kind")
+
+_KINDS: dict[type, str] = {
+    str: "a text",
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+    int: "a whole number",
+}
 
 
 class UntranslatableError(ValueError):
@@ -44,3 +57,52 @@ class Translation:
     dropped: tuple[str, ...] = ()
     namespaced: dict[str, tuple[str, str]] = field(default_factory=dict)
     custom: frozenset[str] = frozenset()
+
+
+def optional(
+    owner: Object, name: str, kind: type[Kind], where: str = ""
+) -> Kind | None:
+    """Return a field of a request; None where it is absent or null.
+
+    Args:
+        owner: the object that has the field.
+        name: the field.
+        kind: its type; no other is taken, and a bool is no number.
+        where: the object's own place in the request; empty for the request itself.
+
+    Raises:
+        UntranslatableError: it has another type.
+    """
+    value = owner.get(name)
+    if value is not None and type(value) is not kind:
+        raise UntranslatableError(place(where, name), f"{_KINDS[kind]} is needed")
+    return value
+
+
+def required(owner: Object, name: str, kind: type[Kind], where: str = "") -> Kind:
+    """Return a field of a request that must be there, as ``optional`` does.
+
+    Raises:
+        UntranslatableError: it is absent, null or of another type.
+    """
+    value = optional(owner, name, kind, where)
+    if value is None:
+        raise UntranslatableError(place(where, name), f"{_KINDS[kind]} is needed")
+    return value
+
+
+def refuse_unknown(owner: Object, known: Container[str], where: str = "") -> None:
+    """Raise if an object has a field that is not known and not null.
+
+    Raises:
+        UntranslatableError: it has one.
+    """
+    for name, value in owner.items():
+        if value is not None and name not in known:
+            reason = "Chat Completions has no form for it"
+            raise UntranslatableError(place(where, name[:100]), reason)
+
+
+def place(where: str, name: str) -> str:
+    """Return the place of a field in a request."""
+    return f"{where}.{name}" if where else name

@@ -1,0 +1,427 @@
+"""A request of the Responses API as one of Chat Completions (spec MD2).
+
+Rules of this file.
+
+1. Each field that is not null is translated, dropped and named in ``dropped``, or refused by
+   its name.  What the endpoint reads itself is passed over here.
+2. ``_FIELDS`` is the list of them, in the order in which they are translated: what chooses
+   among the tools needs to know them.
+3. Nothing is copied into each of many: the result is as long as the request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.llm.responses_input import CUSTOM_INPUT, Conversation, chat_name
+from supervisor.llm.translation import (
+    Object,
+    Translation,
+    UntranslatableError,
+    optional,
+    place,
+    refuse_unknown,
+    required,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HOSTED = frozenset(
+    {
+        "web_search", "web_search_2025_08_26", "web_search_preview",
+        "web_search_preview_2025_03_11", "image_generation", "file_search",
+        "code_interpreter", "mcp",
+    }
+)  # fmt: skip
+"""Types of tools that the provider of Responses runs itself."""
+
+_TOOL_DEFAULTS: Object = {
+    "defer_loading": False,
+    "async": False,
+    "allowed_callers": ["direct"],
+}
+"""Fields of a tool that have no form, with the values that change nothing."""
+
+
+def translate_request(
+    asked: Object, *, drops_hosted_tools: bool = False
+) -> Translation:
+    """Return a request of the Responses API in the form of Chat Completions.
+
+    Args:
+        asked: the request, decoded; nothing in it is changed.
+        drops_hosted_tools: leave out tools that the provider would run itself, rather than
+            refuse the request.
+
+    Raises:
+        UntranslatableError: Chat Completions has no form for something in it.
+    """
+    refuse_unknown(asked, _FIELDS)
+    request = _Request(asked, drops_hosted_tools=drops_hosted_tools)
+    for name, translate in _FIELDS.items():
+        if asked.get(name) is not None:
+            translate(request, name)
+    return request.finish()
+
+
+class _Request:
+    """A request on its way.
+
+    Args:
+        asked: the request.
+        drops_hosted_tools: as above.
+    """
+
+    def __init__(self, asked: Object, *, drops_hosted_tools: bool) -> None:
+        self.asked = asked
+        self.drops_hosted_tools = drops_hosted_tools
+        self.body: Object = {}
+        self.max_tokens: int | None = None
+        self.conversation = Conversation()
+        self.dropped = self.conversation.dropped
+        self.tools: dict[str, Object] = {}
+        self.namespaced: dict[str, tuple[str, str]] = {}
+        self.custom: set[str] = set()
+
+    def finish(self) -> Translation:
+        """Return what was translated."""
+        messages = self.conversation.messages()
+        if not messages:
+            raise UntranslatableError("input", "there is nothing to answer")
+        body = {"messages": messages, **self.body}
+        if self.tools:
+            body["tools"] = list(self.tools.values())
+        else:  # a provider refuses them without tools, and they mean nothing then
+            body.pop("tool_choice", None)
+            body.pop("parallel_tool_calls", None)
+        return Translation(
+            body,
+            self.max_tokens,
+            tuple(self.dropped),
+            self.namespaced,
+            frozenset(self.custom),
+        )
+
+    # Fields
+
+    def leave(self, name: str) -> None:
+        """Pass over a field that the endpoint reads."""
+
+    def drop(self, name: str) -> None:
+        """Leave out a field, whatever its value."""
+        self.dropped[name] = None
+
+    def refuse_stored(self, name: str) -> None:
+        """Refuse what needs an answer that was stored."""
+        reason = "this host stores no answers; send the whole conversation as input"
+        raise UntranslatableError(name, reason)
+
+    def instruct(self, name: str) -> None:
+        """Translate ``instructions``."""
+        self.conversation.add_system(required(self.asked, name, str))
+
+    def converse(self, name: str) -> None:
+        """Translate ``input``."""
+        items = self.asked[name]
+        if isinstance(items, str):
+            self.conversation.add_user(items)
+            return
+        for number, item in enumerate(required(self.asked, name, list)):
+            self.conversation.add_item(item, f"{name}[{number}]")
+
+    def offer(self, name: str) -> None:
+        """Translate ``tools``."""
+        for number, tool in enumerate(required(self.asked, name, list)):
+            self._add_tool(tool, f"{name}[{number}]")
+
+    def choose(self, name: str) -> None:
+        """Translate ``tool_choice``."""
+        choice = self.asked[name]
+        if choice in ("auto", "none", "required"):
+            self._set_choice(choice, name)
+            return
+        asked = required(self.asked, name, dict)
+        kind = required(asked, "type", str, name)
+        if kind == "allowed_tools":
+            self._allow(asked, name)
+            return
+        refuse_unknown(asked, {"type", "name", "namespace"}, name)
+        function = {"name": self._chosen(asked, name)}
+        self.body["tool_choice"] = {"type": "function", "function": function}
+
+    def flag(self, name: str) -> None:
+        """Translate a field that is true or false, and has the same name."""
+        self.body[name] = required(self.asked, name, bool)
+
+    def text(self, name: str) -> None:
+        """Translate a text that has the same name."""
+        self.body[name] = required(self.asked, name, str)
+
+    def number(self, name: str) -> None:
+        """Translate a number that has the same name."""
+        value = self.asked[name]
+        if type(value) not in (int, float):
+            raise UntranslatableError(name, "a number is needed")
+        self.body[name] = value
+
+    def bound(self, name: str) -> None:
+        """Translate ``max_output_tokens``."""
+        value = required(self.asked, name, int)
+        if value < 1:
+            raise UntranslatableError(name, "a number from 1 on is needed")
+        self.max_tokens = value
+
+    def reason(self, name: str) -> None:
+        """Translate ``reasoning``."""
+        asked = required(self.asked, name, dict)
+        refuse_unknown(asked, {"effort", "summary"}, name)
+        if (effort := optional(asked, "effort", str, name)) is not None:
+            self.body["reasoning_effort"] = effort
+        if asked.get("summary") is not None:
+            self.drop("reasoning.summary")
+
+    def form(self, name: str) -> None:
+        """Translate ``text``: the form that the answer shall have."""
+        asked = required(self.asked, name, dict)
+        refuse_unknown(asked, {"format", "verbosity"}, name)
+        if asked.get("verbosity") is not None:
+            self.drop("text.verbosity")
+        chosen = optional(asked, "format", dict, name)
+        if chosen is None:
+            return
+        where = place(name, "format")
+        kind = required(chosen, "type", str, where)
+        known = {"type"}
+        if kind == "json_schema":
+            known |= {"name", "schema", "strict", "description"}
+        elif kind not in ("text", "json_object"):
+            raise UntranslatableError(place(where, "type"), "there is no such form")
+        refuse_unknown(chosen, known, where)
+        if kind == "json_object":
+            self.body["response_format"] = {"type": kind}
+        elif kind == "json_schema":
+            self.body["response_format"] = {
+                "type": kind,
+                kind: {
+                    "name": required(chosen, "name", str, where),
+                    "schema": required(chosen, "schema", dict, where),
+                    **_given(chosen, where, strict=bool, description=str),
+                },
+            }
+
+    def include(self, name: str) -> None:
+        """Drop the one value of ``include`` that changes nothing."""
+        for number, value in enumerate(required(self.asked, name, list)):
+            if value != "reasoning.encrypted_content":
+                reason = "Chat Completions has no form for it"
+                raise UntranslatableError(f"{name}[{number}]", reason)
+            self.drop(name)
+
+    # Tools
+
+    def _add_tool(self, tool: object, where: str) -> None:
+        if not isinstance(tool, dict):
+            raise UntranslatableError(where, "an object is needed")
+        kind = required(tool, "type", str, where)
+        if kind == "namespace":
+            self._add_namespace(tool, where)
+        elif kind in HOSTED and self.drops_hosted_tools:
+            self.drop(f"tools.{kind}")
+        else:
+            self._add_function(tool, where)
+
+    def _add_namespace(self, tool: Object, where: str) -> None:
+        refuse_unknown(tool, {"type", "name", "description", "tools"}, where)
+        namespace = required(tool, "name", str, where)
+        said = optional(tool, "description", str, where)
+        # Told once (rule 3), by the first of them.
+        about = f"About all tools named {namespace}__*: {said}" if said else ""
+        for number, inner in enumerate(required(tool, "tools", list, where)):
+            at = f"{where}.tools[{number}]"
+            if not isinstance(inner, dict):
+                raise UntranslatableError(at, "an object is needed")
+            self._add_function(inner, at, namespace, about)
+            about = ""
+
+    def _add_function(
+        self, tool: Object, where: str, namespace: str | None = None, about: str = ""
+    ) -> None:
+        """Add a tool that is a function in Chat Completions.
+
+        Args:
+            tool: it, of type ``function`` or ``custom``.
+            where: its place in the request.
+            namespace: the namespace that it is in.
+            about: what its description begins with.
+        """
+        kind = required(tool, "type", str, where)
+        make = _FUNCTIONS.get(kind)
+        if make is None:
+            raise _no_tool(kind, where)
+        at = place(where, "name")
+        own = required(tool, "name", str, where)
+        name = chat_name(namespace, own, at)
+        if name in self.tools:
+            raise UntranslatableError(at, f"a tool before it is called {name} too")
+        if namespace is not None:
+            self.namespaced[name] = (namespace, own)
+        if kind == "custom":
+            self.custom.add(name)
+        function: Object = {"name": name}
+        said = (about, optional(tool, "description", str, where))
+        if description := "\n\n".join(filter(None, said)):
+            function["description"] = description
+        self.tools[name] = {
+            "type": "function",
+            "function": {**function, **make(tool, where)},
+        }
+
+    def _set_choice(self, choice: str, where: str) -> None:
+        if choice == "required" and not self.tools:
+            raise UntranslatableError(where, "there is no tool to call")
+        self.body["tool_choice"] = choice
+
+    def _allow(self, asked: Object, where: str) -> None:
+        """Leave the tools that may be called: the same, for every provider."""
+        refuse_unknown(asked, {"type", "mode", "tools"}, where)
+        mode = required(asked, "mode", str, where)
+        if mode not in ("auto", "required"):
+            raise UntranslatableError(place(where, "mode"), "there is no such mode")
+        allowed = set()
+        for number, tool in enumerate(required(asked, "tools", list, where)):
+            at = f"{where}.tools[{number}]"
+            if not isinstance(tool, dict):
+                raise UntranslatableError(at, "an object is needed")
+            if not (self.drops_hosted_tools and tool.get("type") in HOSTED):
+                refuse_unknown(tool, {"type", "name", "namespace"}, at)
+                allowed.add(self._chosen(tool, at))
+        self.tools = {n: tool for n, tool in self.tools.items() if n in allowed}
+        self._set_choice(mode, where)
+
+    def _chosen(self, asked: Object, where: str) -> str:
+        """Return the name in Chat Completions of a tool that is referred to."""
+        kind = required(asked, "type", str, where)
+        if kind not in ("function", "custom"):
+            raise _no_tool(kind, where)
+        at = place(where, "name")
+        namespace = optional(asked, "namespace", str, where)
+        name = chat_name(namespace, required(asked, "name", str, where), at)
+        is_namespaced = name in self.namespaced
+        if (
+            name not in self.tools
+            or is_namespaced == (namespace is None)
+            or (name in self.custom) != (kind == "custom")
+        ):
+            raise UntranslatableError(at, f"there is no {kind} tool {name}")
+        return name
+
+
+def _only(wanted: object) -> Callable[[_Request, str], None]:
+    """Return a translation that passes over a field with the value that changes nothing."""
+
+    def check(request: _Request, name: str) -> None:
+        value = request.asked[name]
+        if type(value) is not type(wanted) or value != wanted:
+            raise UntranslatableError(name, "Chat Completions has no form for it")
+
+    return check
+
+
+def _drop_only(value: object) -> Callable[[_Request, str], None]:
+    """Return a translation that drops a field with one value, and takes no other."""
+    check = _only(value)
+
+    def drop(request: _Request, name: str) -> None:
+        check(request, name)
+        request.drop(name)
+
+    return drop
+
+
+_FIELDS: dict[str, Callable[[_Request, str], None]] = {
+    "model": _Request.leave,
+    "stream": _Request.leave,
+    "stream_options": _Request.leave,
+    "background": _only(False),
+    "previous_response_id": _Request.refuse_stored,
+    "conversation": _Request.refuse_stored,
+    "instructions": _Request.instruct,
+    "input": _Request.converse,
+    "tools": _Request.offer,
+    "tool_choice": _Request.choose,
+    "parallel_tool_calls": _Request.flag,
+    "max_output_tokens": _Request.bound,
+    "temperature": _Request.number,
+    "top_p": _Request.number,
+    "top_logprobs": _only(0),
+    "text": _Request.form,
+    "reasoning": _Request.reason,
+    "truncation": _only("disabled"),
+    "user": _Request.text,
+    "store": _drop_only(False),
+    "include": _Request.include,
+    "prompt_cache_key": _Request.drop,
+    "client_metadata": _Request.drop,
+    "service_tier": _drop_only("auto"),
+}
+"""What becomes of each field."""
+
+
+def _function(tool: Object, where: str) -> Object:
+    """Return what a tool of type ``function`` has beside its name and description."""
+    _refuse_tool_fields(tool, {"parameters", "strict"}, where)
+    return _given(tool, where, parameters=dict, strict=bool)
+
+
+def _custom(tool: Object, where: str) -> Object:
+    """Return the same for a tool of type ``custom``: one parameter, a text."""
+    _refuse_tool_fields(tool, {"format"}, where)
+    parameter = {"type": "string"}
+    form = optional(tool, "format", dict, where) or {"type": "text"}
+    at = place(where, "format")
+    kind = required(form, "type", str, at)
+    if kind == "grammar":
+        refuse_unknown(form, {"type", "syntax", "definition"}, at)
+        syntax = required(form, "syntax", str, at)
+        definition = required(form, "definition", str, at)
+        said = f"A text that matches this {syntax} grammar:\n{definition}"
+        parameter["description"] = said
+    elif kind == "text":
+        refuse_unknown(form, {"type"}, at)
+    else:
+        raise UntranslatableError(place(at, "type"), "there is no such format")
+    return {
+        "parameters": {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: parameter},
+            "required": [CUSTOM_INPUT],
+            "additionalProperties": False,
+        }
+    }
+
+
+_FUNCTIONS: dict[str, Callable[[Object, str], Object]] = {
+    "function": _function,
+    "custom": _custom,
+}
+"""Types of tools that become functions."""
+
+
+def _refuse_tool_fields(tool: Object, own: set[str], where: str) -> None:
+    known = {"type", "name", "description", *own}
+    known |= {name for name, value in _TOOL_DEFAULTS.items() if tool.get(name) == value}
+    refuse_unknown(tool, known, where)
+
+
+def _given(owner: Object, where: str, **kinds: type[object]) -> Object:
+    """Return the fields of an object that are there, of those that may be."""
+    found = {name: optional(owner, name, kind, where) for name, kind in kinds.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _no_tool(kind: str, where: str) -> UntranslatableError:
+    reason = f"Chat Completions has no form for the tool {kind[:50]!r}"
+    if kind in HOSTED:
+        reason += '; hosted_tools = "drop" in [llm] leaves it out'
+    return UntranslatableError(place(where, "type"), reason)

@@ -1,0 +1,511 @@
+"""An answer of Chat Completions as one of the Responses API (spec MD2, MD3).
+
+Rules of this file.
+
+1. An item is one of ``output``.  Its events are ``output_item.added``, what it is made of,
+   ``output_item.done``; its ``output_index`` is its place, from the first to the last.
+2. A text goes on until something else begins.  A call goes on until the end: pieces of
+   several may come in turns, and no piece tells that it is the last.
+3. Pieces without text make nothing, so that an answer is the same however it was cut.
+4. Texts are joined once, when their item is done.
+5. A piece of another shape than Chat Completions gives it is passed over, never an error:
+   whether an answer is whole is checked before (``answer``).
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from supervisor.llm.responses_input import CUSTOM_INPUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.llm.translation import Object, Translation
+
+_ECHOED: Object = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""What a response repeats of its request, with what an absent field means."""
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Reasons to finish that leave an answer incomplete, as Responses calls them."""
+
+
+def random_id(prefix: str) -> str:
+    """Return an id that begins with a prefix, and is no other's."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class _Form(NamedTuple):
+    """How the events of a part of an item are called, and what they have.
+
+    Attributes:
+        item: the type of the item.
+        part_event: what the events of the part begin with.
+        text_event: what the events of its text begin with.
+        place: the field with the part's place in the item.
+        field: the field with its text.
+        in_part: what a part has beside.
+        in_text: what the events of its text have beside.
+    """
+
+    item: str
+    part_event: str
+    text_event: str
+    place: str
+    field: str
+    in_part: Object
+    in_text: Object
+
+
+_FORMS = {
+    "output_text": _Form(
+        "message",
+        "response.content_part",
+        "response.output_text",
+        "content_index",
+        "text",
+        {"annotations": [], "logprobs": []},
+        {"logprobs": []},
+    ),
+    "refusal": _Form(
+        "message",
+        "response.content_part",
+        "response.refusal",
+        "content_index",
+        "refusal",
+        {},
+        {},
+    ),
+    "summary_text": _Form(
+        "reasoning",
+        "response.reasoning_summary_part",
+        "response.reasoning_summary_text",
+        "summary_index",
+        "text",
+        {},
+        {},
+    ),
+}
+"""Each type of part."""
+
+
+class ResponsesWriter:
+    """Writes one answer, event by event or as a whole.
+
+    Args:
+        asked: the request, which the answer repeats in part.
+        translation: what became of it.
+        model: the name that the answer shall bear.
+        created_at: seconds since 1970.
+        make_id: returns a new id for a prefix.
+    """
+
+    def __init__(
+        self,
+        asked: Object,
+        translation: Translation,
+        model: str,
+        created_at: int,
+        make_id: Callable[[str], str] = random_id,
+    ) -> None:
+        self._response: Object = {
+            "id": make_id("resp"),
+            "object": "response",
+            "created_at": created_at,
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "metadata": {},
+            "model": model,
+            "output": [],
+            "previous_response_id": None,
+            "store": False,
+            "usage": None,
+        }
+        for name, default in _ECHOED.items():
+            value = asked.get(name)
+            self._response[name] = default if value is None else value
+        self._translation = translation
+        self._make_id = make_id
+        self._events = _Events()
+        self._items: list[_Item] = []
+        self._texts: _Texts | None = None
+        self._calls: dict[int, _Arriving] = {}
+        self._call_ids: set[str] = set()
+        self._last: _Item | None = None
+        self._finish_reason: object = None
+
+    def begin(self) -> list[Object]:
+        """Return the events that a stream begins with."""
+        for event in ("response.created", "response.in_progress"):
+            self._events.add(event, response=self._response)
+        return self._events.take()
+
+    def feed(self, chunk: Object) -> list[Object]:
+        """Return the events that a ``chat.completion.chunk`` makes."""
+        choice = _choice_in(chunk)
+        self._take(choice.get("delta"), choice.get("finish_reason"))
+        return self._events.take()
+
+    def finish(self, usage: Object | None) -> list[Object]:
+        """Return the events that a stream ends with, once the answer is whole.
+
+        Args:
+            usage: what the provider counted; None if it did not.
+        """
+        why = _INCOMPLETE.get(str(self._finish_reason))
+        for call in self._calls.values():
+            if call.item is None:  # its name or its id never came
+                self._open_call(call)
+        for item in self._items:
+            if item.made is None:
+                is_cut = why is not None and item is self._last
+                item.close("incomplete" if is_cut else "completed")
+        status = "incomplete" if why else "completed"
+        self._end(
+            status,
+            incomplete_details={"reason": why} if why else None,
+            usage=_usage(usage),
+        )
+        return self._events.take()
+
+    def fail(self, code: str, message: str) -> list[Object]:
+        """Return the event of an answer that broke off; its open items stay open."""
+        self._end("failed", error={"code": code, "message": message})
+        return self._events.take()
+
+    def whole(self, completion: Object) -> Object:
+        """Return the response that a ``chat.completion`` makes."""
+        choice = _choice_in(completion)
+        self._take(choice.get("message"), choice.get("finish_reason"))
+        response: Object = self.finish(completion.get("usage"))[-1]["response"]
+        return response
+
+    def _end(self, status: str, **fields: object) -> None:
+        output = [item.made for item in self._items if item.made is not None]
+        response = {**self._response, "status": status, "output": output, **fields}
+        self._events.add(f"response.{status}", response=response)
+
+    def _take(self, said: object, finish_reason: object) -> None:
+        """Take what a choice says: a piece of its message, or all of it."""
+        self._finish_reason = finish_reason or self._finish_reason
+        if not isinstance(said, dict):
+            return
+        # Providers have two names for it, and some send both.
+        reasoning = _text_in(said, "reasoning_content") or _text_in(said, "reasoning")
+        self._add_text("summary_text", reasoning)
+        self._add_text("output_text", _content_in(said))
+        self._add_text("refusal", _text_in(said, "refusal"))
+        calls = said.get("tool_calls")
+        for number, piece in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(piece, dict):
+                self._take_call(piece, number)
+
+    def _add_text(self, part: str, text: str) -> None:
+        """Add a text to the open item, or to a new one if that is of another type."""
+        if not text:
+            return
+        kind = _FORMS[part].item
+        if self._texts is None or self._texts.kind != kind:
+            self._close_texts()
+            prefix = "msg" if kind == "message" else "rs"
+            place = len(self._items)
+            self._texts = _Texts(self._events, place, self._make_id(prefix), kind)
+            self._items.append(self._texts)
+        self._texts.add(part, text)
+        self._last = self._texts
+
+    def _close_texts(self) -> None:
+        if self._texts is not None:
+            self._texts.close("completed")
+            self._texts = None
+
+    def _take_call(self, piece: Object, number: int) -> None:
+        index = piece.get("index")
+        call = self._calls.setdefault(
+            index if type(index) is int else number, _Arriving()
+        )
+        call.take(piece)
+        if call.item is not None:
+            call.pass_on()
+            self._last = call.item
+        elif call.name and call.call_id:
+            self._open_call(call)
+
+    def _open_call(self, call: _Arriving) -> None:
+        """Open the item of a call, and pass on what came of it."""
+        self._close_texts()
+        call_id = call.call_id
+        if not call_id or call_id in self._call_ids:  # a result could not name it
+            call_id = self._make_id("call")
+        self._call_ids.add(call_id)
+        namespace, name = self._translation.namespaced.get(call.name, (None, call.name))
+        head: Object = {"call_id": call_id, "name": name}
+        if namespace is not None:
+            head["namespace"] = namespace
+        is_custom = call.name in self._translation.custom
+        item_id = self._make_id("ctc" if is_custom else "fc")
+        kind = _CustomCall if is_custom else _FunctionCall
+        call.item = kind(self._events, len(self._items), item_id, head)
+        self._items.append(call.item)
+        self._last = call.item
+        call.pass_on()
+
+
+class _Events:
+    """Events that were not taken yet, with the number of the next one."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._events: list[Object] = []
+
+    def add(self, kind: str, **fields: object) -> None:
+        """Add an event."""
+        self._events.append({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+
+    def take(self) -> list[Object]:
+        """Return the events since the last time."""
+        taken, self._events = self._events, []
+        return taken
+
+
+class _Item:
+    """One item of the output, from its first event to its last.
+
+    Args:
+        events: where its events go.
+        place: its place in the output.
+        item: what it is as long as it has no content.
+
+    Attributes:
+        made: the item once it is done; None before.
+    """
+
+    def __init__(self, events: _Events, place: int, item: Object) -> None:
+        self._events = events
+        self._place = place
+        self._item = item
+        self.made: Object | None = None
+        events.add("response.output_item.added", output_index=place, item=item)
+
+    def close(self, status: str) -> None:
+        """Add the events that the item ends with.
+
+        Args:
+            status: ``completed``, or ``incomplete`` where the model was cut off in it.
+        """
+        raise NotImplementedError
+
+    def _add(self, kind: str, **fields: object) -> None:
+        item_id = self._item["id"]
+        self._events.add(kind, item_id=item_id, output_index=self._place, **fields)
+
+    def _finish(self, **content: object) -> None:
+        self.made = {**self._item, **content}
+        self._events.add(
+            "response.output_item.done", output_index=self._place, item=self.made
+        )
+
+
+class _Texts(_Item):
+    """A message, or a reasoning: texts one after the other.
+
+    Attributes:
+        kind: ``message`` or ``reasoning``.
+    """
+
+    def __init__(self, events: _Events, place: int, item_id: str, kind: str) -> None:
+        item: Object = {"id": item_id, "type": kind}
+        if kind == "message":
+            item |= {"status": "in_progress", "role": "assistant", "content": []}
+        else:
+            item["summary"] = []
+        super().__init__(events, place, item)
+        self.kind = kind
+        self._parts: list[Object] = []
+        self._open = ""
+        self._pieces: list[str] = []
+
+    def add(self, part: str, text: str) -> None:
+        """Add a piece of text, to a new part if the open one is of another type."""
+        form = _FORMS[part]
+        if part != self._open:
+            self._close_part()
+            self._open = part
+            empty = {"type": part, form.field: "", **form.in_part}
+            self._add_of_part(f"{form.part_event}.added", part=empty)
+        self._pieces.append(text)
+        self._add_of_part(f"{form.text_event}.delta", delta=text, **form.in_text)
+
+    def close(self, status: str) -> None:
+        """Add the events that the item ends with."""
+        self._close_part()
+        if self.kind == "message":
+            self._finish(status=status, content=self._parts)
+        else:
+            self._finish(summary=self._parts)
+
+    def _close_part(self) -> None:
+        if not self._open:
+            return
+        form = _FORMS[self._open]
+        texts = {form.field: "".join(self._pieces)}
+        part = {"type": self._open, **texts, **form.in_part}
+        self._add_of_part(f"{form.text_event}.done", **texts, **form.in_text)
+        self._add_of_part(f"{form.part_event}.done", part=part)
+        self._parts.append(part)
+        self._pieces.clear()
+        self._open = ""
+
+    def _add_of_part(self, kind: str, **fields: object) -> None:
+        place = _FORMS[self._open].place
+        self._add(kind, **{place: len(self._parts)}, **fields)
+
+
+class _FunctionCall(_Item):
+    """A call of a function: its arguments are passed on as they come."""
+
+    def __init__(self, events: _Events, place: int, item_id: str, head: Object) -> None:
+        item = {"id": item_id, "type": "function_call", "status": "in_progress"}
+        super().__init__(events, place, {**item, **head, "arguments": ""})
+        self._pieces: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Add a piece of the arguments."""
+        self._pieces.append(text)
+        self._add("response.function_call_arguments.delta", delta=text)
+
+    def close(self, status: str) -> None:
+        """Add the events that the item ends with."""
+        arguments = "".join(self._pieces)
+        self._add("response.function_call_arguments.done", arguments=arguments)
+        self._finish(status=status, arguments=arguments)
+
+
+class _CustomCall(_Item):
+    """A call of a custom tool: its input is told at the end, out of the arguments."""
+
+    def __init__(self, events: _Events, place: int, item_id: str, head: Object) -> None:
+        item = {"id": item_id, "type": "custom_tool_call", "status": "in_progress"}
+        super().__init__(events, place, {**item, **head, "input": ""})
+        self._pieces: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Add a piece of the arguments."""
+        self._pieces.append(text)
+
+    def close(self, status: str) -> None:
+        """Add the events that the item ends with."""
+        text = _input_in("".join(self._pieces))
+        if text:
+            self._add("response.custom_tool_call_input.delta", delta=text)
+        self._add("response.custom_tool_call_input.done", input=text)
+        self._finish(status=status, input=text)
+
+
+class _Arriving:
+    """A call that comes in pieces.
+
+    Attributes:
+        name: of the function; empty until it comes.
+        call_id: empty until it comes.
+        item: the item that was opened for it; None as long as a part is missing.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.call_id = ""
+        self.item: _FunctionCall | _CustomCall | None = None
+        self._pieces: list[str] = []
+
+    def take(self, piece: Object) -> None:
+        """Take a piece of the call."""
+        self.call_id = self.call_id or _text_in(piece, "id")
+        function = piece.get("function")
+        if isinstance(function, dict):
+            self.name = self.name or _text_in(function, "name")
+            if text := _text_in(function, "arguments"):
+                self._pieces.append(text)
+
+    def pass_on(self) -> None:
+        """Give what came of the arguments to the item."""
+        if self.item is not None and self._pieces:
+            self.item.add("".join(self._pieces))
+            self._pieces.clear()
+
+
+def _choice_in(chunk: Object) -> Object:
+    """Return the choice that an answer is made of; empty if a chunk has none."""
+    choices = chunk.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("index", 0) == 0:
+            return choice
+    return {}
+
+
+def _content_in(said: Object) -> str:
+    """Return the text of a content, which some providers send in parts."""
+    parts = said.get("content")
+    if not isinstance(parts, list):
+        return _text_in(said, "content")
+    return "".join(_text_in(part, "text") for part in parts if isinstance(part, dict))
+
+
+def _text_in(owner: Object, name: str) -> str:
+    """Return a field that is text; empty if it is none."""
+    value = owner.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _input_in(arguments: str) -> str:
+    """Return the input of a custom tool; all arguments if they are not as asked for."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _usage(counted: Object | None) -> Object | None:
+    """Return a ``usage`` of Chat Completions in the form of Responses."""
+    if not isinstance(counted, dict):
+        return None
+    read = _count(counted, "prompt_tokens")
+    written = _count(counted, "completion_tokens")
+    read_details = counted.get("prompt_tokens_details")
+    written_details = counted.get("completion_tokens_details")
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {
+            "cached_tokens": _count(read_details, "cached_tokens"),
+            "cache_write_tokens": _count(read_details, "cache_write_tokens"),
+        },
+        "output_tokens": written,
+        "output_tokens_details": {
+            "reasoning_tokens": _count(written_details, "reasoning_tokens")
+        },
+        "total_tokens": _count(counted, "total_tokens") or read + written,
+    }
+
+
+def _count(owner: object, name: str) -> int:
+    value = owner.get(name) if isinstance(owner, dict) else None
+    return value if type(value) is int else 0
