@@ -259,11 +259,10 @@ def _parts(content: object, where: str) -> list[Object]:
 
 
 def _plain(parts: list[Object]) -> str | list[Object]:
-    """Return parts as a text where they are one, which all providers take."""
-    if not parts:
-        return ""
-    is_text = len(parts) == 1 and parts[0]["type"] == "text"
-    return str(parts[0]["text"]) if is_text else parts
+    """Return parts as one text if they are nothing else: every provider takes that."""
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return _GAP.join(part["text"] for part in parts)
 
 
 def _part(part: Object, where: str) -> Object:

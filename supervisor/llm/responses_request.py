@@ -128,12 +128,16 @@ class _Request:
             self.conversation.add_user(items)
             return
         for number, item in enumerate(required(self.asked, name, list)):
-            self.conversation.add_item(item, f"{name}[{number}]")
+            where = f"{name}[{number}]"
+            if isinstance(item, dict) and item.get("type") == "additional_tools":
+                refuse_unknown(item, {"type", "id", "role", "tools"}, where)
+                self._add_tools(item, where)
+            else:
+                self.conversation.add_item(item, where)
 
-    def offer(self, name: str) -> None:
+    def offer(self, _name: str) -> None:
         """Translate ``tools``."""
-        for number, tool in enumerate(required(self.asked, name, list)):
-            self._add_tool(tool, f"{name}[{number}]")
+        self._add_tools(self.asked, "")
 
     def choose(self, name: str) -> None:
         """Translate ``tool_choice``."""
@@ -175,11 +179,13 @@ class _Request:
     def reason(self, name: str) -> None:
         """Translate ``reasoning``."""
         asked = required(self.asked, name, dict)
-        refuse_unknown(asked, {"effort", "summary"}, name)
+        refuse_unknown(asked, {"effort", "summary", "context"}, name)
         if (effort := optional(asked, "effort", str, name)) is not None:
             self.body["reasoning_effort"] = effort
-        if asked.get("summary") is not None:
-            self.drop("reasoning.summary")
+        # The context is how much of earlier reasoning is told again: none here.
+        for dropped in ("summary", "context"):
+            if asked.get(dropped) is not None:
+                self.drop(place(name, dropped))
 
     def form(self, name: str) -> None:
         """Translate ``text``: the form that the answer shall have."""
@@ -219,6 +225,11 @@ class _Request:
             self.drop(name)
 
     # Tools
+
+    def _add_tools(self, owner: Object, where: str) -> None:
+        """Add the tools that a request has, or an item of it."""
+        for number, tool in enumerate(required(owner, "tools", list, where)):
+            self._add_tool(tool, f"{place(where, 'tools')}[{number}]")
 
     def _add_tool(self, tool: object, where: str) -> None:
         if not isinstance(tool, dict):

@@ -78,7 +78,7 @@ CODEX: Object = {
     "include": ["reasoning.encrypted_content"],
     "prompt_cache_key": "01a2",
     "client_metadata": {"session_id": "01a2"},
-    "reasoning": {"effort": "high", "summary": "auto"},
+    "reasoning": {"effort": "high", "summary": "auto", "context": "all_turns"},
     "text": {"verbosity": "low"},
     "service_tier": "auto",
     "instructions": "You are an agent.",
@@ -108,7 +108,7 @@ CODEX: Object = {
     ],
     "input": [
         {**message("developer", "Rules.", "Skills."), "id": "msg_0"},
-        message("user", "make a file"),
+        message("user", "In a directory.", "make a file"),
         {
             "type": "reasoning",
             "id": "rs_1",
@@ -141,7 +141,7 @@ def test_a_request_of_codex_is_translated() -> None:
     assert found.body == {
         "messages": [
             {"role": "system", "content": "You are an agent.\n\nRules.\n\nSkills."},
-            {"role": "user", "content": "make a file"},
+            {"role": "user", "content": "In a directory.\n\nmake a file"},
             {
                 "role": "assistant",
                 "content": "I look",
@@ -196,6 +196,7 @@ def test_a_request_of_codex_is_translated() -> None:
         "include",
         "input.reasoning",
         "prompt_cache_key",
+        "reasoning.context",
         "reasoning.summary",
         "service_tier",
         "store",
@@ -411,6 +412,26 @@ def test_what_has_no_form_is_refused_by_name(asked: Object, field: str) -> None:
     assert str(caught.value) == f"{field}: {caught.value.reason}"
 
 
+# spec MD2: where Codex knows the model, its tools stand in the input.
+def test_additional_tools_are_tools() -> None:
+    more = {"type": "additional_tools", "id": "at_1", "role": "developer"}
+    found = translate_request(
+        {
+            "input": [{**more, "tools": TOOLS[1:]}, message("user", "hi")],
+            "tools": TOOLS[:1],
+            "tool_choice": "required",
+        }
+    )
+    assert found.body["messages"] == [{"role": "user", "content": "hi"}]
+    names = {tool["function"]["name"] for tool in found.body["tools"]}
+    assert names == {"a", "c", "n__x", "n__y"}
+    assert found.custom == {"c"}
+    assert refused_field({"input": [{**more, "tools": [7]}]}, drops=True) == (
+        "input[0].tools[0]"
+    )
+    assert refused_field({"input": [more]}, drops=True) == "input[0].tools"
+
+
 # spec MD2: dropped only where it was configured; what a client runs itself never is.
 def test_tools_of_the_provider_are_dropped_if_configured() -> None:
     tools = [{"type": "web_search_preview"}, {"type": "web_search_preview"}]
@@ -529,7 +550,7 @@ def test_images_are_told_by_the_user() -> None:
     )
     assert found[1:] == [
         result("1", "See the images that follow."),
-        result("2", [{"type": "text", "text": "look"}] * 2),
+        result("2", "look\n\nlook"),
         {
             "role": "user",
             "content": [
