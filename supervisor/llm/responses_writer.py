@@ -45,6 +45,36 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 """Reasons to finish that leave an answer incomplete, as Responses calls them."""
 
 
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+"""What the ids of items begin with, by their types."""
+
+_EMPTY: dict[str, Object] = {
+    "message": {
+        "type": "message",
+        "status": "in_progress",
+        "role": "assistant",
+        "content": [],
+    },
+    "reasoning": {"type": "reasoning", "summary": []},
+    "function_call": {
+        "type": "function_call",
+        "status": "in_progress",
+        "arguments": "",
+    },
+    "custom_tool_call": {
+        "type": "custom_tool_call",
+        "status": "in_progress",
+        "input": "",
+    },
+}
+"""Items before anything is in them, by their types; copied, and never changed."""
+
+
 def random_id(prefix: str) -> str:
     """Return an id that begins with a prefix, and is no other's."""
     return f"{prefix}_{secrets.token_hex(24)}"
@@ -146,7 +176,7 @@ class ResponsesWriter:
         self._events = _Events()
         self._items: list[_Item] = []
         self._texts: _Texts | None = None
-        self._calls: dict[int, _Arriving] = {}
+        self._calls: dict[int, _IncomingCall] = {}
         self._call_ids: set[str] = set()
         self._last: _Item | None = None
         self._finish_reason: object = None
@@ -224,9 +254,8 @@ class ResponsesWriter:
         kind = _FORMS[part].item
         if self._texts is None or self._texts.kind != kind:
             self._close_texts()
-            prefix = "msg" if kind == "message" else "rs"
-            place = len(self._items)
-            self._texts = _Texts(self._events, place, self._make_id(prefix), kind)
+            item = {"id": self._make_id(_PREFIXES[kind]), **_EMPTY[kind]}
+            self._texts = _Texts(self._events, len(self._items), item)
             self._items.append(self._texts)
         self._texts.add(part, text)
         self._last = self._texts
@@ -239,7 +268,7 @@ class ResponsesWriter:
     def _take_call(self, piece: Object, number: int) -> None:
         index = piece.get("index")
         call = self._calls.setdefault(
-            index if type(index) is int else number, _Arriving()
+            index if type(index) is int else number, _IncomingCall()
         )
         call.take(piece)
         if call.item is not None:
@@ -248,21 +277,21 @@ class ResponsesWriter:
         elif call.name and call.call_id:
             self._open_call(call)
 
-    def _open_call(self, call: _Arriving) -> None:
+    def _open_call(self, call: _IncomingCall) -> None:
         """Open the item of a call, and pass on what came of it."""
         self._close_texts()
         call_id = call.call_id
         if not call_id or call_id in self._call_ids:  # a result could not name it
             call_id = self._make_id("call")
         self._call_ids.add(call_id)
-        namespace, name = self._translation.namespaced.get(call.name, (None, call.name))
-        head: Object = {"call_id": call_id, "name": name}
-        if namespace is not None:
-            head["namespace"] = namespace
         is_custom = call.name in self._translation.custom
-        item_id = self._make_id("ctc" if is_custom else "fc")
-        kind = _CustomCall if is_custom else _FunctionCall
-        call.item = kind(self._events, len(self._items), item_id, head)
+        kind = "custom_tool_call" if is_custom else "function_call"
+        item = {"id": self._make_id(_PREFIXES[kind]), **_EMPTY[kind]}
+        item |= {"call_id": call_id, "name": call.name}
+        if call.name in self._translation.namespaced:
+            item["namespace"], item["name"] = self._translation.namespaced[call.name]
+        make = _CustomCall if is_custom else _FunctionCall
+        call.item = make(self._events, len(self._items), item)
         self._items.append(call.item)
         self._last = call.item
         call.pass_on()
@@ -302,6 +331,7 @@ class _Item:
         self._events = events
         self._place = place
         self._item = item
+        self._pieces: list[str] = []
         self.made: Object | None = None
         events.add("response.output_item.added", output_index=place, item=item)
 
@@ -331,17 +361,11 @@ class _Texts(_Item):
         kind: ``message`` or ``reasoning``.
     """
 
-    def __init__(self, events: _Events, place: int, item_id: str, kind: str) -> None:
-        item: Object = {"id": item_id, "type": kind}
-        if kind == "message":
-            item |= {"status": "in_progress", "role": "assistant", "content": []}
-        else:
-            item["summary"] = []
+    def __init__(self, events: _Events, place: int, item: Object) -> None:
         super().__init__(events, place, item)
-        self.kind = kind
+        self.kind: str = item["type"]
         self._parts: list[Object] = []
         self._open = ""
-        self._pieces: list[str] = []
 
     def add(self, part: str, text: str) -> None:
         """Add a piece of text, to a new part if the open one is of another type."""
@@ -382,11 +406,6 @@ class _Texts(_Item):
 class _FunctionCall(_Item):
     """A call of a function: its arguments are passed on as they come."""
 
-    def __init__(self, events: _Events, place: int, item_id: str, head: Object) -> None:
-        item = {"id": item_id, "type": "function_call", "status": "in_progress"}
-        super().__init__(events, place, {**item, **head, "arguments": ""})
-        self._pieces: list[str] = []
-
     def add(self, text: str) -> None:
         """Add a piece of the arguments."""
         self._pieces.append(text)
@@ -402,11 +421,6 @@ class _FunctionCall(_Item):
 class _CustomCall(_Item):
     """A call of a custom tool: its input is told at the end, out of the arguments."""
 
-    def __init__(self, events: _Events, place: int, item_id: str, head: Object) -> None:
-        item = {"id": item_id, "type": "custom_tool_call", "status": "in_progress"}
-        super().__init__(events, place, {**item, **head, "input": ""})
-        self._pieces: list[str] = []
-
     def add(self, text: str) -> None:
         """Add a piece of the arguments."""
         self._pieces.append(text)
@@ -420,7 +434,7 @@ class _CustomCall(_Item):
         self._finish(status=status, input=text)
 
 
-class _Arriving:
+class _IncomingCall:
     """A call that comes in pieces.
 
     Attributes:

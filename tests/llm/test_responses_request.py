@@ -581,7 +581,7 @@ def test_what_an_answer_says_of_itself_is_left_out() -> None:
     assert found.dropped == ("input.phase",)
 
 
-# spec MD2: instructions alone are nothing to answer, but what precedes the input.
+# spec MD2: many chat templates take one, as the first.
 def test_system_messages_in_a_row_are_one() -> None:
     found = messages(
         {"role": "developer", "content": "b"},
