@@ -183,7 +183,11 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class WorkspaceRow(msgspec.Struct, frozen=True):
-    """One workspace of a daemon."""
+    """One workspace of a daemon.
+
+    Attributes:
+        cut_off: its last run (``durable = false``) was cut off before it was synced.
+    """
 
     name: str
     base: str
@@ -194,6 +198,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     bytes: int
     created_at: str | None = None
     snapshots: list[str] = []
+    cut_off: bool = False
 
 
 class ChangedPath(msgspec.Struct, frozen=True):

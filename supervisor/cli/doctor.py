@@ -91,7 +91,10 @@ def examine_machine(*, as_text: bool = True) -> tuple[str, int]:
         walls, why = None, f"not tried without {', '.join(lacking)}"
     else:
         walls, why = doctor_layers.try_layers()
-    modes = [] if why else doctor_workspaces.try_modes()
+    if why:
+        modes = doctor_workspaces.missing_modes(f"no child can be started: {why}")
+    else:
+        modes = doctor_workspaces.try_modes()
     layers = doctor_layers.rows(walls, why)
     status = FOUND if why else CLEAN
     if as_text:
@@ -144,8 +147,6 @@ def layers_text(head: str, layers: Sequence[dict[str, str]]) -> str:
 
 def modes_text(modes: Sequence[dict[str, str]]) -> str:
     """Lay out what can be had of workspaces for people."""
-    if not modes:
-        return ""
     lines = ["", "Workspaces (run --workspace DIR:MODE), as each was tried:"]
     for row in modes:
         text = f"{row['mode']:<14}{row['state']}: {row['detail']}"

@@ -18,26 +18,46 @@ _SCRIPTS = {"read-only": "cat file", "direct": "echo new > file"}
 _SCRIPT = "echo new > file && mkdir d && rmdir d && mkdir d && mv d e"
 
 
+def missing_modes(reason: str) -> list[dict[str, str]]:
+    """Return a row for each mode that says that there is none, and why."""
+    return [_row(mode, reason) for mode in MODES]
+
+
 def try_modes() -> list[dict[str, str]]:
     """Return a row for each mode: mode, state, and how it is made or why it is not.
 
     Workspaces are tried where they are kept, in a directory that is removed again.
     """
     place = Path(os.environ.get("SANDHOST_STATE") or usual_state_dir()).absolute()
-    while not place.is_dir():
-        place = place.parent
     try:
+        while not place.is_dir():
+            place = place.parent
         state = tempfile.mkdtemp(prefix=".sandhost-doctor-", dir=place)
     except OSError as why:
         reason = f"cannot keep workspaces in {str(place)!r}: {why.strerror}"
-        text = f"{reason}; name another directory (--state-dir)"
-        return [_row(mode, text) for mode in MODES]
+        return missing_modes(f"{reason}; name another directory (--state-dir)")
     try:
         with tempfile.TemporaryDirectory(prefix="sandhost-doctor-") as top:
-            running = {mode: _start(mode, Path(top), state) for mode in MODES}
-            return [_row(mode, _fault(process)) for mode, process in running.items()]
+            return _try_each(Path(top), state)
+    except OSError as why:
+        reason = f"cannot make a directory to try it in: {why.strerror}"
+        return missing_modes(f"{reason}; name another one in TMPDIR")
     finally:
         remove_tree(Path(state))
+
+
+def _try_each(top: Path, state: str) -> list[dict[str, str]]:
+    """Run each mode at the same time; return their rows when all have ended."""
+    running: dict[str, subprocess.Popen[str]] = {}
+    faults: dict[str, str] = {}
+    for mode in MODES:
+        try:
+            running[mode] = _start(mode, top, state)
+        except OSError as why:
+            reason = f"cannot start a run that tries it: {why.strerror}"
+            faults[mode] = f"{reason}; name another directory in TMPDIR"
+    faults |= {mode: _fault(process) for mode, process in running.items()}
+    return [_row(mode, faults[mode]) for mode in MODES]
 
 
 def _start(mode: str, top: Path, state: str) -> subprocess.Popen[str]:

@@ -58,9 +58,13 @@ def list_workspaces(
 ) -> int:
     """List the workspaces."""
     from supervisor import tables  # noqa: PLC0415 - only this command needs it
-    from supervisor.cli.workspace_target import NotThereError, find_daemon  # noqa: PLC0415
+    from supervisor.cli.workspace_target import (  # noqa: PLC0415
+        NotThereError,
+        find_daemon,
+        show_notes,
+    )
     from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
-    from supervisor.workspace.verbs import workspace_rows  # noqa: PLC0415
+    from supervisor.workspace.verbs import list_notes, workspace_rows  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
     daemon = find_daemon(state_dir, control)
@@ -69,7 +73,9 @@ def list_workspaces(
             rows = daemon.ask("list", {})
     if daemon is None or not daemon.is_named:
         known = {row["name"] for row in rows}
-        rows += workspace_rows(find_state_dir(state_dir), but=known)
+        own = workspace_rows(find_state_dir(state_dir), but=known)
+        show_notes(list_notes(own))
+        rows += own
     if as_json:
         _print_json(rows)
     elif rows:
@@ -372,13 +378,17 @@ def export(
 
 
 def _opened(state_dir: str | None, name: str) -> Workspace:
+    from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
     from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.workspace.verbs import cut_off_note  # noqa: PLC0415
     from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
 
     found: Workspace = _done(lambda: Workspace(find_state_dir(state_dir), name))
     if _done(found.finish_commit) is False:
         text = "a commit that was interrupted was undone: the base is as it was"
         print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
+    if _done(found.is_cut_off):
+        show_notes([cut_off_note(name)])
     return found
 
 

@@ -72,6 +72,9 @@ def _faults(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
     if section.hide and section.mode in MODES and section.mode != "review":
         why = f"mode {section.mode!r} shows the base itself, and hides nothing"
         yield "hide", f"{why}; use review, or leave hide out"
+    if not section.durable and section.mode in MODES and section.mode != "review":
+        why = f"mode {section.mode!r} has no layer, and what is synced there is synced"
+        yield "durable", f"{why}; use review, or leave durable out"
     yield from _limit_faults(section.limits)
     if not 0 <= section.keep <= MOST_KEPT:
         yield "keep", f"at least 0, at most {MOST_KEPT}"

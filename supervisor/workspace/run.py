@@ -66,6 +66,11 @@ def prepare_use(
         if wished.hide:
             text = f"cannot hide names of {base!r}: mode {mode!r} shows the base itself"
             raise WorkspaceError(f"{text}; use the mode 'review'")
+        if not wished.durable:
+            text = (
+                f"cannot use {base!r} with durable = false: mode {mode!r} has no layer"
+            )
+            raise WorkspaceError(f"{text}; use the mode 'review', or leave it out")
         return WorkspaceUse(name or base, base, mode, state_dir, wished)
     wanted = new_name(os.fsencode(base)) if name is None else name
     _make_if_new(state_dir, wanted, base, wished)

@@ -26,7 +26,7 @@ from supervisor.workspace.store import (
 from supervisor.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.workspace import CommitResult
@@ -179,7 +179,8 @@ def word_error(why: OSError) -> str:
 
 
 def _list(state_dir: str, _: NoArguments) -> Done:
-    return Done(workspace_rows(state_dir))
+    rows = workspace_rows(state_dir)
+    return Done(rows, list_notes(rows))
 
 
 def workspace_rows(
@@ -192,6 +193,7 @@ def workspace_rows(
 
 def _row(state_dir: str, name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "mode": "review", "snapshots": []}
+    row["cut_off"] = False
     try:
         with Workspace(state_dir, name) as found:
             child = found.directory.user()
@@ -205,6 +207,7 @@ def _row(state_dir: str, name: str) -> dict[str, Any]:
                 "changed": len(rows),
                 "bytes": sum(one.size_bytes for one in rows),
                 "snapshots": found.state.labels(),
+                "cut_off": found.is_cut_off(),
             }
     except InUseError:
         state = "in use"
@@ -352,7 +355,20 @@ def _opened(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
         if found.finish_commit() is False:
             text = "a commit that was interrupted was undone: the base is as it was"
             notes.append(f"{name}: {text}")
+        if found.is_cut_off():
+            notes.append(cut_off_note(name))
         yield found, notes
+
+
+def cut_off_note(name: str) -> str:
+    """Return what a person is to be told of a workspace whose last run was cut off."""
+    text = f"{name}: its last run (durable = false) was cut off before it was synced"
+    return f"{text}; if the machine went down, what was written may be damaged"
+
+
+def list_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what a person is to be told beside the rows of workspaces."""
+    return [cut_off_note(row["name"]) for row in rows if row["cut_off"]]
 
 
 @contextlib.contextmanager

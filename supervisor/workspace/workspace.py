@@ -349,6 +349,13 @@ class Workspace:
         """Return ``idle``, or ``left behind`` if the host of the last run died."""
         return "left behind" if self.state.is_running else "idle"
 
+    def is_cut_off(self) -> bool:
+        """Tell whether its last run (durable = false) was cut off before its layer was synced.
+
+        The next start clears what tells it, and says so.
+        """
+        return not self.directory.user() and self.directory.find_volatile_mark()
+
     def discard(self) -> None:
         """Remove the workspace and all that was changed in it.
 

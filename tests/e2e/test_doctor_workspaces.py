@@ -3,11 +3,15 @@
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import SANDHOST
+from supervisor.cli.doctor_workspaces import try_modes
+from tests.attacks.test_unprivileged import file_passed_by_nobody
+from tests.e2e.test_workspace import of_root
+from tests.helpers.command import SANDHOST, small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -52,3 +56,43 @@ def test_a_place_that_can_hold_no_layer_is_told_with_what_works(tmp_path: Path) 
     assert rows["review"]["state"] == "missing"
     assert "--state-dir" in rows["review"]["detail"]
     assert rows["direct"]["state"] == "present"
+
+
+# spec WS4: a full TMPDIR is a reason, and no traceback; what was started is waited for
+@of_root
+@pytest.mark.parametrize(
+    ("inodes", "made"), [(1, "make a directory"), (4, "start a run that tries it")]
+)
+def test_a_full_temporary_directory_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inodes: int, made: str
+) -> None:
+    monkeypatch.setenv("SANDHOST_STATE", str(tmp_path / "state"))
+    with small_disk(tmp_path, f"1m,nr_inodes={inodes}") as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        review, *others = try_modes()
+        assert list(disk.iterdir()) == []
+    for row in others:
+        assert row["state"] == "missing"
+        assert f"cannot {made}" in row["detail"]
+        assert "No space left on device; name another" in row["detail"]
+    # There was room for the first one, and it has ended.
+    assert review["state"] == ("present" if inodes > 1 else "missing")
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+# spec WS4: where workspaces cannot be kept
+def test_a_place_that_cannot_be_entered_is_told(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root enters every directory")
+    (tmp_path / "shut").mkdir(mode=0o000)
+    found = modes(SANDHOST_STATE=str(tmp_path / "shut/state"))
+    assert {state for state, _ in found.values()} == {"missing"}
+    assert "Permission denied; name another directory" in found["review"][1]
+
+
+# spec WS3a
+@of_root
+def test_a_host_that_is_not_root_tells_what_it_gives(
+    request: pytest.FixtureRequest,
+) -> None:
+    assert len(file_passed_by_nobody(request)) == 2

@@ -1,5 +1,6 @@
 """A workspace that is not durable: its mount syncs nothing, and its end is seen to."""
 
+import json
 import os
 import signal
 import subprocess
@@ -143,6 +144,13 @@ def test_what_was_cut_off_works_again_and_is_told_once(
 ) -> None:
     place.cut_off("echo before > kept")
     assert place.has_mark()
+    words = ("diff", "repo", "--name-only"), ("commit", "repo", "--dry-run"), ("list",)
+    for asked in words:  # spec WS18: who looks before the next start is told, too
+        assert place.ask(*asked).said(
+            "repo: its last run (durable = false) was cut off"
+        )
+    (row,) = json.loads(place.ask("list", "--json").out)
+    assert row["cut_off"] is True
     place.set(durable=durable)
     done = place.run(f"cat kept; echo after >> kept; {OPTIONS}")
     (warning,) = warnings(done.err.decode())
@@ -151,7 +159,9 @@ def test_what_was_cut_off_works_again_and_is_told_once(
     assert is_volatile(done) != durable
     assert not place.has_mark()
     assert warnings(place.run("true").err.decode()) == []
-    assert place.ask("commit", "repo").status == 0
+    assert json.loads(place.ask("list", "--json").out)[0]["cut_off"] is False
+    done = place.ask("commit", "repo")
+    assert (done.status, done.err) == (0, b"")
     assert (place.base / "kept").read_text() == "before\nafter\n"
 
 
@@ -173,6 +183,21 @@ def test_the_mark_of_another_child_s_mount_stays(place: Place) -> None:
     assert not place.has_mark()
 
 
+# spec WS4: a mode that has no layer cannot give up that it is synced
+@pytest.mark.parametrize("mode", ["direct", "read-only"])
+def test_it_is_refused_in_a_mode_without_a_layer(place: Place, mode: str) -> None:
+    words = place.words("true")
+    words.insert(-4, "--workspace")
+    words.insert(-4, f"{place.base}:{mode}")
+    done = sandhost(*words)
+    assert (done.status, done.said(f"mode {mode!r} has no layer")) == (125, True)
+    config = place.top / "run.toml"
+    text = config.read_text().replace("durable", f'mode = "{mode}"\ndurable')
+    config.write_text(text)
+    done = sandhost("check-config", str(config))
+    assert b"workspace.repo.durable: mode" in done.err
+
+
 # spec WS2: a start that fails has told it all the same
 def test_what_was_cut_off_is_told_where_the_start_fails(place: Place) -> None:
     place.cut_off("echo before > kept")
@@ -191,7 +216,7 @@ def test_a_daemon_tells_it_when_its_child_starts_again(place: Place) -> None:
             host.wait(lambda: host.log("agent").endswith(b"ready\n"))
             # A child that is killed ends its mount well.
             os.kill(host.row("agent").pid or 0, signal.SIGKILL)
-            host.wait(lambda: host.row("agent").pid is None)
+            host.wait(lambda: host.row("agent").state == "ended")
             host.client.spawn(name="agent")
             host.wait(lambda: host.row("agent").pid is not None)
             assert place.has_mark()
@@ -206,4 +231,4 @@ def test_a_daemon_tells_it_when_its_child_starts_again(place: Place) -> None:
 @of_root
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
     passed = file_passed_by_nobody(request)
-    assert len(passed) == 7
+    assert len(passed) == 9

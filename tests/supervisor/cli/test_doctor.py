@@ -30,6 +30,7 @@ from supervisor.sandbox.probes import (
     Finding,
     probe_machine,
 )
+from supervisor.workspace.use import MODES
 from tests.helpers.hosts import stage
 from tests.helpers.spawning import ROOT
 
@@ -251,6 +252,7 @@ def test_the_report_fits_80_columns_and_is_honest_about_walls() -> None:
     assert status == doctor.FOUND
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
+    assert "review missing: no child can be started: cannot start the" in flat
     # Nothing is reported that was not tried.
     assert "landlock unknown: cannot start the launchpad" in flat
     for probe in PROBES:
@@ -265,6 +267,11 @@ def test_the_report_as_json_has_a_row_for_each() -> None:
     assert report["isolation"] is None
     assert [row["layer"] for row in report["layers"]] == list(LAYERS)
     assert {row["state"] for row in report["layers"]} == {UNKNOWN}
+    # spec WS4: each mode is told, and why it cannot be had.
+    assert [row["mode"] for row in report["workspaces"]] == list(MODES)
+    (told,) = {(row["state"], row["detail"]) for row in report["workspaces"]}
+    why = "cannot start the launchpad: it is not there"
+    assert told == (MISSING, f"no child can be started: {why}")
     assert [row["what"] for row in report["probes"]] == [p.what for p in PROBES]
     assert set(report["probes"][0]) == {
         "what",
