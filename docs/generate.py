@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from supervisor.lifecycle import diagram
+from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
 from tests.architecture.rules import named_by_tests
 from tests.architecture.tree import ROOT
 
@@ -21,6 +22,14 @@ ATTACK = re.compile(r"^\| (\d+) \| ([^|]*) \| ([^|]*)\|.*$", re.MULTILINE)
 LIFECYCLE = re.compile(
     r"(<!-- generated: lifecycle -->\n).*?(<!-- end of generated: lifecycle -->)",
     re.DOTALL,
+)
+AGENTS = re.compile(
+    r"(<!-- generated: agents -->\n).*?(<!-- end of generated: agents -->)",
+    re.DOTALL,
+)
+AGENTS_HEAD = (
+    "| agent | version | starts | reaches the model | edits | runs tests | known limits |",
+    "|---|---|---|---|---|---|---|",
 )
 INVARIANT = re.compile(r"^(## (I\d+)\..*?^Named by: )[^\n]*$", re.MULTILINE | re.DOTALL)
 
@@ -52,10 +61,28 @@ def design(text: str, named: Named) -> str:
     return LIFECYCLE.sub(lambda match: match[1] + diagram() + match[2], text)
 
 
+def agents(text: str, named: Named) -> str:
+    """Return the page with the table of the recipes renewed."""
+    del named
+    rows = [_agent_row(read_recipe(name)) for name in recipe_names()]
+    table = "\n".join([*AGENTS_HEAD, *rows, ""])
+    return AGENTS.sub(lambda match: match[1] + table + match[2], text)
+
+
+def _agent_row(recipe: Recipe) -> str:
+    tried = recipe.tried
+    if tried is None:
+        return f"| `{recipe.agent}` | | no recipe | | | | {recipe.reason} |"
+    did = [tried.starts, tried.reaches, tried.edits, tried.tests]
+    cells = [f"`{recipe.agent}`", recipe.version_tried, *did, recipe.limits]
+    return f"| {' | '.join(cells)} |"
+
+
 DOCUMENTS: tuple[tuple[str, Callable[[str, Named], str]], ...] = (
     ("docs/design.md", design),
     ("docs/security.md", security),
     ("docs/invariants.md", invariants),
+    ("docs/agents.md", agents),
 )
 
 

@@ -24,7 +24,7 @@ import trio
 from supervisor.child_clients import ChildClients
 from supervisor.child_ends import Ends
 from supervisor.door_socket import VARIABLE, has_door_socket, open_door_socket
-from supervisor.home import check_owner
+from supervisor.home import check_owner, fill_home
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
@@ -34,6 +34,7 @@ from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.traffic import Traffic
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from supervisor.spawned import LaunchpadLost
+from supervisor.templates import MissingPlaceError, fill
 from vfs.hostio import in_thread
 from vfs.policy import Ledger, Policy, close_places
 
@@ -178,6 +179,31 @@ class Child(ChildClients):
             else:
                 env[name] = value
 
+    def _fill_in(self, env: dict[str, str]) -> None:
+        """Fill in a recipe's variables and files, and write HOME's first entries.
+
+        Raises:
+            SpawnError: a service that the recipe counts on is not there.
+            OSError: HOME cannot be written to.
+        """
+        spec = self.spec
+        try:
+            found = {name: fill(text, env) for name, text in spec.template_env.items()}
+            files = {n: fill(text, env) for n, text in spec.template_files.items()}
+        except MissingPlaceError as name:
+            raise walled.no_place(str(name)) from None
+        env.update(found)
+        files.update(spec.home_files)
+        home = spec.kept_home or spec.home_dir
+        if home is None or fill_home(home, files) or not spec.template_files:
+            return
+        self._host.log.write(
+            "WARNING",
+            "The recipe's files are not written, for HOME has entries already; name an"
+            " empty directory, or keep them with a fixed [llm] endpoint_port",
+            child_id=self.id,
+        )
+
     async def _start(self, stack: AsyncExitStack) -> None:
         host = self._host
         spec = self.spec
@@ -214,6 +240,7 @@ class Child(ChildClients):
             env[VARIABLE] = door.path
         for service in host.services:
             self._offer(env, await service.child_starting(self, stack))
+        self._fill_in(env)
         start_fd = self._open_start(stack, cwd_fd, wanted)
         self.process = await self._spawn(start_fd, pairs, env, wanted)
         stack.callback(self.process.close)

@@ -27,18 +27,29 @@ def is_home_file(name: str) -> bool:
     return "\0" not in name and not {"", ".", ".."} & set(parts)
 
 
-def prepare_home(path: str, files: Mapping[str, str]) -> None:
-    """Make a HOME that is not there yet, and its first entries, if it is empty.
+def make_home(path: str) -> None:
+    """Make a HOME that is not there yet.
 
     Raises:
-        OSError: it cannot be made or written to.
+        OSError: it cannot be made.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)  # noqa: PTH102 - text
-    if not files or os.listdir(path):  # noqa: PTH208 - likewise
-        return
+
+
+def fill_home(path: str, files: Mapping[str, str]) -> bool:
+    """Write the first entries of a HOME, if it is empty; return whether it was.
+
+    Raises:
+        OSError: it cannot be written to.
+    """
+    if not files:
+        return True
+    if os.listdir(path):  # noqa: PTH208 - text
+        return False
     for name, text in files.items():
         _write(path, name.split("/"), text)
+    return True
 
 
 def _write(top: str, parts: list[str], text: str) -> None:

@@ -66,6 +66,9 @@ class ChildSpec:
         home_dir: its HOME, likewise.
         kept_home: a directory of the operator that it has as its HOME, to write.
         expose: what the operator shows it, to read and execute by system calls.
+        home_files: the first entries of its HOME, if that is its own and empty.
+        template_env: variables of a recipe, with places that are filled in at its start.
+        template_files: likewise, further entries of HOME.
         audit: the journal is told which files of its workspaces it opens and changes.
         name: what a configuration calls it; None for one that has no name.
         model: the model that it may ask; None for the one of its view (spec L6).
@@ -118,6 +121,9 @@ class ChildSpec:
     kept_home: str | None = None
     has_workspace_root: bool = False
     expose: tuple[str, ...] = ()
+    home_files: dict[str, str] = field(default_factory=dict)
+    template_env: dict[str, str] = field(default_factory=dict)
+    template_files: dict[str, str] = field(default_factory=dict)
     audit: bool = False
 
     @property

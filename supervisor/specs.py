@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from supervisor.here import absolute, working_directory
-from supervisor.home import prepare_home
+from supervisor.home import make_home
 from supervisor.options import Limits, OptionError, parse_limits
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from supervisor.config.document import PolicySection
     from supervisor.config.sandbox import SandboxSection
+    from supervisor.llm.recipe import Recipe
     from supervisor.scratch import Scratch
 
 DEFAULT_OPEN_FILES = 256
@@ -58,6 +59,7 @@ class ChildOptions:
     workspaces: tuple[WorkspaceUse, ...] = ()
     home: str | None = None
     home_files: dict[str, str] = field(default_factory=dict)
+    recipe: Recipe | None = None
     expose: tuple[str, ...] = ()
     audit: bool = False
 
@@ -126,19 +128,21 @@ def make_spec(
     Raises:
         FileNotFoundError: it is to be started in the host's directory, or in one named
             relative to it, and that is gone.
-        OSError: its HOME cannot be made or filled.
+        OSError: its HOME cannot be made.
     """
     env = minimal_env(scratch.tmp)
     is_walled = bool(options.sandbox.layers)
     kept_home = absolute(options.home) if options.home else None
     if is_walled or kept_home is not None:
         env["HOME"] = kept_home or scratch.home
-        prepare_home(env["HOME"], options.home_files)
+        make_home(env["HOME"])
     env.update({k: os.environ[k] for k in options.pass_env if k in os.environ})
     if options.workspaces:
         env["SANDHOST_WORKSPACE"] = options.workspaces[0].name
     env.update(options.env)
     limits = options.limits
+    recipe = options.recipe
+    exposed = () if recipe is None else recipe.expose
     has_workspace_root = options.root is None and bool(options.workspaces)
     return ChildSpec(
         command=words,
@@ -149,6 +153,9 @@ def make_spec(
         made_in=scratch.fd,
         env=env,
         own_env=frozenset(options.env),
+        home_files=options.home_files,
+        template_env=_template_env(options),
+        template_files={} if recipe is None else recipe.home_files,
         top_level=options.top_level,
         read=options.read,
         write=options.write,
@@ -169,7 +176,7 @@ def make_spec(
         tmp_dir=scratch.tmp,
         home_dir=scratch.home if is_walled and kept_home is None else None,
         kept_home=kept_home,
-        expose=tuple(map(absolute, options.expose)),
+        expose=tuple(map(absolute, (*options.expose, *exposed))),
         group_limits=limits,
         tools=options.tools,
         model=options.model,
@@ -179,6 +186,15 @@ def make_spec(
         audit=options.audit,
         policy=options.policy,
     )
+
+
+def _template_env(options: ChildOptions) -> dict[str, str]:
+    """Return a recipe's variables, but for those that the operator sets or passes on."""
+    if options.recipe is None:
+        return {}
+    own = {*options.env, *(name for name in options.pass_env if name in os.environ)}
+    named = options.recipe.env.items()
+    return {name: text for name, text in named if name not in own}
 
 
 def _least(*times_s: float | None) -> float | None:

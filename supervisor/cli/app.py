@@ -50,6 +50,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
             "run", "Run children joined stdout to stdin, each with its own door."
         ),
         "shim": Entry("shim", "Install commands that run the host's tools."),
+        "recipe": Entry(
+            "recipe", "Print what an agent needs to ask the model by the host."
+        ),
     },
     "Inside a child": {
         "relay": Entry("relay", "Run a nested child with at most these rights."),

@@ -66,6 +66,13 @@ def children(
     ]
 
 
+def agents(_ctx: object, _param: object, incomplete: str) -> list[str]:
+    """Have the shell complete the name of an agent."""
+    from supervisor.llm.recipe import recipe_names  # noqa: PLC0415 - for shells only
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
 def files(_ctx: object, _param: object, incomplete: str) -> list[CompletionItem]:
     """Have the shell complete the name of a file."""
     from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells only

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 import click
 
 from supervisor.cli.help import Command
-from supervisor.cli.options import COMMAND_LINE, directories, files, one_of
+from supervisor.cli.options import (
+    COMMAND_LINE,
+    agents,
+    directories,
+    files,
+    one_of,
+)
 from supervisor.here import absolute
 from supervisor.options import (
     Limits,
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
 
     from supervisor.config.document import Config
     from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.llm.recipe import Recipe
     from supervisor.sandbox.plan import Profile
 
 
@@ -172,6 +179,12 @@ def _with_options(function: Callable[..., int]) -> Callable[..., int]:
     shell_complete=files,
 )
 @_with_options
+@click.option(
+    "--recipe",
+    metavar="AGENT",
+    shell_complete=agents,
+    help="Set what an agent needs; see 'sandhost recipe'.",
+)
 @click.option(
     "--workspace",
     metavar="DIR[:MODE]",
@@ -325,6 +338,13 @@ def run_commands(
         root = _root(given["root"], base.root, configured)
         if given["keep"] and root is None:
             _check_fresh(places)
+        env = _about("env", parse_env, given["env"])
+        passed = _about("pass-env", parse_names, given["pass_env"])
+        recipe = None
+        if given.get("recipe") is not None:
+            recipe = _about("recipe", apply_recipe, given["recipe"], configured)
+            has_home = bool(walls["sandbox"].layers or given["home"] or base.home)
+            _about("recipe", _check_home, recipe, env, passed, has_home)
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
             limits=limits,
@@ -340,8 +360,8 @@ def run_commands(
             publish=base.publish,
             durability=base.durability,
             tools=base.tools,
-            env=_about("env", parse_env, given["env"]),
-            pass_env=_about("pass-env", parse_names, given["pass_env"]),
+            env=env,
+            pass_env=passed,
             # 0 is none, as in the configuration and for timeout(1).
             timeout_s=_about("timeout", parse_duration, timeout) or None,
             log_level=_about("log-level", _log_level, given["log_level"]),
@@ -358,6 +378,7 @@ def run_commands(
             home=given["home"] or base.home,
             home_files=base.home_files,
             expose=(*base.expose, *_about("expose", _exposed, given["expose"])),
+            recipe=recipe,
             policy=None if policy is None else "run",
         )
     except OptionError as why:
@@ -463,6 +484,40 @@ def _exposed(paths: tuple[str, ...]) -> tuple[str, ...]:
         if why := fault_of(path):
             raise OptionError(why)
     return paths
+
+
+def apply_recipe(agent: str, config: Config | None) -> Recipe:
+    """Return a recipe; what it needs of ``[llm]`` is set where it is at its default.
+
+    Raises:
+        OptionError: there is none, or no way to run that agent.
+    """
+    from supervisor.llm.recipe import RecipeError, usable_recipe  # noqa: PLC0415 - with one
+
+    try:
+        recipe = usable_recipe(agent)
+    except RecipeError as why:
+        raise OptionError(str(why)) from None
+    section = None if config is None else config.llm
+    if section is not None:
+        usual = type(section)()
+        for key, value in recipe.llm.items():
+            if getattr(section, key) == getattr(usual, key):
+                setattr(section, key, value)
+    return recipe
+
+
+def _check_home(
+    recipe: Recipe, env: Container[str], passed: Container[str], has_home: bool
+) -> None:
+    """Refuse to write a recipe's files where the agent would not look for them."""
+    if not recipe.files:
+        return
+    if "HOME" in env or "HOME" in passed:
+        raise OptionError(f"{recipe.agent} has files in HOME; name that by --home DIR")
+    if not has_home:
+        why = "in a HOME of its own; name one by --home, or leave out --sandbox none"
+        raise OptionError(f"{recipe.agent} has files {why}")
 
 
 def _root(given: str | None, default: str | None, config: Config | None) -> str | None:

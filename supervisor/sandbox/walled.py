@@ -412,6 +412,12 @@ def not_prepared(why: OSError) -> SpawnError:
     return SpawnError(why.errno or 0, "request", text)
 
 
+def no_place(name: str) -> SpawnError:
+    """Word that a recipe counts on a variable that no service has set."""
+    text = f"cannot fill in the recipe: no {name} is offered; set [llm] endpoint = true"
+    return SpawnError(0, "request", text)
+
+
 def too_late(executable: str, limit_s: float) -> SpawnError:
     """Word that a program did not begin within the time that the child may take."""
     text = f"it did not begin within its time limit, {limit_s:g} s"

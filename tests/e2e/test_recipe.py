@@ -1,0 +1,202 @@
+"""Recipes: what is printed of them, and what a child finds that is run by one."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from supervisor.cli.recipe import recipe, script_of
+from supervisor.cli.run import apply_recipe, run
+from supervisor.config.document import load_config
+from supervisor.home import is_home_file
+from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
+from supervisor.templates import PLACES
+from tests.helpers.command import Outcome, sandhost
+
+KEYS = [
+    "agent", "version_tried", "command", "env", "files", "off", "expose", "limits",
+]  # fmt: skip
+WANTED = {
+    *(
+        "codex",
+        "claude",
+        "opencode",
+        "aider",
+        "mini-swe-agent",
+        "qwen",
+        "gemini",
+        "llm",
+    ),
+    *("goose", "openai-agents", "pydantic-ai", "langgraph", "smolagents"),
+}
+WITHOUT = {"gemini", "goose"}
+"""Agents that have no way; their recipes say why."""
+
+NAMES = recipe_names()
+USABLE = [name for name in NAMES if name not in WITHOUT]
+
+
+def test_there_is_a_recipe_of_each_agent() -> None:
+    assert set(NAMES) >= WANTED
+    for name in NAMES:
+        found = read_recipe(name)
+        assert found.agent == name
+        assert bool(found.reason) is (name in WITHOUT)
+
+
+@pytest.mark.parametrize("name", USABLE)
+def test_a_recipe_is_whole(name: str) -> None:
+    found = read_recipe(name)
+    assert found.version_tried
+    assert found.limits
+    assert found.packages
+    assert found.tried is not None
+    assert all(found.shown()["off"].values())
+    assert "TASK" in found.command
+    for path in found.files:
+        assert path.startswith("~/")
+        assert is_home_file(path.removeprefix("~/"))
+    for text in (*found.env.values(), *found.files.values()):
+        assert set(re.findall(r"\$\{(\w+)\}", text)) <= set(PLACES)
+
+
+@pytest.mark.slow
+def test_a_recipe_is_printed_for_programs() -> None:
+    outcome = sandhost("recipe", "codex", "--json")
+    assert outcome.status == 0
+    shown = json.loads(outcome.out)
+    assert list(shown) == KEYS
+    assert "${OPENAI_BASE_URL}" in shown["files"]["~/.codex/config.toml"]
+    assert set(shown["off"]) == {"own_sandbox", "telemetry", "update"}
+
+
+@pytest.mark.slow
+def test_an_agent_without_a_recipe_is_told() -> None:
+    unknown = sandhost("recipe", "codec")
+    assert unknown.status == 2
+    assert all(name in unknown.err.decode() for name in NAMES)
+    assert sandhost("recipe", "gemini").said("Google's own API alone")
+    outcome = sandhost("run", "--recipe", "codec", "--", "true")
+    assert outcome.status == 125
+    assert "no recipe of 'codec'; known: aider" in outcome.err.decode()
+
+
+def configured(where: Path, policy: str = "") -> str:
+    """Write a configuration with an endpoint; return its path."""
+    path = where / "llm.toml"
+    llm = '[llm]\nendpoint = true\nbase_url = "http://127.0.0.1:1/v1"\n'
+    path.write_text(f"{llm}[policy.run]\n{policy}\n")
+    return str(path)
+
+
+def shell(script: str, *options: str) -> Outcome:
+    """Run a shell script with options of ``run``."""
+    return sandhost("run", *options, "--", "sh", "-ec", script)
+
+
+@pytest.mark.slow
+def test_a_recipes_places_are_filled_in_at_the_start(tmp_path: Path) -> None:
+    options = ("--config", configured(tmp_path), "--recipe")
+    script = 'cat ~/.codex/config.toml; echo "base_url = \\"$OPENAI_BASE_URL\\""'
+    found = shell(script, *options, "codex").out.decode().splitlines()
+    assert found[-1] in found[:-1]
+    assert 'env_key = "OPENAI_API_KEY"' in found
+    assert "${" not in "".join(found)
+    named = shell('echo "$OPENAI_API_BASE $OPENAI_BASE_URL"', *options, "aider")
+    first, second = named.out.decode().split()
+    assert first == second
+
+
+@pytest.mark.slow
+def test_the_script_of_a_recipe_writes_what_run_writes(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    script = sandhost("recipe", "opencode", "--shell").out.decode()
+    see = (
+        'cat ~/.config/opencode/* | sed "s#$OPENAI_BASE_URL#X#"; env | grep ^OPENCODE_'
+    )
+    by_run = shell(see, "--config", config, "--recipe", "opencode")
+    by_script = shell(f"{script}\n{see}", "--config", config)
+    assert by_run.out == by_script.out
+    assert b'"baseURL": "X"' in by_run.out
+
+
+def test_a_script_fills_in_the_places_of_a_recipe_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    text = "${HOME} $HOME ${X} `id` \\ ${OPENAI_API_KEY}"
+    one = Recipe("a", command=["a"], env={"A": f'"{text}"'}, files={"~/d/f": text})
+    script = "\n".join([*script_of(one), 'echo "$A"; cat ~/d/f'])
+    env = {"HOME": str(tmp_path), "OPENAI_API_KEY": "K", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["sh", "-ec", script], env=env, capture_output=True, text=True, check=True
+    )
+    said = f"{tmp_path} $HOME ${{X}} `id` \\ K"
+    assert done.stdout.splitlines() == [f'"{said}"', said]
+
+
+@pytest.mark.slow
+def test_what_the_operator_sets_wins_over_a_recipe(tmp_path: Path) -> None:
+    policy = 'home_files = { ".config/opencode/opencode.json" = "${HOME}" }'
+    options = ["--config", configured(tmp_path, policy=policy), "--recipe", "opencode"]
+    options += ["--env", "OPENCODE_DISABLE_AUTOUPDATE=mine"]
+    script = "cat ~/.config/opencode/opencode.json; env | grep ^OPENCODE_ | sort"
+    said = shell(script, *options).out.decode().split()
+    assert said == [
+        # Of a policy's text nothing is filled in.
+        "${HOME}OPENCODE_DISABLE_AUTOUPDATE=mine", "OPENCODE_DISABLE_MODELS_FETCH=1",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_recipe_writes_into_an_empty_home_alone(tmp_path: Path) -> None:
+    options = ["--config", configured(tmp_path), "--recipe", "codex"]
+    options += ["--home", str(tmp_path / "kept")]
+    script = "echo theirs > ~/.codex/config.toml"
+    assert not shell(script, *options).err
+    again = shell("cat ~/.codex/config.toml", *options)
+    assert again.out == b"theirs\n"
+    assert "The recipe's files are not written" in again.err.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "no OPENAI_BASE_URL is offered"),
+        (("--sandbox", "none"), "in a HOME of its own"),
+        (("--env", "HOME=/x"), "--home DIR"),
+    ],
+)
+def test_a_recipe_that_cannot_be_filled_in_is_refused(
+    options: tuple[str, ...], said: str
+) -> None:
+    outcome = shell("true", "--recipe", "codex", *options)
+    assert outcome.status == 125
+    assert said in outcome.err.decode()
+    own = ("--env", "OPENAI_BASE_URL=http://127.0.0.1:1/v1")
+    if not options:
+        assert shell("true", "--recipe", "codex", *own).status == 0
+
+
+def test_a_recipe_sets_what_its_agent_needs_of_the_host(tmp_path: Path) -> None:
+    # spec MD6: smolagents sleeps a minute and more after its first 429.
+    path = configured(tmp_path)
+    config = load_config(path, once=True, for_daemon=False)
+    assert config.llm is not None
+    assert config.llm.quota_status == 429
+    apply_recipe("llm", config)
+    assert config.llm.quota_status == 429
+    apply_recipe("smolagents", config)
+    assert config.llm.quota_status == 400
+
+
+def test_a_shell_completes_the_names_of_agents() -> None:
+    for command, name in ((recipe, "agent"), (run, "recipe")):
+        (asked,) = (one for one in command.params if one.name == name)
+        context = click.Context(command)
+        found = asked.shell_complete(context, "co")
+        assert [item.value for item in found] == ["codex"]
