@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from supervisor.config.document import PolicySection
     from supervisor.config.sandbox import SandboxSection
-    from supervisor.llm.recipe import Recipe
     from supervisor.scratch import Scratch
 
 DEFAULT_OPEN_FILES = 256
@@ -59,7 +58,8 @@ class ChildOptions:
     workspaces: tuple[WorkspaceUse, ...] = ()
     home: str | None = None
     home_files: dict[str, str] = field(default_factory=dict)
-    recipe: Recipe | None = None
+    template_env: dict[str, str] = field(default_factory=dict)
+    template_files: dict[str, str] = field(default_factory=dict)
     expose: tuple[str, ...] = ()
     audit: bool = False
 
@@ -141,8 +141,6 @@ def make_spec(
         env["SANDHOST_WORKSPACE"] = options.workspaces[0].name
     env.update(options.env)
     limits = options.limits
-    recipe = options.recipe
-    exposed = () if recipe is None else recipe.expose
     has_workspace_root = options.root is None and bool(options.workspaces)
     return ChildSpec(
         command=words,
@@ -155,7 +153,7 @@ def make_spec(
         own_env=frozenset(options.env),
         home_files=options.home_files,
         template_env=_template_env(options),
-        template_files={} if recipe is None else recipe.home_files,
+        template_files=options.template_files,
         top_level=options.top_level,
         read=options.read,
         write=options.write,
@@ -176,7 +174,7 @@ def make_spec(
         tmp_dir=scratch.tmp,
         home_dir=scratch.home if is_walled and kept_home is None else None,
         kept_home=kept_home,
-        expose=tuple(map(absolute, (*options.expose, *exposed))),
+        expose=tuple(map(absolute, options.expose)),
         group_limits=limits,
         tools=options.tools,
         model=options.model,
@@ -190,10 +188,8 @@ def make_spec(
 
 def _template_env(options: ChildOptions) -> dict[str, str]:
     """Return a recipe's variables, but for those that the operator sets or passes on."""
-    if options.recipe is None:
-        return {}
     own = {*options.env, *(name for name in options.pass_env if name in os.environ)}
-    named = options.recipe.env.items()
+    named = options.template_env.items()
     return {name: text for name, text in named if name not in own}
 
 

@@ -377,8 +377,13 @@ def run_commands(
             image_tokens=base.image_tokens,
             home=given["home"] or base.home,
             home_files=base.home_files,
-            expose=(*base.expose, *_about("expose", _exposed, given["expose"])),
-            recipe=recipe,
+            expose=(
+                *base.expose,
+                *(() if recipe is None else recipe.expose),
+                *_about("expose", _exposed, given["expose"]),
+            ),
+            template_env={} if recipe is None else recipe.env,
+            template_files={} if recipe is None else recipe.home_files,
             policy=None if policy is None else "run",
         )
     except OptionError as why:
