@@ -221,7 +221,8 @@ class ChangedPath(msgspec.Struct, frozen=True):
 class WorkspaceCommit(msgspec.Struct, frozen=True):
     """What a commit did, or would do; a path that is not UTF-8 is ``{path_b64}``.
 
-    ``hidden`` are those of ``guarded`` that no ``allow`` takes.
+    ``hidden`` are those of ``guarded`` that no ``allow`` takes; ``merged`` those of
+    ``applied`` that got the changes of both sides.
     """
 
     applied: list[str | dict[str, str]]
@@ -229,6 +230,7 @@ class WorkspaceCommit(msgspec.Struct, frozen=True):
     guarded: list[str | dict[str, str]]
     hidden: list[str | dict[str, str]]
     left: list[str | dict[str, str]]
+    merged: list[str | dict[str, str]] = []
 
 
 class HostClient:

@@ -157,6 +157,7 @@ def _print_diff(
 )
 @click.option("--mine", metavar="PATTERN", multiple=True, help="The base's side wins.")
 @click.option("--skip-conflicts", is_flag=True, help="Leave what is in conflict.")
+@click.option("--merge", is_flag=True, help="Merge text that both sides changed.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @freeze_option
 @journal_option
@@ -172,7 +173,9 @@ def commit(
     """
     words = {key: list(how[key]) for key in ("but", "allow", "theirs", "mine")}
     words |= {"only": [*patterns, *how["only"]]}
-    flags = {key: how[key] for key in ("skip_conflicts", "dry_run")}
+    flags = {
+        key: how[key] for key in ("skip_conflicts", "merge", "dry_run") if how[key]
+    }
     more = {"name": name, "freeze": how["is_frozen"], **flags}
     asked = {**words, **more}
     result = _do(state_dir, how["control"], "commit", asked, how["journal"])
@@ -406,7 +409,6 @@ def _frozen(found: Workspace, *, is_asked: bool) -> Iterator[None]:
 
 def _done(call: Callable[..., Any], *arguments: Any) -> Any:
     """Do something; what goes wrong is one line for a user."""
-    from supervisor.workspace.patch import NoGitError  # noqa: PLC0415
     from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415
     from supervisor.workspace.verbs import word_error  # noqa: PLC0415
 
@@ -414,9 +416,6 @@ def _done(call: Callable[..., Any], *arguments: Any) -> Any:
         return call(*arguments)
     except WorkspaceError as why:
         raise CommandError(str(why)) from None
-    except NoGitError:
-        text = "cannot compare text: git is not installed"
-        raise CommandError(f"{text}; install it, or use --stat or --json") from None
     except ValueError as why:  # of a pattern
         raise CommandError(f"cannot use a pattern: {why}; see gitignore(5)") from None
     except OSError as why:
@@ -496,8 +495,10 @@ def _print_commit(result: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         _print_json(result)
         return status
+    merged = result.get("merged", ())  # an older daemon says nothing of it
     for path in result["applied"]:
-        print_bytes(b"committed  " + _shown(path_in(path)) + b"\n")
+        word = b"merged     " if path in merged else b"committed  "
+        print_bytes(word + _shown(path_in(path)) + b"\n")
     for one in result["conflicts"]:
         shown = _shown(path_in(one))
         print_bytes(b"conflict   " + shown + b": " + one["reason"].encode() + b"\n")

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from supervisor.workspace.settings import RESERVE
 from supervisor.workspace.store import path_of
 from vfs.growth import Content, MovedError, content_beneath
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse
-
-RESERVE = 0.05
-"""The part of a file system that a layer leaves to the operator."""
 
 PAUSE_S = 0.1
 """Between two looks; what a child can write in that time it can write beyond a limit."""

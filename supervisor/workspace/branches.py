@@ -114,7 +114,7 @@ def take_snapshot(workspace: Workspace, label: str | None) -> Snapshotted:
     for snapshot in gone:
         workspace.directory.write(_record_name(snapshot.label), None)
     if gone:
-        workspace.store.sweep()
+        workspace.sweep_store()
     return Snapshotted(chosen, sealed.copied_bytes, sealed.stopped_ns)
 
 
@@ -129,7 +129,7 @@ def go_back(workspace: Workspace, label: str) -> int:
         data = workspace.directory.read(_record_name(label))
         record = None if data is None else load_record(data)
         _retreat(workspace, _Sealed(snapshot.layers, new_layer_id(), record=record))
-    workspace.store.sweep()
+    workspace.sweep_store()
     return lost
 
 
@@ -187,7 +187,7 @@ def unite(workspace: Workspace) -> int:
         sealed = _write_united(workspace, store)
         sealed.outgoing = new_layer_id()
         _retreat(workspace, sealed)
-    workspace.store.sweep()
+    workspace.sweep_store()
     return sealed.copied_bytes
 
 
@@ -411,6 +411,17 @@ def _record_of_copies(
 def _record_name(label: str) -> str:
     """Return the file that keeps what was seen when a snapshot was taken."""
     return f"seen-{label}"
+
+
+def texts_named(workspace: Workspace) -> set[bytes]:
+    """Return what names the kept texts, in the record and those of the snapshots."""
+    labels = workspace.state.labels()
+    found: set[bytes] = set()
+    for name in ("record", _NEXT_RECORD, *map(_record_name, labels)):
+        data = workspace.directory.read(name)
+        if data is not None:
+            found.update(seen.text for seen in load_record(data).values())
+    return found
 
 
 def _keep_record(workspace: Workspace, label: str, record: Record | None) -> None:

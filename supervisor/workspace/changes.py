@@ -89,6 +89,15 @@ class Row:
         return None if self.old is None else _size(self.old)
 
     @property
+    def is_edit(self) -> bool:
+        """Tell whether a regular file of the base has another content or mode."""
+        new, old = self.new, self.old
+        if new is None or old is None or old.path != self.path:
+            return False
+        is_file = new.kind == old.kind == stat.S_IFREG
+        return is_file and self.change in {Change.MODIFIED, Change.MODE}
+
+    @property
     def mode(self) -> int:
         """Return the permission bits, of the deleted object where there is no other."""
         return stat.S_IMODE(_there(self).status.st_mode)

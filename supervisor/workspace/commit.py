@@ -21,6 +21,7 @@ import errno
 import os
 import secrets
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, assert_never
 
@@ -45,7 +46,7 @@ from supervisor.workspace.linux import (
 from supervisor.workspace.record import digest_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 STAGING_PREFIX = b".sandhost-commit-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -133,7 +134,8 @@ class CommitJournal(msgspec.Struct):
         holder: the directory that it is in: the base, or the workspace's own.
         steps: in their order.
         linked: other paths whose base object changes with it: hard links.
-        contested: paths in conflict of which the workspace's side was chosen.
+        contested: paths in conflict of which the workspace's side was chosen, or both.
+        merged: of these the files that get a merge of both.
     """
 
     state: Literal["staging", "applying", "undoing", "applied", "undone"]
@@ -142,6 +144,7 @@ class CommitJournal(msgspec.Struct):
     steps: list[Step] = []
     linked: list[bytes] = []
     contested: list[bytes] = []
+    merged: list[bytes] = []
 
     def old_path(self, path: bytes) -> bytes:
         """Return where the base had what a step has at a path, before any was done."""
@@ -150,6 +153,31 @@ class CommitJournal(msgspec.Struct):
             if goes_to is not None and path.startswith(goes_to + b"/"):
                 return step.path + path[len(goes_to) :]
         return path
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFile:
+    """What a file of the base becomes, made of what both sides have.
+
+    Attributes:
+        content: the new one.
+        mode: permission bits.
+        attributes: extended ones: name, value.
+        expected: the base's file that was merged.
+        ctime_ns: when that was last changed.
+    """
+
+    content: bytes
+    mode: int
+    attributes: tuple[tuple[str, bytes], ...]
+    expected: Identity
+    ctime_ns: int
+
+    def is_of(self, node: Node | None) -> bool:
+        """Tell whether the base still has what was merged."""
+        if node is None or node.status.st_ctime_ns != self.ctime_ns:
+            return False
+        return identity_of(node.status) == self.expected
 
 
 class BaseChangedError(Exception):
@@ -189,6 +217,7 @@ class Committer:
         self,
         merged: LayeredTree,
         rows: Sequence[Row],
+        merges: Mapping[bytes, MergedFile],
         linked: list[bytes],
         contested: list[bytes],
         judge: Callable[[], None],
@@ -198,8 +227,9 @@ class Committer:
         Args:
             merged: the workspace's layers.
             rows: of ``choose_rows``, judged to be in no conflict.
+            merges: by path, what takes the place of the workspace's file.
             linked: of ``Judge.linked_paths``.
-            contested: paths in conflict of which the workspace's side was chosen.
+            contested: paths in conflict of which the workspace's side was chosen, or both.
             judge: called when each step knows what it expects in the base; raises
                 ``BaseChangedError`` if that is in conflict by then.
 
@@ -209,14 +239,19 @@ class Committer:
         """
         name = STAGING_PREFIX + secrets.token_hex(8).encode()
         journal = CommitJournal(
-            "staging", name, self._holder(), linked=linked, contested=contested
+            "staging",
+            name,
+            self._holder(),
+            linked=linked,
+            contested=contested,
+            merged=list(merges),
         )
         self._save(journal)
         os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
         try:
             staging = self._open_staging(journal)
             try:
-                stage = _Stage(staging, merged, self._tree)
+                stage = _Stage(staging, merged, self._tree, merges)
                 journal.steps = stage.prepare(rows)
                 judge()
                 sync_file_system(staging)
@@ -331,10 +366,17 @@ def identity_of(status: os.stat_result) -> Identity:
 class _Stage:
     """Writes what is new into the staging directory, and returns the steps."""
 
-    def __init__(self, staging: int, merged: LayeredTree, base: LayeredTree) -> None:
+    def __init__(
+        self,
+        staging: int,
+        merged: LayeredTree,
+        base: LayeredTree,
+        merges: Mapping[bytes, MergedFile],
+    ) -> None:
         self._staging = staging
         self._merged = merged
         self._base = base
+        self._merges = merges
         self._count = 0
         self._moved: frozenset[bytes] = frozenset()
         self._links: dict[tuple[int, int], bytes] = {}
@@ -354,7 +396,9 @@ class _Stage:
             steps.append(take)
         times: list[Step] = []
         for row in rows:
-            if row.origin is not None:
+            if row.path in self._merges:
+                steps.append(self._put_merged(row.path, self._merges[row.path]))
+            elif row.origin is not None:
                 steps += self._move(row, *places[row.path])
             elif row.change is Change.DELETED:
                 steps.append(self._removal(row))
@@ -415,6 +459,22 @@ class _Stage:
         inode = os.stat(name, dir_fd=self._staging, follow_symlinks=False).st_ino
         return Put(row.path, name, inode, expected)
 
+    def _put_merged(self, path: bytes, merged: MergedFile) -> Put:
+        name = self._name()
+        with open(self._open_new(name), "wb") as file:
+            file.write(merged.content)
+            file.flush()
+            os.fchown(file.fileno(), *merged.expected.owner)
+            for attribute, value in merged.attributes:
+                os.setxattr(file.fileno(), attribute, value)
+            os.fchmod(file.fileno(), merged.mode)
+            inode = os.fstat(file.fileno()).st_ino
+        return Put(path, name, inode, merged.expected)
+
+    def _open_new(self, name: bytes) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=self._staging)
+
     def _make(self, name: bytes, node: Node) -> None:
         status = node.status
         key = (status.st_dev, status.st_ino)
@@ -439,8 +499,7 @@ class _Stage:
         self._copy_attributes(name, node)
 
     def _copy(self, name: bytes, node: Node) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        target = os.open(name, flags, 0o600, dir_fd=self._staging)
+        target = self._open_new(name)
         try:
             source = self._merged.open_file(node)
             try:

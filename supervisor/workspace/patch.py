@@ -1,8 +1,7 @@
 """Rows as a unified patch that ``git apply`` takes.
 
 Text that was modified is compared by git(1), because its hunks are the ones that people and
-``git apply`` know. It sees numbered copies in a directory of their own, so no name,
-attribute file or configuration of the workspace reaches it. Everything else is written here.
+``git apply`` know. Everything else is written here.
 
 Sources: git-diff(1), "Generating patch text with -p"; git's binary patches: zlib in base85.
 """
@@ -13,15 +12,14 @@ import base64
 import contextlib
 import hashlib
 import os
-import shutil
 import stat
-import subprocess
 import tempfile
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.workspace.changes import Change, Row
+from supervisor.workspace.git import find_git, run_git
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,10 +37,6 @@ _READ_BYTES = 1 << 20
 _BASE85_LINE_BYTES = 52
 _TEXT_KINDS = (stat.S_IFREG, stat.S_IFLNK)
 _ESCAPES = {7: b"a", 8: b"b", 9: b"t", 10: b"n", 11: b"v", 12: b"f", 13: b"r"}
-
-
-class NoGitError(Exception):
-    """A patch of modified text needs git(1), and it is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +308,13 @@ def _compare_texts(texts: dict[int, _Section]) -> dict[int, bytes]:
     """Return the hunks of the sections that modify text, by git."""
     if not texts:
         return {}
-    git = shutil.which("git")
-    if git is None:
-        raise NoGitError
+    git = find_git("compare text", "use --stat or --json")
     with tempfile.TemporaryDirectory(prefix="sandhost-diff-") as top:
         for number, section in texts.items():
             for directory, side in (("old", section.old), ("new", section.new)):
                 if side is not None:
                     _write_copy(os.path.join(top, directory), number, side)
-        return _hunks(_run_git(git, top))
+        return _hunks(_compare_copies(git, top))
 
 
 def _write_copy(directory: str, number: int, side: _Side) -> None:
@@ -332,19 +324,9 @@ def _write_copy(directory: str, number: int, side: _Side) -> None:
         copy.writelines(side.pieces())
 
 
-def _run_git(git: str, top: str) -> bytes:
+def _compare_copies(git: str, top: str) -> bytes:
     options = "--no-index --no-color --no-ext-diff --no-textconv --no-renames -U3"
-    command = [git, "diff", *options.split(), "--text", "old", "new"]
-    env = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": top,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CEILING_DIRECTORIES": os.path.dirname(top),
-        "GIT_ATTR_NOSYSTEM": "1",
-        "LC_ALL": "C",
-    }
-    done = subprocess.run(command, cwd=top, env=env, capture_output=True, check=False)
+    done = run_git(git, ["diff", *options.split(), "--text", "old", "new"], top)
     if done.returncode not in {0, 1}:
         reason = done.stderr.decode(errors="replace").strip()
         raise OSError(0, f"git diff failed: {reason}")

@@ -42,6 +42,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
         mode: permission bits.
         inside: of a directory that was removed, a digest of all that was in it; of one that
             was renamed, of what the base had at the new path; else b"".
+        text: of a file, what names its content among the kept texts; b"" if it was not kept.
     """
 
     kind: int
@@ -50,6 +51,11 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     ctime_ns: int = 0
     mode: int = 0
     inside: bytes = b""
+    text: bytes = b""
+
+    def is_still(self, now: Seen) -> bool:
+        """Tell whether the base has this now; of that no text is kept yet."""
+        return msgspec.structs.replace(now, text=self.text) == self
 
 
 NOTHING = Seen(0)
@@ -220,7 +226,7 @@ class Judge:
         is_whole = row.change is Change.RENAMED or (seen.inside and now.inside)
         if not is_whole:  # what is inside has rows of its own
             now = msgspec.structs.replace(now, inside=seen.inside)
-        if now != seen:
+        if not seen.is_still(now):
             return _CHANGED if now.kind else "it was removed in the base"
         return self._conflict_unrecorded(row) if _lacks(row, seen) else ""
 
@@ -228,7 +234,8 @@ class Judge:
         """Tell whether a record is of what a directory was renamed over, as it is now."""
         if row.change is not Change.RENAMED:
             return False
-        return seen == seen_of(self._base, row.replaced, is_whole=bool(seen.inside))
+        now = seen_of(self._base, row.replaced, is_whole=bool(seen.inside))
+        return seen.is_still(now)
 
     def update(self, rows: Sequence[Row]) -> Record:
         """Return the record with what it lacks, and without what is settled.
@@ -255,7 +262,20 @@ class Judge:
             if path in changed or not apart.isdisjoint(_parents(path)):
                 continue
             node = self._base.find(path)
-            record[path] = seen_of(self._base, node, is_whole=bool(seen.inside))
+            now = seen_of(self._base, node, is_whole=bool(seen.inside))
+            if not seen.is_still(now):
+                record[path] = now
+
+    def seen_text(self, row: Row) -> Seen | None:
+        """Return what was seen of a file whose conflict a merge of its text can settle.
+
+        Returns:
+            None if no text is kept, or if more than the file is in conflict.
+        """
+        seen = self._record.get(row.path)
+        if seen is None or not row.is_edit or self._directory_conflict(row):
+            return None
+        return seen if seen.text else None
 
     def strays(self, rows: Sequence[Row]) -> tuple[list[bytes], list[bytes]]:
         """Return the paths of objects whose base object is not where it was.
@@ -335,7 +355,7 @@ class Judge:
             if row.path in taken or seen is None:
                 continue
             is_touched = (seen.device, seen.inode) in touched
-            if is_touched and seen == look_at_base(self._base, row):
+            if is_touched and seen.is_still(look_at_base(self._base, row)):
                 linked.append(row.path)
         return linked
 
@@ -393,7 +413,8 @@ class Judge:
             node = self._base.find(path)
             if node is None:
                 continue  # nothing there that a removal could take
-            if seen_of(self._base, node, is_whole=bool(seen.inside)) != seen:
+            now = seen_of(self._base, node, is_whole=bool(seen.inside))
+            if not seen.is_still(now):
                 return f"{os.fsdecode(path)!r} in it was changed in the base"
         return ""
 
@@ -405,7 +426,7 @@ class Judge:
         if seen is None:
             return ""
         now = seen_of(self._base, row.old, is_whole=bool(seen.inside))
-        return "" if now == seen else _CHANGED
+        return "" if seen.is_still(now) else _CHANGED
 
     def _is_changed_inside(self, path: bytes, seen: Seen) -> bool:
         if seen == CHANGED:

@@ -241,6 +241,7 @@ def mount_for_child(
         finally:
             os.close(base)
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        workspace.finish_commit()  # before the lock: else the layer would count as in use
         lock = workspace.directory.lock_for(child)
         try:
             walked_s = workspace.begin_run()

@@ -111,6 +111,7 @@ class Selection:
         theirs: where the workspace's side wins a conflict.
         mine: where the base's side wins: the workspace's change is dropped.
         skips_conflicts: what is in conflict stays in the workspace.
+        merges: text that both sides changed gets the changes of both.
     """
 
     only: Patterns = field(default_factory=lambda: Patterns(()))
@@ -119,6 +120,7 @@ class Selection:
     theirs: Patterns = field(default_factory=lambda: Patterns(()))
     mine: Patterns = field(default_factory=lambda: Patterns(()))
     skips_conflicts: bool = False
+    merges: bool = False
 
     def takes(self, path: bytes, *, is_directory: bool) -> bool:
         """Tell whether a path is chosen."""

@@ -26,6 +26,9 @@ GUARDED = (
 )
 """What is guarded unless the configuration says otherwise."""
 
+RESERVE = 0.05
+"""The part of a file system that a layer, and what is kept beside it, leaves free."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceSettings:

@@ -88,6 +88,8 @@ class State(msgspec.Struct, kw_only=True):
         outgoing: as which layer the upper is to go away; "" if it stays. An upper that
             has gone is one that no state names, or the newest of the layers.
         may_redirect: its upper may have directories that point to others.
+        texts: the directory among the layers with the texts that its files began from;
+            forks share it. "" if there is none yet.
     """
 
     base: bytes
@@ -103,10 +105,11 @@ class State(msgspec.Struct, kw_only=True):
     snapshots: tuple[Snapshot, ...] = ()
     outgoing: str = ""
     may_redirect: bool = True
+    texts: str = ""
 
     def layers_named(self) -> set[str]:
-        """Return all the layers that it needs."""
-        found = {*self.layers, self.outgoing} - {""}
+        """Return all that it needs of the layers' store."""
+        found = {*self.layers, self.outgoing, self.texts} - {""}
         return found.union(*(snapshot.layers for snapshot in self.snapshots))
 
     def labels(self) -> list[str]:

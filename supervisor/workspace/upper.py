@@ -119,6 +119,22 @@ def has_pointer(merged: LayeredTree, node: Node | None) -> bool:
     return part.layer == _UPPER and merged.directory_marks(part)[1] is not None
 
 
+def remove_merged(upper: int, paths: Sequence[bytes]) -> None:
+    """Remove files from the upper layer of which the base has another version now.
+
+    Args:
+        upper: a descriptor of its top.
+        paths: of what a commit has merged; some may be gone already.
+    """
+    for path in paths:
+        try:
+            with _directory_of(upper, path) as (fd, name):
+                os.unlink(name, dir_fd=fd)
+        except OSError as why:
+            if why.errno not in {errno.ENOENT, errno.ENOTDIR}:
+                raise
+
+
 def mark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
     """Mark directories that were new, so that what the base has there now does not show.
 

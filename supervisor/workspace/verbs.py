@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from supervisor.workspace.patch import NoGitError
 from supervisor.workspace.selection import Patterns, Selection
 from supervisor.workspace.store import (
     BaseGoneError,
@@ -63,6 +62,7 @@ class CommitArguments(msgspec.Struct, forbid_unknown_fields=True):
     theirs: list[str] = []
     mine: list[str] = []
     skip_conflicts: bool = False
+    merge: bool = False
     dry_run: bool = False
     freeze: bool = False
 
@@ -155,9 +155,6 @@ def worded() -> Iterator[None]:
         yield
     except WorkspaceError as why:
         raise VerbError(str(why)) from None
-    except NoGitError:
-        text = "cannot compare text: git is not installed"
-        raise VerbError(f"{text}; install it, or use --stat or --json") from None
     except msgspec.ValidationError as why:
         raise VerbError(str(why)) from None
     except ValueError as why:  # of a pattern
@@ -270,6 +267,7 @@ def _commit(state_dir: str, args: CommitArguments) -> Done:
         theirs=Patterns(args.theirs),
         mine=Patterns(args.mine),
         skips_conflicts=args.skip_conflicts,
+        merges=args.merge,
     )
     with _opened(state_dir, args.name) as (found, notes), _frozen(found, args):
         result = found.commit(selection, is_dry=args.dry_run, is_frozen=args.freeze)
@@ -437,6 +435,7 @@ def commit_row(result: CommitResult) -> dict[str, Any]:
         "guarded": [_plain(path) for path in result.guarded],
         "hidden": [_plain(path) for path in sorted(result.hidden)],
         "left": [_plain(path) for path in result.left],
+        "merged": [_plain(path) for path in result.merged],
     }
 
 

@@ -17,6 +17,7 @@ from supervisor.workspace.commit import (
     BaseChangedError,
     CommitJournal,
     Committer,
+    MergedFile,
     Put,
     Take,
     identity_of,
@@ -31,9 +32,10 @@ from supervisor.workspace.hidden import (
     walks,
     write_layer,
 )
-from supervisor.workspace.layer_store import LayerStore
+from supervisor.workspace.layer_store import LayerStore, new_layer_id
 from supervisor.workspace.layers import LayeredTree, split
 from supervisor.workspace.linux import sync_file_system
+from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.record import (
     CHANGED,
@@ -59,16 +61,19 @@ from supervisor.workspace.store import (
     WorkspaceDirectory,
     WorkspaceError,
     path_of,
+    read_states,
 )
+from supervisor.workspace.texts import drop_texts, keep_texts, read_text, rows_to_keep
 from supervisor.workspace.upper import (
     detach,
     drop_changes,
     mark_opaque,
     remove_committed,
+    remove_merged,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from supervisor.workspace.branches import Snapshotted
     from supervisor.workspace.export import Form
@@ -101,6 +106,7 @@ class CommitResult:
             be skipped, nothing is applied.
         guarded: what was chosen and not allowed; if there is one, nothing is applied.
         left: what stays in the workspace.
+        merged: of what is applied the files that got the changes of both sides.
         hidden: what of the guarded is hidden in the base, and is never taken.
     """
 
@@ -108,6 +114,7 @@ class CommitResult:
     conflicts: tuple[Conflict, ...] = ()
     guarded: tuple[bytes, ...] = ()
     left: tuple[bytes, ...] = ()
+    merged: tuple[bytes, ...] = ()
     hidden: frozenset[bytes] = frozenset()
 
     @property
@@ -185,7 +192,7 @@ class Workspace:
         """
         with self.trees() as trees:
             rows = self._look(trees)
-            self.save_record(self.judge(trees).update(rows))
+            self._record_seen(trees, rows)
             self.has_redirects = trees.merged.has_redirects
             if not patterns:
                 return rows
@@ -223,6 +230,7 @@ class Workspace:
         Raises:
             InUseError: a child has the workspace.
             NoMatchError: a pattern names nothing.
+            NoGitError: a text is to be merged, and there is no git.
             OSError: something cannot be read or written; the base is as it was.
         """
         if not is_frozen:
@@ -236,7 +244,10 @@ class Workspace:
             if not tried.applied and not selection.mine:
                 return tried
             branches.unite(self)
-        return self._commit(selection, is_dry=is_dry)
+        result = self._commit(selection, is_dry=is_dry)
+        if not is_dry:
+            self.sweep_store()
+        return result
 
     def _commit(self, selection: Selection, *, is_dry: bool) -> CommitResult:
         with self.trees(for_commit=not is_dry) as trees:
@@ -246,66 +257,129 @@ class Workspace:
             judge = self.judge(trees)
             chosen = choose_rows(rows, selection, trees.base)
             chosen, dropped = _sides(chosen, selection)
-            self._check_layer_stays(chosen, dropped)
             guarded, hidden = self._guarded(trees, chosen, selection)
             conflicts = _conflicts(judge, chosen, selection)
+            merges: dict[bytes, MergedFile] = {}
+            if selection.merges:
+                merger = Merger(trees.base, trees.merged, rows)
+                merges, conflicts = self._merge(merger, judge, chosen, conflicts)
+            self._check_layer_stays(chosen, dropped, merges)
             if selection.skips_conflicts:
                 chosen = _without(chosen, {found.path for found in conflicts})
             elif conflicts:
                 chosen = []
             if guarded:
                 chosen = []
+            applied = {row.path for row in chosen}
+            merges = {path: one for path, one in merges.items() if path in applied}
             if not is_dry:
-                self.save_record(judge.update(rows))
+                self._record_seen(trees, rows)
                 drop_changes(trees.upper_fd, dropped)
                 if chosen:
                     judge = self.judge(trees)
                     linked = judge.linked_paths(chosen, rows)
                     contested = [row.path for row in chosen if judge.conflict(row)]
-                    again = partial(self._judge_again, trees, chosen, selection)
+                    again = partial(self._judge_again, trees, chosen, selection, merges)
                     try:
                         self._committer(trees).commit(
-                            trees.merged, chosen, linked, contested, again
+                            trees.merged, chosen, merges, linked, contested, again
                         )
                     except BaseChangedError as why:
                         conflicts = [*conflicts, Conflict(why.path, why.reason)]
-                        chosen = []
-            applied = {row.path for row in chosen}
+                        applied = set()
+                        merges = {}
             left = [row.path for row in rows if row.path not in applied]
             return CommitResult(
                 tuple(sorted(applied)),
                 tuple(conflicts),
                 tuple(guarded),
                 tuple(left),
+                tuple(sorted(merges)),
                 frozenset(hidden),
             )
 
+    def _merge(
+        self,
+        merger: Merger,
+        judge: Judge,
+        rows: Sequence[Row],
+        conflicts: Sequence[Conflict],
+    ) -> tuple[dict[bytes, MergedFile], list[Conflict]]:
+        """Merge what is in conflict; return what was merged, and what was not.
+
+        Raises:
+            NoGitError: there is no git.
+        """
+        by_path = {row.path: row for row in rows}
+        merges: dict[bytes, MergedFile] = {}
+        left = []
+        for conflict in conflicts:
+            row = by_path[conflict.path]
+            if not row.is_edit:
+                left.append(conflict)
+                continue
+            try:
+                merges[row.path] = merger.merge(row, *self._begun(judge, row))
+            except CannotMergeError as why:
+                left.append(Conflict(row.path, f"{conflict.reason}; {why}"))
+        return merges, left
+
+    def _begun(self, judge: Judge, row: Row) -> tuple[bytes, int]:
+        """Return the text that both sides of a row began from, and its mode.
+
+        Raises:
+            CannotMergeError: it is not kept.
+        """
+        seen = judge.seen_text(row)
+        if seen is not None:
+            with self._opened_texts() as texts:
+                begun = read_text(texts, seen.text)
+            if begun is not None:
+                return begun, seen.mode
+        raise CannotMergeError("no text that both began from is kept")
+
     def _judge_again(
-        self, trees: Trees, chosen: Sequence[Row], selection: Selection
+        self,
+        trees: Trees,
+        chosen: Sequence[Row],
+        selection: Selection,
+        merges: Mapping[bytes, MergedFile],
     ) -> None:
         """Judge what a commit takes by the base of now, which may have changed since.
 
         Raises:
             BaseChangedError: something is in conflict.
         """
+        for path, merged in merges.items():
+            if not merged.is_of(trees.base.find(path)):
+                raise BaseChangedError(path, "it was changed in the base")
         taken = {row.path for row in chosen}
         rows = choose_rows(self.rows(trees), selection, trees.base)
-        rows = [row for row in rows if row.path in taken]
-        conflicts = _conflicts(self.judge(trees), rows, selection)
+        judge = self.judge(trees)
+        rows = [
+            row
+            for row in rows
+            if row.path in taken
+            and not (row.path in merges and judge.seen_text(row) is not None)
+        ]
+        conflicts = _conflicts(judge, rows, selection)
         if conflicts:
             raise BaseChangedError(conflicts[0].path, conflicts[0].reason)
 
-    def _check_layer_stays(self, chosen: Sequence[Row], dropped: Sequence[Row]) -> None:
+    def _check_layer_stays(
+        self, chosen: Sequence[Row], dropped: Sequence[Row], merged: Iterable[bytes]
+    ) -> None:
         """Refuse what changes the layer, if a child has it.
 
         Raises:
             InUseError: there is such a thing.
         """
-        moved = (one for one in chosen if one.origin is not None)
-        row = next(iter((*dropped, *moved)), None)
-        if row is not None and self.directory.user():
-            what = "drop" if row.origin is None else "move"
-            text = f"cannot {what} {os.fsdecode(row.path)!r}: a child has the workspace"
+        works = [("drop", row.path) for row in dropped]
+        works += [("merge", path) for path in merged]
+        works += [("move", row.path) for row in chosen if row.origin is not None]
+        if works and self.directory.user():
+            what, path = works[0]
+            text = f"cannot {what} {os.fsdecode(path)!r}: a child has the workspace"
             raise InUseError(f"{text}; wait for its end, or leave it with --except")
 
     def finish_commit(self) -> bool | None:
@@ -473,7 +547,7 @@ class Workspace:
         """
         self.finish_commit()
         with self.trees() as trees:
-            self.save_record(self.judge(trees).update(self._look(trees)))
+            self._record_seen(trees, self._look(trees))
             walked_s = self._hide_names(trees.base_fd)
         self.state.started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
         self.state.is_running = True
@@ -572,7 +646,7 @@ class Workspace:
         if not (pointers or others) or self.directory.user():
             return rows
         self.save_record(self.record() | dict.fromkeys(pointers, CHANGED))
-        self.save_record(self.judge(trees).update(rows))
+        self._record_seen(trees, rows)
         detach(trees.upper_fd, self.state.marks, pointers + others)
         return self.rows(trees)
 
@@ -596,6 +670,44 @@ class Workspace:
         """Keep what the base had."""
         self.directory.write("record", save_record(record))
 
+    def _record_seen(self, trees: Trees, rows: Sequence[Row]) -> None:
+        """Record what the base has where it was changed, and keep the texts of it."""
+        record = self.judge(trees).update(rows)
+        kept = rows_to_keep(rows, record)
+        if kept:
+            with self._opened_texts() as texts:
+                keep_texts(texts, trees.base, kept, record)
+        self.save_record(record)
+
+    @contextlib.contextmanager
+    def _opened_texts(self) -> Iterator[int]:
+        """Give a descriptor of the directory of the kept texts, made if there is none."""
+        with self.store.hold() as store:
+            name = self.state.texts or new_layer_id()
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=store)
+            if not self.state.texts:
+                self.state.texts = name
+                self.directory.write_state(self.state)
+            texts = os.open(name, _DIRECTORY, dir_fd=store)
+            try:
+                yield texts
+            finally:
+                os.close(texts)
+
+    def sweep_store(self) -> None:
+        """Remove the layers that no workspace names, and the texts that no record does."""
+        self.store.sweep()
+        own = self.state.texts
+        try:
+            shared = [state.texts for state in read_states(self.state_dir)]
+        except WorkspaceError:  # the state of one is damaged, which may be a fork
+            return
+        if not own or shared.count(own) > 1:
+            return  # a fork's records may name some
+        with self._opened_texts() as texts:
+            drop_texts(texts, branches.texts_named(self))
+
     def _committer(self, trees: Trees) -> Committer:
         def save(journal: CommitJournal | None) -> None:
             data = None if journal is None else msgspec.msgpack.encode(journal)
@@ -616,6 +728,7 @@ class Workspace:
             later = dict.fromkeys((*self._left_for_later(), *paths))
             self.directory.write(_LATER, msgspec.msgpack.encode(list(later)))
         else:
+            remove_merged(trees.upper_fd, journal.merged)
             remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
         record = self.record()
         for path in paths:
@@ -624,6 +737,8 @@ class Workspace:
             if node is not None and node.parts[0].layer == 0:
                 old = trees.base.find(path)
                 record[path] = seen_of(trees.base, old, is_whole=False)
+                if path in journal.merged:  # the layer lacks what the base had new
+                    record[path] = CHANGED
         for row in compare(trees.base, trees.merged) if journal.linked else ():
             if row.path in journal.linked:
                 record[row.path] = look_at_base(trees.base, row)

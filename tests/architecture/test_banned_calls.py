@@ -54,7 +54,7 @@ BANS = (
         ("subprocess.Popen", "subprocess.run", "subprocess.call", "os.system"),
         "children are spawned by the launcher",
         # git(1) and the command itself, by the command line, which has no launchpad.
-        but=("supervisor/workspace/patch.py", "supervisor/cli/doctor_workspaces.py"),
+        but=("supervisor/workspace/git.py", "supervisor/cli/doctor_workspaces.py"),
     ),
     Ban(
         ("subprocess", "pty", "os.posix_spawn", "os.posix_spawnp"),

@@ -123,6 +123,7 @@ def test_a_commit_brings_what_is_chosen_and_leaves_the_rest(place: Place) -> Non
         "conflicts": [],
         "guarded": [],
         "left": ["a.txt"],
+        "merged": [],
     }
     assert (place.base / "a.txt").read_text() == "hello\n"
     assert (place.base / "b.txt").read_text() == "new\n"
@@ -139,7 +140,20 @@ def test_a_conflict_is_told_and_nothing_is_overwritten(place: Place) -> None:
     assert done.status == 1
     assert b"conflict   a.txt: it was changed in the base" in done.out
     assert (place.base / "a.txt").read_text() == "operator\n"
-    assert not (place.base / "b.txt").exists()
+
+
+# spec WS11a
+def test_a_text_that_both_changed_is_merged_if_that_is_asked(place: Place) -> None:
+    place.named("echo child >> a.txt; echo new > b.txt")
+    (place.base / "a.txt").write_text("operator\nhello\n")
+    done = place.ask("commit", "w", "--merge", "--dry-run", "--json")
+    row = {"applied": ["a.txt", "b.txt"], "conflicts": [], "guarded": [], "left": []}
+    assert json.loads(done.out) == {**row, "merged": ["a.txt"]}
+    assert (place.base / "a.txt").read_text() == "operator\nhello\n"
+    done = place.ask("commit", "w", "--merge")
+    assert (done.status, done.out) == (0, b"merged     a.txt\ncommitted  b.txt\n")
+    assert (place.base / "a.txt").read_text() == "operator\nhello\nchild\n"
+    assert place.rows("list") == []
 
 
 # spec WS5

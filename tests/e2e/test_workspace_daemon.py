@@ -225,7 +225,7 @@ def sizes(host: Daemon) -> list[tuple[str, int, int]]:
     return [(one["name"], one["changed"], one["bytes"]) for one in row["workspaces"]]
 
 
-# spec WS7, WS20
+# spec WS7, WS11a, WS20
 def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
     script = "echo child >> a.txt; echo b > b.txt; cat a.txt; exec sleep 600"
     with daemon(place.top, place.config(script)) as host:
@@ -254,6 +254,9 @@ def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
         assert [one["path"] for one in refused_commit.conflicts] == ["a.txt"]
         assert client.workspace_commit("repo", only=["b.txt"]).applied == ["b.txt"]
         assert (place.base / "b.txt").read_text() == "b\n"
+        (place.base / "a.txt").write_text("operator\nhello\n")
+        would = client.workspace_commit("repo", merge=True, dry_run=True)
+        assert would.merged == ["a.txt"]
         client.workspace_discard("repo")
         assert client.workspaces() == []
         (conflict,) = events(place, "workspace.conflict")
@@ -290,7 +293,7 @@ def check_exports(host: Daemon, place: Place, *control: str) -> None:
     assert not [name for name in os.listdir(place.top) if "none" in name]
 
 
-# spec WS7
+# spec WS7, WS11a
 def test_the_command_asks_a_daemon_that_is_named(place: Place) -> None:
     script = "echo child >> a.txt; echo b > b.txt; cat a.txt"
     with daemon(place.top, place.config(script)) as host:
@@ -312,6 +315,12 @@ def test_the_command_asks_a_daemon_that_is_named(place: Place) -> None:
         assert (done.status, done.out) == (0, b"committed  b.txt\n")
         (committed,) = events(place, "workspace.committed")
         assert committed["applied"] == 1
+        (place.base / "a.txt").write_text("operator\nhello\n")
+        done = sandhost("workspace", "fork", "repo", *control)
+        fork = done.out.decode().strip()
+        done = sandhost("workspace", "commit", fork, "--merge", *control)
+        assert (done.status, done.out) == (0, b"merged     a.txt\n")
+        assert (place.base / "a.txt").read_text() == "operator\nhello\nchild\n"
         done = sandhost("workspace", "snapshot", "repo", "one", *control)
         assert done.out == b"one\n", done.err
         done = sandhost("workspace", "fork", "repo", *control)

@@ -71,17 +71,17 @@ class Interleaving:
             way(top, by, removed)
 
     def append(self, top: Path, by: bytes, _: set[bytes]) -> None:
-        """Add a line to a file, made if it is not there."""
+        """Add a line to a file in place, made if it is not there."""
         path = top / self.rng.choice(FILES)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.write(self.line(by))
+        path.touch()
+        path.write_bytes(self.with_line(path, by))
 
     def replace(self, top: Path, by: bytes, _: set[bytes]) -> None:
         """Add a line as an editor does: another file, renamed over it."""
         path = top / self.rng.choice(FILES)
         new = path.with_name(".new")
-        new.write_bytes(path.read_bytes() + self.line(by))
+        new.write_bytes(self.with_line(path, by))
         new.rename(path)
 
     def remove(self, top: Path, _: bytes, removed: set[bytes]) -> None:
@@ -99,10 +99,12 @@ class Interleaving:
         """Rename a directory to a name that is free."""
         (top / self.rng.choice(DIRECTORIES)).rename(top / self.rng.choice("xyz"))
 
-    def line(self, by: bytes) -> bytes:
-        """Return a line that was never written before."""
+    def with_line(self, path: Path, by: bytes) -> bytes:
+        """Return a file's content with a line that was never written before."""
         self.lines += 1
-        return b"%s %d\n" % (by, self.lines)
+        lines = path.read_bytes().splitlines(keepends=True)
+        where = self.rng.choice((0, len(lines), len(lines)))
+        return b"".join([*lines[:where], b"%s %d\n" % (by, self.lines), *lines[where:]])
 
     def commit(self) -> None:
         """Commit in a random way, and compare both sides before and after."""
@@ -110,6 +112,7 @@ class Interleaving:
         base, seen = tree_of(self.scene.base), self.scene.seen()
         given: dict[str, list[str] | bool] = {
             "skips_conflicts": self.rng.random() < 0.5,
+            "merges": self.rng.random() < 0.5,
         }
         if self.rng.random() < 0.3:
             given["only"] = [f"/{self.rng.choice((*FILES, *DIRECTORIES))}"]
@@ -120,11 +123,19 @@ class Interleaving:
                 return
         self.commits.append(result)
         after = tree_of(self.scene.base)
-        assert self.scene.seen() == seen
+        now = self.scene.seen()
+        removed = self.removed_by_child | self.removed_by_operator
+        for path in result.merged:
+            wanted = lines_in({path: seen.pop(path)}) | lines_in({path: base[path]})
+            assert lines_in({path: now[path]}) >= wanted - removed
+            assert now.pop(path) == after.pop(path)
+        assert now == seen
         if result.is_refused or not result.applied:
             assert after == base
         # What the child has moved may be removed at one path and left at the other.
-        kept = lines_in(after) | lines_in(seen) | self.removed_by_child
+        kept = (
+            lines_in(tree_of(self.scene.base)) | lines_in(seen) | self.removed_by_child
+        )
         assert lines_in(base) - kept == set()
         for path, facts in after.items():
             # A renamed directory takes along what the operator has changed in it.
