@@ -293,6 +293,15 @@ def check_exports(host: Daemon, place: Place, *control: str) -> None:
     assert not [name for name in os.listdir(place.top) if "none" in name]
 
 
+def check_merge(place: Place, *control: str) -> None:
+    """Commit a fork whose text the base has changed as well."""
+    (place.base / "a.txt").write_text("operator\nhello\n")
+    fork = sandhost("workspace", "fork", "repo", *control).out.decode().strip()
+    done = sandhost("workspace", "commit", fork, "--merge", *control)
+    assert (done.status, done.out) == (0, b"merged     a.txt\n")
+    assert (place.base / "a.txt").read_text() == "operator\nhello\nchild\n"
+
+
 # spec WS7, WS11a
 def test_the_command_asks_a_daemon_that_is_named(place: Place) -> None:
     script = "echo child >> a.txt; echo b > b.txt; cat a.txt"
@@ -315,12 +324,7 @@ def test_the_command_asks_a_daemon_that_is_named(place: Place) -> None:
         assert (done.status, done.out) == (0, b"committed  b.txt\n")
         (committed,) = events(place, "workspace.committed")
         assert committed["applied"] == 1
-        (place.base / "a.txt").write_text("operator\nhello\n")
-        done = sandhost("workspace", "fork", "repo", *control)
-        fork = done.out.decode().strip()
-        done = sandhost("workspace", "commit", fork, "--merge", *control)
-        assert (done.status, done.out) == (0, b"merged     a.txt\n")
-        assert (place.base / "a.txt").read_text() == "operator\nhello\nchild\n"
+        check_merge(place, *control)
         done = sandhost("workspace", "snapshot", "repo", "one", *control)
         assert done.out == b"one\n", done.err
         done = sandhost("workspace", "fork", "repo", *control)
