@@ -59,6 +59,26 @@ class ChoiceRedactor:
         self._put_rest(delta)
         return delta
 
+    def ended_by(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return a delta of what is held back of texts that end with an event's choice.
+
+        In Responses and Messages a text ends where another begins, so that its end comes
+        too late with the last event.  Calls go on beside each other until then.  A secret
+        that begins before another text and goes on behind it is not seen.
+
+        Args:
+            choice: the event's, before it is fed.
+        """
+        delta = choice.get("delta")
+        keys = delta.items() if isinstance(delta, dict) else ()
+        begun = {key for key, value in keys if value and key != "role"}
+        rest: dict[str, Any] = {}
+        for path, text in self._texts.items():
+            goes_on = path[0] in begun or path[0] == "tool_calls"
+            if begun and not goes_on and (end := text.rest()):
+                _append(rest, path, end)
+        return rest
+
     def _walk(self, value: dict[str, Any], path: Path) -> None:
         for key, inner in value.items():
             if isinstance(inner, str):

@@ -28,7 +28,7 @@ from supervisor.llm.translation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CUSTOM_INPUT = "input"
 """The one parameter of a function that stands for a tool of type ``custom``."""
@@ -148,13 +148,11 @@ class Conversation:
         """
         if not isinstance(item, dict):
             raise UntranslatableError(where, "an object is needed")
-        kind = optional(item, "type", str, where)
-        if kind is None and "role" in item:
-            kind = "message"
-        add = self._ADDERS.get(kind or "")
+        is_message = item.get("type") is None and "role" in item
+        kind = "message" if is_message else required(item, "type", str, where)
+        add = self._ADDERS.get(kind)
         if add is None:
-            reason = f"Chat Completions has no form for {(kind or '')[:50]!r}"
-            raise UntranslatableError(place(where, "type"), reason)
+            raise _no_form(kind, where)
         add(self, item, where)
 
     # One method for each kind of item
@@ -271,7 +269,7 @@ def _part(part: Object, where: str) -> Object:
         return {"type": "text", "text": _text_of(part, where)}
     if kind == "input_image":
         return _image(part, where)
-    raise _no_part(kind, where)
+    raise _no_form(kind, where)
 
 
 def _image(part: Object, where: str) -> Object:
@@ -294,7 +292,7 @@ def _text(content: object, where: str) -> str:
     for part, at in _each(content, where):
         kind = required(part, "type", str, at)
         if kind not in _TEXT_PARTS:
-            raise _no_part(kind, at)
+            raise _no_form(kind, at)
         texts.append(_text_of(part, at))
     return _GAP.join(texts)
 
@@ -313,7 +311,7 @@ def _said(content: object, where: str) -> tuple[list[str], list[str]]:
         elif kind in _TEXT_PARTS:
             texts.append(_text_of(part, at))
         else:
-            raise _no_part(kind, at)
+            raise _no_form(kind, at)
     return texts, refusals
 
 
@@ -322,19 +320,17 @@ def _text_of(part: Object, where: str) -> str:
     return required(part, "text", str, where)
 
 
-def _each(content: object, where: str) -> list[tuple[Object, str]]:
-    """Return the parts of a content with their places."""
+def _each(content: object, where: str) -> Iterator[tuple[Object, str]]:
+    """Yield the parts of a content with their places."""
     if not isinstance(content, list):
         raise UntranslatableError(where, "a text or a list of parts is needed")
-    found = []
     for number, part in enumerate(content):
         at = f"{where}[{number}]"
         if not isinstance(part, dict):
             raise UntranslatableError(at, "an object is needed")
-        found.append((part, at))
-    return found
+        yield part, at
 
 
-def _no_part(kind: str, where: str) -> UntranslatableError:
+def _no_form(kind: str, where: str) -> UntranslatableError:
     reason = f"Chat Completions has no form for {kind[:50]!r} here"
     return UntranslatableError(place(where, "type"), reason)

@@ -6,12 +6,14 @@ Rules of this file.
    its name.  What the endpoint reads itself is passed over here.
 2. ``_FIELDS`` is the list of them, in the order in which they are translated: what chooses
    among the tools needs to know them.
-3. Nothing is copied into each of many: the result is as long as the request.
+3. Nothing is copied into each of many: the result is in proportion to the request.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from supervisor.llm.responses_input import CUSTOM_INPUT, Conversation, chat_name
 from supervisor.llm.translation import (
@@ -304,7 +306,8 @@ class _Request:
             at = f"{where}.tools[{number}]"
             if not isinstance(tool, dict):
                 raise UntranslatableError(at, "an object is needed")
-            if not (self.drops_hosted_tools and tool.get("type") in HOSTED):
+            kind = required(tool, "type", str, at)
+            if not (self.drops_hosted_tools and kind in HOSTED):
                 refuse_unknown(tool, {"type", "name", "namespace"}, at)
                 allowed.add(self._chosen(tool, at))
         self.tools = {n: tool for n, tool in self.tools.items() if n in allowed}
@@ -318,12 +321,7 @@ class _Request:
         at = place(where, "name")
         namespace = optional(asked, "namespace", str, where)
         name = chat_name(namespace, required(asked, "name", str, where), at)
-        is_namespaced = name in self.namespaced
-        if (
-            name not in self.tools
-            or is_namespaced == (namespace is None)
-            or (name in self.custom) != (kind == "custom")
-        ):
+        if name not in self.tools or (name in self.custom) != (kind == "custom"):
             raise UntranslatableError(at, f"there is no {kind} tool {name}")
         return name
 
@@ -334,7 +332,9 @@ def _only(wanted: object) -> Callable[[_Request, str], None]:
     def check(request: _Request, name: str) -> None:
         value = request.asked[name]
         if type(value) is not type(wanted) or value != wanted:
-            raise UntranslatableError(name, "Chat Completions has no form for it")
+            only = msgspec.json.encode(wanted).decode()
+            reason = f"Chat Completions has no form but for {only}"
+            raise UntranslatableError(name, reason)
 
     return check
 

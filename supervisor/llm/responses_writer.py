@@ -135,7 +135,9 @@ _FORMS = {
 
 
 class ResponsesWriter:
-    """Writes one answer, event by event or as a whole.
+    """Writes one answer: by ``begin``, ``feed``, and ``finish`` or ``fail``; or ``whole``.
+
+    Events share what they repeat: they are to be encoded, and none is to be changed.
 
     Args:
         asked: the request, which the answer repeats in part.

@@ -135,6 +135,28 @@ def test_what_is_held_back_comes_at_the_end() -> None:
     assert choice.rest() == {}
 
 
+# spec L13, MD3: a text that ends where another begins has its end before that.
+def test_what_is_held_back_comes_before_another_text() -> None:
+    choice = ChoiceRedactor(Redactor([KEY]))
+    call = {"index": 0, "function": {"arguments": "a sk-"}}
+    for delta, ended in (
+        ({"reasoning_content": "sk-"}, {}),
+        ({"role": "assistant", "content": ""}, {}),
+        ({"reasoning_content": "s"}, {}),
+        ({"content": "files"}, {"reasoning_content": "s"}),
+        ({"tool_calls": [call]}, {"content": "s"}),
+        ({"content": "more s"}, {}),
+        ({}, {}),
+    ):
+        one = event(delta)["choices"][0]
+        assert choice.ended_by(one) == ended
+        choice.feed(one)
+    assert choice.ended_by({"delta": None}) == {}
+    assert choice.ended_by({}) == {}
+    call = {"index": 0, "function": {"arguments": "sk-"}}
+    assert choice.rest() == {"content": "s", "tool_calls": [call]}
+
+
 # spec L7: those of an event are its own, whoever reads them when.
 def test_log_probabilities_are_joined_and_events_left_alone() -> None:
     answer = Answer()

@@ -432,6 +432,16 @@ def test_additional_tools_are_tools() -> None:
     assert refused_field({"input": [more]}, drops=True) == "input[0].tools"
 
 
+# spec MD2: a type that is no text is not looked up among the hosted ones.
+@pytest.mark.parametrize("kind", [[], {}, None])
+def test_a_type_is_a_text(kind: object) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": kind}]}
+    asked = {"input": "hi", "tools": TOOLS, "tool_choice": choice}
+    assert refused_field(asked, drops=True) == "tool_choice.tools[0].type"
+    asked = {"input": "hi", "tools": [{"type": kind}]}
+    assert refused_field(asked, drops=True) == "tools[0].type"
+
+
 # spec MD2: dropped only where it was configured; what a client runs itself never is.
 def test_tools_of_the_provider_are_dropped_if_configured() -> None:
     tools = [{"type": "web_search_preview"}, {"type": "web_search_preview"}]

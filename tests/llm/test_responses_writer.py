@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
+from supervisor.llm.deltas import ChoiceRedactor
+from supervisor.llm.redact import BLOT, Redactor
 from supervisor.llm.responses_request import translate_request
 from supervisor.llm.responses_writer import ResponsesWriter, random_id
+from tests.helpers.canary import KEY
 
 Object = dict[str, Any]
 
@@ -89,6 +92,7 @@ def streamed(
     for delta in deltas:
         events += line.feed(chunk(delta))
     events += line.feed(chunk({}, finish))
+    events += line.feed({"choices": [], "usage": usage})  # as a provider ends
     events += line.finish(usage)
     check(events)
     return events
@@ -421,12 +425,50 @@ def test_every_call_has_an_id_of_its_own() -> None:
     ]
 
 
+# spec MD3: one answer was asked for; its text may come in parts.
+def test_shapes_of_some_providers() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, "c"]
+    line = writer()
+    line.begin()
+    line.feed({"choices": [{"index": 1, "delta": {"content": "x"}}]})
+    line.feed({"choices": [{"delta": {"content": parts}}]})
+    (item,) = output(line.finish(None))
+    assert item["content"][0]["text"] == "ab"
+    # Both names of the same; calls without an index.
+    events = streamed(
+        {"reasoning_content": "hm", "reasoning": "hm"},
+        {"tool_calls": [{"id": "c", "function": {"name": "ls", "arguments": "{}"}}]},
+    )
+    reasoning, called = output(events)
+    assert reasoning["summary"] == [{"type": "summary_text", "text": "hm"}]
+    assert called["call_id"] == "c"
+
+
 # spec MD3: an id, even where the provider gave none; no two are the same.
 def test_ids_are_random() -> None:
     assert random_id("resp").startswith("resp_")
     assert random_id("resp") != random_id("resp")
     translation = translate_request(ASKED)
     assert ResponsesWriter(ASKED, translation, "m", 7).begin()[0]["response"]["id"]
+
+
+# spec L13, MD3: what a redactor holds back of a text comes before the text is closed.
+def test_a_redacted_text_is_one_message() -> None:
+    line, redactor = writer(), ChoiceRedactor(Redactor([KEY]))
+    events = line.begin()
+    key = piece(0, f'{{"a":"{KEY}"}}', "ls")
+    for delta in ({"content": f"{KEY} is in file"}, {"content": "s"}, key):
+        one = chunk(delta)
+        (choice,) = one["choices"]
+        events += line.feed(chunk(redactor.ended_by(choice)))
+        redactor.feed(choice)
+        events += line.feed(one)
+    events += line.feed(chunk(redactor.rest(), "stop")) + line.finish(None)
+    check(events)
+    said, called = output(events)
+    assert said["content"][0]["text"] == f"{BLOT} is in files"
+    assert called["arguments"] == f'{{"a":"{BLOT}"}}'
+    assert KEY not in json.dumps(events)
 
 
 # spec MD5: what was not counted is not made up.
