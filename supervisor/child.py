@@ -317,6 +317,7 @@ class Child(ChildClients):
                 # While it is locked still, and when the mount is gone.
                 stack.push_async_callback(self._close_workspace, use)
             self._hold(stack, mounted.fd, view.mount_word(index))
+            await self._name_mount(mounted.lock, mounted.fd)
             self._host.journal.write(
                 "workspace.opened", child_id=self.id, workspace=use.name, mode=use.mode
             )
@@ -394,6 +395,8 @@ class Child(ChildClients):
 
         *mounts, users, seen = self._sent.receive()
         self._sent.close()
+        for lock, mount in zip(wanted.locks, mounts, strict=True):
+            await self._name_mount(lock, mount)
         for fd, word in ((users, view.USERS), (seen, view.VIEW)):
             self._hold(stack, fd, word)
         self._set_aside(stack, (view.USERS, view.VIEW))
@@ -411,6 +414,13 @@ class Child(ChildClients):
 
         for lock in locks:
             await in_thread(add_process, lock, (process.pid, process.create_time))
+
+    async def _name_mount(self, lock: int, mount: int) -> None:
+        """Write into the lock of a workspace which mount it is; -1: there is none."""
+        if lock >= 0 and mount >= 0:
+            from supervisor.workspace.store import add_mount  # noqa: PLC0415 - with one
+
+            await in_thread(add_mount, lock, mount)
 
     def _hold(self, stack: AsyncExitStack, fd: int, word: str) -> None:
         """Hold a descriptor until the child is gone; -1 is none."""

@@ -1,19 +1,20 @@
 """The stop of all processes that see a workspace, for a look at its layer.
 
 Rules:
- 1. A process sees a workspace if its mount table has that mount: the child, what it
-    started, its tools.
- 2. A cgroup in which there is no other process is frozen, and its processes do not notice.
+ 1. A cgroup in which there is no other process is frozen, and its processes do not notice.
     Other processes get SIGSTOP; one that was stopped before stays so.
+ 2. All in a pid namespace get it at once, from inside: kill(2) lets no fork escape. Where a
+    child has neither, a look counts only if no process ended meanwhile.
  3. A forked guard does it for a command, and lets all go on when the command ends, even if
-    it is killed. The host needs none: its children end with it.
+    it is killed. It lets nobody look into it, for it forks into the child's namespace.
 
-Sources: cgroup-v2.rst ("cgroup.freeze"), proc_pid_mountinfo(5), signal(7).
+Sources: cgroup-v2.rst ("cgroup.freeze"), setns(2), kill(2), ioctl_nsfs(2), signal(7).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -21,19 +22,35 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.proctree import read_parent_and_start, signal_process, stat_fields
+from supervisor.launchpad.kernel import PR_SET_DUMPABLE, prctl
+from supervisor.proctree import read_parent_and_start, signal_process
+from supervisor.workspace.linux import NEW_PID_SPACE, NEW_USER_SPACE, enter_space
+from supervisor.workspace.processes import (
+    find_processes,
+    is_at_rest,
+    is_stopped,
+    pid_space,
+    sees_mount,
+)
 from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from supervisor.proctree import ProcessIdentity
+    from supervisor.workspace.processes import Sighting
 
 STOP_TIMEOUT_S = 5.0
 """A process that waits for a disk stops when that has answered."""
 
 _LOOK_AGAIN_MS = 1
-_AT_REST = frozenset({b"T", b"t", b"Z", b"X"})
+_INSIDE_MS = 200
+"""How long a fork may take in a child's pid namespace, where the child may stop it."""
+
+_QUIET_LOOKS = 2
+"""A process may fork and then stop itself while one look goes on."""
+
+_NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 _GUARD_IGNORES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 _ANSWER_BYTES = 4096
 
@@ -43,20 +60,31 @@ class FreezeError(WorkspaceError):
 
 
 class StoppedProcesses:
-    """The processes that see a mount, stopped until ``resume``.
+    """The processes that see a mount, stopped until ``resume``; for a forked guard.
 
     Args:
         device: of the mount, as in ``/proc/PID/mountinfo``: ``MAJOR:MINOR``.
+        firsts: the first process of each child that has it.
 
     Raises:
-        FreezeError: one does not stop.
+        FreezeError: one does not stop, or there is none.
     """
 
-    def __init__(self, device: bytes) -> None:
+    def __init__(self, device: bytes, firsts: Collection[ProcessIdentity] = ()) -> None:
         self._device = device
+        self._firsts = frozenset(firsts)
+        self._own_space = pid_space(os.getpid())
         self._groups: set[str] = set()
-        self._signalled: list[ProcessIdentity] = []
+        self._spaces: set[str] = set()
+        self._signalled: set[ProcessIdentity] = set()
         self._top = _groups_top()
+        first = self._look()
+        if not first.starts:
+            text = "cannot stop the child: its processes are not to be seen from here"
+            raise FreezeError(
+                f"{text}; run the command beside the child's host, as its user"
+            )
+        self._asleep = {one for one in first.identities() if is_stopped(one[0])}
         try:
             self._stop_all()
         except BaseException:
@@ -64,52 +92,78 @@ class StoppedProcesses:
             raise
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Let them go on, but those that were stopped before."""
         for path in self._groups:
             with contextlib.suppress(OSError):  # gone with its processes
                 Path(path, "cgroup.freeze").write_text("0", encoding="ascii")
         self._groups.clear()
+        seen = self._look()
+        for process in seen.identities():
+            is_inside = seen.spaces[process[0]] in self._spaces
+            if is_inside and process not in self._asleep:
+                self._signalled.add(process)
         while self._signalled:
             signal_process(self._signalled.pop(), signal.SIGCONT)
+
+    def _look(self) -> Sighting:
+        return find_processes(self._device, self._firsts)
 
     def _stop_all(self) -> None:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         quiet = 0
-        # A process may have forked while the first look went on, and rests by now.
-        while quiet < 2:
-            pids = pids_with_mount(self._device)
-            restless = [pid for pid in pids if not self._is_at_rest(pid)]
-            quiet = 0 if restless else quiet + 1
-            if restless and time.monotonic() > deadline:
-                text = f"cannot stop process {restless[0]}: it does not rest"
-                raise FreezeError(f"{text}; try again, or wait for the child's end")
-            for pid in restless:
-                self._stop(pid, pids)
-            if restless:
+        while quiet < _QUIET_LOOKS:
+            seen = self._look()
+            restless = [pid for pid in seen.starts if not self._is_at_rest(pid)]
+            is_sure = seen.is_whole or not self._has_outside(seen)
+            quiet = quiet + 1 if is_sure and not restless else 0
+            if not quiet and time.monotonic() > deadline:
+                what = "its processes come and go"
+                if restless:
+                    what = f"process {restless[0]} does not rest"
+                text = f"cannot stop the child: {what}"
+                raise FreezeError(f"{text}; try again, or wait for its end")
+            self._stop(restless, seen)
+            if not quiet:
                 select.poll().poll(_LOOK_AGAIN_MS)  # of nothing: a wait
 
-    def _stop(self, pid: int, pids: Collection[int]) -> None:
-        group = self._group_of(pid)
-        if group in self._groups:
-            return
-        if group and _members(group) <= set(pids) and _freeze(group):
-            self._groups.add(group)
-            return
-        found = read_parent_and_start(pid)
-        if found is not None and (pid, found[1]) not in self._signalled:
-            self._signalled.append((pid, found[1]))
-            signal_process((pid, found[1]), signal.SIGSTOP)
+    def _stop(self, restless: Collection[int], seen: Sighting) -> None:
+        inside: dict[str, int] = {}
+        for pid in restless:
+            group = self._group_of(pid)
+            if group in self._groups:
+                continue
+            if group and self._is_own_group(group, seen) and _freeze(group):
+                self._groups.add(group)
+                continue
+            process = pid, seen.starts[pid]
+            if process not in self._signalled:
+                self._signalled.add(process)
+                signal_process(process, signal.SIGSTOP)
+            if seen.spaces[pid] not in {self._own_space, ""}:
+                inside[seen.spaces[pid]] = pid
+        for space, pid in inside.items():
+            if _stop_inside(pid, space):
+                self._spaces.add(space)
+
+    def _has_outside(self, seen: Sighting) -> bool:
+        """Tell whether a process of a look could have forked while it was taken."""
+        return any(
+            space not in self._spaces and self._group_of(pid) not in self._groups
+            for pid, space in seen.spaces.items()
+        )
+
+    def _is_own_group(self, group: str, seen: Sighting) -> bool:
+        """Tell whether a cgroup has no process that is none of these."""
+        for pid in _members(group) - seen.starts.keys():  # forked since the look
+            found = read_parent_and_start(pid)
+            is_new = found is not None and found[0] in seen.starts
+            if found is not None and not is_new and not sees_mount(pid, self._device):
+                return False
+        return True
 
     def _is_at_rest(self, pid: int) -> bool:
         group = self._group_of(pid)
-        if group and _is_frozen(group):
-            return True
-        try:
-            threads = os.listdir(f"/proc/{pid}/task")
-        except FileNotFoundError:
-            return True
-        states = [stat_fields(int(thread)) for thread in threads]
-        return all(fields is None or fields[0] in _AT_REST for fields in states)
+        return bool(group and _is_frozen(group)) or is_at_rest(pid)
 
     def _group_of(self, pid: int) -> str:
         """Return the directory of a process's cgroup; "" if it cannot be frozen."""
@@ -126,55 +180,80 @@ class StoppedProcesses:
         return ""
 
 
-def pids_with_mount(device: bytes) -> list[int]:
-    """Return the processes whose mount tables have a mount of that device."""
-    mark = b" " + device + b" "
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            table = Path(f"/proc/{name}/mountinfo").read_bytes()
-        except OSError:  # it has ended, or is another user's
-            continue
-        if mark in table:
-            found.append(int(name))
-    return found
-
-
-def device_of(processes: Collection[ProcessIdentity], path: bytes) -> bytes:
-    """Return the device of the mount that some processes have at a path.
+def _stop_inside(pid: int, space: str) -> bool:
+    """Send SIGSTOP to all in another pid namespace at once.
 
     Args:
-        processes: of a child; one of them that lives is enough.
-        path: of the base.
+        pid: of a process in it.
+        space: the namespace, as ``pid_space`` returns it.
+
+    Returns:
+        Whether that was done; its first process is not among them.
+    """
+    helper = os.fork()  # noqa: TID251 - the guard's, of one thread
+    if helper == 0:
+        try:
+            os._exit(0 if _enter_and_stop(pid, space) else 1)
+        finally:
+            os._exit(1)
+    return _exit_status(helper) == 0
+
+
+def _enter_and_stop(pid: int, space: str) -> bool:
+    _enter_space_of(pid)
+    inner = os.fork()  # noqa: TID251 - only what is forked now is inside
+    if inner == 0:
+        try:
+            if os.readlink("/proc/self/ns/pid") == space:  # else it would stop all
+                os.kill(-1, signal.SIGSTOP)  # noqa: TID251 - no single process
+                os._exit(0)
+        finally:
+            os._exit(1)
+    return _exit_status(inner, _INSIDE_MS) == 0
+
+
+def _enter_space_of(pid: int) -> None:
+    """Have what this process forks next in the pid namespace of another.
 
     Raises:
-        FreezeError: none of them can be seen from here.
+        OSError: this user may not.
     """
-    for pid, start in processes:
-        found = read_parent_and_start(pid)
-        if found is None or found[1] != start:
-            continue
-        try:
-            number = os.stat(f"/proc/{pid}/root{os.fsdecode(path)}").st_dev
-        except OSError:
-            continue
-        return b"%d:%d" % (os.major(number), os.minor(number))
-    if not processes:
-        raise FreezeError("cannot stop the child: it is being started; try again")
-    text = "cannot stop the child: its processes are not to be seen from here"
-    raise FreezeError(f"{text}; run the command beside the child's host, as its user")
+    space = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    users = fcntl.ioctl(space, _NS_GET_USERNS)
+    if not os.path.samestat(os.fstat(users), os.stat("/proc/self/ns/user")):
+        enter_space(users, NEW_USER_SPACE)
+    enter_space(space, NEW_PID_SPACE)
+
+
+def _exit_status(pid: int, timeout_ms: int | None = None) -> int:
+    """Wait for a forked process; one that takes too long is killed."""
+    process = os.pidfd_open(pid)
+    try:
+        if not _is_readable(process, timeout_ms):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        ended = os.waitid(os.P_PIDFD, process, os.WEXITED)
+        return -1 if ended is None else ended.si_status
+    finally:
+        os.close(process)
+
+
+def _is_readable(fd: int, timeout_ms: int | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
 
 
 @contextlib.contextmanager
-def guarded_stop(device: bytes) -> Iterator[None]:
+def guarded_stop(
+    device: bytes, firsts: Collection[ProcessIdentity] = ()
+) -> Iterator[None]:
     """Stop the processes that see a mount, until the block or this process ends.
 
     For a process of one thread: it forks.
 
     Args:
         device: as of ``StoppedProcesses``.
+        firsts: likewise.
 
     Raises:
         FreezeError: one does not stop.
@@ -186,7 +265,7 @@ def guarded_stop(device: bytes) -> Iterator[None]:
         try:
             os.close(end_in)
             os.close(answer_out)
-            _guard(device, answer_in, end_out)
+            _guard(device, firsts, answer_in, end_out)
         finally:
             os._exit(0)
     os.close(answer_in)
@@ -204,12 +283,15 @@ def guarded_stop(device: bytes) -> Iterator[None]:
         os.close(guard)
 
 
-def _guard(device: bytes, answer: int, end: int) -> None:
+def _guard(
+    device: bytes, firsts: Collection[ProcessIdentity], answer: int, end: int
+) -> None:
+    prctl(PR_SET_DUMPABLE, 0)
     os.setsid()  # a terminal's signals are not for it
     for number in _GUARD_IGNORES:
         signal.signal(number, signal.SIG_IGN)
     try:
-        stopped = StoppedProcesses(device)
+        stopped = StoppedProcesses(device, firsts)
     except (FreezeError, OSError) as why:
         os.write(answer, str(why).encode()[:_ANSWER_BYTES])
         return

@@ -35,6 +35,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 _LOCK_BYTES = 256
+_MOUNT = b"mount"
 _VOLATILE_MARK = ("work/work", "work/work/incompat", "work/work/incompat/volatile")
 """What overlayfs leaves of a mount that synced nothing, and the directories above it."""
 
@@ -275,9 +276,16 @@ class WorkspaceDirectory:
 
     def processes(self) -> list[ProcessIdentity]:
         """Return the first process of each child that has it mounted."""
-        lines = (self.read("lock") or b"").splitlines()[1:]
-        pairs = (line.split() for line in lines)
-        return [(int(pid), int(start)) for pid, start in pairs]
+        pairs = (line.split() for line in self._lock_lines())
+        return [(int(pid), int(start)) for pid, start in pairs if pid != _MOUNT]
+
+    def mount_device(self) -> bytes | None:
+        """Return the device of the mount, as mount tables name it; None: none yet."""
+        pairs = (line.split() for line in self._lock_lines())
+        return next((device for word, device in pairs if word == _MOUNT), None)
+
+    def _lock_lines(self) -> list[bytes]:
+        return (self.read("lock") or b"").splitlines()[1:]
 
     def check_idle(self) -> None:
         """Raise if a child has it.
@@ -309,6 +317,17 @@ def add_process(lock: int, process: ProcessIdentity) -> None:
         process: the first of the child's.
     """
     os.write(lock, b"%d %d\n" % process)
+
+
+def add_mount(lock: int, mount: int) -> None:
+    """Write into a lock which mount its child has, for what cannot be asked of a child.
+
+    Args:
+        lock: of ``lock_for``.
+        mount: a descriptor of the mount.
+    """
+    device = os.fstat(mount).st_dev
+    os.write(lock, b"%s %d:%d\n" % (_MOUNT, os.major(device), os.minor(device)))
 
 
 def _child_in(lock: bytes) -> str:

@@ -22,7 +22,7 @@ from supervisor.workspace.commit import (
     Take,
     identity_of,
 )
-from supervisor.workspace.freeze import device_of, guarded_stop
+from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.hidden import (
     find_hidden,
     has_layer,
@@ -406,8 +406,7 @@ class Workspace:
     def stopped(self) -> Iterator[None]:
         """Stop the processes of the child that has it, until the block ends.
 
-        For a command, which is a process of one thread; a host uses
-        ``StoppedProcesses``. Without a child there is nothing to stop.
+        Without a child there is nothing to stop.
 
         Raises:
             FreezeError: they cannot be stopped.
@@ -415,8 +414,10 @@ class Workspace:
         if not self.directory.user():
             yield
             return
-        device = device_of(self.directory.processes(), self.state.base)
-        with guarded_stop(device):
+        device = self.directory.mount_device()
+        if device is None:
+            raise FreezeError("cannot stop the child: it is being started; try again")
+        with guarded_stop(device, self.directory.processes()):
             yield
 
     def idle_state(self) -> str:

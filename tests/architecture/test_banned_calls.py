@@ -37,7 +37,12 @@ class Ban:
 LAUNCHPAD = ("supervisor/launchpad/*.py",)
 
 BANS = (
-    Ban(("os.kill", "os.killpg"), "pids are reused: signal by pidfd"),
+    Ban(
+        ("os.kill", "os.killpg"),
+        "pids are reused: signal by pidfd",
+        # All in a child's pid namespace at once, from inside it.
+        but=("supervisor/workspace/freeze.py",),
+    ),
     Ban(
         ("os.waitpid", "os.wait", "os.wait3", "os.wait4"),
         "waiting by pid steals statuses: wait on a pidfd",
@@ -46,7 +51,7 @@ BANS = (
     Ban(
         ("os.fork", "os.forkpty", "pty.fork", "multiprocessing"),
         "forking the host costs its size: the launchpad forks",
-        # The guard of a stop, by the command line, which has no launchpad.
+        # The guard of a stop, which is of use where its command is killed.
         but=(*LAUNCHPAD, "supervisor/workspace/freeze.py"),
     ),
     Ban(("preexec_fn",), "loses vfork, runs Python in a fork", look=uses.keywords),

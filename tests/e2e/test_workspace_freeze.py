@@ -1,18 +1,20 @@
 """``--freeze``: a child stands still while a command looks, and goes on in any case."""
 
+import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from supervisor.proctree import stat_fields
-from supervisor.workspace.freeze import FreezeError, device_of, guarded_stop
+from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.workspace import Workspace
 from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
@@ -24,15 +26,79 @@ COUNT = "i=0; while :; do i=$((i+1)); echo $i > one; echo $i > two; done"
 """What never stops writing: both files have one content, but between two writes."""
 
 
+WRITERS = """
+import ctypes, os, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+
+def file(name):
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+def write(fd):
+    while True:
+        os.write(fd, b"x")
+
+def fork_on():  # each one lives for less than a look at /proc takes
+    fd = file("chain")
+    while True:
+        os.write(fd, b"x")
+        if os.fork():
+            os._exit(0)
+
+def end_first_thread():  # its own mount table and its root are not told then
+    threading.Thread(target=write, args=(file("thread"),)).start()
+    libc.syscall(NUMBERS["exit"], 0)
+
+def wait_in_vfork():
+    fd = file("vfork")
+    os.mkfifo("fifo")
+    if os.fork():
+        write(fd)
+    os.posix_spawn("/bin/true", ["true"], {},
+                   file_actions=[(os.POSIX_SPAWN_OPEN, 9, "fifo", os.O_RDONLY, 0)])
+
+def rename():
+    names = ["one", "two"]
+    file(names[0])
+    fd = file("renamed")
+    while True:
+        os.rename(*names)
+        names.reverse()
+        os.write(fd, b"x")
+
+def hide_mounts():  # unshare(2), pivot_root(2): what stays is a file held open
+    fd = file("hidden")
+    os.mkdir("root")
+    for what, *words in (("unshare", 0x10020000), ("mount", b"none", b"root", b"tmpfs", 0, None)):
+        if getattr(libc, what)(*words):
+            print(what, os.strerror(ctypes.get_errno()), file=sys.stderr)
+            os._exit(1)
+    os.chdir("root")
+    if libc.syscall(NUMBERS["pivot_root"], b".", b".") or libc.umount2(b".", 2):
+        os._exit(1)
+    write(fd)
+
+NUMBERS = {"exit": 60, "pivot_root": 155} if os.uname().machine == "x86_64" else {
+    "exit": 93, "pivot_root": 41}
+for name in sys.argv[1:]:
+    if os.fork() == 0:
+        globals()[name]()
+print("ready", flush=True)
+threading.Event().wait()
+"""
+"""What each writes never ends; each has its way not to be found or not to be stopped."""
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
 @contextmanager
-def at_work(place: Place, script: str) -> Iterator[subprocess.Popen[bytes]]:
+def at_work(
+    place: Place, script: str, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a script in the workspace ``w`` until the block ends."""
-    words = ("--state-dir", place.state, "--workspace", place.base)
+    words = ("--state-dir", str(place.state), "--workspace", str(place.base), *options)
     process = subprocess.Popen(
         [SANDHOST, "run", *words, "--workspace-name", "w", "--", "sh", "-c", script],
         env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -41,7 +107,7 @@ def at_work(place: Place, script: str) -> Iterator[subprocess.Popen[bytes]]:
     assert process.stdout.readline() == b"ready\n"
     lock = place.state / "workspaces/w/lock"
     until_s = time.monotonic() + 30
-    while lock.read_bytes().count(b"\n") < 2:  # its exec is told of after it
+    while lock.read_bytes().count(b"\n") < 3:  # its exec is told of after it
         assert time.monotonic() < until_s
     try:
         yield process
@@ -66,7 +132,14 @@ def wait_until_counted(place: Place, more_than: int) -> None:
 def device(place: Place) -> bytes:
     """Return the device of the mount that the child has."""
     with Workspace(str(place.state), "w") as workspace:
-        return device_of(workspace.directory.processes(), workspace.state.base)
+        return workspace.directory.mount_device() or b""
+
+
+@contextmanager
+def stopped(place: Place) -> Iterator[None]:
+    """Stop the child as a command does, until the block ends."""
+    with Workspace(str(place.state), "w") as workspace, workspace.stopped():
+        yield
 
 
 # spec WS8
@@ -77,7 +150,7 @@ def test_nothing_is_written_while_a_child_is_stopped_and_it_goes_on(
     script = f"echo ready; (sh -c '{COUNT}' &); while :; do true; (true); done"
     with at_work(place, script):
         wait_until_counted(place, 0)
-        with guarded_stop(device(place)):
+        with stopped(place):
             first = counted(place)
             for _ in range(1000):
                 assert counted(place) == first
@@ -89,6 +162,66 @@ def test_nothing_is_written_while_a_child_is_stopped_and_it_goes_on(
         assert (
             b"child child-1 is at work, so this may be torn; see --freeze" in done.err
         )
+
+
+def sizes(place: Place) -> dict[str, int]:
+    """Return how much each file of the layer has."""
+    upper = place.state / "workspaces/w/upper"
+    return {name: (upper / name).lstat().st_size for name in os.listdir(upper)}
+
+
+def wait_until_more(place: Place, files: Collection[str]) -> None:
+    """Wait until each of some files has grown."""
+    before: dict[str, int] = {}
+    until_s = time.monotonic() + 60
+    left = set(files)
+    while left:
+        assert time.monotonic() < until_s, left
+        with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
+            now = sizes(place)
+            before = {name: before.get(name, now.get(name, 0)) for name in files}
+            left = {name for name in left if now.get(name, 0) <= before[name]}
+
+
+def check_stops(place: Place, files: Collection[str]) -> None:
+    """Stop what writes to some files: nothing changes, and then all go on."""
+    wait_until_more(place, files)
+    with stopped(place):
+        first = sizes(place)
+        for _ in range(2000):
+            assert sizes(place) == first
+    wait_until_more(place, files)
+
+
+# spec WS8, attack 55
+def test_what_is_not_found_or_not_stopped_easily_stands_still_as_well(
+    place: Place,
+) -> None:
+    ways = ("fork_on", "end_first_thread", "wait_in_vfork", "rename")
+    script = f"exec python3 -S -c {shlex.quote(WRITERS)} {' '.join(ways)}"
+    files = ("chain", "thread", "vfork", "renamed")
+    with at_work(place, script):
+        for _ in range(3):
+            check_stops(place, files)
+        # The same while a look and a commit are made.
+        assert place.ask("diff", "w", "--freeze", "--stat").status == 1
+        wait_until_more(place, files)
+        assert place.ask("commit", "w", "--freeze", "--except", "fifo").status == 0
+        wait_until_more(place, files)
+        assert (place.base / "chain").read_bytes().strip(b"x") == b""
+
+
+# spec WS8, attack 55
+def test_a_mount_that_a_process_has_hidden_from_itself_is_not_written_through(
+    place: Place, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    more = [] if os.geteuid() == 0 else ["userns"]
+    layers = [*more, "mountns", "pidns"]
+    config.write_text(f"[sandbox.plain]\nlayers = {layers}\n")
+    script = f"exec python3 -S -c {shlex.quote(WRITERS)} hide_mounts"
+    with at_work(place, script, "--config", str(config), "--sandbox", "plain"):
+        check_stops(place, ["hidden"])
 
 
 # spec WS8
@@ -152,7 +285,7 @@ def test_a_process_that_was_stopped_before_stays_so(place: Place) -> None:
         until_s = time.monotonic() + 30
         while not (asleep := stopped_processes(place)):
             assert time.monotonic() < until_s
-        with guarded_stop(device(place)):
+        with stopped(place):
             pass
         assert stopped_processes(place) == asleep
 
@@ -166,9 +299,13 @@ def stopped_processes(place: Place) -> list[int]:
     return [pid for pid, found in states.items() if found and found[0] == b"T"]
 
 
-def test_processes_that_cannot_be_seen_are_told_of(place: Place) -> None:
-    with pytest.raises(FreezeError, match="are not to be seen from here"):
-        device_of([(os.getpid(), 1)], b"/")
+def test_processes_that_cannot_be_seen_are_told_of() -> None:
+    nothing = b"9999:9999"
+    with (
+        pytest.raises(FreezeError, match="are not to be seen from here"),
+        guarded_stop(nothing, [(os.getpid(), 1)]),
+    ):
+        pass
 
 
 # spec WS8
@@ -177,4 +314,4 @@ def test_a_host_that_is_not_root_stops_its_child_too(
     request: pytest.FixtureRequest,
 ) -> None:
     passed = file_passed_by_nobody(request)
-    assert len(passed) > 3
+    assert len(passed) > 5
