@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 """A JSON object."""
 
+NO_FORM = "Chat Completions has no form for it"
+
 Kind = TypeVar("Kind")
 
 _KINDS: dict[type, str] = {
@@ -99,8 +101,7 @@ def refuse_unknown(owner: Object, known: Container[str], where: str = "") -> Non
     """
     for name, value in owner.items():
         if value is not None and name not in known:
-            reason = "Chat Completions has no form for it"
-            raise UntranslatableError(place(where, name[:100]), reason)
+            raise UntranslatableError(place(where, name[:100]), NO_FORM)
 
 
 def place(where: str, name: str) -> str:

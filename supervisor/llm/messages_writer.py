@@ -1,0 +1,364 @@
+"""An answer of Chat Completions as an answer of the Messages API (spec MD2, MD3).
+
+Rules of this file.
+
+1. One block is open at a time, and each that was opened is closed. Chat may mix the calls
+   of tools: what belongs to a later block waits until the open one is complete.
+2. An answer that has no form here ends as an error, never as a whole answer.
+3. A text is joined once, not with each piece that comes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.llm.answer import usage_of
+from supervisor.llm.quota import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.llm.translation import Object, Translation
+
+_STOP_REASONS = {
+    "stop": "end_turn",
+    "eos": "end_turn",
+    "eos_token": "end_turn",
+    "length": "max_tokens",
+    "model_length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
+"""``finish_reason`` as ``stop_reason``; those of "eos" and "model" are dialects."""
+
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+"""For each kind of block the type of its deltas, and the key of their text."""
+
+_NAMELESS = "a call has no name"
+
+
+def _random_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block that is not complete.
+
+    Attributes:
+        kind: its type.
+        waiting: pieces of its text that no event has told.
+        told: those of a call's arguments that one has.
+        id, name: a call's; empty until known.
+        is_open: whether an event has begun it.
+        is_closed: whether one has ended it.
+        was_examined: whether its arguments were looked at, which is done once.
+    """
+
+    kind: str
+    waiting: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    id: str = ""
+    name: str = ""
+    is_open: bool = False
+    is_closed: bool = False
+    was_examined: bool = False
+
+    def is_complete(self) -> bool:
+        """Tell whether nothing will come for a block that has another behind it.
+
+        Arguments that are no JSON yet, although the next call has begun, are mixed with
+        that one's: then only the end of the answer tells.
+        """
+        if self.kind != "tool_use":
+            return True
+        if self.was_examined:
+            return False
+        self.was_examined = True
+        return self.arguments(empty=None) is not None
+
+    def tell(self) -> str:
+        """Return the text that was not told yet, and note that it is now."""
+        if self.kind == "tool_use":
+            self.told += self.waiting
+        text = "".join(self.waiting)
+        self.waiting.clear()
+        return text
+
+    def arguments(self, empty: Object | None) -> Object | None:
+        """Return the arguments of a call; None if they are no JSON object.
+
+        Args:
+            empty: what is returned if there are none.
+        """
+        text = "".join([*self.told, *self.waiting])
+        if not text.strip():
+            return empty
+        try:
+            found = msgspec.json.decode(text)
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+class MessagesWriter:
+    """Makes one answer: by ``begin``, ``feed`` and ``finish`` or ``fail``, or ``whole``.
+
+    The name of an event in a stream is its ``type``.
+
+    Args:
+        asked: the request, in the form of the Messages API.
+        translation: what became of it.
+        model: the name of the model that the answer shall bear.
+        make_id: makes an id with a prefix.
+    """
+
+    def __init__(
+        self,
+        asked: Object,
+        translation: Translation,
+        model: str,
+        make_id: Callable[[str], str] = _random_id,
+    ) -> None:
+        self._model = model
+        self._make_id = make_id
+        self._shows_thinking = _shows_thinking(asked.get("thinking"))
+        self._stops = translation.body.get("stop", [])
+        self._blocks: deque[_Block] = deque()
+        self._calls: dict[int, _Block] = {}
+        self._index = 0
+        self._reason = "stop"
+        self._stop: str | None = None
+        self._has_calls = self._is_refusal = False
+        self._fault = ""
+
+    # A stream
+
+    def begin(self) -> list[Object]:
+        """Return the events that go before the model's first word."""
+        message = self._message([], None, None)
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def feed(self, chunk: Object) -> list[Object]:
+        """Return what a ``chat.completion.chunk`` adds to the answer, as events."""
+        self._take(chunk, "delta")
+        return self._events(is_end=False)
+
+    def finish(self, usage: Object | None) -> list[Object]:
+        """Return the events that end the answer, after its last chunk.
+
+        Args:
+            usage: the provider's, in the form of Chat Completions.
+        """
+        events = self._events(is_end=True)
+        if self._fault:
+            return events + self.fail("api_error", self._fault)
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop}
+        end = {"type": "message_delta", "delta": delta, "usage": _usage(usage)}
+        return [*events, end, {"type": "message_stop"}]
+
+    def fail(self, kind: str, message: str) -> list[Object]:
+        """Return the event that ends an answer which failed; none goes behind it."""
+        return [{"type": "error", "error": {"type": kind, "message": message}}]
+
+    # A whole answer
+
+    def whole(self, completion: Object) -> Object:
+        """Return a ``chat.completion`` as a message.
+
+        A call that the bound on the output cut off is left out: its stop reason tells.
+
+        Raises:
+            ValueError: it has no form as a message; the text says why.
+        """
+        self._take(completion, "message")
+        reason = self._stop_reason()
+        content = []
+        for block in self._blocks:
+            if block.kind != "tool_use":
+                _, key = _DELTAS[block.kind]
+                content.append({**self._empty(block), key: "".join(block.waiting)})
+                continue
+            found = block.arguments(empty={})
+            if not block.name:
+                self._fault = _NAMELESS
+            elif found is not None:
+                content.append({**self._empty(block), "input": found})
+            elif reason != "max_tokens":
+                name = block.name[:60]
+                self._fault = f"the arguments of a call of {name} are no JSON object"
+        if self._fault:
+            raise ValueError(self._fault)
+        return self._message(content, reason, completion.get("usage"))
+
+    # What the provider says
+
+    def _take(self, answer: Object, key: str) -> None:
+        """Add what an answer, or a chunk of one, says of the model's one choice."""
+        choice = _first_choice(answer)
+        said = choice.get(key)
+        if isinstance(said, dict):
+            self._take_said(said)
+        reason = choice.get("finish_reason")
+        if not isinstance(reason, str):
+            return
+        self._reason = reason
+        if reason not in _STOP_REASONS:
+            self._fault = f"the provider ended its answer with: {reason[:60]}"
+        for name in ("stop_reason", "matched_stop"):  # of vLLM, of SGLang
+            if choice.get(name) in self._stops:
+                self._stop = choice[name]
+
+    def _take_said(self, said: Object) -> None:
+        if self._shows_thinking:
+            thought = said.get("reasoning_content") or said.get("reasoning")
+            self._take_text("thinking", thought)
+        self._take_text("text", said.get("content"))
+        if said.get("refusal"):
+            self._is_refusal = True
+            self._take_text("text", said["refusal"])
+        calls = said.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            if isinstance(call, dict):
+                self._take_call(call)
+
+    def _take_text(self, kind: str, value: object) -> None:
+        text = _text_of(value)
+        if not text:
+            return
+        if not self._blocks or self._blocks[-1].kind != kind:
+            self._blocks.append(_Block(kind))
+        self._blocks[-1].waiting.append(text)
+
+    def _take_call(self, call: Object) -> None:
+        """Add a piece of a call; without an index it is all of one."""
+        index = call.get("index")
+        block = self._calls.get(index) if isinstance(index, int) else None
+        if block is None:
+            self._has_calls = True
+            block = _Block("tool_use")
+            self._blocks.append(block)
+            if isinstance(index, int):
+                self._calls[index] = block
+        function = call.get("function")
+        if not isinstance(function, dict):
+            function = {}
+        block.id = block.id or _text_of(call.get("id"))
+        block.name = block.name or _text_of(function.get("name"))
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str | None):
+            self._fault = "the arguments of a call are no text"
+        elif arguments and not block.is_closed:
+            block.waiting.append(arguments)
+        elif arguments and arguments.strip():
+            self._fault = "the arguments of a call went on behind their end"
+
+    def _stop_reason(self) -> str:
+        if self._stop is not None:
+            return "stop_sequence"
+        reason = _STOP_REASONS.get(self._reason, "end_turn")
+        if self._is_refusal:
+            return "refusal"
+        # With a call that was asked for by its name, OpenAI says "stop".
+        if reason in ("end_turn", "tool_use"):
+            return "tool_use" if self._has_calls else "end_turn"
+        return reason
+
+    # What the client is told
+
+    def _events(self, *, is_end: bool) -> list[Object]:
+        """Return what the client can be told now (rule 1)."""
+        events: list[Object] = []
+        while self._blocks:
+            block = self._blocks[0]
+            if block.kind == "tool_use" and not block.name:
+                if is_end:
+                    self._fault = _NAMELESS
+                break
+            place = {"index": self._index}
+            if not block.is_open:
+                block.is_open = True
+                start = {"content_block": self._empty(block)}
+                events.append({"type": "content_block_start", **place, **start})
+            if text := block.tell():
+                kind, key = _DELTAS[block.kind]
+                delta = {"delta": {"type": kind, key: text}}
+                events.append({"type": "content_block_delta", **place, **delta})
+            if not is_end and (len(self._blocks) == 1 or not block.is_complete()):
+                break
+            events.append({"type": "content_block_stop", **place})
+            block.is_closed = True
+            block.told.clear()
+            self._blocks.popleft()
+            self._index += 1
+        return events
+
+    def _empty(self, block: _Block) -> Object:
+        """Return a block of the answer without its text."""
+        if block.kind == "text":
+            return {"type": "text", "text": ""}
+        if block.kind == "thinking":
+            # No signature: Claude Code takes it so, and a request's is dropped.
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        call_id = block.id or self._make_id("toolu")
+        return {"type": "tool_use", "id": call_id, "name": block.name, "input": {}}
+
+    def _message(
+        self, content: list[Object], reason: str | None, usage: object
+    ) -> Object:
+        return {
+            "id": self._make_id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": self._stop,
+            "usage": _usage(usage),
+        }
+
+
+def _shows_thinking(asked: object) -> bool:
+    """Tell whether a client asked to see what the model thinks; others may not know how."""
+    if not isinstance(asked, dict) or asked.get("display") == "omitted":
+        return False
+    return asked.get("type") in ("enabled", "adaptive")
+
+
+def _first_choice(answer: Object) -> Object:
+    """Return the choice that was asked for; empty if this says nothing of it."""
+    choices = answer.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("index", 0) == 0:
+            return choice
+    return {}
+
+
+def _text_of(value: object) -> str:
+    """Return a text, or those of a list of parts, as one; empty if there is none."""
+    if isinstance(value, str):
+        return value
+    parts = value if isinstance(value, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _usage(reported: object) -> Object:
+    """Return a provider's usage in the form of the Messages API; none is told as 0."""
+    used = usage_of(reported) or Usage(0, 0)
+    cached = min(used.cached, used.prompt)
+    return {
+        "input_tokens": used.prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": used.completion,
+    }
