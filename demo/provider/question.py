@@ -7,7 +7,7 @@ each byte for a token, those of tools and schemas too, as a provider may at most
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 Api = Literal["chat", "responses", "messages"]
@@ -26,6 +26,9 @@ COUNTED = (
 
 ROUND_ITEMS = frozenset({"function_call", "custom_tool_call", "reasoning"})
 """Items of a Responses request that the model said, beside its messages."""
+
+MORE_TOOLS = "additional_tools"
+"""The type of an input item that offers tools."""
 
 Json = dict[str, Any]
 
@@ -64,7 +67,10 @@ class Question:
         said = body.get(name) or []
         plain = [{"role": "user", "content": said}]
         self.messages: list[Json] = plain if isinstance(said, str) else said
-        self.tools = {tool.name: tool for tool in _tools(api, body)}
+        # Codex puts its tools into the input where it knows the model.
+        offers = [body, *(m for m in self.messages if m.get("type") == MORE_TOOLS)]
+        offered = (tool for offer in offers for tool in _tools(api, offer))
+        self.tools = {tool.name: tool for tool in offered}
 
     @property
     def bound(self) -> int | None:
@@ -117,9 +123,8 @@ def _tools(api: Api, body: Json) -> Iterator[Tool]:
             case "responses", "custom":
                 yield Tool(tool["name"], is_custom=True)
             case "responses", "namespace":
-                for inner in tool.get("tools") or ():
-                    schema = inner.get("parameters")
-                    yield Tool(inner["name"], False, tool["name"], schema)
+                for inner in _tools(api, tool):
+                    yield replace(inner, namespace=tool["name"])
             case "messages", _ if "name" in tool:
                 yield Tool(tool["name"], schema=tool.get("input_schema"))
             case _:
@@ -177,8 +182,8 @@ def _dense(message: Json) -> int:
     return total
 
 
-CALLED = ("tool_calls", "arguments", "input")
-"""Fields of a message or an item that hold calls of tools."""
+CALLED = ("tool_calls", "arguments", "input", "tools")
+"""Fields of a message or an item that hold tools or calls of them."""
 
 
 def _size(value: object) -> int:

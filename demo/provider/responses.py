@@ -96,14 +96,14 @@ def _parts(answer: Answer) -> Iterator[_Part]:
 
 def _call_part(number: str, call: Call) -> _Part:
     common = {"status": "in_progress", "call_id": call.id, "name": call.tool.name}
+    if call.tool.namespace is not None:
+        common["namespace"] = call.tool.namespace
     if call.tool.is_custom:
         name = f"ctc_{number}"
         start: Json = {"id": name, "type": "custom_tool_call", **common, "input": ""}
         return _Part(name, start, call.pieces, call)
     name = f"fc_{number}"
     start = {"id": name, "type": "function_call", **common, "arguments": ""}
-    if call.tool.namespace is not None:
-        start["namespace"] = call.tool.namespace
     return _Part(name, start, call.pieces, call)
 
 

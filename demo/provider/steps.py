@@ -7,10 +7,11 @@ A step says what is to be done, not by which tool:
     {"read": FILE}
     {"edit": FILE, "old": TEXT, "new": TEXT}
 
-Each agent has tools of its own for these; the tables below name them, first choice
-first. Where there is none, a command does it.
+Each agent has tools of its own for these: `TOOLS` names them, first choice first, and
+`MEANINGS` what their arguments are called. Where there is none, a command does it.
 """
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +19,24 @@ from typing import Any
 from demo.provider.question import Tool
 
 Step = dict[str, Any]
-Make = Callable[[Step], Any]
+
+MEANINGS: dict[str, tuple[str, ...]] = {
+    "run": ("command", "cmd"),
+    "look": ("path", "dir_path"),
+    "read": ("file_path", "filePath", "path", "absolute_path"),
+    "edit": ("file_path", "filePath", "path"),
+    "old": ("old_string", "oldString", "old_text", "oldText"),
+    "new": ("new_string", "newString", "new_text", "newText"),
+}
+"""The names that arguments of tools have for a part of a step."""
+
+FILLERS = {"description": "Do the next step", "is_background": False}
+"""Arguments that some tools demand beside."""
+
+
+def _javascript(tool: str, given: Any) -> str:
+    """Return a program for Codex's `exec`, which calls a tool and tells its result."""
+    return f"text(await tools.{tool}({json.dumps(given)}))"
 
 
 def _patch(step: Step) -> str:
@@ -29,51 +47,36 @@ def _patch(step: Step) -> str:
     return "\n".join([*lines, "*** End Patch", ""])
 
 
-def _described(step: Step) -> dict[str, Any]:
-    return {"command": step["run"], "description": "Do the next step"}
-
-
-def _edit(path: str, old: str, new: str) -> Make:
-    return lambda step: {path: step["edit"], old: step["old"], new: step["new"]}
-
-
-RUN: dict[str, Make] = {
-    "exec_command": lambda step: {"cmd": step["run"]},
-    "shell": lambda step: {"command": ["bash", "-lc", step["run"]]},
-    "shell_command": lambda step: {"command": step["run"]},
-    "Bash": _described,
-    "bash": _described,
-    "run_shell_command": lambda step: {"command": step["run"], "is_background": False},
-    "run_commands": lambda step: {"commands": [step["run"]]},
-    "developer__shell": lambda step: {"command": step["run"]},
+OWN: dict[tuple[str, str], Callable[[Step], Any]] = {
+    ("run", "exec"): lambda s: _javascript("exec_command", {"cmd": s["run"]}),
+    ("run", "shell"): lambda s: {"command": ["bash", "-lc", s["run"]]},
+    ("run", "run_commands"): lambda s: {"commands": [s["run"]]},
+    ("edit", "exec"): lambda s: _javascript("apply_patch", _patch(s)),
+    ("edit", "apply_patch"): _patch,
 }
-READ: dict[str, Make] = {
-    "Read": lambda step: {"file_path": step["read"]},
-    "read": lambda step: {"filePath": step["read"]},
-    "read_file": lambda step: {"file_path": step["read"]},
-}
-EDIT: dict[str, Make] = {
-    "apply_patch": _patch,
-    "Edit": _edit("file_path", "old_string", "new_string"),
-    "edit": _edit("filePath", "oldString", "newString"),
-    "replace": _edit("file_path", "old_string", "new_string"),
-    "editor": _edit("path", "old_text", "new_text"),
-}
-LOOK: dict[str, Make] = {
-    "list_directory": lambda step: {"path": step["look"]},
-}
-TABLES = {"run": RUN, "read": READ, "edit": EDIT, "look": LOOK}
+"""Arguments that no table of names can make, by step and tool."""
+
+TOOLS: dict[str, tuple[str, ...]] = {
+    "run": (
+        "exec_command", "exec", "shell", "shell_command", "Bash", "bash",
+        "run_shell_command", "run_commands",
+    ),
+    "read": ("Read", "read", "read_file"),
+    "edit": ("apply_patch", "exec", "Edit", "edit", "replace", "editor"),
+    "look": ("list_directory", "list"),
+}  # fmt: skip
+"""The tools that do a step."""
 
 
 def call_for(step: Step, tools: Mapping[str, Tool]) -> list[Any] | None:
-    """Return the call that does a step: tool and arguments; None if no tool can.
-
-    The names of arguments are those of the tool's schema where the table's are not.
-    """
+    """Return the call that does a step: tool and arguments; None if no tool can."""
     kind = next(iter(step))
-    for name, make in TABLES[kind].items():
-        if name in tools:
-            return [name, _fitted(make(step), tools[name])]
+    for name in TOOLS[kind]:
+        if name not in tools:
+            continue
+        given = _arguments(step, kind, tools[name])
+        if given is not None:
+            return [name, given]
     if kind == "run":
         return None
     return call_for({"run": command_for(step)}, tools)
@@ -97,10 +100,19 @@ def command_for(step: Step) -> str:
             return str(step["run"])
 
 
-def _fitted(given: Any, tool: Tool) -> Any:
-    """Return arguments in the form that a tool takes."""
-    if tool.is_custom == isinstance(given, str):
-        return given
-    if isinstance(given, str):
-        return {"input": given}
-    return given
+def _arguments(step: Step, kind: str, tool: Tool) -> Any:
+    """Return arguments by which a tool does a step; None if it takes others."""
+    make = OWN.get((kind, tool.name))
+    if make is not None:
+        given = make(step)
+        is_text = isinstance(given, str)
+        return {"input": given} if is_text and not tool.is_custom else given
+    known = (tool.schema or {}).get("properties") or {}
+    found = {name: FILLERS[name] for name in known if name in FILLERS}
+    for part, value in step.items():
+        names = MEANINGS[part]
+        fitting = [name for name in names if name in known] if known else names[:1]
+        if not fitting:
+            return None
+        found[fitting[0]] = value
+    return found
