@@ -1,32 +1,39 @@
 """Runs real agents, as their registries have them, and says what came of each.
 
-    python -m tests.agents [--into DIR] [AGENT...]
+    python -m tests.agents [--into DIR] [--short] [--direct] [AGENT...]
 
 Each is installed beneath DIR (a temporary directory if none is named), and started once
-by ``sandhost run --workspace`` in the default sandbox, unmodified. A stand-in takes the
-model's place (`demo/provider`) and leads it to run a failing test, to mend a file and
-to run the test again. It needs the network, to install.
+by ``sandhost run --recipe AGENT --workspace`` in the default sandbox, unmodified. A
+stand-in takes the model's place (`demo/provider`) and leads it through the steps of
+`table.py`. With ``--direct`` it runs without a host and asks the stand-in itself: that
+shows whether agent and stand-in fit. It needs the network, to install.
 """
 
 import argparse
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psutil
 import trio
 
 from demo.provider import Provider, serving
-from tests.agents.table import AGENTS, CALC, NEW, OLD, TASK, Agent
+from supervisor.llm.recipe import Recipe, read_recipe
+from supervisor.templates import fill
+from tests.agents.installing import PROGRAM, install, order, program_of
+from tests.agents.table import AGENTS, ALL, CALC, NEW, OLD, SHORT, TASK, Agent
 
 KEY = "sk-canary-of-the-agents-0123456789"
 TIMEOUT_S = 180
+DIRECT = ("starts", "asks", "edits", "tests", "ends")
+"""What a trial without a host can pass."""
+
 TEST = """import unittest
 from calc import add
 
@@ -35,7 +42,6 @@ class Add(unittest.TestCase):
     def test_add(self):
         self.assertEqual(add(1, 2), 3)
 """
-COLUMNS = ("starts", "asks", "edits", "tests", "commits", "keyless", "ends")
 SANDHOST = str(Path(sys.executable).with_name("sandhost"))
 
 
@@ -45,6 +51,7 @@ class Trial:
 
     Attributes:
         agent: the agent.
+        columns: what it can pass.
         version: what was installed.
         passed: columns that it passed.
         seconds: how long the run took.
@@ -52,6 +59,7 @@ class Trial:
     """
 
     agent: Agent
+    columns: tuple[str, ...]
     version: str = "-"
     passed: set[str] = field(default_factory=set)
     seconds: float = 0.0
@@ -60,185 +68,288 @@ class Trial:
     @property
     def is_whole(self) -> bool:
         """Whether it passed every column."""
-        return self.passed == set(COLUMNS)
+        return self.passed == set(self.columns)
 
     def row(self) -> str:
         """Return its row of the table."""
-        no = "no" if self.version != "-" else "-"
-        cells = ["yes" if name in self.passed else no for name in COLUMNS]
-        first = [self.agent.package, self.version]
+        cells = [self._cell(name) for name in ALL]
+        first = [self.agent.name, self.version]
         return " | ".join([*first, *cells, f"{self.seconds:.0f} s", self.reason])
+
+    def _cell(self, column: str) -> str:
+        if self.version == "-" or column not in self.columns:
+            return "-"
+        return "yes" if column in self.passed else "no"
+
+
+@dataclass
+class Place:
+    """Where one agent runs.
+
+    Attributes:
+        top: the directory of the trial.
+    """
+
+    top: Path
+
+    @property
+    def base(self) -> Path:
+        """The repository that it works in."""
+        return self.top / "repo"
+
+    @property
+    def home(self) -> Path:
+        """The HOME that it has."""
+        return self.top / "home"
+
+    @property
+    def tmp(self) -> Path:
+        """What the host has for temporary directories."""
+        return self.top / "tmp"
+
+    @property
+    def journal(self) -> Path:
+        """What the host writes down."""
+        return self.top / "journal"
+
+    @property
+    def calc(self) -> str:
+        """The file that is to be mended, as it is in the repository."""
+        return (self.base / "calc.py").read_text()
+
+    def make(self) -> None:
+        """Make it, with a repository that has a failing test."""
+        for directory in (self.base, self.tmp, self.home):
+            directory.mkdir(parents=True)
+        (self.base / "calc.py").write_text(CALC)
+        (self.base / "test_calc.py").write_text(TEST)
+        git = (
+            "git",
+            "-C",
+            str(self.base),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b.c",
+        )
+        order("git", "init", "-q", str(self.base))
+        order(*git, "add", ".")
+        order(*git, "commit", "-q", "-m", "an addition that subtracts")
 
 
 def main() -> int:
     """Try the agents; return 1 if one that was installed did not pass."""
     parser = argparse.ArgumentParser(prog="python -m tests.agents")
     parser.add_argument("--into", type=Path, default=None)
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--direct", action="store_true")
     parser.add_argument("agents", nargs="*", metavar="AGENT")
     given = parser.parse_args()
-    unknown = set(given.agents) - {agent.package for agent in AGENTS}
+    wanted = set(given.agents) | set(SHORT if given.short else ())
+    unknown = wanted - {agent.name for agent in AGENTS}
     if unknown:
         parser.error(f"cannot try {', '.join(sorted(unknown))}: it is not in the table")
-    chosen = [one for one in AGENTS if one.package in given.agents or not given.agents]
-    with tempfile.TemporaryDirectory(prefix="sandhost-agents-") as name:
+    chosen = [one for one in AGENTS if one.name in wanted or not wanted]
+    with tempfile.TemporaryDirectory(prefix="agents-") as name:
         os.chmod(name, 0o755)
         into = (given.into or Path(name) / "installed").absolute()
-        trials = [_try(agent, into, Path(name)) for agent in chosen]
-    head = " | ".join(["agent", "version", *COLUMNS, "time", "reason"])
+        trials = [_try(one, into, Path(name), given.direct) for one in chosen]
+    head = " | ".join(["agent", "version", *ALL, "time", "reason"])
     sys.stdout.write("\n".join([head, *(trial.row() for trial in trials), ""]))
     return int(any(not one.is_whole and one.version != "-" for one in trials))
 
 
-def _try(agent: Agent, into: Path, scratch: Path) -> Trial:
-    trial = Trial(agent)
-    if agent.reason:
-        trial.reason = f"left out: {agent.reason}"
-        return trial
+def _try(agent: Agent, into: Path, scratch: Path, is_direct: bool) -> Trial:
+    columns = agent.passes
+    if is_direct:
+        columns = tuple(name for name in columns if name in DIRECT)
+    trial = Trial(agent, columns)
+    recipe = read_recipe(agent.name)
     try:
-        program, trial.version = _install(agent, into / agent.package.split("/")[-1])
+        program, trial.version = install(agent, recipe, into / agent.name)
     except (OSError, subprocess.SubprocessError) as why:
         trial.reason = f"not installed: {_last_line(str(why))}"
         return trial
-    place = scratch / agent.package.split("/")[-1]
-    place.mkdir()
-    trio.run(_run, trial, program, place)
+    place = Place(scratch / agent.name)
+    place.make()
+    trio.run(_run_direct if is_direct else _run, trial, recipe, program, place)
     sys.stderr.write(f"{trial.row()}\n")
     return trial
 
 
-def _install(agent: Agent, where: Path) -> tuple[Path, str]:
-    """Install an agent where it is not yet; return its program and its version."""
-    if agent.registry == "pip":
-        python = where / "bin" / "python"
-        if not python.exists():
-            _order(sys.executable, "-m", "venv", str(where))
-            _order(
-                str(python), "-m", "pip", "install", "-q", agent.package, *agent.more
-            )
-        shown = _order(str(python), "-m", "pip", "show", agent.package)
-        version = re.findall(r"^Version: (.*)$", shown, re.MULTILINE)[0]
-        return where / "bin" / agent.command[0], version
-    if shutil.which("npm") is None:
-        raise FileNotFoundError("npm is not on this machine")
-    modules = where / "node_modules"
-    if not modules.exists():
-        where.mkdir(parents=True)
-        quiet = ("--no-fund", "--no-audit", "--prefix", str(where))
-        _order("npm", "install", *quiet, agent.package, *agent.more)
-    package = json.loads((modules / agent.package / "package.json").read_text())
-    return modules / ".bin" / agent.command[0], package["version"]
+def _command(agent: Agent, recipe: Recipe, program: Path) -> list[str]:
+    """Return an agent's command, with its program by path."""
+    changed = {
+        "TASK": TASK,
+        "PROGRAM": str(program.parents[1] / PROGRAM),
+        program_of(agent, recipe): str(program),
+    }
+    return [*(changed.get(word, word) for word in recipe.command), *agent.more]
 
 
-def _order(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise subprocess.SubprocessError(done.stderr.strip() or done.stdout.strip())
-    return done.stdout
+def _filled(value: Any, base: Path) -> Any:
+    """Return answers with the workspace put in."""
+    return json.loads(json.dumps(value).replace("{base}", str(base)))
 
 
-async def _run(trial: Trial, program: Path, place: Path) -> None:
+# Behind a host
+
+
+async def _run(trial: Trial, recipe: Recipe, program: Path, place: Place) -> None:
     """Run an agent once in a workspace, and look at what came of it."""
-    base = place / "repo"
-    _make_repository(base)
-    key_file = place / "key"
+    key_file = place.top / "key"
     key_file.touch(mode=0o600)
     key_file.write_text(KEY)
     async with serving(KEY) as provider:
-        provider.script = json.loads(_filled(json.dumps(trial.agent.answers), base))
-        config = place / "llm.toml"
+        provider.script = _filled(trial.agent.answers, place.base)
+        config = place.top / "llm.toml"
         config.write_text(
             f'[llm]\nendpoint = true\nbase_url = "{provider.url}"\n'
-            f'api_key_file = "{key_file}"\n'
+            f'api_key_file = "{key_file}"\n[llm.quota]\nmax_tokens = 20_000_000\n'
         )
+        words = ["run", "--recipe", recipe.agent, "--config", str(config)]
+        words += ["--workspace", str(place.base), "--workspace-name", "tried"]
+        words += ["--home", str(place.home), "--journal", str(place.journal)]
+        words += ["--timeout", str(TIMEOUT_S), "--log-level", "info"]
+        command = _command(trial.agent, recipe, program)
+        if command[0] != str(program):
+            # COMMAND is a shell: the agent's installation has to be shown by name.
+            words += ["--expose", str(program.parents[1])]
         began = trio.current_time()
-        words = _words(trial.agent, program, base, config)
-        done = await _sandhost(*words, place=place)
+        done = await _sandhost(*words, "--", *command, place=place)
         trial.seconds = trio.current_time() - began
         said = (done.stdout + done.stderr).decode(errors="replace")
         await _judge(trial, provider, done.returncode, said, place)
-    if not trial.is_whole:
-        trial.reason = f"status {done.returncode}: {_last_line(said)}"
-        sys.stderr.write(f"{said}\n")
+        trial.passed = {*trial.passed} & {*trial.columns}
+        if not trial.is_whole:
+            _tell(trial, provider, done.returncode, said)
 
 
-def _make_repository(base: Path) -> None:
-    base.mkdir()
-    (base / "calc.py").write_text(CALC)
-    (base / "test_calc.py").write_text(TEST)
-    git = ("git", "-C", str(base), "-c", "user.name=a", "-c", "user.email=a@b.c")
-    _order("git", "init", "-q", str(base))
-    _order(*git, "add", ".")
-    _order(*git, "commit", "-q", "-m", "an addition that subtracts")
-
-
-def _words(agent: Agent, program: Path, base: Path, config: Path) -> list[str]:
-    """Return the words of `sandhost run` for an agent."""
-    words = ["run", "--config", str(config), "--workspace", str(base)]
-    words += ["--workspace-name", "tried", "--timeout", str(TIMEOUT_S)]
-    for name, text in agent.environment.items():
-        words += ["--env", f"{name}={text}"]
-    command = [str(program), *(_filled(word, base) for word in agent.command[1:])]
-    if not agent.setup:
-        return [*words, "--", *command]
-    # COMMAND is the shell then: the agent's installation has to be shown by name.
-    words += ["--expose", str(program.parents[1])]
-    return [*words, "--", "sh", "-ec", f'{agent.setup}\nexec "$0" "$@"', *command]
-
-
-def _filled(text: str, base: Path) -> str:
-    return text.replace("{base}", str(base)).replace("{task}", TASK)
-
-
-async def _sandhost(*words: str, place: Path) -> subprocess.CompletedProcess[bytes]:
+async def _sandhost(*words: str, place: Place) -> subprocess.CompletedProcess[bytes]:
     env = {
         "PATH": os.pathsep.join((str(Path(SANDHOST).parent), os.environ["PATH"])),
-        "HOME": str(place),
+        "HOME": str(place.top),
         "LANG": "C.UTF-8",
-        "TMPDIR": str(place),
-        "SANDHOST_STATE": str(place / "state"),
+        "TMPDIR": str(place.tmp),
+        "SANDHOST_STATE": str(place.top / "state"),
     }
     run = partial(
         trio.run_process, capture_stdout=True, capture_stderr=True, check=False
     )
-    return await run([SANDHOST, *words], env=env, cwd=place)
+    return await run([SANDHOST, *words], env=env, cwd=place.top)
 
 
 async def _judge(
-    trial: Trial, provider: Provider, status: int, said: str, place: Path
+    trial: Trial, provider: Provider, status: int, said: str, place: Place
 ) -> None:
     """Enter what an agent passed."""
-    base = place / "repo"
     bodies = "".join(json.dumps(one.body) for one in provider.served)
     looked = await _sandhost("workspace", "diff", "tried", "--json", place=place)
     changed = {
         row["path"] for row in json.loads(looked.stdout or b"[]") if "path" in row
     }
-    is_untouched = _calc(base) == CALC
+    is_untouched = place.calc == CALC
     taken = await _sandhost("workspace", "commit", "tried", "calc.py", place=place)
+    written = [*place.home.rglob("*"), *(place.top / "state").rglob("*"), place.journal]
     found = {
         "starts": status not in {125, 126, 127},
-        "asks": bool(provider.served),
+        "asks": provider.tokens().calls > 0,
         "edits": is_untouched and "calc.py" in changed,
-        # aider does not tell the model of a test that passes
-        "tests": "... ok" in bodies or "... ok" in said,
-        "commits": taken.returncode == 0 and _calc(base) == CALC.replace(OLD, NEW),
-        "keyless": not any(_holds_key(path) for path in (place / "state").rglob("*"))
-        and KEY not in said + bodies,
+        "tests": _saw_tests(said + bodies),
+        "commits": taken.returncode == 0 and place.calc == CALC.replace(OLD, NEW),
+        "keyless": not any(map(_holds_key, written)) and KEY not in said + bodies,
+        "charged": abs(_charged(place.journal) - provider.tokens().cost()) < 1,
         "ends": status == 0,
+        "clean": not any(place.tmp.iterdir()) and not _left_behind(place),
     }
     trial.passed = {name for name, is_so in found.items() if is_so}
 
 
-def _calc(base: Path) -> str:
-    return (base / "calc.py").read_text()
+def _saw_tests(said: str) -> bool:
+    # aider does not tell the model of a test that passes.
+    return "... FAIL" in said and "... ok" in said
+
+
+def _charged(journal: Path) -> float:
+    """Return what the host charged for all calls."""
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    costs = (one["cost"] for one in events if one.get("event") == "llm.called")
+    return float(sum(costs))
 
 
 def _holds_key(path: Path) -> bool:
-    return path.is_file() and KEY.encode() in path.read_bytes()
+    is_file = path.is_file() and not path.is_symlink()
+    return is_file and KEY.encode() in path.read_bytes()
+
+
+def _left_behind(place: Place) -> list[int]:
+    """Return the processes that still have something of the trial in their words."""
+    running = psutil.process_iter(["cmdline"])
+    top = str(place.top)
+    return [one.pid for one in running if top in " ".join(one.info["cmdline"] or ())]
+
+
+# Without a host
+
+
+async def _run_direct(
+    trial: Trial, recipe: Recipe, program: Path, place: Place
+) -> None:
+    """Run an agent once on this machine, and look at what came of it."""
+    async with serving(KEY) as provider:
+        provider.script = _filled(trial.agent.answers, place.base)
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(place.home),
+            "LANG": "C.UTF-8",
+            "TMPDIR": str(place.tmp),
+            "OPENAI_BASE_URL": provider.url,
+            "OPENAI_API_KEY": KEY,
+            "ANTHROPIC_BASE_URL": provider.root,
+            "ANTHROPIC_AUTH_TOKEN": KEY,
+        }
+        env |= {name: fill(text, env) for name, text in recipe.env.items()}
+        for name, text in recipe.home_files.items():
+            path = place.home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(fill(text, env))
+        command = _command(trial.agent, recipe, program)
+        said, status = b"", 124
+        began = trio.current_time()
+        with trio.move_on_after(TIMEOUT_S):
+            done = await trio.run_process(
+                command, env=env, cwd=place.base, check=False,
+                capture_stdout=True, capture_stderr=True,
+            )  # fmt: skip
+            said, status = done.stdout + done.stderr, done.returncode
+        trial.seconds = trio.current_time() - began
+        text = said.decode(errors="replace")
+        bodies = "".join(json.dumps(one.body) for one in provider.served)
+        found = {
+            "starts": status not in {126, 127},
+            "asks": provider.tokens().calls > 0,
+            "edits": place.calc == CALC.replace(OLD, NEW),
+            "tests": _saw_tests(text + bodies),
+            "ends": status == 0,
+        }
+        trial.passed = {name for name, is_so in found.items() if is_so}
+        trial.passed &= {*trial.columns}
+        if not trial.is_whole:
+            _tell(trial, provider, status, text)
+
+
+def _tell(trial: Trial, provider: Provider, status: int, said: str) -> None:
+    """Say what an agent asked and said that did not pass."""
+    trial.reason = f"status {status}: {_last_line(said)}"
+    asked = "".join(f"{o.method} {o.path} {o.status}\n" for o in provider.served)
+    left = len(provider.script or ())
+    sys.stderr.write(f"{said}\n{asked}{left} answers were not asked for\n")
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    stripped = (line.strip() for line in text.splitlines())
+    # Those that begin with a brace are the host's own.
+    lines = [line for line in stripped if line and not line.startswith("{")]
     return lines[-1][:100] if lines else "it said nothing"
 
 
