@@ -153,7 +153,7 @@ class Answer:
         if self._is_done or text == DONE:
             self._is_done = True
             return None
-        event = _parsed(text)
+        event = parse_object(text)
         _refuse_error(event)
         self.events += 1
         for key, value in event.items():
@@ -215,7 +215,7 @@ class Answer:
             ProviderError: it is an error instead.
         """
         if self._is_plain:
-            found = _parsed(bytes(self._pending))
+            found = parse_object(bytes(self._pending))
             _refuse_error(found)
             self._usage = found.get("usage")
             self._count(_messages_of(found))
@@ -290,7 +290,12 @@ def first_text(completion: Object) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _parsed(text: bytes) -> Object:
+def parse_object(text: bytes) -> Object:
+    """Return a JSON object of a provider, if it is neither too long nor too deep.
+
+    Raises:
+        AnswerError: it is, or it is none.
+    """
     outline = len(text) - len(text.translate(None, _OUTLINE))
     if outline > MAX_VALUES:
         raise AnswerError(f"more than {MAX_VALUES} values in one piece")

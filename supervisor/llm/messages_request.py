@@ -17,14 +17,18 @@ import msgspec
 
 from supervisor.llm.prompt_size import IMAGE_TOKENS
 from supervisor.llm.translation import (
+    GAP,
     NO_FORM,
     Object,
     Translation,
     UntranslatableError,
+    image_part,
     optional,
     place,
+    plain,
     refuse_unknown,
     required,
+    text_part,
 )
 
 if TYPE_CHECKING:
@@ -65,9 +69,6 @@ _EFFORTS = {
 _LOW_BUDGET, _MEDIUM_BUDGET = 2048, 16_000
 """Up to so many tokens of thinking the effort is low, and medium."""
 
-_PARAGRAPH = "\n\n"
-"""Between blocks that become one text, for some servers take no list of texts."""
-
 
 def translate_request(asked: Object, *, has_reasoning: bool = True) -> Translation:
     """Return a request of the Messages API as one of Chat Completions.
@@ -79,7 +80,15 @@ def translate_request(asked: Object, *, has_reasoning: bool = True) -> Translati
     Raises:
         UntranslatableError: a field is malformed, or has no form in Chat Completions.
     """
-    return _Request(has_reasoning=has_reasoning).translate(asked)
+    fields = _Fields()
+    found = fields.of(asked, "", _REQUEST)
+    fields.dropped.update((name, None) for name in found if name in _DROPPED)
+    body: Object = {"messages": _Conversation(fields).translate(found)}
+    _put_tools(body, found, fields)
+    _put_sampling(body, found)
+    _put_output(body, found, fields, has_reasoning=has_reasoning)
+    bound = _positive(found, "max_tokens")
+    return Translation(body, bound, tuple(fields.dropped))
 
 
 def count_tokens_estimate(asked: Object) -> int:
@@ -88,38 +97,28 @@ def count_tokens_estimate(asked: Object) -> int:
     The base64 of an image is no text: it counts as ``IMAGE_TOKENS``.
     """
     size_bytes, images = len(msgspec.json.encode(asked)), 0
-    for data in _image_data(asked):
+    for data in _base64_in(asked):
         size_bytes -= len(data)
         images += 1
     return -(-size_bytes // BYTES_PER_TOKEN) + images * IMAGE_TOKENS
 
 
-class _Request:
-    """One request on its way into the other form."""
+class _Fields:
+    """Reads the objects of a request.
 
-    def __init__(self, *, has_reasoning: bool) -> None:
-        self._has_reasoning = has_reasoning
-        self._messages: list[Object] = []
-        self._dropped: dict[str, None] = {}  # in the order in which they came
-        # What the assistant said last (texts and calls), and what was said since, of
-        # which the results of its calls are among the messages already (rule 2).
-        self._said: tuple[list[str], list[Object]] | None = None
-        self._held: list[tuple[str, list[Object]]] = []
+    Attributes:
+        dropped: names of fields that were left out, each once.
+    """
 
-    def translate(self, asked: Object) -> Translation:
-        found = self._fields(asked, "", _REQUEST)
-        self._dropped.update((name, None) for name in found if name in _DROPPED)
-        self._hold("system", self._texts(found.get("system", ""), "system"))
-        self._take_messages(found.get("messages"))
-        body: Object = {"messages": self._messages}
-        self._put_tools(body, found)
-        self._put_sampling(body, found)
-        self._put_output(body, found)
-        bound = _count(found, "max_tokens")
-        return Translation(body, bound, tuple(self._dropped))
+    def __init__(self) -> None:
+        self.dropped: dict[str, None] = {}
 
-    def _fields(self, value: object, at: str, known: Container[str]) -> Object:
-        """Return what an object asks for; each field of it is known."""
+    def of(self, value: object, at: str, known: Container[str]) -> Object:
+        """Return the fields of an object that ask for something (rule 1).
+
+        Raises:
+            UntranslatableError: it is no object, or one of them is not known.
+        """
         if not isinstance(value, dict):
             raise UntranslatableError(at, "an object is needed")
         found = {}
@@ -127,104 +126,119 @@ class _Request:
             if inner is None or inner in _NEUTRAL.get(key, ()):
                 continue
             if key == "cache_control":
-                self._dropped[key] = None
+                self.dropped[key] = None
             else:
                 found[key] = inner
         refuse_unknown(found, known, at)
         return found
 
-    # The messages
 
-    def _take_messages(self, value: object) -> None:
-        if not isinstance(value, list) or not value:
-            raise UntranslatableError("messages", "a list of at least one is needed")
-        for number, message in enumerate(value):
-            at = f"messages[{number}]"
-            found = self._fields(message, at, ("role", "content"))
-            content = found.get("content")
-            match found.get("role"):
-                case "user":
-                    self._take_user(content, f"{at}.content")
-                case "assistant":
-                    self._take_assistant(content, f"{at}.content")
-                case "system":
-                    self._hold("system", self._texts(content, f"{at}.content"))
-                case _:
-                    reason = "user, assistant or system is needed"
-                    raise UntranslatableError(f"{at}.role", reason)
+class _Conversation:
+    """The messages of a request on their way into the other form.
+
+    Args:
+        fields: reads them.
+    """
+
+    def __init__(self, fields: _Fields) -> None:
+        self._fields = fields
+        self._messages: list[Object] = []
+        # The texts and calls that the assistant said last, until another speaks; and what
+        # others said since, without the results of its calls (rule 2).
+        self._said: tuple[list[str], list[Object]] | None = None
+        self._held: list[tuple[str, list[Object]]] = []
+
+    def translate(self, found: Object) -> list[Object]:
+        """Return the messages of a request whose fields were found."""
+        self._hold("system", self._texts(found.get("system", ""), "system"))
+        messages = required(found, "messages", list)
+        for number, message in enumerate(messages):
+            self._take(message, f"messages[{number}]")
         if self._said is not None:
-            at = f"messages[{len(value) - 1}].role"
+            at = f"messages[{len(messages) - 1}].role"
             reason = "Chat Completions continues no text of the assistant"
             raise UntranslatableError(at, reason)
         self._release()
+        if not messages or not self._messages:
+            raise UntranslatableError("messages", "there is nothing to answer")
+        return self._messages
 
-    def _take_user(self, value: object, at: str) -> None:
-        parts = []
+    def _take(self, message: object, at: str) -> None:
+        found = self._fields.of(message, at, ("role", "content"))
+        content, at_content = found.get("content"), f"{at}.content"
+        match found.get("role"):
+            case "user":
+                self._take_user(content, at_content)
+            case "assistant":
+                self._take_assistant(content, at_content)
+            case "system":
+                self._hold("system", self._texts(content, at_content))
+            case _:
+                reason = "user, assistant or system is needed"
+                raise UntranslatableError(f"{at}.role", reason)
+
+    def _take_user(self, content: object, at: str) -> None:
         self._finish_assistant()
-        for block, where in _blocks(value, at):
+        parts = []
+        for block, where in _blocks(content, at):
             if block.get("type") == "tool_result":
                 parts += self._take_result(block, where)
             else:
                 parts.append(self._part(block, where))
         self._hold("user", parts)
 
-    def _take_result(self, value: object, at: str) -> list[Object]:
+    def _take_result(self, block: Object, at: str) -> list[Object]:
         """Add a tool's result to the messages; return its images, for the user to show.
 
-        A ``tool`` message holds no image with most providers.
+        With most providers a ``tool`` message holds no image.
         """
         known = ("type", "tool_use_id", "content", "is_error")
-        found = self._fields(value, at, known)
-        call = required(found, "tool_use_id", str, at)
+        found = self._fields.of(block, at, known)
+        call_id = required(found, "tool_use_id", str, at)
         texts, images = [], []
         if optional(found, "is_error", bool, at):
             texts.append("The tool failed.")
-        for block, where in _blocks(found.get("content", ""), f"{at}.content"):
-            part = self._part(block, where)
+        for inner, where in _blocks(found.get("content", ""), f"{at}.content"):
+            part = self._part(inner, where)
             if part["type"] == "image_url":
                 images.append(part)
-                part = _text_part(f"[Image {len(images)} follows from the user.]")
+                part = text_part(f"[Image {len(images)} follows from the user.]")
             texts.append(part["text"])
-        content = _PARAGRAPH.join(texts)
-        self._messages.append(
-            {"role": "tool", "tool_call_id": call, "content": content}
-        )
+        result = {"role": "tool", "tool_call_id": call_id, "content": GAP.join(texts)}
+        self._messages.append(result)
         if images:
-            images.insert(0, _text_part(f"Images of the result of {call}:"))
+            images.insert(0, text_part(f"Images of the result of {call_id}:"))
         return images
 
-    def _take_assistant(self, value: object, at: str) -> None:
+    def _take_assistant(self, content: object, at: str) -> None:
         self._release()
         texts, calls = self._said = self._said or ([], [])
-        for block, where in _blocks(value, at):
+        for block, where in _blocks(content, at):
             match block.get("type"):
                 case "text":
-                    texts.append(self._text_block(block, where)["text"])
+                    texts.append(self._part(block, where)["text"])
                 case "tool_use":
                     calls.append(self._call(block, where))
                 case "thinking" | "redacted_thinking" as kind:
-                    self._dropped[f"messages.{kind}"] = None
+                    self._fields.dropped[f"messages.{kind}"] = None
                 case kind:
                     raise _wrong_type(kind, where)
 
-    def _call(self, value: object, at: str) -> Object:
-        found = self._fields(value, at, ("type", "id", "name", "input"))
+    def _call(self, block: Object, at: str) -> Object:
+        found = self._fields.of(block, at, ("type", "id", "name", "input"))
         if "input" not in found:
-            raise UntranslatableError(f"{at}.input", "it is missing")
+            raise UntranslatableError(f"{at}.input", "an object is needed")
         try:
-            # An object; or what a model wrote instead, which Claude Code keeps.
+            # Of any type: Claude Code keeps what a model wrote instead of an object.
             arguments = msgspec.json.encode(found["input"]).decode()
         except (ValueError, RecursionError):
             raise UntranslatableError(f"{at}.input", "it is no JSON") from None
+        call_id = required(found, "id", str, at)
         function = {"name": required(found, "name", str, at), "arguments": arguments}
-        return {
-            "id": required(found, "id", str, at),
-            "type": "function",
-            "function": function,
-        }
+        return {"id": call_id, "type": "function", "function": function}
 
     def _hold(self, role: str, parts: list[Object]) -> None:
-        """Keep a message until each result that goes before it is there (rule 2)."""
+        """Keep what was said until the results that go before it are there (rule 2)."""
         self._finish_assistant()
         if role == "user" and self._held and self._held[-1][0] == role:
             self._held[-1][1].extend(parts)
@@ -233,7 +247,7 @@ class _Request:
 
     def _release(self) -> None:
         for role, parts in self._held:
-            self._messages.append({"role": role, "content": _content(parts)})
+            self._messages.append({"role": role, "content": plain(parts)})
         self._held.clear()
 
     def _finish_assistant(self) -> None:
@@ -241,205 +255,202 @@ class _Request:
             return
         texts, calls = self._said
         self._said = None
-        content = _PARAGRAPH.join(texts)
-        message: Object = {"role": "assistant", "content": content}
+        message: Object = {"role": "assistant", "content": GAP.join(texts)}
         if calls:
-            message = {**message, "content": content or None, "tool_calls": calls}
+            message["content"] = message["content"] or None
+            message["tool_calls"] = calls
         self._messages.append(message)
 
-    # The blocks of a message
+    # Blocks
 
-    def _texts(self, value: object, at: str) -> list[Object]:
-        """Return what may hold text only, as parts."""
-        return [self._text_block(block, where) for block, where in _blocks(value, at)]
-
-    def _text_block(self, block: Object, at: str) -> Object:
-        if block.get("type") != "text":
-            raise _wrong_type(block.get("type"), at)
-        return self._part(block, at)
+    def _texts(self, content: object, at: str) -> list[Object]:
+        """Return a content that can be nothing but text, as parts."""
+        parts = []
+        for block, where in _blocks(content, at):
+            if block.get("type") != "text":
+                raise _wrong_type(block.get("type"), where)
+            parts.append(self._part(block, where))
+        return parts
 
     def _part(self, block: Object, at: str) -> Object:
         """Return a block that the model is shown, as a part of a message."""
         match block.get("type"):
             case "text":
-                found = self._fields(block, at, ("type", "text"))
-                return _text_part(required(found, "text", str, at))
+                found = self._fields.of(block, at, ("type", "text"))
+                return text_part(required(found, "text", str, at))
             case "image":
-                found = self._fields(block, at, ("type", "source"))
-                url = self._image_url(
-                    required(found, "source", dict, at), f"{at}.source"
-                )
-                return {"type": "image_url", "image_url": {"url": url}}
+                found = self._fields.of(block, at, ("type", "source"))
+                source = required(found, "source", dict, at)
+                return self._image(source, f"{at}.source")
             case "document":
                 return self._document(block, at)
             case kind:
                 raise _wrong_type(kind, at)
 
-    def _image_url(self, source: Object, at: str) -> str:
+    def _image(self, source: Object, at: str) -> Object:
         match source.get("type"):
             case "url":
-                found = self._fields(source, at, ("type", "url"))
-                return required(found, "url", str, at)
+                found = self._fields.of(source, at, ("type", "url"))
+                return image_part(required(found, "url", str, at), f"{at}.url")
             case "base64":
-                found = self._fields(source, at, ("type", "media_type", "data"))
+                found = self._fields.of(source, at, ("type", "media_type", "data"))
                 media_type = required(found, "media_type", str, at)
-                return f"data:{media_type};base64,{required(found, 'data', str, at)}"
+                data = required(found, "data", str, at)
+                return image_part(f"data:{media_type};base64,{data}", at)
             case kind:
                 raise _wrong_type(kind, at)
 
     def _document(self, block: Object, at: str) -> Object:
-        found = self._fields(block, at, ("type", "source", "title", "context"))
+        found = self._fields.of(block, at, ("type", "source", "title", "context"))
         texts = [optional(found, name, str, at) for name in ("title", "context")]
         source = required(found, "source", dict, at)
         at = f"{at}.source"
         if source.get("type") != "text":
             raise _wrong_type(source.get("type"), at)
-        found = self._fields(source, at, ("type", "media_type", "data"))
+        found = self._fields.of(source, at, ("type", "media_type", "data"))
         texts.append(required(found, "data", str, at))
-        return _text_part(_PARAGRAPH.join(filter(None, texts)))
+        return text_part(GAP.join(filter(None, texts)))
 
-    # What stands beside the messages
 
-    def _put_tools(self, body: Object, found: Object) -> None:
-        tools = [
-            self._tool(tool, f"tools[{number}]")
-            for number, tool in enumerate(optional(found, "tools", list) or ())
+# What stands beside the messages
+
+
+def _put_tools(body: Object, found: Object, fields: _Fields) -> None:
+    tools = optional(found, "tools", list)
+    if tools:
+        body["tools"] = [
+            _tool(tool, f"tools[{number}]", fields) for number, tool in enumerate(tools)
         ]
-        if tools:
-            body["tools"] = tools
-        if "tool_choice" in found:
-            self._put_choice(body, found["tool_choice"])
+    if "tool_choice" in found:
+        _put_choice(body, found["tool_choice"], fields)
 
-    def _tool(self, value: object, at: str) -> Object:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if kind not in (None, "custom"):
+
+def _tool(tool: object, at: str, fields: _Fields) -> Object:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind not in (None, "custom"):
+        raise _wrong_type(kind, at)
+    known = ("type", "name", "description", "input_schema", "strict")
+    found = fields.of(tool, at, known)
+    function: Object = {"name": required(found, "name", str, at)}
+    if (description := optional(found, "description", str, at)) is not None:
+        function["description"] = description
+    function["parameters"] = required(found, "input_schema", dict, at)
+    if optional(found, "strict", bool, at):
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _put_choice(body: Object, value: object, fields: _Fields) -> None:
+    at = "tool_choice"
+    found = fields.of(value, at, ("type", "name", "disable_parallel_tool_use"))
+    choice: object
+    match found.get("type"):
+        case "auto" | "none" as kind:
+            choice = kind
+        case "any":
+            choice = "required"
+        case "tool":
+            name = required(found, "name", str, at)
+            choice = {"type": "function", "function": {"name": name}}
+        case kind:
             raise _wrong_type(kind, at)
-        known = ("type", "name", "description", "input_schema", "strict")
-        found = self._fields(value, at, known)
-        function: Object = {"name": required(found, "name", str, at)}
-        if "description" in found:
-            function["description"] = required(found, "description", str, at)
-        function["parameters"] = required(found, "input_schema", dict, at)
-        if optional(found, "strict", bool, at):
-            function["strict"] = True
-        return {"type": "function", "function": function}
-
-    def _put_choice(self, body: Object, value: object) -> None:
-        at = "tool_choice"
-        known = ("type", "name", "disable_parallel_tool_use")
-        found = self._fields(value, at, known)
-        choice: object
-        match found.get("type"):
-            case "auto" | "none" as kind:
-                choice = kind
-            case "any":
-                choice = "required"
-            case "tool":
-                name = required(found, "name", str, at)
-                choice = {"type": "function", "function": {"name": name}}
-            case kind:
-                raise _wrong_type(kind, at)
-        is_single = optional(found, "disable_parallel_tool_use", bool, at)
-        if "tools" not in body:  # providers then refuse both fields
-            if choice not in ("auto", "none"):
-                raise UntranslatableError(at, "there are no tools")
-            return
-        body["tool_choice"] = choice
-        if is_single:
-            body["parallel_tool_calls"] = False
-
-    def _put_sampling(self, body: Object, found: Object) -> None:
-        for name in ("temperature", "top_p"):
-            if name in found:
-                if type(found[name]) not in (int, float):
-                    raise UntranslatableError(name, "a number is needed")
-                body[name] = found[name]
-        stops = optional(found, "stop_sequences", list)
-        for number, stop in enumerate(stops or ()):
-            if not isinstance(stop, str):
-                at = f"stop_sequences[{number}]"
-                raise UntranslatableError(at, "a text is needed")
-        if stops:
-            body["stop"] = stops
-
-    def _put_output(self, body: Object, found: Object) -> None:
-        at = "output_config"
-        output = self._fields(found.get(at, {}), at, ("effort", "format"))
-        if "format" in output:
-            body["response_format"] = self._format(output["format"], f"{at}.format")
-        level = None
-        if "effort" in output:
-            level = _EFFORTS.get(required(output, "effort", str, at))
-            if level is None:
-                raise UntranslatableError(f"{at}.effort", NO_FORM)
-        thinking = self._thinking_effort(found)
-        if not self._has_reasoning:
-            ignored = {"thinking": "thinking" in found, f"{at}.effort": bool(level)}
-        else:
-            effort = thinking or level or ("medium" if "thinking" in found else None)
-            if effort:
-                body["reasoning_effort"] = effort
-            ignored = {f"{at}.effort": bool(thinking and level)}
-        self._dropped.update((name, None) for name, is_so in ignored.items() if is_so)
-
-    def _format(self, value: object, at: str) -> Object:
-        found = self._fields(value, at, ("type", "schema"))
-        if found.get("type") != "json_schema":
-            raise _wrong_type(found.get("type"), at)
-        schema = required(found, "schema", dict, at)
-        form = {"name": "answer", "schema": schema, "strict": True}
-        return {"type": "json_schema", "json_schema": form}
-
-    def _thinking_effort(self, found: Object) -> str | None:
-        """Return the effort that ``thinking`` itself names; None if it names none."""
-        if "thinking" not in found:
-            return None
-        at = "thinking"
-        known = ("type", "budget_tokens", "display")
-        thinking = self._fields(found[at], at, known)
-        if thinking.get("display") not in (None, "summarized", "omitted"):
-            raise UntranslatableError(f"{at}.display", NO_FORM)
-        match thinking.get("type"):
-            case "adaptive":
-                return None
-            case "disabled":
-                return "none"
-            case "enabled":
-                budget = _count(thinking, "budget_tokens", at)
-                if budget <= _LOW_BUDGET:
-                    return "low"
-                return "medium" if budget <= _MEDIUM_BUDGET else "high"
-            case kind:
-                raise _wrong_type(kind, at)
-
-
-def _blocks(value: object, at: str) -> Iterator[tuple[Object, str]]:
-    """Yield each block of a content, and its place; a text is one block, or none."""
-    if isinstance(value, str):
-        if value:
-            yield {"type": "text", "text": value}, at
+    is_single = optional(found, "disable_parallel_tool_use", bool, at)
+    if "tools" not in body:  # providers then refuse both fields
+        if choice not in ("auto", "none"):
+            raise UntranslatableError(at, "there is no tool to call")
         return
-    if not isinstance(value, list):
-        raise UntranslatableError(at, "a text or a list is needed")
-    for number, block in enumerate(value):
+    body["tool_choice"] = choice
+    if is_single:
+        body["parallel_tool_calls"] = False
+
+
+def _put_sampling(body: Object, found: Object) -> None:
+    for name in ("temperature", "top_p"):
+        if name in found:
+            if type(found[name]) not in (int, float):
+                raise UntranslatableError(name, "a number is needed")
+            body[name] = found[name]
+    stops = optional(found, "stop_sequences", list) or []
+    for number, stop in enumerate(stops):
+        if not isinstance(stop, str):
+            at = f"stop_sequences[{number}]"
+            raise UntranslatableError(at, "a text is needed")
+    if stops:
+        body["stop"] = stops
+
+
+def _put_output(
+    body: Object, found: Object, fields: _Fields, *, has_reasoning: bool
+) -> None:
+    """Put the format of the answer into a body, and the effort that it may take."""
+    at = "output_config"
+    output = fields.of(found.get(at, {}), at, ("effort", "format"))
+    if "format" in output:
+        body["response_format"] = _format(output["format"], f"{at}.format", fields)
+    level = optional(output, "effort", str, at)
+    if level is not None and level not in _EFFORTS:
+        raise UntranslatableError(f"{at}.effort", NO_FORM)
+    named = None
+    effort = None if level is None else _EFFORTS[level]
+    if "thinking" in found:
+        named = _thinking_effort(found["thinking"], fields)
+        effort = named or effort or "medium"
+    if has_reasoning and effort:
+        body["reasoning_effort"] = effort
+    elif "thinking" in found:
+        fields.dropped["thinking"] = None
+    if level is not None and (named or not has_reasoning):
+        fields.dropped[f"{at}.effort"] = None
+
+
+def _format(value: object, at: str, fields: _Fields) -> Object:
+    found = fields.of(value, at, ("type", "schema"))
+    if found.get("type") != "json_schema":
+        raise _wrong_type(found.get("type"), at)
+    schema = required(found, "schema", dict, at)
+    form = {"name": "answer", "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": form}
+
+
+def _thinking_effort(value: object, fields: _Fields) -> str | None:
+    """Return the effort that ``thinking`` names; None if the model chooses it."""
+    at = "thinking"
+    found = fields.of(value, at, ("type", "budget_tokens", "display"))
+    if found.get("display") not in (None, "summarized", "omitted"):
+        raise UntranslatableError(f"{at}.display", NO_FORM)
+    match found.get("type"):
+        case "adaptive":
+            return None
+        case "disabled":
+            return "none"
+        case "enabled":
+            budget = _positive(found, "budget_tokens", at)
+            if budget <= _LOW_BUDGET:
+                return "low"
+            return "medium" if budget <= _MEDIUM_BUDGET else "high"
+        case kind:
+            raise _wrong_type(kind, at)
+
+
+# What all of them use
+
+
+def _blocks(content: object, at: str) -> Iterator[tuple[Object, str]]:
+    """Yield each block of a content with its place; a text is one block, or none."""
+    if isinstance(content, str):
+        if content:
+            yield text_part(content), at
+        return
+    if not isinstance(content, list):
+        raise UntranslatableError(at, "a text or a list of blocks is needed")
+    for number, block in enumerate(content):
         where = f"{at}[{number}]"
         if not isinstance(block, dict):
             raise UntranslatableError(where, "an object is needed")
         yield block, where
 
 
-def _text_part(text: str) -> Object:
-    return {"type": "text", "text": text}
-
-
-def _content(parts: list[Object]) -> str | list[Object]:
-    """Return parts as the content of a message: a text, if they are nothing else."""
-    if all(part["type"] == "text" for part in parts):
-        return _PARAGRAPH.join(part["text"] for part in parts)
-    return parts
-
-
-def _count(found: Object, name: str, at: str = "") -> int:
+def _positive(found: Object, name: str, at: str = "") -> int:
     value = required(found, name, int, at)
     if value < 1:
         raise UntranslatableError(place(at, name), "a number from 1 on is needed")
@@ -450,19 +461,20 @@ def _wrong_type(kind: object, at: str) -> UntranslatableError:
     """Return the refusal of an object for what its ``type`` says."""
     if not isinstance(kind, str):
         return UntranslatableError(f"{at}.type", "a text is needed")
-    return UntranslatableError(f"{at}.type", f"{NO_FORM}: {kind[:60]}")
+    reason = f"Chat Completions has no form for {kind[:50]!r} here"
+    return UntranslatableError(f"{at}.type", reason)
 
 
-def _image_data(asked: Object) -> Iterator[str]:
+def _base64_in(asked: Object) -> Iterator[str]:
     """Yield the base64 of each image and document of a request."""
     ahead = [asked.get("messages")]
     for value in ahead:  # grows while it is walked
         if isinstance(value, list):
             ahead += value
         elif isinstance(value, dict):
+            ahead.append(value.get("content"))
             source = value.get("source")
             if isinstance(source, dict) and source.get("type") == "base64":
                 data = source.get("data")
                 if isinstance(data, str):
                     yield data
-            ahead.append(value.get("content"))

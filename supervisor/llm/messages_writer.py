@@ -10,15 +10,19 @@ Rules of this file.
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from supervisor.llm.answer import usage_of
+from supervisor.llm.answer import AnswerError, parse_object, usage_of
 from supervisor.llm.quota import Usage
+from supervisor.llm.translation import (
+    choice_in,
+    content_in,
+    random_id,
+    reasoning_in,
+    text_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,13 +50,9 @@ _DELTAS = {
 _NAMELESS = "a call has no name"
 
 
-def _random_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(12)}"
-
-
 @dataclass(slots=True)
 class _Block:
-    """A block that is not complete.
+    """A block of the answer, as far as it has come.
 
     Attributes:
         kind: its type.
@@ -87,7 +87,7 @@ class _Block:
         return self.arguments(empty=None) is not None
 
     def tell(self) -> str:
-        """Return the text that was not told yet, and note that it is now."""
+        """Return the text that no event has told, and mark it as told."""
         if self.kind == "tool_use":
             self.told += self.waiting
         text = "".join(self.waiting)
@@ -104,10 +104,9 @@ class _Block:
         if not text.strip():
             return empty
         try:
-            found = msgspec.json.decode(text)
-        except (ValueError, RecursionError):
+            return parse_object(text.encode())
+        except AnswerError:
             return None
-        return found if isinstance(found, dict) else None
 
 
 class MessagesWriter:
@@ -127,7 +126,7 @@ class MessagesWriter:
         asked: Object,
         translation: Translation,
         model: str,
-        make_id: Callable[[str], str] = _random_id,
+        make_id: Callable[[str], str] = random_id,
     ) -> None:
         self._model = model
         self._make_id = make_id
@@ -135,8 +134,9 @@ class MessagesWriter:
         self._stops = translation.body.get("stop", [])
         self._blocks: deque[_Block] = deque()
         self._calls: dict[int, _Block] = {}
+        self._ids: set[str] = set()
         self._index = 0
-        self._reason = "stop"
+        self._reason = "end_turn"
         self._stop: str | None = None
         self._has_calls = self._is_refusal = False
         self._fault = ""
@@ -203,75 +203,70 @@ class MessagesWriter:
     # What the provider says
 
     def _take(self, answer: Object, key: str) -> None:
-        """Add what an answer, or a chunk of one, says of the model's one choice."""
-        choice = _first_choice(answer)
+        """Add what an answer, or a chunk of one, says; the key is of its message."""
+        choice = choice_in(answer)
         said = choice.get(key)
         if isinstance(said, dict):
             self._take_said(said)
-        reason = choice.get("finish_reason")
-        if not isinstance(reason, str):
-            return
-        self._reason = reason
-        if reason not in _STOP_REASONS:
-            self._fault = f"the provider ended its answer with: {reason[:60]}"
-        for name in ("stop_reason", "matched_stop"):  # of vLLM, of SGLang
-            if choice.get(name) in self._stops:
-                self._stop = choice[name]
+        if reason := text_in(choice, "finish_reason"):
+            if reason not in _STOP_REASONS:
+                self._fault = f"the provider ended its answer with: {reason[:60]}"
+            self._reason = _STOP_REASONS.get(reason, self._reason)
+            for name in ("stop_reason", "matched_stop"):  # of vLLM, of SGLang
+                if choice.get(name) in self._stops:
+                    self._stop = choice[name]
 
     def _take_said(self, said: Object) -> None:
         if self._shows_thinking:
-            thought = said.get("reasoning_content") or said.get("reasoning")
-            self._take_text("thinking", thought)
-        self._take_text("text", said.get("content"))
-        if said.get("refusal"):
+            self._take_text("thinking", reasoning_in(said))
+        self._take_text("text", content_in(said))
+        if refusal := text_in(said, "refusal"):
+            self._take_text("text", refusal)
             self._is_refusal = True
-            self._take_text("text", said["refusal"])
         calls = said.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            if isinstance(call, dict):
-                self._take_call(call)
+        for piece in calls if isinstance(calls, list) else ():
+            if isinstance(piece, dict):
+                self._take_call(piece)
 
-    def _take_text(self, kind: str, value: object) -> None:
-        text = _text_of(value)
+    def _take_text(self, kind: str, text: str) -> None:
         if not text:
             return
         if not self._blocks or self._blocks[-1].kind != kind:
             self._blocks.append(_Block(kind))
         self._blocks[-1].waiting.append(text)
 
-    def _take_call(self, call: Object) -> None:
-        """Add a piece of a call; without an index it is all of one."""
-        index = call.get("index")
-        block = self._calls.get(index) if isinstance(index, int) else None
-        if block is None:
+    def _take_call(self, piece: Object) -> None:
+        """Add a piece of a call; one without an index is all of a call."""
+        index = piece.get("index")
+        call = self._calls.get(index) if type(index) is int else None
+        if call is None:
+            call = _Block("tool_use")
+            self._blocks.append(call)
             self._has_calls = True
-            block = _Block("tool_use")
-            self._blocks.append(block)
-            if isinstance(index, int):
-                self._calls[index] = block
-        function = call.get("function")
+            if type(index) is int:
+                self._calls[index] = call
+        call.id = call.id or text_in(piece, "id")
+        function = piece.get("function")
         if not isinstance(function, dict):
-            function = {}
-        block.id = block.id or _text_of(call.get("id"))
-        block.name = block.name or _text_of(function.get("name"))
+            return
+        call.name = call.name or text_in(function, "name")
         arguments = function.get("arguments")
         if not isinstance(arguments, str | None):
             self._fault = "the arguments of a call are no text"
-        elif arguments and not block.is_closed:
-            block.waiting.append(arguments)
+        elif arguments and not call.is_closed:
+            call.waiting.append(arguments)
         elif arguments and arguments.strip():
             self._fault = "the arguments of a call went on behind their end"
 
     def _stop_reason(self) -> str:
         if self._stop is not None:
             return "stop_sequence"
-        reason = _STOP_REASONS.get(self._reason, "end_turn")
         if self._is_refusal:
             return "refusal"
-        # With a call that was asked for by its name, OpenAI says "stop".
-        if reason in ("end_turn", "tool_use"):
+        # OpenAI says "stop" behind a call that was asked for by its name.
+        if self._reason in ("end_turn", "tool_use"):
             return "tool_use" if self._has_calls else "end_turn"
-        return reason
+        return self._reason
 
     # What the client is told
 
@@ -309,7 +304,10 @@ class MessagesWriter:
         if block.kind == "thinking":
             # No signature: Claude Code takes it so, and a request's is dropped.
             return {"type": "thinking", "thinking": "", "signature": ""}
-        call_id = block.id or self._make_id("toolu")
+        call_id = block.id
+        if not call_id or call_id in self._ids:  # a result could not name it
+            call_id = self._make_id("toolu")
+        self._ids.add(call_id)
         return {"type": "tool_use", "id": call_id, "name": block.name, "input": {}}
 
     def _message(
@@ -332,24 +330,6 @@ def _shows_thinking(asked: object) -> bool:
     if not isinstance(asked, dict) or asked.get("display") == "omitted":
         return False
     return asked.get("type") in ("enabled", "adaptive")
-
-
-def _first_choice(answer: Object) -> Object:
-    """Return the choice that was asked for; empty if this says nothing of it."""
-    choices = answer.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and choice.get("index", 0) == 0:
-            return choice
-    return {}
-
-
-def _text_of(value: object) -> str:
-    """Return a text, or those of a list of parts, as one; empty if there is none."""
-    if isinstance(value, str):
-        return value
-    parts = value if isinstance(value, list) else []
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _usage(reported: object) -> Object:

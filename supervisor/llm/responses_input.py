@@ -19,12 +19,16 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from supervisor.llm.translation import (
+    GAP,
     Object,
     UntranslatableError,
+    image_part,
     optional,
     place,
+    plain,
     refuse_unknown,
     required,
+    text_part,
 )
 
 if TYPE_CHECKING:
@@ -35,9 +39,6 @@ CUSTOM_INPUT = "input"
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What Chat Completions takes as the name of a function."""
-
-_GAP = "\n\n"
-"""Between texts that become one message."""
 
 _OF_ANSWERS = frozenset({"type", "id", "status", "annotations", "logprobs"})
 """Fields that an answer has for its receiver (rule 2)."""
@@ -96,7 +97,7 @@ class _Turn:
         """Return it in the form of Chat Completions."""
         message: Object = {"role": self.role, "content": self.content}
         if self.role != "user":
-            message["content"] = _GAP.join(self.texts) if self.texts else None
+            message["content"] = GAP.join(self.texts) if self.texts else None
         if self.refusal is not None:
             message["refusal"] = self.refusal
         if self.calls:
@@ -170,7 +171,7 @@ class Conversation:
             self._add_said(content, at)
         elif role == "user":
             self.add_user(
-                content if isinstance(content, str) else _plain(_parts(content, at))
+                content if isinstance(content, str) else plain(_parts(content, at))
             )
         else:
             self.add_system(_text(content, at))
@@ -217,10 +218,10 @@ class Conversation:
         output = item.get("output")
         if not isinstance(output, str):
             parts = _parts(output, place(where, "output"))
-            output = _plain([part for part in parts if part["type"] == "text"])
+            output = plain([part for part in parts if part["type"] == "text"])
             if images := [part for part in parts if part["type"] != "text"]:
                 said = f"The images that the call {call_id} returned:"
-                turn.images += [{"type": "text", "text": said}, *images]
+                turn.images += [text_part(said), *images]
                 output = output or "See the images that follow."
         turn.results.append(
             {"role": "tool", "tool_call_id": call_id, "content": output}
@@ -256,17 +257,10 @@ def _parts(content: object, where: str) -> list[Object]:
     return [_part(part, at) for part, at in _each(content, where)]
 
 
-def _plain(parts: list[Object]) -> str | list[Object]:
-    """Return parts as one text if they are nothing else: every provider takes that."""
-    if any(part["type"] != "text" for part in parts):
-        return parts
-    return _GAP.join(part["text"] for part in parts)
-
-
 def _part(part: Object, where: str) -> Object:
     kind = required(part, "type", str, where)
     if kind in _TEXT_PARTS:
-        return {"type": "text", "text": _text_of(part, where)}
+        return text_part(_text_of(part, where))
     if kind == "input_image":
         return _image(part, where)
     raise _no_form(kind, where)
@@ -274,14 +268,11 @@ def _part(part: Object, where: str) -> Object:
 
 def _image(part: Object, where: str) -> Object:
     refuse_unknown(part, {"type", "image_url", "detail"}, where)
-    url = required(part, "image_url", str, where)
-    if not url.startswith(("data:", "https://", "http://")):
-        reason = "the address of an image begins with data:, https: or http:"
-        raise UntranslatableError(place(where, "image_url"), reason)
-    image: Object = {"url": url}
+    address = required(part, "image_url", str, where)
+    found = image_part(address, place(where, "image_url"))
     if (detail := optional(part, "detail", str, where)) is not None:
-        image["detail"] = detail
-    return {"type": "image_url", "image_url": image}
+        found["image_url"]["detail"] = detail
+    return found
 
 
 def _text(content: object, where: str) -> str:
@@ -294,7 +285,7 @@ def _text(content: object, where: str) -> str:
         if kind not in _TEXT_PARTS:
             raise _no_form(kind, at)
         texts.append(_text_of(part, at))
-    return _GAP.join(texts)
+    return GAP.join(texts)
 
 
 def _said(content: object, where: str) -> tuple[list[str], list[str]]:

@@ -17,6 +17,7 @@ import msgspec
 
 from supervisor.llm.responses_input import CUSTOM_INPUT, Conversation, chat_name
 from supervisor.llm.translation import (
+    NO_FORM,
     Object,
     Translation,
     UntranslatableError,
@@ -222,8 +223,7 @@ class _Request:
         """Drop the one value of ``include`` that changes nothing."""
         for number, value in enumerate(required(self.asked, name, list)):
             if value != "reasoning.encrypted_content":
-                reason = "Chat Completions has no form for it"
-                raise UntranslatableError(f"{name}[{number}]", reason)
+                raise UntranslatableError(f"{name}[{number}]", NO_FORM)
             self.drop(name)
 
     # Tools

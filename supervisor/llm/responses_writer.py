@@ -14,12 +14,18 @@ Rules of this file.
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from supervisor.llm.responses_input import CUSTOM_INPUT
+from supervisor.llm.translation import (
+    choice_in,
+    content_in,
+    random_id,
+    reasoning_in,
+    text_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,11 +79,6 @@ _EMPTY: dict[str, Object] = {
     },
 }
 """Items before anything is in them, by their types; copied, and never changed."""
-
-
-def random_id(prefix: str) -> str:
-    """Return an id that begins with a prefix, and is no other's."""
-    return f"{prefix}_{secrets.token_hex(24)}"
 
 
 class _Form(NamedTuple):
@@ -191,7 +192,7 @@ class ResponsesWriter:
 
     def feed(self, chunk: Object) -> list[Object]:
         """Return the events that a ``chat.completion.chunk`` makes."""
-        choice = _choice_in(chunk)
+        choice = choice_in(chunk)
         self._take(choice.get("delta"), choice.get("finish_reason"))
         return self._events.take()
 
@@ -224,7 +225,7 @@ class ResponsesWriter:
 
     def whole(self, completion: Object) -> Object:
         """Return the response that a ``chat.completion`` makes."""
-        choice = _choice_in(completion)
+        choice = choice_in(completion)
         self._take(choice.get("message"), choice.get("finish_reason"))
         response: Object = self.finish(completion.get("usage"))[-1]["response"]
         return response
@@ -239,11 +240,9 @@ class ResponsesWriter:
         self._finish_reason = finish_reason or self._finish_reason
         if not isinstance(said, dict):
             return
-        # Providers have two names for it, and some send both.
-        reasoning = _text_in(said, "reasoning_content") or _text_in(said, "reasoning")
-        self._add_text("summary_text", reasoning)
-        self._add_text("output_text", _content_in(said))
-        self._add_text("refusal", _text_in(said, "refusal"))
+        self._add_text("summary_text", reasoning_in(said))
+        self._add_text("output_text", content_in(said))
+        self._add_text("refusal", text_in(said, "refusal"))
         calls = said.get("tool_calls")
         for number, piece in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(piece, dict):
@@ -453,11 +452,11 @@ class _IncomingCall:
 
     def take(self, piece: Object) -> None:
         """Take a piece of the call."""
-        self.call_id = self.call_id or _text_in(piece, "id")
+        self.call_id = self.call_id or text_in(piece, "id")
         function = piece.get("function")
         if isinstance(function, dict):
-            self.name = self.name or _text_in(function, "name")
-            if text := _text_in(function, "arguments"):
+            self.name = self.name or text_in(function, "name")
+            if text := text_in(function, "arguments"):
                 self._pieces.append(text)
 
     def pass_on(self) -> None:
@@ -465,29 +464,6 @@ class _IncomingCall:
         if self.item is not None and self._pieces:
             self.item.add("".join(self._pieces))
             self._pieces.clear()
-
-
-def _choice_in(chunk: Object) -> Object:
-    """Return the choice that an answer is made of; empty if a chunk has none."""
-    choices = chunk.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and choice.get("index", 0) == 0:
-            return choice
-    return {}
-
-
-def _content_in(said: Object) -> str:
-    """Return the text of a content, which some providers send in parts."""
-    parts = said.get("content")
-    if not isinstance(parts, list):
-        return _text_in(said, "content")
-    return "".join(_text_in(part, "text") for part in parts if isinstance(part, dict))
-
-
-def _text_in(owner: Object, name: str) -> str:
-    """Return a field that is text; empty if it is none."""
-    value = owner.get(name)
-    return value if isinstance(value, str) else ""
 
 
 def _input_in(arguments: str) -> str:

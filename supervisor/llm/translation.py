@@ -1,11 +1,12 @@
-"""A request of another API as a Chat Completions request (spec MD2).
+"""A request of another API as a Chat Completions request, and its answer (spec MD2).
 
 What the translations have in common: their result, the error of a request that has none,
-and how a field of a request is read, so that each error names it.
+how a field of a request is read, so that each error names it, and how one of an answer is.
 """
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,9 @@ Object = dict[str, Any]
 """A JSON object."""
 
 NO_FORM = "Chat Completions has no form for it"
+
+GAP = "\n\n"
+"""Between texts that become one message: not every provider takes a list of texts."""
 
 Kind = TypeVar("Kind")
 
@@ -107,3 +111,73 @@ def refuse_unknown(owner: Object, known: Container[str], where: str = "") -> Non
 def place(where: str, name: str) -> str:
     """Return the place of a field in a request."""
     return f"{where}.{name}" if where else name
+
+
+# Messages of Chat Completions
+
+
+def text_part(text: str) -> Object:
+    """Return a text as a part of a message."""
+    return {"type": "text", "text": text}
+
+
+def image_part(address: str, where: str) -> Object:
+    """Return an image as a part of a message.
+
+    Args:
+        address: of the image.
+        where: the place of the address in the request.
+
+    Raises:
+        UntranslatableError: it may name something of the provider's own.
+    """
+    if not address.startswith(("data:", "https://", "http://")):
+        reason = "the address of an image begins with data:, https: or http:"
+        raise UntranslatableError(where, reason)
+    return {"type": "image_url", "image_url": {"url": address}}
+
+
+def plain(parts: list[Object]) -> str | list[Object]:
+    """Return parts as one text if they are nothing else: every provider takes that."""
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return GAP.join(part["text"] for part in parts)
+
+
+# Answers of Chat Completions
+
+
+def choice_in(answer: Object) -> Object:
+    """Return the choice that an answer, or a chunk, is made of; empty if it has none."""
+    choices = answer.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and not choice.get("index"):
+            return choice
+    return {}
+
+
+def reasoning_in(said: Object) -> str:
+    """Return the reasoning of a message, or of a piece of one.
+
+    Providers have two names for it, and some send both.
+    """
+    return text_in(said, "reasoning_content") or text_in(said, "reasoning")
+
+
+def content_in(said: Object) -> str:
+    """Return the text of a message's content, which some providers send in parts."""
+    parts = said.get("content")
+    if not isinstance(parts, list):
+        return text_in(said, "content")
+    return "".join(text_in(part, "text") for part in parts if isinstance(part, dict))
+
+
+def text_in(owner: Object, name: str) -> str:
+    """Return a field that is text; empty if it is none."""
+    value = owner.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def random_id(prefix: str) -> str:
+    """Return an id that begins with a prefix, and is no other's."""
+    return f"{prefix}_{secrets.token_hex(24)}"

@@ -354,6 +354,11 @@ def replaced(place: str, value: object) -> Object:
         ),
         ("messages[3].content[1].is_error", 1, "messages[3].content[1].is_error"),
         ("messages[2].content[1].id", None, "messages[2].content[1].id"),
+        (
+            "messages[3].content[0].content[0].source",
+            {"type": "url", "url": "file:///etc/passwd"},
+            "messages[3].content[0].content[0].source.url",
+        ),
         ("messages[2].content[1].input", None, "messages[2].content[1].input"),
         (
             "messages[2].content[0].type",
@@ -697,11 +702,16 @@ def test_calls_that_come_mixed_are_told_apart() -> None:
     ]
 
 
-# spec MD3: an answer lacks no id.
-def test_what_a_provider_gives_no_id_gets_one() -> None:
-    calls = [{"index": 0, "function": {"name": "Read", "arguments": None}}]
+# spec MD3: an answer lacks no id, and a result names one call.
+def test_what_a_provider_gives_no_id_of_its_own_gets_one() -> None:
+    calls = [
+        {"index": index, "id": call, "function": {"name": "Read", "arguments": None}}
+        for index, call in enumerate([None, "a", "a"])
+    ]
     message = message_of(events_of(writer(), chunk("stop", tool_calls=calls)))
-    assert message["content"] == [tool_use("toolu_2", {}, "Read")]
+    assert message["content"] == [
+        tool_use(call, {}, "Read") for call in ("toolu_2", "a", "toolu_3")
+    ]
     asked = asking(user(text("hi")))
     ids = {
         MessagesWriter(asked, Translation({}), "m").begin()[0]["message"]["id"]
@@ -769,6 +779,14 @@ def test_a_stop_sequence_that_is_told_is_passed_on(key: str) -> None:
         assert message["stop_sequence"] == (told if told == "END" else None)
 
 
+# spec MD2: of several choices the first, which some number with null.
+def test_the_choice_that_was_asked_for_is_the_answer() -> None:
+    completion = completion_of("stop", content="yes")
+    completion["choices"][0]["index"] = None
+    completion["choices"].insert(0, {"index": 1, "message": {"content": "no"}})
+    assert writer().whole(completion)["content"] == [text("yes")]
+
+
 # spec MD2: content may come as a list of parts.
 def test_parts_of_text_are_one_text() -> None:
     parts = [text("a"), {"type": "other"}, text("b")]
@@ -806,6 +824,7 @@ def test_an_answer_without_a_form_ends_as_an_error(broken: list[Object]) -> None
         ("abort", tool_call("a", "{}")),
         ("tool_calls", tool_call("a", "{", "Read")),
         ("tool_calls", tool_call("a", "[]", "Read")),
+        ("tool_calls", tool_call("a", '{"a":' * 200 + "1" + "}" * 200, "Read")),
         ("tool_calls", tool_call("a", "{}", "")),
         ("length", tool_call("a", "{}", "")),
     ],
@@ -828,6 +847,13 @@ def test_an_error_in_the_middle_is_the_last_event() -> None:
     assert writer().fail("overloaded_error", "busy") == [
         {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
     ]
+
+
+# spec MD3
+def test_more_that_is_cached_than_read_is_told_as_read() -> None:
+    usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 7}}
+    told = writer().finish(usage)[0]["usage"]
+    assert (told["input_tokens"], told["cache_read_input_tokens"]) == (0, 5)
 
 
 # spec MD3
