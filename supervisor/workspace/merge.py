@@ -148,6 +148,10 @@ def merge_text(ours: bytes, begun: bytes, theirs: bytes) -> bytes:
     texts = (ours, begun, theirs)
     if not all(map(is_text, texts)):
         raise CannotMergeError("only text up to 1 MiB is merged")
+    if theirs in {ours, begun}:
+        return ours
+    if ours == begun:  # as after a checkout of another branch, and back
+        return theirs
     git = find_git("merge text", "leave out --merge")
     with tempfile.TemporaryDirectory(prefix="sandhost-merge-") as top:
         for name, text in zip(_NAMES, texts, strict=True):

@@ -284,6 +284,7 @@ def event_of_commit(result: CommitResult) -> Tell:
     if result.is_refused:
         return "workspace.conflict", counts
     counts |= {"applied": len(result.applied), "left": len(result.left)}
+    counts["merged"] = len(result.merged)
     return "workspace.committed", counts
 
 

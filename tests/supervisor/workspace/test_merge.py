@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from supervisor.workspace import commit as commit_module
+from supervisor.workspace import texts as texts_module
 from supervisor.workspace import workspace as workspace_module
 from supervisor.workspace.git import NoGitError
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.merge import CannotMergeError, merge_text
 from supervisor.workspace.run import mount_for_child, prepare_use
 from supervisor.workspace.store import InUseError
-from supervisor.workspace.texts import MAX_TEXT_BYTES
+from supervisor.workspace.texts import MAX_TEXT_BYTES, is_text
 from supervisor.workspace.workspace import CommitResult
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.killed import is_killed_at
@@ -435,6 +436,19 @@ def test_a_killed_merge_is_done_or_not_when_the_next_child_starts(
     assert number > 50
 
 
+def cut_before_settling(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit, and end when the base is changed and the layer is not."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt  # as a kill: nothing that follows is done
+
+    write(scene.base / "a", OURS)
+    monkeypatch.setattr(workspace_module, "remove_merged", end)
+    with pytest.raises(KeyboardInterrupt):
+        commit(scene)
+    monkeypatch.undo()
+
+
 def start_child(scene: Scene) -> None:
     """Take the workspace as for a child, and give it back."""
     use = prepare_use(str(scene.base), "review", str(scene.state), "w")
@@ -445,17 +459,91 @@ def start_child(scene: Scene) -> None:
 def test_a_child_that_starts_before_a_merge_has_left_the_layer_does_not_revert_it(
     edited: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt  # as a kill: nothing that follows is done
-
-    write(edited.base / "a", OURS)
-    monkeypatch.setattr(workspace_module, "remove_merged", end)
-    with pytest.raises(KeyboardInterrupt):
-        commit(edited)
-    monkeypatch.undo()
+    cut_before_settling(edited, monkeypatch)
     start_child(edited)
     assert (edited.base / "a").read_text() == BOTH
     assert edited.rows() == []
+
+
+# spec WS11a, WS12, WS18
+def test_a_merge_that_is_settled_while_a_child_has_the_layer_stays_in_conflict(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_before_settling(edited, monkeypatch)
+    with edited.open() as workspace:
+        lock = workspace.directory.lock_for("child")
+        assert workspace.finish_commit()
+        os.close(lock)
+        assert reason(workspace.commit(selection())) == "it was changed in the base"
+    assert (edited.base / "a").read_text() == BOTH
+
+
+# spec WS11a
+def test_a_file_that_was_only_written_anew_gets_the_workspace_s_side(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(edited.base / "a", BEGUN)
+    monkeypatch.setattr(shutil, "which", lambda _: None)  # git has no part in it
+    assert commit(edited).merged == (b"a",)
+    assert (edited.base / "a").read_text() == THEIRS
+
+
+# spec WS6, WS11a
+def test_a_guarded_file_is_merged_only_if_it_is_allowed(scene: Scene) -> None:
+    write(scene.base / ".envrc", BEGUN)
+    scene.make()
+    with scene.run() as top:
+        write(top / ".envrc", THEIRS)
+    scene.end_run()
+    write(scene.base / ".envrc", OURS)
+    result = commit(scene)
+    assert (result.guarded, result.merged) == ((b".envrc",), ())
+    assert (scene.base / ".envrc").read_text() == OURS
+    assert commit(scene, allow=[".envrc"]).merged == (b".envrc",)
+    assert (scene.base / ".envrc").read_text() == BOTH
+
+
+# spec WS11a
+def test_a_file_in_a_directory_that_is_another_one_stays_a_conflict(
+    scene: Scene,
+) -> None:
+    write(scene.base / "d/a", BEGUN)
+    scene.make()
+    with scene.run() as top:
+        write(top / "d/a", THEIRS)
+    scene.end_run()
+    (scene.base / "d").rename(scene.base / "aside")
+    write(scene.base / "d/a", OURS)
+    assert [one.path for one in commit(scene).conflicts] == [b"d/a"]
+    assert (scene.base / "d/a").read_text() == OURS
+
+
+# spec WS11a
+def test_a_text_that_is_changed_while_it_is_read_is_not_kept(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(content: bytes) -> bool:
+        write(scene.base / "a", OURS)
+        return is_text(content)
+
+    write(scene.base / "a", BEGUN)
+    scene.make()
+    with scene.run() as top:
+        write(top / "a", THEIRS)
+    monkeypatch.setattr(texts_module, "is_text", edit)
+    scene.end_run()
+    assert texts(scene) == []
+
+
+# spec WS11a, WS15
+def test_texts_that_a_fork_has_too_are_not_dropped(edited: Scene) -> None:
+    with edited.open() as workspace:
+        (name,) = workspace.fork()
+    assert commit(edited).applied == (b"a", b"b")
+    with edited.open() as workspace:
+        workspace.discard()
+    write(edited.base / "a", OURS)
+    assert commit(Scene(edited.top, name), only=["a"]).merged == (b"a",)
 
 
 # spec WS11a
