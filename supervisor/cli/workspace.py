@@ -64,7 +64,7 @@ def list_workspaces(
         show_notes,
     )
     from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
-    from supervisor.workspace.verbs import list_notes, workspace_rows  # noqa: PLC0415
+    from supervisor.workspace.verbs import workspace_rows  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
     daemon = find_daemon(state_dir, control)
@@ -73,9 +73,9 @@ def list_workspaces(
             rows = daemon.ask("list", {})
     if daemon is None or not daemon.is_named:
         known = {row["name"] for row in rows}
-        own = workspace_rows(find_state_dir(state_dir), but=known)
-        show_notes(list_notes(own))
-        rows += own
+        notes: list[str] = []
+        rows += workspace_rows(find_state_dir(state_dir), notes, but=known)
+        show_notes(notes)
     if as_json:
         _print_json(rows)
     elif rows:

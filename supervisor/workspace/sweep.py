@@ -16,6 +16,7 @@ import msgspec
 
 from supervisor.scratch import remove_tree
 from supervisor.workspace.commit import STAGING_PREFIX, CommitJournal
+from supervisor.workspace.layer_store import LayerStore
 from supervisor.workspace.store import (
     InUseError,
     WorkspaceError,
@@ -51,22 +52,39 @@ def sweep_workspaces(state_dir: str) -> Iterator[str]:
         if left.workspace:
             yield f"{left.what}: {left.path} ({_finish(state_dir, left.workspace)})"
         elif _HALF in left.path:
-            why = remove_tree(Path(left.path))
-            done = "removed" if why is None else f"not removed: {why.strerror}"
-            yield f"{left.what}: {left.path} ({done})"
+            yield _remove(left)
         else:
             how = "left alone; another state directory may have it"
             yield f"{left.what}: {left.path} ({how})"
 
 
-def find_left(state_dir: str) -> Iterator[Left]:
-    """Yield what a crash has left; nothing of what somebody works on."""
+def finish_removals(state_dir: str) -> Iterator[str]:
+    """Remove what a killed ``discard`` left of a workspace; yield it, a line each."""
+    for left in _find_halves(state_dir):
+        yield _remove(left)
+    with contextlib.suppress(OSError):  # it is tried again by the next command
+        LayerStore(state_dir).sweep()
+
+
+def _remove(left: Left) -> str:
+    why = remove_tree(Path(left.path))
+    done = "removed" if why is None else f"not removed: {why.strerror}"
+    return f"{left.what}: {left.path} ({done})"
+
+
+def _find_halves(state_dir: str) -> Iterator[Left]:
     where = workspaces_dir(state_dir)
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(where)):
             path = os.path.join(where, name)
             if _HALF in name and not _is_locked(path):
                 yield Left(path, "a workspace that was half made or half discarded")
+
+
+def find_left(state_dir: str) -> Iterator[Left]:
+    """Yield what a crash has left; nothing of what somebody works on."""
+    yield from _find_halves(state_dir)
+    where = workspaces_dir(state_dir)
     bases: set[bytes] = set()
     known: set[bytes] = set()
     for name in workspaces_in(state_dir):

@@ -22,6 +22,7 @@ from supervisor.workspace.store import (
     WorkspaceError,
     workspaces_in,
 )
+from supervisor.workspace.sweep import finish_removals
 from supervisor.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -176,23 +177,32 @@ def word_error(why: OSError) -> str:
 
 
 def _list(state_dir: str, _: NoArguments) -> Done:
-    rows = workspace_rows(state_dir)
-    return Done(rows, list_notes(rows))
+    notes: list[str] = []
+    return Done(workspace_rows(state_dir, notes), notes)
 
 
 def workspace_rows(
-    state_dir: str, *, but: Collection[str] = ()
+    state_dir: str, notes: list[str], *, but: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return the rows of a state directory's workspaces, without some names."""
+    """Return the rows of a state directory's workspaces, without some names.
+
+    Args:
+        state_dir: where they are; what killed commands left there half done is ended.
+        notes: what a person is to be told beside the rows is added.
+        but: the names.
+    """
     names = workspaces_in(state_dir)
-    return [_row(state_dir, name) for name in names if name not in but]
+    rows = [_row(state_dir, name, notes) for name in names if name not in but]
+    notes += finish_removals(state_dir)  # what a commit has ended with may be among it
+    return rows
 
 
-def _row(state_dir: str, name: str) -> dict[str, Any]:
+def _row(state_dir: str, name: str, notes: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "mode": "review", "snapshots": []}
     row["cut_off"] = False
     try:
         with Workspace(state_dir, name) as found:
+            _tell_cut(found, notes)
             child = found.directory.user()
             rows = found.changes()
             made = datetime.fromtimestamp(found.state.created_ns / 1e9, UTC)
@@ -351,23 +361,23 @@ VERBS: dict[str, Verb] = {
 def _opened(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
     notes: list[str] = []
     with Workspace(state_dir, name) as found:
-        if found.finish_commit() is False:
-            text = "a commit that was interrupted was undone: the base is as it was"
-            notes.append(f"{name}: {text}")
-        if found.is_cut_off():
-            notes.append(cut_off_note(name))
+        _tell_cut(found, notes)
         yield found, notes
+
+
+def _tell_cut(found: Workspace, notes: list[str]) -> None:
+    """End a commit that was interrupted; note that, and that a run was cut off."""
+    if found.finish_commit() is False:
+        text = "a commit that was interrupted was undone: the base is as it was"
+        notes.append(f"{found.name}: {text}")
+    if found.is_cut_off():
+        notes.append(cut_off_note(found.name))
 
 
 def cut_off_note(name: str) -> str:
     """Return what a person is to be told of a workspace whose last run was cut off."""
     text = f"{name}: its last run (durable = false) was cut off before it was synced"
     return f"{text}; if the machine went down, what was written may be damaged"
-
-
-def list_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what a person is to be told beside the rows of workspaces."""
-    return [cut_off_note(row["name"]) for row in rows if row["cut_off"]]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import pytest
 
 from supervisor.launchpad.overlay import mount_overlay
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.layers import LayeredTree, Node
 from supervisor.workspace.selection import Patterns, Selection
 from supervisor.workspace.store import make_workspace
 from supervisor.workspace.workspace import Workspace
@@ -128,6 +129,24 @@ def tree_of(top: Path) -> Tree:
                 found[inside] = ("file", mode, Path(os.fsdecode(path)).read_bytes())
             else:
                 found[inside] = ("other", status.st_mode, status.st_rdev)
+    return found
+
+
+def layered(tree: LayeredTree, directory: Node) -> Tree:
+    """Return what our own reader of layers sees."""
+    found: Tree = {}
+    with tree.read(directory) as reader:
+        for node in reader.entries():
+            mode = node.status.st_mode & 0o7777
+            if node.is_directory:
+                found[node.path] = ("directory", mode)
+                found.update(layered(tree, node))
+            elif stat.S_ISLNK(node.status.st_mode):
+                found[node.path] = ("link", tree.read_link(node))
+            else:
+                fd = tree.open_file(node)
+                with open(fd, "rb") as file:
+                    found[node.path] = ("file", mode, file.read())
     return found
 
 

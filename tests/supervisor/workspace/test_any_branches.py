@@ -12,8 +12,8 @@ import supervisor.workspace.branches as branches_module
 from supervisor.workspace.changes import compare, compare_views
 from supervisor.workspace.layers import LayeredTree
 from tests.supervisor.workspace.operations import change
-from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of
-from tests.supervisor.workspace.test_any_changes import differences, layered, seeds
+from tests.supervisor.workspace.scene import Scene, Tree, layered, selection, tree_of
+from tests.supervisor.workspace.test_any_changes import differences, seeds
 
 pytestmark = pytest.mark.slow
 

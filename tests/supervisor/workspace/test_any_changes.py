@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import re
-import stat
 import subprocess
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supervisor.workspace.changes import Change, compare
-from supervisor.workspace.layers import LayeredTree, Node
+from supervisor.workspace.layers import LayeredTree
 from tests.supervisor.workspace.operations import change
 from tests.supervisor.workspace.scene import (
     Scene,
     Tree,
     is_in_user_namespace,
+    layered,
     run_as_a_user,
     selection,
     tree_of,
@@ -45,24 +45,6 @@ def make(scene: Scene, seed: int) -> Tree:
     with scene.run() as top:
         change(rng, top, rng.randint(1, 25))
         return tree_of(top)
-
-
-def layered(tree: LayeredTree, directory: Node) -> Tree:
-    """Return what our own reader of layers sees."""
-    found: Tree = {}
-    with tree.read(directory) as reader:
-        for node in reader.entries():
-            mode = node.status.st_mode & 0o7777
-            if node.is_directory:
-                found[node.path] = ("directory", mode)
-                found.update(layered(tree, node))
-            elif stat.S_ISLNK(node.status.st_mode):
-                found[node.path] = ("link", tree.read_link(node))
-            else:
-                fd = tree.open_file(node)
-                with open(fd, "rb") as file:
-                    found[node.path] = ("file", mode, file.read())
-    return found
 
 
 # spec WS8
