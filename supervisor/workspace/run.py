@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from dataclasses import replace
@@ -19,6 +20,7 @@ from supervisor.workspace.mounted import MountedWorkspace
 from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
     PATIENCE_S,
+    NoWorkspaceError,
     WorkspaceError,
     make_workspace,
     new_name,
@@ -73,8 +75,7 @@ def prepare_use(
             raise WorkspaceError(f"{text}; use the mode 'review', or leave it out")
         return WorkspaceUse(name or base, base, mode, state_dir, wished)
     wanted = new_name(os.fsencode(base)) if name is None else name
-    _make_if_new(state_dir, wanted, base, wished)
-    with Workspace(state_dir, wanted, PATIENCE_S) as workspace:
+    with _open_or_make(state_dir, wanted, base, wished) as workspace:
         known = os.fsdecode(workspace.state.base)
         if known != base:
             text = (
@@ -86,6 +87,16 @@ def prepare_use(
             workspace.state.settings = wished
             workspace.directory.write_state(workspace.state)
         return WorkspaceUse(wanted, base, mode, state_dir, workspace.state.settings)
+
+
+def _open_or_make(
+    state_dir: str, name: str, base: str, settings: WorkspaceSettings
+) -> Workspace:
+    """Return a workspace, made if there is none; a command may drop it in between."""
+    while True:
+        _make_if_new(state_dir, name, base, settings)
+        with contextlib.suppress(NoWorkspaceError):
+            return Workspace(state_dir, name, PATIENCE_S)
 
 
 def _make_if_new(
@@ -240,7 +251,7 @@ def mount_for_child(
             return MountedWorkspace(mount_base(base, owners))
         finally:
             os.close(base)
-    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+    with _open_or_make(use.state_dir, use.name, use.base, use.settings) as workspace:
         workspace.finish_commit()  # before the lock: else the layer would count as in use
         lock = workspace.directory.lock_for(child)
         try:

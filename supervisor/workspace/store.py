@@ -49,6 +49,10 @@ class WorkspaceError(Exception):
     """A workspace cannot be used as it was asked; the text says what, why, what to do."""
 
 
+class NoWorkspaceError(WorkspaceError):
+    """There is no workspace of that name."""
+
+
 class BaseGoneError(WorkspaceError):
     """The base is not there any more, or another directory is."""
 
@@ -134,24 +138,38 @@ class WorkspaceDirectory:
         patience_s: how long to wait for another command's end.
 
     Raises:
-        WorkspaceError: there is none.
+        NoWorkspaceError: there is none.
         InUseError: another command works on it.
     """
 
     def __init__(self, path: str, name: str, patience_s: float = 0.0) -> None:
         self.name = name
         self._path = path
+        while True:
+            self._open()
+            if not self._is_alone(patience_s):
+                self.close()
+                text = f"cannot use workspace {name!r}: another command works on it"
+                raise InUseError(f"{text}; wait for its end")
+            if self._is_there():
+                return
+            self.close()  # the command that was waited for has discarded it
+
+    def _open(self) -> None:
         try:
-            self.fd = os.open(path, _DIRECTORY)
+            self.fd = os.open(self._path, _DIRECTORY)
         except OSError as why:
             if why.errno != errno.ENOENT:
                 raise
-            text = f"cannot find workspace {name!r}: there is none in {os.path.dirname(path)}"
-            raise WorkspaceError(f"{text}; see 'sandhost workspace list'") from None
-        if not self._is_alone(patience_s):
-            self.close()
-            text = f"cannot use workspace {name!r}: another command works on it"
-            raise InUseError(f"{text}; wait for its end")
+            where = os.path.dirname(self._path)
+            text = f"cannot find workspace {self.name!r}: there is none in {where}"
+            raise NoWorkspaceError(f"{text}; see 'sandhost workspace list'") from None
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self.fd), os.lstat(self._path))
+        except FileNotFoundError:
+            return False
 
     def _is_alone(self, patience_s: float) -> bool:
         until_s = time.monotonic() + patience_s

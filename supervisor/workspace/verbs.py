@@ -26,7 +26,7 @@ from supervisor.workspace.sweep import finish_removals
 from supervisor.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.workspace import CommitResult

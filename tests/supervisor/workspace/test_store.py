@@ -1,0 +1,41 @@
+"""The directory of a workspace, of which another command has the lock."""
+
+import os
+
+import pytest
+
+from supervisor.workspace.run import prepare_use
+from supervisor.workspace.store import NoWorkspaceError
+from supervisor.workspace.workspace import Workspace
+from tests.supervisor.workspace.scene import Scene
+
+
+@pytest.fixture
+def discarded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Return a scene whose workspace is discarded when a second command waits for it."""
+    scene.make()
+    first = scene.open()
+
+    def discard(*_: object) -> None:
+        monkeypatch.undo()
+        with first:
+            first.discard()
+
+    monkeypatch.setattr("supervisor.workspace.store.select.select", discard)
+    return scene
+
+
+# spec WS14, WS18
+def test_a_command_that_waited_for_a_discard_finds_no_workspace(
+    discarded: Scene,
+) -> None:
+    with pytest.raises(NoWorkspaceError):
+        Workspace(str(discarded.state), "w", 10.0)
+
+
+# spec WS5, WS18
+def test_a_run_that_waited_for_a_discard_has_a_new_workspace(discarded: Scene) -> None:
+    use = prepare_use(str(discarded.base), "review", str(discarded.state), "w")
+    assert use.name == "w"
+    assert os.listdir(discarded.state / "workspaces") == ["w"]
+    assert discarded.rows() == []
