@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import sys
@@ -126,13 +127,15 @@ class Game:
         time.sleep(self._rng.random() * CHILD_S)
         if self._rng.random() < 0.5:
             self._ask_busy(self._done, first)
-        while True:
-            lock = (self._state / "workspaces/w/lock").read_bytes()
-            if lock.count(b"\n") > 1:
-                break
+        while not (process := self._first_process()):
             assert time.monotonic() < deadline
-        pid = int(lock.splitlines()[1].split()[0])
-        os.kill(pid, 9)
+        os.kill(process, 9)
+
+    def _first_process(self) -> int:
+        """Return the child's first process; 0 if its lock does not tell it yet."""
+        lock = (self._state / "workspaces/w/lock").read_bytes()
+        found = re.search(rb"^(\d+) \d+$", lock, re.MULTILINE)
+        return int(found[1]) if found else 0
 
     def _acked(self, first: int, began: int) -> int:
         """Return how many steps are done, by what the last child has said."""
