@@ -7,7 +7,12 @@ first, by an engine that lets go of the interpreter; texts may be of any length.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import re2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MOST_VALUES = 50_000
 """In one document: what is long in a call is a text, not a list."""
@@ -17,6 +22,18 @@ _TEXT = re2.compile(rb'(?s)"(?:[^"\\]|\\.)*"')
 
 def check_values(document: bytes | bytearray, advice: str) -> None:
     """Raise ``ValueError`` if a document has too many values; the text ends in advice."""
+    for _ in texts_in(document, MOST_VALUES, advice):
+        pass
+
+
+def texts_in(
+    document: bytes | bytearray, most_values: int, advice: str
+) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of each text of a document, with its quotes.
+
+    Raises:
+        ValueError: there are more values than that; the message ends in advice.
+    """
     position = values = 0
     while True:
         text = _TEXT.search(document, position)
@@ -24,9 +41,10 @@ def check_values(document: bytes | bytearray, advice: str) -> None:
         values += sum(
             document.count(mark, position, end) for mark in (b"[", b"{", b",")
         )
-        if values > MOST_VALUES:
-            raise ValueError(f"more than {MOST_VALUES} values; {advice}")
+        if values > most_values:
+            raise ValueError(f"more than {most_values} values; {advice}")
         if text is None:
             return
         values += 1
         position = text.end()
+        yield end, position

@@ -1,0 +1,338 @@
+"""A JSON object that a child has sent: read strictly, and changed only where it must be.
+
+Two readers of one request must see the same (spec MD2). So a key that stands twice is
+refused, and so is what JSON has no form for or a reader may round: NaN, Infinity, numbers
+that overflow, halves of surrogate pairs. What is not changed is sent on byte for byte.
+
+A decoder of JSON holds the interpreter to the end of a text, in whichever thread it runs:
+0.1 s for 12 MiB of escapes. So texts above ``LONG_TEXT_BYTES`` are checked by an engine that lets
+go of the interpreter, and left out of what is decoded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from bisect import bisect_left
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined] # not in its stub
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import re2
+
+from supervisor.documents import texts_in
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+LONG_TEXT_BYTES = 256
+"""Longest text that is decoded with the object that holds it, in a long request."""
+
+MOST_OUTLINE_BYTES = 2 << 20
+"""Longest request without its long texts: to decode it holds the interpreter 20 ms at most."""
+
+MOST_DIGITS = 400
+"""Longest number: a reader needs 17 digits, and 300 zeros at most."""
+
+MOST_DEPTH = 100
+"""Most lists and objects within one another: what is asked of a model is some ten deep."""
+
+INLINE_BYTES = 96 * 1024
+INLINE_VALUES = 4000
+"""Longest request, and most quotes and commas in it, that is read in the Trio thread: less
+than a millisecond."""
+
+LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 64) - 1
+"""What readers with integers of 64 bits can take."""
+
+_LONG_TEXT = re2.compile(rb'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"')
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+
+Object = dict[str, Any]
+"""A JSON object."""
+
+
+class BadJsonError(ValueError):
+    """A request is no JSON object that every reader reads the same; the text says why."""
+
+
+class Member(NamedTuple):
+    """Where a member of the outermost object stands, in bytes.
+
+    Attributes:
+        start: of its key.
+        value: of its value.
+        end: of its value.
+    """
+
+    start: int
+    value: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRequest:
+    """A request as it came.
+
+    Attributes:
+        data: its bytes.
+        value: what it says; in a long request texts above ``LONG_TEXT_BYTES`` are empty.
+        members: of the outermost object, by key, in order.
+        has_long_texts: whether a text was left out of ``value``.
+    """
+
+    data: bytes
+    value: Object
+    members: dict[str, Member]
+    has_long_texts: bool = False
+
+    def whole_value(self) -> Object:
+        """Return what it says, with all its texts."""
+        if not self.has_long_texts:
+            return self.value
+        found: Object = msgspec.json.decode(self.data)
+        return found
+
+    def text_of(self, name: str) -> bytes:
+        """Return the JSON of a member's value as it came."""
+        member = self.members[name]
+        return self.data[member.value : member.end]
+
+    def with_changes(
+        self, changes: Mapping[str, bytes], without: Collection[str] = ()
+    ) -> bytes:
+        """Return the request with other values for some members, byte for byte else.
+
+        Args:
+            changes: JSON of the value by key; a key that is not there is added.
+            without: keys that are left out.
+        """
+        data = self.data
+        pieces: list[bytes] = []
+        first = next(iter(self.members.values()), None)
+        head = data.index(b"{") + 1 if first is None else first.start
+        end = head
+        for name, member in self.members.items():
+            if name not in without:
+                pieces.append(data[end : member.start] if pieces else data[:head])
+                pieces.append(data[member.start : member.value])
+                pieces.append(changes.get(name, data[member.value : member.end]))
+            end = member.end
+        is_empty = not pieces
+        for name, text in changes.items():
+            if name not in self.members:
+                pieces.append(data[:head] if is_empty else b",")
+                pieces += (json.dumps(name).encode(), b":", text)
+                is_empty = False
+        return b"".join((*(pieces or [data[:head]]), data[end:]))
+
+
+def is_short(data: bytes | bytearray) -> bool:
+    """Tell whether a request is read in less than a millisecond."""
+    if len(data) > INLINE_BYTES:
+        return False
+    return data.count(b'"') + data.count(b",") <= INLINE_VALUES
+
+
+def read_request(data: bytes | bytearray, most_values: int) -> JsonRequest:
+    """Return the request that some bytes are.
+
+    Args:
+        data: they.
+        most_values: it may have; a text is one.
+
+    Raises:
+        BadJsonError: they are none, or not every reader would read the same.
+    """
+    data = bytes(data)
+    outline, cuts = _outline(data, most_values)
+    try:
+        text = outline.decode()
+        members, value = _members(text)
+    except RecursionError:
+        raise BadJsonError(_too_deep()) from None
+    except BadJsonError:
+        raise
+    except ValueError as why:
+        raise BadJsonError(f"it is no JSON: {why}") from None
+    _check_depth(value)
+    if _HALF_PAIR.search(data):
+        _check_pairs(data, value, has_cuts=bool(cuts))
+    places = _Places(text, cuts)
+    spans = {
+        name: Member(*map(places.in_bytes, member)) for name, member in members.items()
+    }
+    return JsonRequest(data, value, spans, bool(cuts))
+
+
+def _outline(data: bytes, most_values: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """Return a document without its long texts, and (start, end) of what is left out."""
+    if len(data) <= INLINE_BYTES:
+        return data, []
+    cuts, pieces, at = [], [], 0
+    try:
+        for start, end in texts_in(data, most_values, "what is long is a text"):
+            if end - start > LONG_TEXT_BYTES:
+                _check_long_text(data, start, end)
+                cuts.append((start + 1, end - 1))
+                pieces.append(data[at : start + 1])
+                at = end - 1
+    except BadJsonError:
+        raise
+    except ValueError as why:
+        raise BadJsonError(str(why)) from None
+    pieces.append(data[at:])
+    outline = b"".join(pieces)
+    if len(outline) > MOST_OUTLINE_BYTES:
+        text = f"more than {MOST_OUTLINE_BYTES} bytes beside its long texts"
+        raise BadJsonError(text)
+    return outline, cuts
+
+
+def _check_long_text(data: bytes, start: int, end: int) -> None:
+    # The engine takes valid UTF-8 alone.
+    if _LONG_TEXT.fullmatch(data[start:end]) is None:
+        raise BadJsonError(f"it is no JSON: a text at byte {start} is not well formed")
+
+
+class _Places:
+    """Places in a decoded outline, as places in the bytes of the document.
+
+    Asked for in rising order: each look goes on from the one before.
+    """
+
+    def __init__(self, text: str, cuts: list[tuple[int, int]]) -> None:
+        self._text = text
+        self._is_ascii = text.isascii()
+        self._char = self._byte = 0
+        # Where in the outline each cut is, and how many bytes are left out up to there.
+        self._cut_places: list[int] = []
+        self._left_out: list[int] = []
+        total = 0
+        for start, end in cuts:
+            self._cut_places.append(start - total)
+            total += end - start
+            self._left_out.append(total)
+
+    def in_bytes(self, char: int) -> int:
+        """Return the place in the document of a character of the outline."""
+        if self._is_ascii:
+            place = char
+        else:
+            self._byte += len(self._text[self._char : char].encode())
+            self._char, place = char, self._byte
+        cuts_before = bisect_left(self._cut_places, place)
+        return place + (self._left_out[cuts_before - 1] if cuts_before else 0)
+
+
+def _members(text: str) -> tuple[dict[str, Member], Object]:
+    """Return where the members of the outermost object stand, and their values."""
+    members: dict[str, Member] = {}
+    value: Object = {}
+    at = _after_blanks(text, 0)
+    if text[at : at + 1] != "{":
+        raise BadJsonError("the body is no JSON object")
+    at = _after_blanks(text, at + 1)
+    is_first = True
+    while text[at : at + 1] != "}":
+        if not is_first:
+            at = _after_blanks(text, _after(text, at, ","))
+        start = at
+        name, at = scanstring(text, _after(text, at, '"'), True)
+        at = _after_blanks(text, _after(text, _after_blanks(text, at), ":"))
+        found, end = _DECODER.raw_decode(text, at)
+        if name in value:
+            raise _twice(name)
+        value[name] = found
+        members[name] = Member(start, at, end)
+        at = _after_blanks(text, end)
+        is_first = False
+    if _after_blanks(text, at + 1) != len(text):
+        raise BadJsonError("it is no JSON: something stands behind the object")
+    return members, value
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    return at if found is None else found.end()
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    if text[at : at + 1] != mark:
+        raise BadJsonError(f"it is no JSON: {mark} is missing at character {at}")
+    return at + 1
+
+
+def _object(pairs: list[tuple[str, object]]) -> Object:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _twice(name)
+            seen.add(name)
+    return found
+
+
+def _twice(name: str) -> BadJsonError:
+    return BadJsonError(f"the key {name[:100]!r} stands twice in one object")
+
+
+def _float(text: str) -> float:
+    if len(text) <= MOST_DIGITS and not math.isinf(found := float(text)):
+        return found
+    raise BadJsonError(f"the number {text[:20]} overflows")
+
+
+def _integer(text: str) -> int:
+    # Before it is converted: that takes a time of the square of its length.
+    if len(text) <= len(str(LEAST_INTEGER)):
+        found = int(text)
+        if LEAST_INTEGER <= found <= MOST_INTEGER:
+            return found
+    raise BadJsonError(f"the number {text[:20]} overflows")
+
+
+def _constant(text: str) -> float:
+    raise BadJsonError(f"{text} is no JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_float=_float,
+    parse_int=_integer,
+    parse_constant=_constant,
+)
+
+
+def _too_deep() -> str:
+    return f"more than {MOST_DEPTH} lists and objects within one another"
+
+
+def _check_depth(value: object) -> None:
+    """Raise if something lies deeper in a value than ``MOST_DEPTH``."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined] # a list
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise BadJsonError(_too_deep())
+
+
+def _check_pairs(data: bytes, value: Object, *, has_cuts: bool) -> None:
+    """Raise if a text has half of a surrogate pair: no UTF-8 can say it."""
+    try:
+        if has_cuts:
+            msgspec.json.decode(data)
+        else:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, UnicodeEncodeError):
+        raise BadJsonError("a text has half of a surrogate pair") from None

@@ -1,0 +1,157 @@
+"""Requests are read strictly, and sent on byte for byte where nothing is changed (MD2)."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.llm import json_request
+from supervisor.llm.json_request import BadJsonError, JsonRequest, read_request
+
+MOST_VALUES = 50_000
+
+
+def read(data: bytes) -> JsonRequest:
+    """Read a request with the usual bound."""
+    return read_request(data, MOST_VALUES)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 53), 1 << 53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+OBJECTS = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8), VALUES, max_size=8
+)
+
+
+# spec MD2: what is not changed is sent on byte for byte.
+@given(OBJECTS, st.booleans(), st.sampled_from([None, 1, "\t"]), st.data())
+def test_only_what_is_named_is_changed(
+    value: dict[str, Any], ascii_only: bool, indent: Any, data: st.DataObject
+) -> None:
+    sent = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
+    sent = b" \n" + sent + b"\r\t "
+    request = read(sent)
+    assert request.value == value == request.whole_value()
+    assert request.with_changes({}) == sent
+    names = st.sampled_from([*value, "new", 'n"\u00e9w'])
+    changes = data.draw(st.dictionaries(names, VALUES, max_size=4))
+    without = data.draw(st.sets(names, max_size=3)) - set(changes)
+    texts = {name: json.dumps(one).encode() for name, one in changes.items()}
+    changed = request.with_changes(texts, without)
+    expected = {k: v for k, v in value.items() if k not in without} | changes
+    assert list(json.loads(changed).items()) == list(expected.items())
+    for name in set(value) - set(changes) - without:
+        assert request.text_of(name) in changed
+
+
+# spec MD2, MD8: a long request is read without its long texts, and all its places hold.
+@given(
+    st.lists(
+        st.sampled_from(["a", "\u00e9", "\U0001f9ff", '"', "\\", "\n", "x" * 70]),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_places_hold_behind_long_texts(parts: list[str], ascii_only: bool) -> None:
+    long = "".join(parts) * 700
+    short = "k" + "".join(parts)[:60]
+    value = {"a": long, short: [long, 1, {"b": short}], "model": "m", "z": long}
+    pad = {"pad": "y" * json_request.INLINE_BYTES}
+    sent = json.dumps({**value, **pad}, ensure_ascii=ascii_only).encode()
+    request = read(sent)
+    assert request.has_long_texts
+    assert request.value["a"] == ""
+    assert request.value["model"] == "m"
+    assert request.whole_value() == {**value, **pad}
+    assert json.loads(request.text_of("z")) == long
+    changed = request.with_changes({"model": b'"n"'}, {"a"})
+    del value["a"]
+    assert json.loads(changed) == {**value, "model": "n", **pad}
+
+
+DEEP = b'{"a":' * 101 + b"1" + b"}" * 101
+LONG = b'"' + b"x" * json_request.INLINE_BYTES + b'"'
+
+
+# spec MD2: what two readers could read differently is refused.
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "no JSON object"),
+        (b"[]", "no JSON object"),
+        (b'{"a":1', "no JSON"),
+        (b'{"a":1}{', "behind the object"),
+        (b'{"a" 1}', ": is missing"),
+        (b'{"a":1 "b":2}', ", is missing"),
+        (b'{"a":1,}', "is missing"),
+        (b"{a:1}", "is missing"),
+        (b'{"a":tru}', "no JSON"),
+        (b'{"a":"\n"}', "no JSON"),
+        (b'{"a":"\xff"}', "no JSON"),
+        (b'{"a":"\xed\xa0\x80"}', "no JSON"),
+        (b'\xef\xbb\xbf{"a":1}', "no JSON object"),
+        (b'{"a":1,"a":1}', "'a' stands twice"),
+        (b'{"a":1,"\\u0061":1}', "'a' stands twice"),
+        (b'{"x":[{"model":1,"b":{},"model":1}]}', "'model' stands twice"),
+        (b'{"a":NaN}', "NaN is no JSON"),
+        (b'{"a":[-Infinity]}', "-Infinity is no JSON"),
+        (b'{"a":1e999}', "1e999 overflows"),
+        (b'{"a":-1e999}', "-1e999 overflows"),
+        (b'{"a":18446744073709551616}', "overflows"),
+        (b'{"a":' + b"9" * 15_000_000 + b"}", "beside its long texts"),
+        (b'{"a":0.' + b"9" * 5_000_000 + b"}", "beside its long"),
+        (b'{"a":0.' + b"9" * 500 + b"}", "overflows"),
+        (b'{"a":"\\ud800"}', "surrogate"),
+        (b'{"a":"\\udc00\\ud800"}', "surrogate"),
+        (b'{"\\ud800":' + LONG + b"}", "surrogate"),
+        (DEEP, "more than 100 lists and objects"),
+        (b'{"a":' + b"[" * 90_000, "more than 100 lists and objects"),
+        (b'{"a":' + b"[" * 200_000, "more than 50000 values"),
+        (b'{"a":' + LONG + b',"b":1,"b":2}', "'b' stands twice"),
+        (b'{"a":' + LONG + b',"b":' + LONG[:-1] + b'\\x"}', "not well formed"),
+        (b'{"a":' + LONG + b',"b":' + LONG[:-1] + b'\x01"}', "not well formed"),
+        (b'{"a":' + LONG + b',"b":' + LONG[:-1] + b'\xff"}', "no JSON"),
+        (b'{"a":' + LONG + b" " * (3 << 20) + b"}", "beside its long texts"),
+    ],
+)
+def test_what_readers_may_read_differently_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(BadJsonError) as why:
+        read(data)
+    assert said in str(why.value), str(why.value)[:200]
+
+
+def test_numbers_of_64_bits_and_pairs_are_taken() -> None:
+    value = {"a": [0, -(1 << 63), (1 << 64) - 1, 1.5, -1e-300], "b": "\U0001f9ff"}
+    assert read(json.dumps(value).encode()).value == value
+    assert math.isfinite(value["a"][-1])  # type: ignore[arg-type] # a list
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_request_or_are_refused(data: bytes) -> None:
+    try:
+        found = read(b"{" + data + b"}")
+    except BadJsonError:
+        return
+    assert json.loads(b"{" + data + b"}") == found.value
+
+
+# A request cut at every byte is refused.
+def test_a_request_that_is_cut_is_refused() -> None:
+    whole = json.dumps({"a": ["\u00e9", {"b": -1.5e3}], "c": None, "d": True}).encode()
+    for end in range(len(whole)):
+        with pytest.raises(BadJsonError):
+            read(whole[:end])
