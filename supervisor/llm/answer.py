@@ -1,161 +1,45 @@
-"""A provider's answer: bytes in, one checked ``chat.completion`` out (spec L7, L15).
+"""An answer of Chat Completions: events in, one checked ``chat.completion`` out.
 
-What it is: sans-IO.  A stream of server-sent events is put together; a body that is one
-JSON object, from a server that does not stream, is taken as it is.  What it is not: who
-fetches the bytes (``provider``), or what they cost (``gateway``).
+Rules of this file (spec L7, L15).
 
-Rules of this file.
-
-1. Told apart by what comes, not by what the headers claim: JSON begins with ``{``.
-2. Memory is bounded by ``MAX_ANSWER_BYTES``, whatever comes (I9).
-3. Nothing is passed on that has not been looked at; what is unknown is kept.
-4. The time that an answer takes grows as its length does, whatever it holds.
-5. What one call takes apart, with nothing else of the host going on, is bounded by
-   ``MAX_VALUES``.
+1. Nothing is passed on that has not been looked at; what is unknown is kept.
+2. The completion is put together from the events as if it had come whole.
 """
 
 from __future__ import annotations
 
-import msgspec
-
+from supervisor.llm.answer_reader import (
+    AnswerError,
+    AnswerReader,
+    ProviderError,
+    table_in,
+    tokens_in,
+)
 from supervisor.llm.pieces import JOINED, Object, extend, joined, merge
-from supervisor.llm.quota import Usage, tokens_of
-
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Longest answer of a provider: a model of today writes some 500 KiB at most, and the
-events around each token of it take ten times that."""
-
-MAX_DEPTH = 100
-"""Most lists and objects within one another; what answers hold is some ten deep.  Whoever
-walks through one (to join, redact, encode) then needs no more of the stack than is there."""
-
-MAX_VALUES = 250_000
-"""Most of the bytes ``[``, ``{`` and ``,`` in one piece of JSON, those of its texts with
-them: no more values than that are in it, and to count these takes a fiftieth of the time.
-So many keys take 0.1 s; 16 MiB of empty lists took 1.6 s, in each of which nobody else of the
-host has a turn.  An event holds a token.  A server that does not stream has one piece for
-all: the 128,000 tokens of a long answer hold half as many as numbers in a list, and
-log-probabilities of 5 alternatives are told for 6,000 tokens of it."""
-
-PIECE_BYTES = 100
-"""What a piece of text takes beside its characters."""
-
-FORMS = 6
-"""In so many forms a text of the model is there at the end: in pieces, joined, as JSON,
-searched for secrets. As many are there of an answer that comes as one piece of JSON."""
+from supervisor.llm.quota import Usage
 
 PROBABILITIES_BYTES = 10
 """What a byte of log-probabilities takes once it is decoded: they are kept as they come."""
-
-DONE = b"[DONE]"
-
-_OUTLINE = b"[{,"
 
 _OWN_WAY = frozenset({"index", "delta", "message", "logprobs"})
 """What of a choice is not simply the newest one."""
 
 
-class AnswerError(Exception):
-    """What came is no answer; the text says why, in one line."""
-
-
-class ProviderError(Exception):
-    """The provider says that it failed, in the middle of its answer."""
-
-
-class Answer:
-    """Puts one answer together.
-
-    Attributes:
-        events: how many pieces came.
-        output_bytes: text that the model has written so far.
-        output_pieces: in how many pieces it came; a piece is a token at least.
-        kept_bytes: memory that what is kept of its events takes, beside that text.
-    """
+class Answer(AnswerReader):
+    """Puts one completion together."""
 
     def __init__(self) -> None:
-        self.events = 0
-        self.output_bytes = 0
-        self.output_pieces = 0
-        self.kept_bytes = 0
-        self._size = 0
-        self._pending = bytearray()
-        self._searched = 0  # of what is pending: it holds no LF
-        self._data: list[bytes] = []
-        self._is_plain: bool | None = None
-        self._is_done = False
+        super().__init__()
         self._head: Object = {}
         self._choices: dict[int, Object] = {}
         self._usage: object = None
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything of an answer has come."""
-        return self._size > 0
-
-    @property
-    def pending_bytes(self) -> int:
-        """How long what has come of an event is, or of an answer in one piece."""
-        return len(self._pending)
-
-    @property
-    def held_bytes(self) -> int:
-        """How much memory it takes, its other forms at the end included."""
-        texts = self.pending_bytes + self.output_bytes
-        return FORMS * texts + PIECE_BYTES * self.output_pieces + self.kept_bytes
-
     # Taking it in
 
-    def feed(self, data: bytes) -> list[Object]:
-        """Take bytes; return the events that they complete, in order.
-
-        Raises:
-            AnswerError: it is too long, or no answer.
-            ProviderError: an event says that the provider failed.
-        """
-        self._size += len(data)
-        if self._size > MAX_ANSWER_BYTES:
-            raise AnswerError(f"longer than {MAX_ANSWER_BYTES} bytes")
-        pending = self._pending
-        pending += data
-        if self._is_plain is None:
-            start = bytes(pending[:64]).lstrip()
-            if not start:
-                return []
-            self._is_plain = start.startswith(b"{")
-        if self._is_plain:
-            return []
-        return self._take_lines()
-
-    def _take_lines(self) -> list[Object]:
-        pending = self._pending
-        end = pending.rfind(b"\n", self._searched)
-        self._searched = len(pending)
-        if end < 0:
-            return []
-        self._searched -= end + 1
-        block = bytes(pending[:end])
-        del pending[: end + 1]
-        events = []
-        for raw in block.split(b"\n"):
-            line = raw.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                text = b"\n".join(self._data)
-                self._data.clear()
-                event = self._take_event(text)
-                if event is not None:
-                    events.append(event)
-        return events
-
-    def _take_event(self, text: bytes) -> Object | None:
-        if self._is_done or text == DONE:
-            self._is_done = True
-            return None
-        event = parse_object(text)
+    def _take_event(self, event: Object, size_bytes: int) -> list[Object]:
         _refuse_error(event)
-        self.events += 1
+        if "choices" not in event and "type" in event:
+            raise AnswerError("an event of another API than Chat Completions")
         for key, value in event.items():
             if key not in ("choices", "usage", "object") and value is not None:
                 self._head[key] = value
@@ -164,10 +48,10 @@ class Answer:
         choices = event.get("choices")
         if isinstance(choices, list):
             for choice in choices:
-                self._take_choice(choice, len(text))
+                self._take_choice(choice, size_bytes)
         elif choices is not None:
             raise AnswerError("choices are not a list")
-        return event
+        return [event]
 
     def _take_choice(self, piece: object, event_bytes: int) -> None:
         if not isinstance(piece, dict):
@@ -205,24 +89,15 @@ class Answer:
             self.output_bytes += size
             self.output_pieces += 1
 
+    def _take_plain(self, found: Object) -> None:
+        _refuse_error(found)
+        self._usage = found.get("usage")
+        self._count(_messages_of(found))
+        _check(found)
+
     # What it came to
 
-    def finish(self) -> Object:
-        """Return the whole answer, checked.
-
-        Raises:
-            AnswerError: it is incomplete, or lacks what an answer has.
-            ProviderError: it is an error instead.
-        """
-        if self._is_plain:
-            found = parse_object(bytes(self._pending))
-            _refuse_error(found)
-            self._usage = found.get("usage")
-            self._count(_messages_of(found))
-            _check(found)
-            return found
-        if not self._size or self._is_plain is None:
-            raise AnswerError("nothing came")
+    def _finish_stream(self) -> Object:
         if not self._choices and not self._usage:
             raise AnswerError("no event of a completion came")
         finished = all(c.get("finish_reason") for c in self._choices.values())
@@ -241,22 +116,8 @@ class Answer:
         return whole
 
     def usage(self) -> Usage | None:
-        """Return the use that the provider reported; None if it has not.
-
-        Raises:
-            AnswerError: it is not numbers.
-        """
+        """See ``AnswerReader``."""
         return usage_of(self._usage)
-
-    def estimate(self, prompt_tokens: int, most: int | None) -> Usage:
-        """Return what to charge where nothing usable was reported (spec L10).
-
-        Args:
-            prompt_tokens: the estimate for the messages.
-            most: what the output was held to; None for no bound.
-        """
-        output = max(self.output_pieces, tokens_of(self.output_bytes))
-        return Usage(prompt_tokens, output if most is None else min(output, most))
 
 
 def usage_of(reported: object) -> Usage | None:
@@ -269,19 +130,17 @@ def usage_of(reported: object) -> Usage | None:
         return None
     if not isinstance(reported, dict):
         raise AnswerError("usage is not an object")
-    details = reported.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    numbers = []
-    for name, value in (
-        ("prompt_tokens", reported.get("prompt_tokens")),
-        ("completion_tokens", reported.get("completion_tokens", 0)),
-        ("cached_tokens", 0 if cached is None else cached),
-    ):
-        # A bool is an int to Python, and nothing else here is a count of tokens.
-        if type(value) is not int or not 0 <= value < 1 << 53:
-            raise AnswerError(f"usage: {name} is no number of tokens")
-        numbers.append(value)
-    return Usage(*numbers)
+    if reported.get("prompt_tokens") is None:
+        raise AnswerError("usage: prompt_tokens is no number of tokens")
+    prompt = table_in(reported, "prompt_tokens_details")
+    output = table_in(reported, "completion_tokens_details")
+    return Usage(
+        tokens_in(reported, "prompt_tokens"),
+        tokens_in(reported, "completion_tokens"),
+        tokens_in(prompt, "cached_tokens"),
+        tokens_in(prompt, "cache_write_tokens"),
+        tokens_in(output, "reasoning_tokens"),
+    )
 
 
 def first_text(completion: Object) -> str:
@@ -290,46 +149,11 @@ def first_text(completion: Object) -> str:
     return content if isinstance(content, str) else ""
 
 
-def parse_object(text: bytes) -> Object:
-    """Return a JSON object of a provider, if it is neither too long nor too deep.
-
-    Raises:
-        AnswerError: it is, or it is none.
-    """
-    outline = len(text) - len(text.translate(None, _OUTLINE))
-    if outline > MAX_VALUES:
-        raise AnswerError(f"more than {MAX_VALUES} values in one piece")
-    try:
-        found = msgspec.json.decode(text)
-    except (ValueError, RecursionError) as why:
-        raise AnswerError(f"not JSON: {why}") from None
-    if not isinstance(found, dict):
-        raise AnswerError("not a JSON object")
-    if outline > MAX_DEPTH and _is_deep(found):
-        raise AnswerError(f"more than {MAX_DEPTH} values within one another")
-    return found
-
-
-def _is_deep(value: object) -> bool:
-    """Tell whether something lies deeper in a value than ``MAX_DEPTH``."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined] # a list
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
 def _refuse_error(found: Object) -> None:
     failed = found.get("error")
     if failed:
-        text = failed.get("message") if isinstance(failed, dict) else failed
-        raise ProviderError(str(text))
+        table = failed if isinstance(failed, dict) else {"message": failed}
+        raise ProviderError(str(table.get("message")), str(table.get("code") or ""))
 
 
 def _check(completion: Object) -> None:

@@ -20,7 +20,7 @@ import trio
 
 from supervisor.documents import MOST_VALUES, check_values
 from supervisor.footprint import document_bytes
-from supervisor.llm.answer import DONE
+from supervisor.llm.answer_reader import DONE
 from supervisor.llm.deltas import ChoiceRedactor
 from supervisor.llm.endpoint_http import (
     FORMS,

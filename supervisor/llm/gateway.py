@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from supervisor.llm.answer import Answer, AnswerError, ProviderError, first_text
+from supervisor.llm.answer import Answer, first_text
+from supervisor.llm.answer_reader import AnswerError, ProviderError
 from supervisor.llm.provider import CallError, Request
 from supervisor.llm.quota import QuotaError, Usage, Weights
 from vfs.hostio import in_thread

@@ -14,7 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from supervisor.llm.answer import AnswerError, parse_object, usage_of
+from supervisor.llm.answer import usage_of
+from supervisor.llm.answer_reader import AnswerError, parse_object
 from supervisor.llm.quota import Usage
 from supervisor.llm.translation import (
     choice_in,

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import trio
 
-from supervisor.llm.answer import AnswerError
+from supervisor.llm.answer_reader import AnswerError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -41,28 +41,42 @@ class Weights:
     Attributes:
         input: a token of the prompt.
         cached: one that the provider had cached.
-        output: one of the completion.
+        cache_write: one that the provider puts into its cache.
+        output: one of the completion, reasoning included.
     """
 
     input: float = 1.0
     cached: float = 0.25
     output: float = 4.0
+    cache_write: float = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a call took, in tokens, as the provider reports it."""
+    """What a call took, in tokens, as the provider reports it.
+
+    Attributes:
+        prompt: all of it, cached tokens included.
+        completion: all of it, reasoning included.
+        cached: of the prompt, those that the provider had cached.
+        cache_write: of the prompt, those that it has put into its cache.
+        reasoning: of the completion, those that are not shown.
+    """
 
     prompt: int
     completion: int
     cached: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
 
     def cost(self, weights: Weights) -> float:
-        """Return the weighted tokens of spec L8."""
+        """Return the weighted tokens of spec L8 and MD5."""
         cached = min(self.cached, self.prompt)
+        written = min(self.cache_write, self.prompt - cached)
         return (
-            (self.prompt - cached) * weights.input
+            (self.prompt - cached - written) * weights.input
             + cached * weights.cached
+            + written * weights.cache_write
             + self.completion * weights.output
         )
 

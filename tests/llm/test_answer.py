@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llm.answer import MAX_DEPTH, MAX_VALUES, Answer, AnswerError, usage_of
+from supervisor.llm.answer import Answer, usage_of
+from supervisor.llm.answer_reader import MAX_DEPTH, MAX_VALUES, AnswerError
 from supervisor.llm.deltas import ChoiceRedactor
 from supervisor.llm.quota import Usage
 from supervisor.llm.redact import Redactor

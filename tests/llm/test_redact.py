@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llm.answer import AnswerError
+from supervisor.llm.answer_reader import AnswerError
 from supervisor.llm.gateway import Gateway
 from supervisor.llm.quota import Usage
 from supervisor.llm.redact import BLOT, Redactor, StreamRedactor, _Wanted
