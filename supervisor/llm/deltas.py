@@ -15,6 +15,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from supervisor.llm.pieces import extend
@@ -145,3 +146,109 @@ def _append(delta: dict[str, Any], path: Path, text: str) -> None:
                 at[step] = kind()
             at = at[step]
     at[path[-1]] = (at.get(path[-1]) or "") + text
+
+
+class EventRedactor:
+    """The events of Messages and Responses that carry pieces of texts, and all others.
+
+    A text is told apart by the numbers of its block, item and part. Before the event that
+    ends it, what was held back of it goes out in one more piece.
+
+    Args:
+        redactor: knows every secret.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._texts: dict[Path, tuple[StreamRedactor, dict[str, Any]]] = {}
+        self._has_found = False
+
+    def feed(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return what can be passed on by now, in place of an event."""
+        kind = event["type"]
+        if kind == "content_block_delta" or kind.endswith(".delta"):
+            return self._feed_delta(event)
+        held = self._rest_before(event)
+        if self._has_found:
+            _drop_logprobs(event)
+        return [*held, event]
+
+    def _feed_delta(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        holder, names = _pieces_in(event)
+        texts = []
+        for name in names:
+            path = (*_numbers(event), event["type"], name)
+            known = self._texts.get(path)
+            text = StreamRedactor(self._redactor) if known is None else known[0]
+            self._texts[path] = text, copy.copy(event)
+            holder[name] = text.feed(holder[name])
+            self._has_found = self._has_found or text.has_found
+            texts.append(text)
+        if self._has_found or any(text.is_holding for text in texts):
+            _drop_logprobs(event)
+        return [] if names and not any(holder[name] for name in names) else [event]
+
+    def _rest_before(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return what is held back of the texts that an event ends."""
+        kind = event["type"]
+        if kind in _NO_ENDS:
+            return []
+        place, piece = _numbers(event), kind.removesuffix("done") + "delta"
+        rest = []
+        for path, (text, last) in list(self._texts.items()):
+            if path[: len(place)] != place or (piece in _PIECES and piece != path[-2]):
+                continue
+            del self._texts[path]
+            if held := text.rest():
+                if isinstance(last["delta"], dict):
+                    last["delta"] = {**last["delta"], path[-1]: held}
+                else:
+                    last["delta"] = held
+                rest.append(last)
+        return rest
+
+
+_PIECES = frozenset(
+    f"response.{name}.delta"
+    for name in (
+        "output_text", "refusal", "reasoning_text", "reasoning_summary_text",
+        "function_call_arguments", "custom_tool_call_input", "mcp_call_arguments",
+        "code_interpreter_call_code",
+    )
+)  # fmt: skip
+"""Kinds of texts in pieces, each of which has an event of its own at its end."""
+
+_NO_ENDS = frozenset(
+    {"ping", "keepalive", "content_block_start", "response.output_item.added"}
+    | {"response.content_part.added", "response.reasoning_summary_part.added"}
+)
+"""Events that end no text; with another one that has no number all of them end."""
+
+_NUMBERS = ("index", "output_index", "content_index", "summary_index")
+
+
+def _numbers(event: dict[str, Any]) -> Path:
+    """Return the numbers of what an event is about, the outermost first."""
+    return tuple(event[name] for name in _NUMBERS if isinstance(event.get(name), int))
+
+
+def _pieces_in(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return what holds the pieces of texts of an event, and their names in it."""
+    delta = event.get("delta")
+    if not isinstance(delta, dict):
+        return event, ["delta"] if isinstance(delta, str) else []
+    names = [key for key in delta if key != "type" and isinstance(delta[key], str)]
+    return delta, names
+
+
+def _drop_logprobs(event: dict[str, Any]) -> None:
+    """Empty all log-probabilities in an event: they would spell a secret out."""
+    level: list[object] = [event]
+    while level:
+        value = level.pop()
+        if isinstance(value, dict):
+            if value.get("logprobs"):
+                value["logprobs"] = []
+            level += value.values()
+        elif isinstance(value, list):
+            level += value

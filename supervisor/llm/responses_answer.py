@@ -1,0 +1,160 @@
+"""An answer of the Responses API that is passed on: checked, metered, its gaps filled.
+
+Rules of this file (spec MD3, MD5).
+
+1. An item begins once and ends once, and nothing comes behind the end of all; other orders
+   end the answer.
+2. What clients cannot do without is put in: an id of the response, and the end of each
+   item.  Codex takes its work from these ends alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.llm.answer_reader import (
+    AnswerError,
+    AnswerReader,
+    ProviderError,
+    table_in,
+    tokens_in,
+)
+from supervisor.llm.ids import make_id
+from supervisor.llm.quota import Usage
+
+if TYPE_CHECKING:
+    from supervisor.llm.pieces import Object
+
+_ENDS = frozenset({"response.completed", "response.incomplete"})
+
+_TEXTS = ("text", "arguments", "input", "refusal")
+"""Members of an item, or of its parts, that the model has written."""
+
+
+class ResponsesAnswer(AnswerReader):
+    """Reads one answer, a stream or a response in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._id = ""
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
+        self._reported: object = None
+
+    def _take_event(self, event: Object, size_bytes: int) -> list[Object]:
+        del size_bytes
+        kind = event.get("type")
+        if kind in ("error", "response.failed"):
+            raise _failure(event)
+        if kind == "keepalive":
+            return [event]
+        if not isinstance(kind, str) or not kind.startswith("response."):
+            raise AnswerError("an event of another API than Responses")
+        if kind in _ENDS:
+            return self._end(event)
+        if kind == "response.created" or isinstance(event.get("response"), dict):
+            self._take_state(kind, _response_of(event))
+        elif "output_index" in event:
+            self._take_item(kind, event)
+        if kind.endswith(".delta"):
+            self.count_output(event.get("delta"))
+        return [event]
+
+    def _take_state(self, kind: str, response: Object) -> None:
+        if kind == "response.created" and self._id:
+            raise AnswerError("response.created came twice")
+        self._id = _put_id(response, self._id)
+
+    def _take_item(self, kind: str, event: Object) -> None:
+        index = event["output_index"]
+        if type(index) is not int or index in self._ended:
+            raise AnswerError(f"{kind} of an item that has ended")
+        if kind == "response.output_item.added":
+            if index in self._begun:
+                raise AnswerError(f"{kind} came twice")
+            self._begun.add(index)
+        elif kind == "response.output_item.done":
+            self._ended.add(index)
+
+    def _end(self, event: Object) -> list[Object]:
+        """Take the last event; return it, after the ends of items that did not come."""
+        response = _response_of(event)
+        _put_id(response, self._id)
+        self._take_response(response)
+        self._is_done = True
+        items = response.get("output")
+        missing = [
+            {"type": "response.output_item.done", "output_index": index, "item": item}
+            for index, item in enumerate(items if isinstance(items, list) else ())
+            if index not in self._ended and isinstance(item, dict)
+        ]
+        told = {one["output_index"] for one in missing}
+        if not self._begun <= self._ended | told:
+            raise AnswerError("an item without an end")
+        return [*missing, event]
+
+    def _take_plain(self, found: Object) -> None:
+        if found.get("error") is not None or found.get("status") == "failed":
+            raise _failure(found)
+        items = found.get("output")
+        if found.get("object") != "response" or not isinstance(items, list):
+            raise AnswerError("no response of the Responses API")
+        _put_id(found, "")
+        for item in items:
+            if not isinstance(item, dict):
+                raise AnswerError("an item that is not an object")
+            self.count_output(*(item.get(name) for name in _TEXTS))
+            parts = item.get("content")
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict):
+                    self.count_output(*(part.get(name) for name in _TEXTS))
+        self._take_response(found)
+
+    def _take_response(self, response: Object) -> None:
+        if response.get("usage") is not None:
+            self._reported = response["usage"]
+
+    def _finish_stream(self) -> Object:
+        if not self._is_done:
+            raise AnswerError("the stream ended before its end")
+        return {}
+
+    def usage(self) -> Usage | None:
+        """See ``AnswerReader``."""
+        reported = self._reported
+        if reported is None:
+            return None
+        if not isinstance(reported, dict):
+            raise AnswerError("usage is not an object")
+        if reported.get("input_tokens") is None:
+            raise AnswerError("usage: input_tokens is no number of tokens")
+        prompt = table_in(reported, "input_tokens_details")
+        return Usage(
+            tokens_in(reported, "input_tokens"),
+            tokens_in(reported, "output_tokens"),
+            tokens_in(prompt, "cached_tokens"),
+            tokens_in(prompt, "cache_write_tokens"),
+            tokens_in(table_in(reported, "output_tokens_details"), "reasoning_tokens"),
+        )
+
+
+def _response_of(event: Object) -> Object:
+    found = event.get("response")
+    if not isinstance(found, dict):
+        raise AnswerError(f"{event['type']} without a response")
+    return found
+
+
+def _put_id(response: Object, known: str) -> str:
+    if not response.get("id") or not isinstance(response["id"], str):
+        response["id"] = known or make_id("resp")
+    found: str = response["id"]
+    return found
+
+
+def _failure(found: Object) -> ProviderError:
+    """Return what an event or a response says of its failure."""
+    holder = table_in(found, "response") or found
+    error = table_in(holder, "error") or holder
+    reason = error.get("message") or "no reason given"
+    return ProviderError(str(reason), str(error.get("code") or ""))
