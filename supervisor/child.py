@@ -64,6 +64,7 @@ WORKSPACE_LOCK = "workspace lock"
 
 _KEYS = {
     "OPENAI_BASE_URL": "OPENAI_API_KEY",
+    "ANTHROPIC_BASE_URL": "ANTHROPIC_AUTH_TOKEN",
     "AIFO_TOOLEEXEC_URL": "AIFO_TOOLEEXEC_TOKEN",
 }
 """Address that a service sets -> what it sets for that alone."""

@@ -66,6 +66,7 @@ EVENTS = (
     "child.let_go",
     "child.overdue",
     "llm.called",
+    "llm.dropped",
     "quota.denied",
     "workspace.opened",
     "workspace.closed",

@@ -47,7 +47,10 @@ if TYPE_CHECKING:
     from supervisor.spawned import SpawnedProcess
     from vfs.relay import FdPart
 
-_OWN = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET", "FSPROXY_SOCKET")
+_OWN = (
+    "OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN",
+    "SANDHOST_LLM_SOCKET", "FSPROXY_SOCKET",
+)  # fmt: skip
 """This process's own account at the host's model, and its door: not the nested child's."""
 
 _TOOLS_TOKEN = "AIFO_TOOLEEXEC_TOKEN"  # noqa: S105 - the name of a variable

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 WINDOWS = ("run", "day", "never")
 
+APIS = ("chat", "responses", "messages")
+"""What a model can be asked by."""
+
+HOSTED_TOOLS = ("refuse", "drop", "pass")
+"""What becomes of tools that a provider runs itself."""
+
 QUOTA_STATUSES = (429, 400)
 """With which the endpoint refuses what cannot be paid."""
 
@@ -38,6 +44,7 @@ class WeightsSection(msgspec.Struct, forbid_unknown_fields=True):
     input: float = 1.0
     cached: float = 0.25
     output: float = 4.0
+    cache_write: float | None = None
 
 
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,6 +55,7 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
     max_tokens_as: str | None = None
     weights: WeightsSection | None = None
+    api: str | list[str] | None = None
 
 
 class QuotaSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,7 +78,7 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     """``[llm]``."""
 
     default_model: str = "gpt-4o-mini"
-    restricted_model: str = "gpt-4o-mini"
+    restricted_model: str | dict[str, str] = "gpt-4o-mini"
     base_url: str | None = None
     api_key_file: str | None = None
     temperature: float | None = None
@@ -79,10 +87,21 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     max_calls: int | None = None
     timeout: str = "60s"
     endpoint: bool = False
+    endpoint_port: int = 0
     quota_status: int = 429
+    hosted_tools: str = "refuse"
+    api: str | list[str] | None = None
+    alias: dict[str, str] = {}
     models: dict[str, ModelSection] = {}
     quota: QuotaSection = msgspec.field(default_factory=QuotaSection)
     presets: dict[str, PresetSection] = {}
+
+    def restricted_model_for(self, api: str) -> str:
+        """Return the model that restricted children are given by an API."""
+        found = self.restricted_model
+        if isinstance(found, str):
+            return found
+        return found.get(api) or found.get("default") or self.default_model
 
     def key_files(self) -> Iterator[tuple[str, str]]:
         """Yield (key, path) of each file of a key that is named, as it is written."""
@@ -96,6 +115,7 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
 def check(section: LlmSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[llm]`` cannot have."""
     yield from _check_calls(section)
+    yield from _check_endpoint(section)
     yield from _check_models(section)
     yield from _check_quota(section.quota)
     for name in section.presets:
@@ -112,8 +132,6 @@ def _check_calls(section: LlmSection) -> Iterator[tuple[str, str]]:
     else:
         if not 0 < timeout_s <= MAX_TIMEOUT_S:
             yield "timeout", "more than nothing, and an hour at most"
-    if section.quota_status not in QUOTA_STATUSES:
-        yield "quota_status", "429 or 400"
     for key in ("max_tokens", "max_calls"):
         value = getattr(section, key)
         if value is not None and value < 1:
@@ -123,10 +141,23 @@ def _check_calls(section: LlmSection) -> Iterator[tuple[str, str]]:
         yield "temperature", "between 0 and 2"
 
 
+def _check_endpoint(section: LlmSection) -> Iterator[tuple[str, str]]:
+    if section.quota_status not in QUOTA_STATUSES:
+        yield "quota_status", "429 or 400"
+    if not 0 <= section.endpoint_port <= 65_535:
+        yield "endpoint_port", "a port from 1 to 65535; 0 for any that is free"
+    if section.hosted_tools not in HOSTED_TOOLS:
+        yield "hosted_tools", "refuse, drop or pass"
+
+
 def _check_models(section: LlmSection) -> Iterator[tuple[str, str]]:
-    for key in ("default_model", "restricted_model"):
-        if not getattr(section, key).strip():
-            yield key, "a model's name"
+    if not section.default_model.strip():
+        yield "default_model", "a model's name"
+    yield from _check_restricted(section.restricted_model)
+    yield from _check_apis("api", section.api)
+    for pattern, name in section.alias.items():
+        if not pattern or not name.strip():
+            yield f"alias.{joined(pattern)}", "a pattern, and a model's name"
     yield from _check_place("", section.base_url, section.api_key_file)
     yield from _check_bound("", section.max_tokens_as)
     for name, model in section.models.items():
@@ -135,8 +166,28 @@ def _check_models(section: LlmSection) -> Iterator[tuple[str, str]]:
             yield f"{where}api_key_file", "a key needs its own base_url beside it"
         yield from _check_place(where, model.base_url, model.api_key_file)
         yield from _check_bound(where, model.max_tokens_as)
+        yield from _check_apis(f"{where}api", model.api)
         if model.weights is not None:
             yield from _check_weights(f"{where}weights", model.weights)
+
+
+def _check_restricted(value: str | dict[str, str]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        value = {"default": value}
+    elif "default" not in value:
+        yield "restricted_model", "a model's name, or a table with one as default"
+    for name, model in value.items():
+        if name not in (*APIS, "embeddings", "default"):
+            text = "chat, responses, messages, embeddings or default"
+            yield f"restricted_model.{joined(name)}", text
+        if not model.strip():
+            yield "restricted_model", "a model's name"
+
+
+def _check_apis(where: str, value: str | list[str] | None) -> Iterator[tuple[str, str]]:
+    names = [value] if isinstance(value, str) else value
+    if names is not None and (not names or any(name not in APIS for name in names)):
+        yield where, "chat, responses, messages, or a list of them"
 
 
 def _check_place(
@@ -199,8 +250,10 @@ def _check_quota(quota: QuotaSection) -> Iterator[tuple[str, str]]:
 
 
 def _check_weights(where: str, weights: WeightsSection) -> Iterator[tuple[str, str]]:
-    for name in ("input", "cached", "output"):
+    for name in ("input", "cached", "output", "cache_write"):
         value = getattr(weights, name)
+        if value is None:
+            continue
         if not (math.isfinite(value) and 0 <= value <= 1_000_000):
             yield f"{where}.{name}", "a number from 0 on"
 

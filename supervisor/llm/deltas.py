@@ -170,7 +170,7 @@ class EventRedactor:
             return self._feed_delta(event)
         held = self._rest_before(event)
         if self._has_found:
-            _drop_logprobs(event)
+            drop_logprobs(event)
         return [*held, event]
 
     def _feed_delta(self, event: dict[str, Any]) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ class EventRedactor:
             self._has_found = self._has_found or text.has_found
             texts.append(text)
         if self._has_found or any(text.is_holding for text in texts):
-            _drop_logprobs(event)
+            drop_logprobs(event)
         return [] if names and not any(holder[name] for name in names) else [event]
 
     def _rest_before(self, event: dict[str, Any]) -> list[dict[str, Any]]:
@@ -241,14 +241,14 @@ def _pieces_in(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return delta, names
 
 
-def _drop_logprobs(event: dict[str, Any]) -> None:
+def drop_logprobs(event: dict[str, Any]) -> None:
     """Empty all log-probabilities in an event: they would spell a secret out."""
     level: list[object] = [event]
     while level:
         value = level.pop()
         if isinstance(value, dict):
-            if value.get("logprobs"):
-                value["logprobs"] = []
+            if found := value.get("logprobs"):
+                value["logprobs"] = None if isinstance(found, dict) else []
             level += value.values()
         elif isinstance(value, list):
             level += value

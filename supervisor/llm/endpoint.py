@@ -1,9 +1,9 @@
-"""An OpenAI-compatible endpoint for unmodified programs (face: ``endpoint = true``).
+"""The endpoint for programs that know nothing of this host (face: ``endpoint = true``).
 
 What it is: one listener on loopback for the host, for each child one unix socket and, if
 it has a loopback of its own, a listener with the same port there, and a token for each
 child that stands for its account.  What it is not: what requests mean
-(``endpoint_chat``), or HTTP (``endpoint_http``).
+(``endpoint_call``), or HTTP (``endpoint_http``).
 
 Rules of this file.
 
@@ -30,12 +30,9 @@ import trio
 
 from supervisor.accepting import accepted, listener_on, only_this_one
 from supervisor.gate import Gate
-from supervisor.llm.endpoint_chat import answer
-from supervisor.llm.endpoint_http import (
-    HttpConnection,
-    MalformedRequestError,
-    RefusedRequestError,
-)
+from supervisor.llm.endpoint_call import Asker, answer
+from supervisor.llm.endpoint_http import ConnectionTestError, HttpConnection
+from supervisor.llm.errors import MalformedRequestError, RefusedRequestError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -140,7 +137,12 @@ class Endpoint:
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         account = self.open_account(token, client, stack)
-        env = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": token}
+        env = {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": token,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_AUTH_TOKEN": token,
+        }
         if child.spec.run_dir is not None:
             listener = _unix_listener(child.spec)
             self.listen_for(account, listener, child.spec, stack)
@@ -314,20 +316,22 @@ class Endpoint:
                 account = self._account(connection, request.token)
                 connection.answering = trio.CancelScope()
                 with connection.answering:
-                    await answer(
-                        self._service, account.client, account.node, http, request
-                    )
+                    asker = Asker(self._service, account.client, account.node)
+                    await answer(asker, http, request)
             if connection.answering.cancelled_caught:
                 with trio.move_on_after(INTERRUPT_S):
                     why = RefusedRequestError(503, REPLACED, "interrupted")
                     await http.interrupt(why)
                 return False
+        except ConnectionTestError:
+            await http.reply(200, b"")
+            await http.discard()
         except RefusedRequestError as why:
             http.begin()
             await http.refuse(why)
             await http.discard()
             is_last = isinstance(why, MalformedRequestError)
-            return not is_last and why.status not in (401, 503)
+            return not is_last and why.status not in (401, 426, 503)
         return True
 
     async def _admit(self, connection: _Connection, token: str) -> Reservation:
@@ -383,6 +387,16 @@ def _unlink(spec: ChildSpec) -> None:
         os.unlink(SOCKET_NAME, dir_fd=held)
 
 
+async def _tcp_listener(port: int) -> trio.SocketListener:
+    try:
+        (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
+    except OSError as why:
+        text = f"cannot listen on 127.0.0.1:{port}: {why.strerror}"
+        advice = "end what has it, or choose another [llm] endpoint_port"
+        raise OSError(why.errno, f"{text}; {advice}") from None
+    return listener
+
+
 @asynccontextmanager
 async def open_endpoint(
     service: LlmService, left: EndpointState | None = None
@@ -395,7 +409,7 @@ async def open_endpoint(
     """
     async with trio.open_nursery() as nursery:
         if left is None:
-            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            listener = await _tcp_listener(service.section.endpoint_port)
         else:
             listener = listener_on(left.listener_fd)
         endpoint = Endpoint(service, listener, nursery)

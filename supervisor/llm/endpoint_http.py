@@ -18,12 +18,15 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h11
-import msgspec
 import trio
+
+from supervisor.llm.apis import ASKABLE
+from supervisor.llm.errors import MalformedRequestError, TooManyBytesError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from supervisor.llm.errors import RefusedRequestError
     from vfs.payload import Reservation
 
 DEADLINE_S = 30.0
@@ -41,79 +44,28 @@ FORMS = 4
 """In so many forms a body is there beside the decoded one: as it came, for the next program of
 the host and alone, and as it is measured and sent."""
 
-NO_MEMORY = "other requests of this child take its memory; ask again"
-
 
 class HttpRequest(NamedTuple):
     """A request that has come whole.
 
     Attributes:
+        path: without what stands behind a question mark.
+        headers: those that belong to an API.
+        is_upgrade: another protocol is asked for.
         memory: what is reserved for it, until it is answered.
     """
 
     method: str
     path: str
     token: str
+    headers: dict[str, str]
+    is_upgrade: bool
     body: bytearray
     memory: Reservation
 
 
-class RefusedRequestError(Exception):
-    """A request is answered with an error in the form of the OpenAI API.
-
-    Attributes:
-        status: of HTTP.
-        kind: what the form calls ``type``.
-        code: what it calls ``code``.
-        headers: of the reply, beside the usual ones.
-
-    Args:
-        retry_after_s: when the client may ask again; None: it is told not to.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        kind: str,
-        code: str | None = None,
-        *,
-        retry_after_s: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.code = code
-        # The official clients ask again by themselves unless they are told not to.
-        self.headers: Mapping[str, str] = {"x-should-retry": "false"}
-        if retry_after_s is not None:
-            self.headers = {"retry-after": str(retry_after_s)}
-
-    def body(self) -> bytes:
-        """Return the error as JSON."""
-        return msgspec.json.encode(
-            {
-                "error": {
-                    "message": str(self),
-                    "type": self.kind,
-                    "param": None,
-                    "code": self.code,
-                }
-            }
-        )
-
-
-class TooManyBytesError(RefusedRequestError):
-    """There is no memory for a request now; there may be in a second."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            429, NO_MEMORY, "overloaded", "too_many_bytes", retry_after_s=1
-        )
-
-
-class MalformedRequestError(RefusedRequestError):
-    """What came is no valid request, or too long; the connection ends with it."""
+class ConnectionTestError(Exception):
+    """A client asks whether something is there, with ``HEAD /`` and no token."""
 
 
 class HttpConnection:
@@ -128,6 +80,8 @@ class HttpConnection:
             is answered.
         is_sending: a piece of a reply is on its way.
         is_head: no body is sent for the request.
+        form: of errors: that of the API that is asked by.
+        failing: returns what is sent where a stream ends with an error; None: no stream.
     """
 
     def __init__(self, stream: trio.SocketStream, ahead: bytes = b"") -> None:
@@ -135,6 +89,8 @@ class HttpConnection:
         self.received: bytearray | None = bytearray(ahead)
         self.is_sending = False
         self.is_head = False
+        self.form = "openai"
+        self.failing: Callable[[RefusedRequestError], list[bytes]] | None = None
         self._turn_s = 0.0
         self._http = h11.Connection(h11.SERVER)
         if ahead:
@@ -179,10 +135,14 @@ class HttpConnection:
         if not isinstance(event, h11.Request):
             return None
         head = event
-        self.is_head = head.method == b"HEAD"
+        told = _Head(head)
+        self.is_head = told.method == "HEAD"
+        self.form = told.form
+        self.failing = None
         declared = _check_length(head)
-        method, path, token = _told(head)
-        memory = await admit(token)
+        if self.is_head and told.path == "/":
+            raise ConnectionTestError
+        memory = await admit(told.token)
         try:
             if declared:
                 _begin(memory, (FORMS + 1) * declared)
@@ -195,7 +155,8 @@ class HttpConnection:
         except BaseException:
             memory.close()
             raise
-        return HttpRequest(method, path, token, body, memory)
+        told_all = (told.method, told.path, told.token, told.headers, told.is_upgrade)
+        return HttpRequest(*told_all, body, memory)
 
     async def _piece(self) -> bytes:
         """Return the next piece of the current request's body; nothing at its end."""
@@ -256,17 +217,25 @@ class HttpConnection:
 
     async def refuse(self, why: RefusedRequestError) -> None:
         """Send an error."""
+        why.form = self.form
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self.reply(why.status, why.body(), why.headers)
 
-    async def begin_events(self) -> None:
-        """Begin a reply of server-sent events."""
+    async def begin_events(
+        self, failing: Callable[[RefusedRequestError], list[bytes]]
+    ) -> None:
+        """Begin a reply of server-sent events.
+
+        Args:
+            failing: returns what is sent where it ends with an error.
+        """
+        self.failing = failing
         headers = [("content-type", "text/event-stream"), ("cache-control", "no-store")]
         await self._send(h11.Response(status_code=200, headers=headers))
 
-    async def event(self, data: bytes) -> None:
-        """Send one event."""
-        await self._send(h11.Data(data=b"data: " + data + b"\n\n"))
+    async def event(self, frame: bytes) -> None:
+        """Send one event, as it is framed."""
+        await self._send(h11.Data(data=frame))
 
     async def end_events(self) -> None:
         """End the reply."""
@@ -293,7 +262,8 @@ class HttpConnection:
         if self.is_sending:  # who knows how much of it
             return
         if self._http.our_state is h11.SEND_BODY:
-            await self.event(why.body())
+            for frame in () if self.failing is None else self.failing(why):
+                await self.event(frame)
             await self.end_events()
         else:
             await self.refuse(why)
@@ -314,16 +284,41 @@ def reserve(memory: Reservation, size_bytes: int) -> None:
         raise TooManyBytesError from None
 
 
-def _told(head: h11.Request) -> tuple[str, str, str]:
-    """Return (method, path, token) of a request."""
-    token = ""
-    for name, value in head.headers:
-        if name == b"authorization":
-            scheme, _, rest = value.decode("latin-1").strip().partition(" ")
-            # A second one, or another scheme, is no key (attack 34).
-            token = "" if token or scheme.lower() != "bearer" else rest.strip()
-    path = head.target.decode("latin-1").partition("?")[0]
-    return head.method.decode("latin-1"), path, token
+class _Head:
+    """What the head of a request says."""
+
+    def __init__(self, head: h11.Request) -> None:
+        self.method = head.method.decode("latin-1")
+        self.path = head.target.decode("latin-1").partition("?")[0]
+        self.headers: dict[str, str] = {}
+        self.is_upgrade = False
+        tokens: list[tuple[bytes, str]] = []
+        for name, value in head.headers:
+            text = value.decode("latin-1").strip()
+            if name == b"authorization":
+                scheme, _, rest = text.partition(" ")
+                is_bearer = scheme.lower() == "bearer"
+                tokens.append((name, rest.strip() if is_bearer else ""))
+            elif name == b"x-api-key":
+                tokens.append((name, text))
+            elif name == b"upgrade":
+                self.is_upgrade = True
+            elif name in _API_HEADERS:
+                known = self.headers.get(name.decode())
+                self.headers[name.decode()] = f"{known}, {text}" if known else text
+        # A header that comes twice, two tokens, or another scheme, are none (attack 34).
+        is_one = (
+            len(dict(tokens)) == len(tokens) and len(set(dict(tokens).values())) == 1
+        )
+        self.token = tokens[0][1] if is_one else ""
+        is_messages = self.path.startswith("/v1/messages")
+        is_messages = is_messages or "anthropic-version" in self.headers
+        self.form = "messages" if is_messages else "openai"
+
+
+_API_HEADERS = frozenset(
+    name.encode() for api in ASKABLE.values() for name in api.headers
+)
 
 
 def _check_length(head: Any) -> int:

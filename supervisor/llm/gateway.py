@@ -18,25 +18,30 @@ Rules of this file.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import trio
 
-from supervisor.llm.answer import Answer, first_text
+from supervisor.llm.answer import first_text
 from supervisor.llm.answer_reader import AnswerError, ProviderError
-from supervisor.llm.provider import CallError, Request
+from supervisor.llm.apis import CHAT, EMBEDDINGS, MESSAGES
+from supervisor.llm.deltas import drop_logprobs
+from supervisor.llm.provider import MAX_RETRIES, CallError, Request
 from supervisor.llm.quota import QuotaError, Usage, Weights
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from supervisor.journal import Journal
+    from supervisor.llm.answer_reader import AnswerReader
+    from supervisor.llm.apis import Api
     from supervisor.llm.ledger import Spending
     from supervisor.llm.provider import Provider
     from supervisor.llm.quota import Node, Reservation
@@ -55,6 +60,10 @@ MAX_SENT_TOKENS = 4096
 refuse a bound above their own, and the smallest of those is this one."""
 
 
+CACHE_WRITE = 1.25
+"""What a token costs that is put into a cache of Messages, in tokens of input."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model that calls can name.
@@ -65,6 +74,7 @@ class Model:
         provider: who has it.
         weights: what its tokens cost.
         bound_name: what its provider calls the bound on the output.
+        apis: those that it is asked by.
     """
 
     name: str
@@ -72,6 +82,7 @@ class Model:
     provider: Provider
     weights: Weights
     bound_name: str = "max_tokens"
+    apis: tuple[Api, ...] = (CHAT,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +91,59 @@ class Call:
 
     Attributes:
         model: who is asked.
-        body: the request but for its model, its stream and its bound on the output.
+        api: by which API.
+        encode: returns the request with a bound on its output; None: with the caller's
+            own, or none.
+        is_large: it takes longer than a moment to encode it.
         prompt_tokens: the estimate for its messages (spec L10).
         most_prompt_tokens: the most that a provider can count for them.
+        likely_prompt_tokens: what it counts for most texts (spec MD5).
         max_tokens: most tokens of output; None for no bound of the caller's.
         node: pays.
         ledger: counts the memory that it takes.
         child_id: for the journal.
         client_id: for the journal.
+        asked: the model's name as the caller said it; empty for none.
+        has_reasoning: some of the output may not be shown.
+        headers: for the provider, beside the host's own.
+        max_retries: how often a provider that failed is asked again.
     """
 
     model: Model
-    body: Mapping[str, object]
+    api: Api
+    encode: Callable[[int | None], bytes]
+    is_large: bool
     prompt_tokens: int
     most_prompt_tokens: int
+    likely_prompt_tokens: int
     max_tokens: int | None
     node: Node
     ledger: Ledger
     child_id: str
     client_id: str
+    asked: str = ""
+    has_reasoning: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    max_retries: int = MAX_RETRIES
+
+
+def encode_chat(model: Model, body: Mapping[str, object], bound: int | None) -> bytes:
+    """Return a request of Chat Completions, whose answer comes in pieces.
+
+    Args:
+        model: who is asked.
+        body: the request but for its model, its stream and its bound on the output.
+        bound: that.
+    """
+    whole = {
+        **body,
+        "model": model.id,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if bound is not None:
+        whole[model.bound_name] = bound
+    return msgspec.json.encode(whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +151,8 @@ class Completion:
     """An answer, redacted.
 
     Attributes:
-        data: a ``chat.completion`` as JSON.
-        object: the same as plain values.
+        data: it as JSON: a ``chat.completion``, or what another API has for one.
+        object: the same as plain values; empty for a stream that was passed on.
         usage: what it took.
     """
 
@@ -142,8 +187,8 @@ class NoMemoryError(FailedCallError):
     """A call was given up because its child, or the host, has no memory left for it."""
 
 
-OnEvent = "Callable[[dict[str, Any]], None]"
-"""Told of each event of the stream, as it comes and not redacted."""
+OnEvent: TypeAlias = "Callable[[dict[str, Any], bool], Awaitable[None]]"
+"""Told of each event of the stream as it comes, not redacted, and whether it is large."""
 
 
 class Gateway:
@@ -171,14 +216,12 @@ class Gateway:
         self._journal = journal
         self._budget = budget
 
-    async def complete(
-        self, call: Call, on_event: Callable[[dict[str, Any]], None] | None = None
-    ) -> Completion:
+    async def complete(self, call: Call, on_event: OnEvent | None = None) -> Completion:
         """Make a call.
 
         Args:
             call: what, by whom.
-            on_event: told of each event of a streamed answer.
+            on_event: told of each event of a streamed answer; see ``OnEvent``.
 
         Raises:
             QuotaError: it cannot be paid; nothing was asked (spec L10).
@@ -186,8 +229,11 @@ class Gateway:
 
         Cancellation: ends the call; what was reported or received is charged.
         """
+        if call.api not in (*call.model.apis, EMBEDDINGS):
+            text = f"the model {call.model.name!r} is not asked by {call.api.path[1:]}"
+            raise FailedCallError(text)
         reservation = self._reserve(call)
-        answer, request = Answer(), Request()
+        answer, request = call.api.reader(), Request()
         meter = _Meter(self, call, reservation, answer, request)
         memory = self._budget.reservation(call.ledger)
         has_no_memory, after_s = False, None
@@ -226,8 +272,12 @@ class Gateway:
 
     def _reserve(self, call: Call) -> Reservation:
         try:
+            factor = call.node.factors.get(call.model.name, 1.0)
             return call.node.reserve(
-                call.most_prompt_tokens, call.max_tokens, call.model.weights
+                math.ceil(factor * call.most_prompt_tokens),
+                call.max_tokens,
+                _weights_of(call),
+                math.ceil(factor * call.likely_prompt_tokens),
             )
         except QuotaError:
             self._journal.write(
@@ -242,31 +292,30 @@ class Gateway:
         self,
         call: Call,
         reservation: Reservation,
-        answer: Answer,
+        answer: AnswerReader,
         request: Request,
-        take: Callable[[list[dict[str, Any]]], None],
+        take: Callable[[list[dict[str, Any]], bool], Awaitable[None]],
     ) -> dict[str, Any]:
-        body = {
-            **call.body,
-            "model": call.model.id,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
         bound = reservation.max_tokens
-        if bound is not None and (call.max_tokens or bound <= MAX_SENT_TOKENS):
-            body[call.model.bound_name] = bound
-        encode = partial(msgspec.json.encode, body)
-        is_large = call.prompt_tokens * 4 > LARGE_BYTES
-        data = await in_thread(encode) if is_large else encode()
+        if call.max_tokens is None and bound is not None and bound > MAX_SENT_TOKENS:
+            bound = None
+        if call.is_large:
+            data = await in_thread(call.encode, bound)
+        else:
+            data = call.encode(bound)
         received = 0
-        async with call.model.provider.ask(data, request) as pieces:
+        ask = call.model.provider.ask
+        async with ask(
+            call.api, data, request, call.headers, call.max_retries
+        ) as pieces:
             async for piece in pieces:
                 received += len(piece)
-                if answer.pending_bytes > LARGE_BYTES:
+                is_large = answer.pending_bytes > LARGE_BYTES
+                if is_large:
                     events = await in_thread(answer.feed, piece)
                 else:
                     events = answer.feed(piece)
-                take(events)
+                await take(events, is_large)
         if received > LARGE_BYTES:
             return await in_thread(answer.finish)
         return answer.finish()
@@ -285,9 +334,7 @@ class Gateway:
                 found = msgspec.json.decode(clean)
             except msgspec.DecodeError:  # what was blotted out has escaped what follows
                 raise AnswerError("it holds a secret, and is nothing without") from None
-            for choice in found["choices"]:
-                if "logprobs" in choice:
-                    choice["logprobs"] = None  # they would spell it out
+            drop_logprobs(found)  # they would spell it out
             clean = msgspec.json.encode(found)
         return Completion(clean, found, usage)
 
@@ -314,23 +361,44 @@ class Gateway:
             outcome=outcome,
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
+            cache_write_tokens=usage.cache_write,
             completion_tokens=usage.completion,
+            reasoning_tokens=usage.reasoning,
             cost=round(cost, 4),
+            api=call.api.name,
+            asked=call.asked,
             latency_ms=round(1000 * latency_s, 3),
         )
 
 
-def _take(
+def _weights_of(call: Call) -> Weights:
+    """Return what a call's tokens cost."""
+    weights = call.model.weights
+    if call.api is MESSAGES and weights.cache_write is None:
+        return replace(weights, cache_write=CACHE_WRITE * weights.input)
+    return weights
+
+
+def _learn(call: Call, usage: Usage) -> None:
+    """Take note of a provider that counts more than the worst case (spec MD5)."""
+    factor = usage.prompt / max(1, call.most_prompt_tokens)
+    known = call.node.factors
+    if factor > known.get(call.model.name, 1.0):
+        known[call.model.name] = factor
+
+
+async def _take(
     memory: MemoryReservation,
-    answer: Answer,
-    on_event: Callable[[dict[str, Any]], None] | None,
+    answer: AnswerReader,
+    on_event: OnEvent | None,
     events: list[dict[str, Any]],
+    is_large: bool,
 ) -> None:
     """Reserve what has come, and pass events on."""
     memory.resize(answer.held_bytes)
     if on_event is not None:
         for event in events:
-            on_event(event)
+            await on_event(event, is_large)
 
 
 class _Meter:
@@ -341,7 +409,7 @@ class _Meter:
         gateway: Gateway,
         call: Call,
         reservation: Reservation,
-        answer: Answer,
+        answer: AnswerReader,
         request: Request,
     ) -> None:
         self._gateway = gateway
@@ -361,6 +429,7 @@ class _Meter:
         if counts:
             usage, least = self._used()
             cost = reservation.settle(usage, least)
+            _learn(self._call, usage)
         else:
             reservation.release()
         latency_s = time.monotonic() - self._began
@@ -384,5 +453,5 @@ class _Meter:
         bound = self._reservation.max_tokens
         usage = self._answer.estimate(self._call.prompt_tokens, bound)
         # Reasoning is not shown: there may have been as much as was allowed.
-        is_hidden = self._call.body.get("reasoning_effort") not in (None, "none")
+        is_hidden = self._call.has_reasoning
         return usage, max(self._reservation.amounts) if is_hidden else 0.0

@@ -16,6 +16,9 @@ from supervisor.llm.quota import tokens_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from supervisor.llm.apis import Api
+    from supervisor.llm.json_request import JsonRequest
+
 MESSAGE_TOKENS = 16
 """Most tokens that a message takes beside its text: role and separators take 3 to 7."""
 
@@ -53,15 +56,22 @@ class PromptSize:
         """The estimate of spec L10: four bytes are a token."""
         return tokens_of(self.size_bytes)
 
+    def likely_tokens(self, image_tokens: int | None = None) -> int:
+        """Return what most texts take at most: three bytes are a token (spec MD5)."""
+        return -(-self.size_bytes // 3) + self._other_tokens(image_tokens)
+
     def most_tokens(self, image_tokens: int | None = None) -> int:
         """Return the worst case of spec L10: each byte is a token.
 
         Args:
             image_tokens: for each part that is not text; None for the default.
         """
-        each = IMAGE_TOKENS if image_tokens is None else image_tokens
-        return (
-            self.size_bytes + MESSAGE_TOKENS * self.messages + each * self.other_parts
+        told = self.size_bytes + MESSAGE_TOKENS * self.messages
+        return told + self._other_tokens(image_tokens)
+
+    def _other_tokens(self, image_tokens: int | None) -> int:
+        return self.other_parts * (
+            IMAGE_TOKENS if image_tokens is None else image_tokens
         )
 
 
@@ -71,6 +81,56 @@ def size_of_body(body: Mapping[str, object]) -> PromptSize:
     found = messages if isinstance(messages, list) else []
     parts = sum(_other_parts(message) for message in found)
     return PromptSize(len(msgspec.json.encode(body)), len(found), parts)
+
+
+def size_of_request(api: Api, request: JsonRequest) -> PromptSize:
+    """Return the size of a request that is sent on as it came."""
+    if not api.streams:  # embeddings: texts, or lists of numbers of tokens
+        return PromptSize(len(request.data), 0)
+    said = request.value.get(api.items)
+    items = said if isinstance(said, list) else [said]
+    if api.name == "chat":
+        parts = sum(_other_parts(message) for message in items)
+    else:
+        parts = sum(_parts_of(item) for item in (*items, request.value.get("system")))
+    return PromptSize(len(request.data), len(items), parts)
+
+
+_TEXT_TYPES = frozenset(
+    {
+        "text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text",
+        "thinking", "redacted_thinking", "tool_use", "server_tool_use", "reasoning",
+        "function_call", "custom_tool_call", "local_shell_call", "shell_call",
+        "apply_patch_call", "local_shell_call_output", "shell_call_output",
+        "apply_patch_call_output", "tool_search_call", "tool_search_output",
+    }
+)  # fmt: skip
+"""Types of items and parts in Responses and Messages that are text."""
+
+_HOLDERS = {
+    "message": "content",
+    "tool_result": "content",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+}
+"""Types of those that hold parts, and where."""
+
+
+def _parts_of(item: object) -> int:
+    """Return how many things in an item of Responses or Messages are not text."""
+    found, left = 0, [item]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            kind = one.get("type", "message")
+            if isinstance(kind, str) and kind in _HOLDERS:
+                left.append(one.get(_HOLDERS[kind]))
+            elif not isinstance(kind, str) or kind not in _TEXT_TYPES:
+                found += 1
+                left += (value for value in one.values() if isinstance(value, list))
+    return found
 
 
 def _other_parts(message: object) -> int:

@@ -25,15 +25,22 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import trio
 
 from supervisor.llm.answer_reader import AnswerError
+from supervisor.llm.apis import ASKABLE, CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from supervisor.llm.apis import Api
 
 OPENAI_HOST = "api.openai.com"
 DEFAULT_BASE_URL = f"https://{OPENAI_HOST}/v1"
 
 MAX_RETRIES = 2
-"""After the first try; with the library's growing pauses, two bridge a few seconds."""
+"""After the first try; with the library's growing pauses, two bridge a few seconds.  Where
+programs of a child ask by themselves, it is theirs to try again (spec MD6)."""
+
+MESSAGES_VERSION = "2023-06-01"
+"""The version of the Messages API that is asked for where a child names none."""
 
 MOST_DIGITS = 6
 """Longest ``retry-after`` that is passed on, in digits: eleven days."""
@@ -121,7 +128,7 @@ class Request:
 
 
 class Provider:
-    """A server that speaks Chat Completions.
+    """A server that models are asked at.
 
     Args:
         base_url: its address.
@@ -133,6 +140,7 @@ class Provider:
         bound_name: what it is taken to call the bound on the output.  OpenAI's newer
             models know ``max_completion_tokens`` alone, and its older ones know it too;
             servers that speak like it began with ``max_tokens``, which some still want.
+        apis: what its models are taken to speak where nothing is configured.
         has_key: whether calls carry a key.
         secrets: what must not show anywhere.
     """
@@ -142,6 +150,7 @@ class Provider:
         self.has_key = key is not None
         is_openai = urlsplit(base_url).hostname == OPENAI_HOST
         self.bound_name = "max_completion_tokens" if is_openai else "max_tokens"
+        self.apis = (CHAT, RESPONSES) if is_openai else (CHAT,)
         found = (key or "", *credentials_of(base_url))
         self.secrets = tuple(dict.fromkeys(text for text in found if text))
         self._turns = turns
@@ -172,26 +181,44 @@ class Provider:
         )
         base = self._client.base_url
         path, query, asked = base.raw_path.partition(b"?")
-        raw_path = path.rstrip(b"/") + b"/chat/completions" + query + asked
         # Whole, for the library to parse it once less in each call, and because it
         # would put the path behind a query.
-        self._url = str(base.copy_with(raw_path=raw_path))
+        self._urls = {
+            api.path: str(
+                base.copy_with(
+                    raw_path=path.rstrip(b"/") + api.path.encode() + query + asked
+                )
+            )
+            for api in (*ASKABLE.values(), EMBEDDINGS)
+        }
         self._headers: dict[str, Any] = {"Content-Type": "application/json"}
         self._headers["X-Stainless-Retry-Count"] = omit
         if not key:
             self._headers["Authorization"] = omit
+        self._message_headers = {**self._headers, "Authorization": omit}
+        self._message_headers["anthropic-version"] = MESSAGES_VERSION
+        if key:
+            self._message_headers["x-api-key"] = key
         self._response = httpx2.Response
         self._stream = openai.AsyncStream[Any]
 
     @asynccontextmanager
     async def ask(
-        self, body: bytes, request: Request
+        self,
+        api: Api,
+        body: bytes,
+        request: Request,
+        headers: Mapping[str, str],
+        max_retries: int,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request; yield the bytes of the answer as they come.
 
         Args:
-            body: JSON of a chat completion.
+            api: by which.
+            body: its JSON.
             request: is told what becomes of it.
+            headers: of the API, beside the host's own.
+            max_retries: how often it is tried again.
 
         Raises:
             CallError: the provider refused, cannot be reached, or broke off.
@@ -202,10 +229,13 @@ class Provider:
         self._requests[task] = request
         try:
             response = await self._client.post(
-                self._url,
+                self._urls[api.path],
                 cast_to=self._response,
                 content=body,
-                options={"headers": self._headers},
+                options={
+                    "headers": {**self._headers_of(api), **headers},
+                    "max_retries": max_retries,
+                },
                 stream=True,
                 stream_cls=self._stream,
             )
@@ -230,6 +260,9 @@ class Provider:
         finally:
             await wire.break_off(pieces)
             await response.aclose()
+
+    def _headers_of(self, api: Api) -> dict[str, Any]:
+        return self._message_headers if api is MESSAGES else self._headers
 
     def _sent(self) -> None:
         """Take note that the current task's request has gone out whole."""

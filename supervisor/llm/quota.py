@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MOST_ALONE = 1 << 31
+"""Most tokens of output of a call that goes alone, where output costs nothing."""
+
 BYTES_PER_TOKEN = 4
 """The estimate of spec L10: four bytes of text are a token."""
 
@@ -41,14 +44,24 @@ class Weights:
     Attributes:
         input: a token of the prompt.
         cached: one that the provider had cached.
-        cache_write: one that the provider puts into its cache.
         output: one of the completion, reasoning included.
+        cache_write: one that the provider puts into its cache; None: as ``input``.
     """
 
     input: float = 1.0
     cached: float = 0.25
     output: float = 4.0
-    cache_write: float = 1.25
+    cache_write: float | None = None
+
+    @property
+    def written(self) -> float:
+        """What a token costs that the provider puts into its cache."""
+        return self.input if self.cache_write is None else self.cache_write
+
+    @property
+    def prompt(self) -> float:
+        """The most that a token of a prompt can cost."""
+        return max(self.input, self.written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,7 @@ class Usage:
         return (
             (self.prompt - cached - written) * weights.input
             + cached * weights.cached
-            + written * weights.cache_write
+            + written * weights.written
             + self.completion * weights.output
         )
 
@@ -100,10 +113,13 @@ class Node:
         calls: calls that counted.
         under_way: calls that are being made.
         refusals: calls in a row for which nothing was left (spec MD6).
+        factors: how many times the worst case of a prompt a provider has counted, by
+            model (spec MD5).
     """
 
     __slots__ = (
         "calls",
+        "factors",
         "limit",
         "max_calls",
         "parent",
@@ -127,6 +143,7 @@ class Node:
         self.calls = 0
         self.under_way = 0
         self.refusals = 0
+        self.factors: dict[str, float] = {}
 
     def path(self) -> Iterator[Node]:
         """Yield this node and its ancestors."""
@@ -186,7 +203,11 @@ class Node:
         self.refusals = 0
 
     def reserve(
-        self, prompt_tokens: int, max_tokens: int | None, weights: Weights
+        self,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        weights: Weights,
+        likely_tokens: int | None = None,
     ) -> Reservation:
         """Reserve the worst case of a call here and at every ancestor (spec L10).
 
@@ -194,6 +215,7 @@ class Node:
             prompt_tokens: the most that the prompt may take.
             max_tokens: most tokens of output; None where nothing is configured.
             weights: of the model.
+            likely_tokens: what the prompt will take by an estimate; None for the most.
 
         Raises:
             QuotaError: nothing is left, or as many calls were made as may be.
@@ -203,18 +225,26 @@ class Node:
         if any(node.is_used_up for node in path):
             self.refusals += 1
             raise QuotaError
-        reservation = _reserve_left(path, prompt_tokens, max_tokens, weights)
+        likely = prompt_tokens if likely_tokens is None else likely_tokens
+        prompt = (prompt_tokens, min(likely, prompt_tokens))
+        reservation = _reserve_left(path, prompt, max_tokens, weights)
         self.refusals = 0
         return reservation
 
 
 def _reserve_left(
     path: tuple[Node, ...],
-    prompt_tokens: int,
+    prompt: tuple[int, int],
     max_tokens: int | None,
     weights: Weights,
 ) -> Reservation:
     """Reserve a call at nodes of which none is used up.
+
+    Args:
+        path: they.
+        prompt: tokens of the prompt, the most and by an estimate.
+        max_tokens: see ``Node.reserve``.
+        weights: likewise.
 
     Raises:
         HeldQuotaError: what is left is held by calls under way.
@@ -223,7 +253,8 @@ def _reserve_left(
         most = node.max_calls
         if most is not None and node.calls + node.under_way >= most:
             raise HeldQuotaError
-    prompt_cost = prompt_tokens * weights.input
+    prompt_tokens, likely_tokens = prompt
+    prompt_cost = prompt_tokens * weights.prompt
     left = min(node.left for node in path)
     if left <= 0.0:
         raise HeldQuotaError
@@ -239,11 +270,17 @@ def _reserve_left(
         cost = min(cost, left)
         amounts = (cost,) * len(path)
         return Reservation(path, amounts, tokens, prompt_tokens, weights)
+    # The worst case does not fit: it goes alone where it does not, and nothing is
+    # admitted there until it is settled (spec MD5).
     wanted = prompt_cost + weights.output
     if any(node.left < wanted and node.under_way for node in path):
         raise HeldQuotaError
+    room = _output_room(left - likely_tokens * weights.input, weights)
+    granted = min(room if max_tokens is None else max_tokens, room)
+    tokens = int(max(1, min(granted, MOST_ALONE)))
+    wanted = prompt_cost + tokens * weights.output
     amounts = tuple(min(wanted, node.left) for node in path)
-    return Reservation(path, amounts, 1, prompt_tokens, weights)
+    return Reservation(path, amounts, tokens, prompt_tokens, weights)
 
 
 def _output_room(left: float, weights: Weights) -> float:

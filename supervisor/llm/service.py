@@ -13,14 +13,18 @@ Rules of this file.
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from supervisor.config.llm import ModelSection
 from supervisor.llm import handover, handover_endpoint
+from supervisor.llm.apis import ASKABLE, CHAT, has_reasoning
 from supervisor.llm.dialogues import PlainDialogues
-from supervisor.llm.gateway import Call, Gateway, Model
+from supervisor.llm.gateway import LARGE_BYTES, Call, Gateway, Model, encode_chat
 from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.presets import presets
 from supervisor.llm.prompt_size import PromptSize
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from supervisor.config.llm import LlmSection, WeightsSection
     from supervisor.dialogues import Dialogues, Message
     from supervisor.host import Host
+    from supervisor.llm.apis import Api
     from supervisor.llm.endpoint import Endpoint
     from supervisor.llm.provider import Provider
     from vfs.filesystem import Client
@@ -95,6 +100,7 @@ class LlmService:
         self._left: handover.AccountsState | None = None
         self._nodes: dict[str, Node] = {}
         self._clients: dict[str, Client] = {}
+        self._told_dropped: set[str] = set()
 
     # The seam
 
@@ -125,6 +131,7 @@ class LlmService:
         self.dialogues.client_gone(client)
         self._nodes.pop(client.id, None)
         self._clients.pop(client.id, None)
+        self._told_dropped.discard(client.id)
 
     # Handed over (see ``services.Portable``)
 
@@ -184,7 +191,30 @@ class LlmService:
         model without the top-level right it would be one more (I8).
         """
         own = self.model_name(client, claim=True)
-        return frozenset({own, self.model_name(client, claim=False)})
+        found = {own, self.model_name(client, claim=False)}
+        if client.policy.top_level and client.policy.model is None:
+            found |= self.section.models.keys()
+        return frozenset(found)
+
+    def model_for(self, client: Client, api: str, asked: str | None) -> str:
+        """Return the model that a program of a client gets at a door (spec MD4).
+
+        Args:
+            client: whose.
+            api: that it asks by.
+            asked: the name that it gives; None for none.
+        """
+        allowed = self.models_of(client)
+        if asked in allowed:
+            return str(asked)
+        policy = client.policy
+        if policy.top_level and policy.model is None and asked is not None:
+            found = _aliased(self.section.alias, asked)
+            if found is not None:
+                return found
+        if policy.model is None and not policy.top_level:
+            return self.section.restricted_model_for(api)
+        return self.model_name(client, claim=True)
 
     def limit(self, client: Client, quota: float) -> None:
         """Hold a client to so many weighted tokens; a limit only shrinks (A5)."""
@@ -241,11 +271,12 @@ class LlmService:
     def model_name(self, client: Client, *, claim: bool) -> str:
         """Return the model that a client is given (spec L6)."""
         policy = client.policy
+        restricted = self.section.restricted_model_for(CHAT.name)
         if policy.top_level:
             if not claim:
-                return self.section.restricted_model  # a voluntary drop
+                return restricted  # a voluntary drop
             return policy.model or self.section.default_model
-        return policy.model or self.section.restricted_model
+        return policy.model or restricted
 
     def model(self, name: str) -> Model:
         """Return a model by a name of the configuration, or a provider's own."""
@@ -257,12 +288,15 @@ class LlmService:
         own = name if known.base_url is not None else None
         provider = self._providers[own]
         bound_name = known.max_tokens_as or (own is None and section.max_tokens_as)
+        apis = known.api or (own is None and section.api) or ()
+        names = (apis,) if isinstance(apis, str) else apis
         return Model(
             name,
             known.model or name,
             provider,
             _weights(known.weights or weights),
             bound_name or provider.bound_name,
+            tuple(ASKABLE[name] for name in names) or provider.apis,
         )
 
     def call(
@@ -316,18 +350,59 @@ class LlmService:
             max_tokens: most tokens of output; None for no bound.
             node: pays; None for the client's own.
         """
+        found = self.model(model)
+        call = self.new_call(client, found, CHAT, size, node)
+        return replace(
+            call,
+            encode=partial(encode_chat, found, body),
+            max_tokens=max_tokens,
+            has_reasoning=has_reasoning(CHAT, body),
+        )
+
+    def new_call(
+        self,
+        client: Client,
+        model: Model,
+        api: Api,
+        size: PromptSize,
+        node: Node | None = None,
+    ) -> Call:
+        """Return a call that nothing is asked with yet; the arguments are as above."""
         self._begin_window()
         return Call(
-            model=self.model(model),
-            body=body,
+            model=model,
+            api=api,
+            encode=_nothing,
+            is_large=size.size_bytes > LARGE_BYTES,
             prompt_tokens=size.estimated_tokens,
             most_prompt_tokens=size.most_tokens(client.policy.image_tokens),
-            max_tokens=max_tokens,
+            likely_prompt_tokens=size.likely_tokens(client.policy.image_tokens),
+            max_tokens=None,
             node=self.node_of(client) if node is None else node,
             ledger=client.ledger,
             child_id=self._host.child_of(client),
             client_id=client.id,
         )
+
+    def note_dropped(self, client: Client, api: Api, names: tuple[str, ...]) -> None:
+        """Count members of a request that were left out; tell it once for a child.
+
+        Args:
+            client: whose.
+            api: of the door.
+            names: of them (spec MD2).
+        """
+        if not names:
+            return
+        child_id = self._host.child_of(client)
+        self._host.journal.write(
+            "llm.dropped", child_id=child_id, client_id=client.id, api=api.name,
+            fields=names,
+        )  # fmt: skip
+        if client.id not in self._told_dropped:
+            self._told_dropped.add(client.id)
+            text = f"Left out of requests by {api.path[1:]}: {', '.join(names)}"
+            self.log.write("INFO", text, child_id=child_id)
 
     def config_json(self) -> bytes:
         """Return what LLM_CONFIG answers: the contract's keys and no other (L13)."""
@@ -358,7 +433,19 @@ class LlmService:
 
 
 def _weights(section: WeightsSection) -> Weights:
-    return Weights(section.input, section.cached, section.output)
+    return Weights(section.input, section.cached, section.output, section.cache_write)
+
+
+def _nothing(bound: int | None) -> bytes:
+    raise RuntimeError(f"a call without a request, bound {bound}")
+
+
+def _aliased(alias: Mapping[str, str], asked: str) -> str | None:
+    """Return the model that a name stands for; of several patterns the longest counts."""
+    for pattern in sorted(alias, key=len, reverse=True):
+        if fnmatchcase(asked, pattern):
+            return alias[pattern]
+    return None
 
 
 def _row(node: Node, client_id: str | None, parent_id: str | None) -> dict[str, object]:

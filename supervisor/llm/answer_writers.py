@@ -1,0 +1,302 @@
+"""What a child's program is answered: events and objects of its API, redacted.
+
+What it is: one writer for each way from a provider's answer to a door's (spec MD2, MD3):
+Chat Completions, an API that is passed on, Chat Completions said in another API.  What it
+is not: HTTP (``endpoint_http``), or where events come from (``gateway``).
+
+Rules of this file.
+
+1. A secret is looked for across events, before anything is made of them (spec L13).
+2. The answer bears the name of the model that was asked for (spec MD4).
+3. An error in the middle has the form of the API, and no broken stream ends as a whole one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from supervisor.llm.answer_reader import DONE
+from supervisor.llm.deltas import ChoiceRedactor, EventRedactor
+from supervisor.llm.errors import api_error, responses_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from supervisor.llm.apis import Api
+    from supervisor.llm.errors import RefusedRequestError
+    from supervisor.llm.gateway import Completion
+    from supervisor.llm.redact import Redactor
+
+Object = dict[str, Any]
+"""A JSON object."""
+
+
+class AnswerWriter(ABC):
+    """Writes one answer.
+
+    Args:
+        redactor: knows every secret.
+        model: the name that the answer bears; empty for the provider's own.
+    """
+
+    def __init__(self, redactor: Redactor, model: str) -> None:
+        self.redactor = redactor
+        self.model = model
+
+    @abstractmethod
+    def feed(self, event: Object) -> list[bytes]:
+        """Return what is sent of an event of the provider's."""
+
+    @abstractmethod
+    def finish(self, completion: Completion) -> list[bytes]:
+        """Return what is sent at the end of a stream."""
+
+    @abstractmethod
+    def fail(self, why: RefusedRequestError) -> list[bytes]:
+        """Return what is sent where a stream ends with an error."""
+
+    @abstractmethod
+    def whole(self, completion: Completion) -> bytes:
+        """Return the answer in one piece."""
+
+    def rename(self, found: Object) -> None:
+        """Put the name in that was asked for."""
+        if self.model and "model" in found:
+            found["model"] = self.model
+
+    def encode(self, event: Object) -> bytes:
+        """Return an event as JSON, without secrets."""
+        return self.redactor.data(msgspec.json.encode(event))
+
+    def frame(self, event: Object) -> bytes:
+        """Return an event that is named by its type, as server-sent events have it."""
+        name = str(event["type"]).encode()
+        return b"event: %b\ndata: %b\n\n" % (name, self.encode(event))
+
+
+class ChatWriter(AnswerWriter):
+    """Chat Completions, as it came.
+
+    Args:
+        redactor: see ``AnswerWriter``.
+        model: likewise.
+        include_usage: the last event tells the use.
+    """
+
+    def __init__(
+        self, redactor: Redactor, model: str, *, include_usage: bool = False
+    ) -> None:
+        super().__init__(redactor, model)
+        self._include_usage = include_usage
+        self._events = ChatEvents(redactor)
+
+    def feed(self, event: Object) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        return self._frames([self._events.feed(event)])
+
+    def finish(self, completion: Completion) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        frames = self._frames(self._events.finish(completion))
+        return [*frames, b"data: %b\n\n" % DONE]
+
+    def fail(self, why: RefusedRequestError) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        return [b"data: %b\n\n" % why.body()]
+
+    def whole(self, completion: Completion) -> bytes:
+        """See ``AnswerWriter``."""
+        if not self.model:
+            return completion.data
+        self.rename(completion.object)
+        return self.encode(completion.object)
+
+    def _frames(self, events: Iterable[Object]) -> list[bytes]:
+        frames = []
+        for event in events:
+            if event.get("usage") is not None and not self._include_usage:
+                del event["usage"]
+                if not event.get("choices"):
+                    continue
+            self.rename(event)
+            frames.append(b"data: %b\n\n" % self.encode(event))
+        return frames
+
+
+class ChatEvents:
+    """The events of one answer of Chat Completions, redacted across them.
+
+    Args:
+        redactor: knows every secret.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._choices: dict[int, ChoiceRedactor] = {}
+        self._last: Object = {}
+
+    def feed(self, event: Object) -> Object:
+        """Return an event without secrets; what may become one is held back."""
+        choices = event.get("choices") or []
+        if choices:
+            self._last = {**event, "choices": [], "usage": None}
+        for choice in choices:
+            self._choice(choice.get("index", 0)).feed(choice)
+        return event
+
+    def _choice(self, index: int) -> ChoiceRedactor:
+        known = self._choices.get(index)
+        if known is None:
+            known = self._choices[index] = ChoiceRedactor(self._redactor)
+        return known
+
+    def finish(self, completion: Completion) -> Iterator[Object]:
+        """Yield what is left: what was held back, or all of what came in one piece."""
+        if not self._last:  # a provider that does not stream
+            yield from _events_of(completion.object)
+        last = {key: value for key, value in self._last.items() if key != "usage"}
+        for index, known in self._choices.items():
+            if rest := known.rest():
+                choice = {"index": index, "delta": rest, "finish_reason": None}
+                yield {**last, "choices": [choice]}
+
+
+def _events_of(completion: Object) -> Iterator[Object]:
+    """Yield a completion as the events of a stream."""
+    head = {
+        key: value
+        for key, value in completion.items()
+        if key not in ("choices", "usage")
+    }
+    head["object"] = "chat.completion.chunk"
+    choices = []
+    for choice in completion["choices"]:
+        delta = dict(choice["message"])
+        if calls := delta.get("tool_calls"):
+            delta["tool_calls"] = [
+                {"index": number, **call} for number, call in enumerate(calls)
+            ]
+        reason = choice.get("finish_reason") or "stop"
+        index = choice.get("index", 0)
+        choices.append({"index": index, "delta": delta, "finish_reason": reason})
+    yield {**head, "choices": choices}
+    if completion.get("usage"):
+        yield {**head, "choices": [], "usage": completion["usage"]}
+
+
+class PassedWriter(AnswerWriter):
+    """An API that is passed on: Responses, Messages, Embeddings.
+
+    Args:
+        redactor: see ``AnswerWriter``.
+        model: likewise.
+        api: of the answer.
+    """
+
+    def __init__(self, redactor: Redactor, model: str, api: Api) -> None:
+        super().__init__(redactor, model)
+        self._api = api
+        self._events = EventRedactor(redactor)
+        self._number = 0
+
+    def feed(self, event: Object) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        for holder in (event, event.get("message"), event.get("response")):
+            if isinstance(holder, dict):
+                self.rename(holder)
+        return [self._numbered(one) for one in self._events.feed(event)]
+
+    def _numbered(self, event: Object) -> bytes:
+        # Pieces that were held back are events of their own, and shift the others.
+        if self._api.name == "responses":
+            event["sequence_number"] = self._number
+            self._number += 1
+        return self.frame(event)
+
+    def finish(self, completion: Completion) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        del completion  # all of it was passed on
+        return []
+
+    def fail(self, why: RefusedRequestError) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        return [self._numbered(failure_event(self._api, why))]
+
+    def whole(self, completion: Completion) -> bytes:
+        """See ``AnswerWriter``."""
+        self.rename(completion.object)
+        return self.encode(completion.object)
+
+
+def failure_event(api: Api, why: RefusedRequestError) -> Object:
+    """Return the event with which a stream of Responses or Messages fails (spec MD3)."""
+    if api.name == "messages":
+        return api_error("messages", why)
+    error = {"code": responses_code(why), "message": str(why)}
+    response = {"object": "response", "status": "failed", "error": error, "output": []}
+    return {"type": "response.failed", "response": response}
+
+
+class Maker(Protocol):
+    """Says an answer of Chat Completions in another API; its events are named by type."""
+
+    def begin(self) -> list[Object]:
+        """Return the first events."""
+
+    def feed(self, chunk: Object) -> list[Object]:
+        """Return what becomes of an event."""
+
+    def finish(self, usage: Object | None) -> list[Object]:
+        """Return the last events."""
+
+    def fail(self, code: str, message: str) -> list[Object]:
+        """Return the events of a failure."""
+
+    def whole(self, completion: Object) -> Object:
+        """Return the answer in one piece."""
+
+
+class TranslatedWriter(AnswerWriter):
+    """Chat Completions, said in another API.
+
+    Args:
+        redactor: see ``AnswerWriter``.
+        api: the other one.
+        maker: says it.
+    """
+
+    def __init__(self, redactor: Redactor, api: Api, maker: Maker) -> None:
+        super().__init__(redactor, "")
+        self._api = api
+        self._maker = maker
+        self._events = ChatEvents(redactor)
+        self._has_begun = False
+
+    def feed(self, event: Object) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        return self._frames(self._maker.feed(self._events.feed(event)))
+
+    def finish(self, completion: Completion) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        frames = []
+        for event in self._events.finish(completion):
+            frames += self._frames(self._maker.feed(event))
+        usage = completion.object.get("usage")
+        return [*frames, *self._frames(self._maker.finish(usage))]
+
+    def fail(self, why: RefusedRequestError) -> list[bytes]:
+        """See ``AnswerWriter``."""
+        is_messages = self._api.name == "messages"
+        word = api_error("messages", why)["error"]["type"] if is_messages else ""
+        return self._frames(self._maker.fail(word or responses_code(why), str(why)))
+
+    def _frames(self, events: Iterable[Object]) -> list[bytes]:
+        first = [] if self._has_begun else self._maker.begin()
+        self._has_begun = True
+        return [self.frame(event) for event in (*first, *events)]
+
+    def whole(self, completion: Completion) -> bytes:
+        """See ``AnswerWriter``."""
+        return self.encode(self._maker.whole(completion.object))

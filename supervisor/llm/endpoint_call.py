@@ -1,0 +1,469 @@
+"""What requests of the endpoint mean: a model is asked, models are listed, nothing else.
+
+Rules of this file.
+
+1. The doors are one: what tells them apart is a row of ``apis``, how an answer is read and
+   how it is written (spec MD2).
+2. A restricted child gets its model whatever it names; a top-level one may name those of
+   the configuration, and an alias (spec L6, MD4).
+3. What could cost more than is reserved is refused by its name, never dropped.
+4. The same gateway, quota, redaction and journal as for LLM_CHAT.  A client that closes
+   its connection ends its call (spec L10).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from supervisor.documents import MOST_VALUES
+from supervisor.footprint import document_bytes
+from supervisor.llm import native_request, translations
+from supervisor.llm.answer_writers import ChatWriter, PassedWriter
+from supervisor.llm.apis import (
+    CHAT,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    Api,
+    BadRequestError,
+    check_request,
+    has_reasoning,
+)
+from supervisor.llm.endpoint_http import FORMS, reserve
+from supervisor.llm.errors import RefusedRequestError, TooManyBytesError
+from supervisor.llm.gateway import LARGE_BYTES, FailedCallError, NoMemoryError
+from supervisor.llm.json_request import BadJsonError, is_short, read_request
+from supervisor.llm.prompt_size import size_of_body, size_of_request
+from supervisor.llm.quota import HeldQuotaError, QuotaError
+from supervisor.llm.translation import UntranslatableError
+from vfs.hostio import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from supervisor.llm.answer_writers import AnswerWriter
+    from supervisor.llm.endpoint_http import HttpConnection, HttpRequest
+    from supervisor.llm.gateway import Call, Completion, Model
+    from supervisor.llm.json_request import JsonRequest
+    from supervisor.llm.quota import Node
+    from supervisor.llm.service import LlmService
+    from vfs.filesystem import Client
+    from vfs.payload import Reservation
+
+DOORS: Mapping[str, Api] = {
+    f"/v1{api.path}": api for api in (CHAT, RESPONSES, MESSAGES, EMBEDDINGS)
+}
+"""Where a model is asked by each API."""
+
+MODELS = "/v1/models"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+
+QUOTA_CODE = "insufficient_quota"
+RATE_CODE = "rate_limit_exceeded"
+
+FINAL_REFUSAL = 4
+"""From this refusal in a row on the status is 400, at which clients end."""
+
+SOON_S = 60
+"""The end of a window is told in ``retry-after`` if it is no further off: some clients sleep
+as long as they are told to, however long that is."""
+
+PASSED_STATUSES = frozenset({400, 404, 413, 422, 529})
+"""Statuses of the provider that are passed on."""
+
+LEAVE_S = 0.002
+"""As for LLM_CHAT: what the provider has sent by then is read, and charged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """For whom a request is answered.
+
+    Attributes:
+        service: makes the calls.
+        client: whose rights count.
+        node: pays.
+    """
+
+    service: LlmService
+    client: Client
+    node: Node
+
+
+async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> None:
+    """Answer one request.
+
+    Raises:
+        RefusedRequestError: it cannot be answered; nothing has been sent.
+    """
+    path = request.path.rstrip("/")
+    api = DOORS.get(path)
+    if api is RESPONSES and request.is_upgrade:
+        why = _invalid("no WebSocket here; ask with POST", 426)
+        why.headers = {**why.headers, "connection": "close"}
+        raise why
+    match request.method, path:
+        case "POST", _ if api is not None:
+            await _Asking(asker, http, request, api).answer()
+        case "POST", "/v1/messages/count_tokens":
+            await _count_tokens(http, request)
+        case "GET" | "HEAD", _ if path == MODELS or path.startswith(f"{MODELS}/"):
+            await http.reply(200, _models(asker, path.removeprefix(MODELS)[1:]))
+        case _ if api is not None or path in (MODELS, COUNT_TOKENS):
+            why = _invalid(f"{request.method} does nothing here", 405)
+            allow = "GET, HEAD" if path == MODELS else "POST"
+            why.headers = {**why.headers, "allow": allow}
+            raise why
+        case _:
+            raise _invalid(_no_door(request.path), 404)
+
+
+def _no_door(path: str) -> str:
+    if path.startswith("/v1/responses/"):
+        return "no response is kept here; send what was said with each request"
+    found = ", ".join((*DOORS, MODELS, COUNT_TOKENS))
+    return f"there is no {path[:200]}; there are {found}"
+
+
+def _models(asker: Asker, wanted: str) -> bytes:
+    """Return the models that a client may name, or one of them."""
+    names = sorted(asker.service.models_of(asker.client))
+    rows = [
+        {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "sandhost",
+            "type": "model",
+            "display_name": name,
+            "created_at": "1970-01-01T00:00:00Z",
+        }
+        for name in names
+        if wanted in ("", name)
+    ]
+    if wanted:
+        if not rows:
+            text = f"there is no model {wanted[:200]!r}; GET {MODELS} lists them"
+            raise _invalid(text, 404)
+        return msgspec.json.encode(rows[0])
+    listed = {"object": "list", "data": rows, "has_more": False}
+    listed |= {"first_id": names[0], "last_id": names[-1]}
+    return msgspec.json.encode(listed)
+
+
+async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
+    """Answer with an estimate: no provider is asked, and nothing is charged."""
+    await _in_short(request.body, partial(_read, request.body))
+    count = -(-len(request.body) // 3)
+    await http.reply(200, msgspec.json.encode({"input_tokens": count}))
+
+
+async def _in_short(body: bytearray, work: Any) -> Any:
+    """Do something with a body, in a worker thread if it takes more than a moment."""
+    return work() if is_short(body) else await in_thread(work)
+
+
+def _read(body: bytearray) -> JsonRequest:
+    try:
+        return read_request(body, MOST_VALUES)
+    except BadJsonError as why:
+        raise _invalid(str(why)) from None
+
+
+def _invalid(text: str, status: int = 400) -> RefusedRequestError:
+    return RefusedRequestError(status, text, "invalid_request_error")
+
+
+def _out_of_quota(service: LlmService, node: Node) -> RefusedRequestError:
+    """Return the refusal of a call that cannot be paid (spec MD6).
+
+    Some programs repeat a call that got 429, for minutes or without end. Nearly none
+    repeats one that got 400.
+    """
+    text = "quota exceeded: cannot make LLM call"
+    is_final = node.refusals >= FINAL_REFUSAL
+    status = 400 if is_final else service.section.quota_status
+    refusal = RefusedRequestError(status, text, QUOTA_CODE, QUOTA_CODE)
+    left_s = service.spending.window_left_s
+    if left_s <= SOON_S:
+        refusal.headers = {**refusal.headers, "retry-after": str(math.ceil(left_s))}
+    return refusal
+
+
+def _failed(group: BaseExceptionGroup[FailedCallError]) -> RefusedRequestError:
+    """Return the refusal of a call that the provider refused (spec MD6)."""
+    why: BaseException = group
+    while isinstance(why, BaseExceptionGroup):
+        why = why.exceptions[0]
+    text = f"OpenAI API call failed: {why}"
+    if not isinstance(why, FailedCallError):
+        return RefusedRequestError(502, text, "provider_error")
+    if why.status == 429:
+        # Not the code of a used-up quota, even if the provider said so: that is the
+        # child's own quota, of which something may be left.
+        return RefusedRequestError(
+            429, text, RATE_CODE, RATE_CODE, retry_after_s=why.retry_after_s
+        )
+    # The caller's own faults stay the caller's; what else the provider said is ours.
+    status = why.status if why.status in PASSED_STATUSES else 502
+    return RefusedRequestError(status, text, "provider_error")
+
+
+async def _leave_with(http: HttpConnection, scope: trio.CancelScope) -> None:
+    """End a call, a moment after its client has gone."""
+    await http.wait_gone()
+    scope.deadline = trio.current_time() + LEAVE_S
+    await trio.sleep_forever()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a request comes to.
+
+    Attributes:
+        call: that is made.
+        writer: writes the answer.
+        is_stream: the answer comes in pieces.
+        dropped: members that are left out, for they change nothing.
+        size_bytes: what another form of the request takes; 0 if there is none.
+    """
+
+    call: Call
+    writer: AnswerWriter
+    is_stream: bool = False
+    dropped: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+
+class _Asking:
+    """One request that asks a model.
+
+    Args:
+        asker: for whom.
+        http: where it came.
+        request: it.
+        api: of the door.
+    """
+
+    def __init__(
+        self, asker: Asker, http: HttpConnection, request: HttpRequest, api: Api
+    ) -> None:
+        self._asker = asker
+        self._service = asker.service
+        self._http = http
+        self._request = request
+        self._memory = request.memory
+        self._api = api
+
+    async def answer(self) -> None:
+        """Ask, and pass the answer on.
+
+        Raises:
+            RefusedRequestError: nothing has been sent.
+        """
+        body = self._request.body
+        size = await _in_short(body, partial(document_bytes, body, MOST_VALUES))
+        reserve(self._memory, FORMS * len(body) + size - self._memory.size_bytes)
+        found = await _in_short(body, self._prepare)
+        reserve(self._memory, FORMS * found.size_bytes)
+        self._service.note_dropped(self._asker.client, self._api, found.dropped)
+        call, writer = found.call, found.writer
+        refusal: RefusedRequestError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_leave_with, self._http, nursery.cancel_scope)
+                if found.is_stream:
+                    await _Stream(self._http, writer, self._memory).send(
+                        self._service, call
+                    )
+                else:
+                    completion = await self._service.gateway.complete(call)
+                    reserve(self._memory, 2 * len(completion.data))
+                    await self._http.reply(200, await _whole(writer, completion))
+                nursery.cancel_scope.cancel()
+        except* (TooManyBytesError, NoMemoryError):
+            refusal = TooManyBytesError()
+        except* HeldQuotaError:
+            text = (
+                "other calls of this account hold what is left of its quota; ask again"
+            )
+            refusal = RefusedRequestError(
+                429, text, RATE_CODE, RATE_CODE, retry_after_s=1
+            )
+        except* QuotaError:
+            refusal = _out_of_quota(self._service, self._asker.node)
+        except* FailedCallError as group:
+            refusal = _failed(group)
+        if refusal is not None:
+            # Raised up there it would be in a group, before Python 3.11.4.
+            raise refusal
+
+    def _prepare(self) -> _Prepared:
+        """Return what the request comes to."""
+        found = _read(self._request.body)
+        service, api, asked = self._service, self._api, found.value
+        try:
+            check_request(api, asked, service.section.hosted_tools)
+        except BadRequestError as why:
+            raise _invalid(str(why)) from None
+        named = asked.get("model")
+        name = service.model_for(self._asker.client, api.name, named)
+        model = service.model(name)
+        is_stream = bool(asked.get("stream")) and api.streams
+        if api in model.apis or (api is EMBEDDINGS and CHAT in model.apis):
+            made = self._native(found, model)
+        elif CHAT in model.apis and api.name in translations.TRANSLATED:
+            made = self._translated(found, model, named or name)
+        else:
+            text = f"model: {name!r} is not asked by {api.path[1:]} here"
+            raise _invalid(f"{text}; GET {MODELS} lists what there is")
+        call = replace(made.call, asked=named or "", max_retries=0)
+        return replace(made, call=call, is_stream=is_stream)
+
+    def _native(self, found: JsonRequest, model: Model) -> _Prepared:
+        api, asked, service = self._api, found.value, self._service
+        section = service.section
+        client, node = self._asker.client, self._asker.node
+        size = size_of_request(api, found)
+        call = service.new_call(client, model, api, size, node)
+        change = native_request.Changes(
+            api,
+            model,
+            temperature=section.temperature if api is CHAT else None,
+            drops_hosted_tools=section.hosted_tools == "drop",
+        )
+        call = replace(
+            call,
+            encode=partial(change.encode, found),
+            max_tokens=1 if not api.bounds else self._bound(asked),
+            has_reasoning=has_reasoning(api, asked),
+            headers=self._headers(),
+        )
+        name = asked.get("model") or model.name
+        if api is CHAT:
+            options = asked.get("stream_options") or {}
+            usage = bool(options.get("include_usage"))
+            writer = ChatWriter(service.redactor, name, include_usage=usage)
+            return _Prepared(call, writer)
+        return _Prepared(call, PassedWriter(service.redactor, name, api))
+
+    def _headers(self) -> dict[str, str]:
+        told = self._request.headers
+        return {name: told[name] for name in told if name in self._api.headers}
+
+    def _translated(self, found: JsonRequest, model: Model, name: str) -> _Prepared:
+        service, api = self._service, self._api
+        section = service.section
+        try:
+            made = translations.translate(
+                api,
+                found.whole_value(),
+                name,
+                service.redactor,
+                drops_hosted_tools=section.hosted_tools == "drop",
+            )
+        except UntranslatableError as why:
+            raise _invalid(str(why)) from None
+        if section.temperature is not None:
+            made.body.setdefault("temperature", section.temperature)
+        size = size_of_body(made.body)
+        call = service.prepared(
+            self._asker.client,
+            model.name,
+            made.body,
+            size=size,
+            max_tokens=self._bound(found.value),
+            node=self._asker.node,
+        )
+        return _Prepared(call, made.writer, False, made.dropped, size.size_bytes)
+
+    def _bound(self, asked: Mapping[str, Any]) -> int | None:
+        """Return the smallest of the bounds on the output that there are."""
+        configured = self._service.section.max_tokens
+        told = [asked[name] for name in self._api.bounds if asked.get(name) is not None]
+        bounds = [*told, *([] if configured is None else [configured])]
+        return min(bounds, default=None)
+
+
+async def _whole(writer: AnswerWriter, completion: Completion) -> bytes:
+    """Return an answer in one piece, made in a worker thread if it is long."""
+    if len(completion.data) > LARGE_BYTES:
+        return await in_thread(writer.whole, completion)
+    return writer.whole(completion)
+
+
+class _Stream:
+    """A streamed answer on its way to a child.
+
+    Args:
+        http: where it goes.
+        writer: makes it.
+        memory: what is reserved for the request and for what the client has not taken.
+    """
+
+    def __init__(
+        self, http: HttpConnection, writer: AnswerWriter, memory: Reservation
+    ) -> None:
+        self._http = http
+        self._writer = writer
+        self._memory = memory
+        self._has_begun = False
+
+    async def send(self, service: LlmService, call: Call) -> None:
+        """Make a call and pass its events on as they come.
+
+        Raises:
+            QuotaError, FailedCallError: before anything was sent.
+        """
+        # Bounded by the memory that is reserved for what the client has not taken.
+        sender, receiver = trio.open_memory_channel[bytes](math.inf)
+        done: list[Completion] = []
+
+        async def ask() -> None:
+            with sender:
+                put = partial(self._put, sender)
+                done.append(await service.gateway.complete(call, put))
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                async for frame in receiver:
+                    await self._send(frame)
+                    self._memory.add(-len(frame))
+        except* FailedCallError as group:
+            if not self._has_begun:
+                raise
+            for frame in self._writer.fail(_failed(group)):
+                await self._http.event(frame)
+        if done:
+            await self._end(done[0])
+        await self._http.end_events()
+
+    async def _put(
+        self, sender: trio.MemorySendChannel[bytes], event: Any, is_large: bool
+    ) -> None:
+        """Take an event of the provider's."""
+        feed = self._writer.feed
+        for frame in await in_thread(feed, event) if is_large else feed(event):
+            self._memory.add(len(frame))
+            sender.send_nowait(frame)
+
+    async def _send(self, frame: bytes) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await self._http.begin_events(self._writer.fail)
+        await self._http.event(frame)
+
+    async def _end(self, completion: Completion) -> None:
+        if len(completion.data) > LARGE_BYTES:
+            frames = await in_thread(self._writer.finish, completion)
+        else:
+            frames = self._writer.finish(completion)
+        for frame in frames:
+            await self._send(frame)

@@ -1,0 +1,98 @@
+"""Refusals of the endpoint, and the forms that the APIs have for errors (spec MD6)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NO_MEMORY = "other requests of this child take its memory; ask again"
+
+MESSAGES_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    426: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+"""What the Messages API calls an error, by its status; all others are ``api_error``."""
+
+
+class RefusedRequestError(Exception):
+    """A request is answered with an error.
+
+    Attributes:
+        status: of HTTP.
+        kind: what the form of the OpenAI APIs calls ``type``.
+        code: what it calls ``code``.
+        headers: of the reply, beside the usual ones.
+        form: ``openai``, or ``messages`` for the form of that API.
+
+    Args:
+        retry_after_s: when the client may ask again; None: it is told not to.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str,
+        code: str | None = None,
+        *,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.form = "openai"
+        # The official clients ask again by themselves unless they are told not to.
+        self.headers: Mapping[str, str] = {"x-should-retry": "false"}
+        if retry_after_s is not None:
+            self.headers = {"retry-after": str(retry_after_s)}
+
+    def body(self) -> bytes:
+        """Return the error as JSON."""
+        return msgspec.json.encode(api_error(self.form, self))
+
+
+class TooManyBytesError(RefusedRequestError):
+    """There is no memory for a request now; there may be in a second."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            429, NO_MEMORY, "overloaded", "too_many_bytes", retry_after_s=1
+        )
+
+
+class MalformedRequestError(RefusedRequestError):
+    """What came is no valid request, or too long; the connection ends with it."""
+
+
+def api_error(form: str, why: RefusedRequestError) -> dict[str, Any]:
+    """Return an error as an API has it, with what it calls its kind."""
+    if form == "messages":
+        kind = MESSAGES_KINDS.get(why.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(why)}}
+    return {
+        "error": {
+            "message": str(why),
+            "type": why.kind,
+            "param": None,
+            "code": why.code,
+        }
+    }
+
+
+def responses_code(why: RefusedRequestError) -> str:
+    """Return what ``response.failed`` calls an error: Codex ends at some of them."""
+    return why.code or ("server_error" if why.status >= 500 else why.kind)
