@@ -196,14 +196,19 @@ def _out_of_quota(service: LlmService, node: Node) -> RefusedRequestError:
     return refusal
 
 
-def _failed(group: BaseExceptionGroup[FailedCallError]) -> RefusedRequestError:
-    """Return the refusal of a call that the provider refused (spec MD6)."""
+def _first_in(group: BaseExceptionGroup[FailedCallError]) -> FailedCallError:
+    """Return the first error of a group."""
     why: BaseException = group
     while isinstance(why, BaseExceptionGroup):
         why = why.exceptions[0]
-    text = f"OpenAI API call failed: {why}"
     if not isinstance(why, FailedCallError):
-        return RefusedRequestError(502, text, "provider_error")
+        raise TypeError(f"an error of another kind in {group!r}")
+    return why
+
+
+def _failed(why: FailedCallError) -> RefusedRequestError:
+    """Return the refusal of a call that the provider refused (spec MD6)."""
+    text = f"OpenAI API call failed: {why}"
     if why.status == 429:
         # Not the code of a used-up quota, even if the provider said so: that is the
         # child's own quota, of which something may be left.
@@ -299,7 +304,7 @@ class _Asking:
         except* QuotaError:
             refusal = _out_of_quota(self._service, self._asker.node)
         except* FailedCallError as group:
-            refusal = _failed(group)
+            refusal = _failed(_first_in(group))
         if refusal is not None:
             # Raised up there it would be in a group, before Python 3.11.4.
             raise refusal
@@ -423,25 +428,27 @@ class _Stream:
         """
         # Bounded by the memory that is reserved for what the client has not taken.
         sender, receiver = trio.open_memory_channel[bytes](math.inf)
-        done: list[Completion] = []
+        done: list[Completion | FailedCallError] = []
 
         async def ask() -> None:
             with sender:
                 put = partial(self._put, sender)
-                done.append(await service.gateway.complete(call, put))
+                try:
+                    done.append(await service.gateway.complete(call, put))
+                except FailedCallError as why:  # what has come is sent before
+                    done.append(why)
 
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask)
-                async for frame in receiver:
-                    await self._send(frame)
-                    self._memory.add(-len(frame))
-        except* FailedCallError as group:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            async for frame in receiver:
+                await self._send(frame)
+                self._memory.add(-len(frame))
+        if isinstance(done[0], FailedCallError):
             if not self._has_begun:
-                raise
-            for frame in self._writer.fail(_failed(group)):
+                raise done[0]
+            for frame in self._writer.fail(_failed(done[0])):
                 await self._http.event(frame)
-        if done:
+        else:
             await self._end(done[0])
         await self._http.end_events()
 

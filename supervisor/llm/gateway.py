@@ -21,7 +21,7 @@ import errno
 import math
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,7 +30,7 @@ import trio
 
 from supervisor.llm.answer import first_text
 from supervisor.llm.answer_reader import AnswerError, ProviderError
-from supervisor.llm.apis import CHAT, EMBEDDINGS, MESSAGES
+from supervisor.llm.apis import CHAT, EMBEDDINGS
 from supervisor.llm.deltas import drop_logprobs
 from supervisor.llm.provider import MAX_RETRIES, CallError, Request
 from supervisor.llm.quota import QuotaError, Usage, Weights
@@ -58,10 +58,6 @@ NO_MEMORY = "other requests of this child take its memory; ask again when one ha
 MAX_SENT_TOKENS = 4096
 """Highest bound on the output that is sent where the configuration has none: models
 refuse a bound above their own, and the smallest of those is this one."""
-
-
-CACHE_WRITE = 1.25
-"""What a token costs that is put into a cache of Messages, in tokens of input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +272,7 @@ class Gateway:
             return call.node.reserve(
                 math.ceil(factor * call.most_prompt_tokens),
                 call.max_tokens,
-                _weights_of(call),
+                call.model.weights,
                 math.ceil(factor * call.likely_prompt_tokens),
             )
         except QuotaError:
@@ -369,14 +365,6 @@ class Gateway:
             asked=call.asked,
             latency_ms=round(1000 * latency_s, 3),
         )
-
-
-def _weights_of(call: Call) -> Weights:
-    """Return what a call's tokens cost."""
-    weights = call.model.weights
-    if call.api is MESSAGES and weights.cache_write is None:
-        return replace(weights, cache_write=CACHE_WRITE * weights.input)
-    return weights
 
 
 def _learn(call: Call, usage: Usage) -> None:

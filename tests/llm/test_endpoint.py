@@ -4,23 +4,25 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from demo.provider import Provider, serving
 from supervisor.llm import endpoint
 from supervisor.llm.handover_endpoint import EndpointState
-from supervisor.llm.opening import open_llm
-from supervisor.llm.service import LlmService
 from tests.helpers.canary import KEY
 from tests.helpers.canary_forms import NAMES, in_every_form, searched_forms
-from tests.helpers.hosts import Puppet, Stage, eventually, opened
-from tests.helpers.llmscene import key_file, section
+from tests.helpers.doors import (
+    Door,
+    Scene,
+    answered,
+    answered_with_head,
+    ask,
+    open_scene,
+)
+from tests.helpers.hosts import eventually
 from tests.helpers.provider import provider_process
 from tests.helpers.turns import watched
 from vfs.ledger import MOST_MEMORY_BYTES
@@ -35,114 +37,11 @@ _ASKED = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_ASKED), _ASKED)
 
 
-@dataclass
-class Scene:
-    """A host with an endpoint."""
-
-    stage: Stage
-    provider: Provider
-    service: LlmService
-
-    async def puppet(self, **changes: Any) -> "Door":
-        """Start a child; return its way to the endpoint."""
-        run_dir = self.stage.where / f"run{len(os.listdir(self.stage.where))}"
-        run_dir.mkdir()
-        child = await self.stage.puppet(run_dir=str(run_dir), **changes)
-        env = {
-            name: await child.do(f"os.environ.get({name!r})")
-            for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "SANDHOST_LLM_SOCKET")
-        }
-        return Door(self, child, env)
-
-
-@dataclass
-class Door:
-    """A child's endpoint, used by the test in the child's place."""
-
-    scene: Scene
-    puppet: Puppet
-    env: dict[str, str]
-
-    async def connect(self) -> trio.SocketStream:
-        """Connect to the port of all."""
-        port = int(self.env["OPENAI_BASE_URL"].rsplit(":", 1)[1].split("/")[0])
-        return await trio.open_tcp_stream("127.0.0.1", port)
-
-    def request(self, body: object, token: str | None = None) -> bytes:
-        """Return a POST; a body that is bytes goes as it is."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return (
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
-            + (self.env["OPENAI_API_KEY"] if token is None else token).encode()
-            + b"\r\nContent-Length: %d\r\n\r\n" % len(data)
-            + data
-        )
-
-    async def ask(self, body: object, token: str | None = None) -> tuple[int, bytes]:
-        """Ask on a connection of its own; return status and body."""
-        async with await self.connect() as stream:
-            await stream.send_all(self.request(body, token))
-            return await answered(stream)
-
-
-async def answered(stream: trio.SocketStream) -> tuple[int, bytes]:
-    """Receive one reply, of a known length or in chunks; return status and body."""
-    status, _, body = await answered_with_head(stream)
-    return status, body
-
-
-async def answered_with_head(
-    stream: trio.SocketStream,
-) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Receive one reply; return status, headers in lower case, and body."""
-    data = b""
-    with trio.fail_after(30):
-        while b"\r\n\r\n" not in data:
-            piece = await stream.receive_some()
-            if not piece:
-                return 0, {}, data
-            data += piece
-        head, _, body = data.partition(b"\r\n\r\n")
-        lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
-        size = lines.get(b"content-length")
-        while (len(body) < int(size)) if size else not body.endswith(b"0\r\n\r\n"):
-            piece = await stream.receive_some()
-            if not piece:
-                break
-            body += piece
-    return int(head.split()[1]), lines, body
-
-
-def ask(text: str, **more: object) -> dict[str, object]:
-    """Return a request's body."""
-    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
-
-
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     """Return a host with an endpoint and a quota."""
     async with open_scene(tmp_path) as opened_scene:
         yield opened_scene
-
-
-@asynccontextmanager
-async def open_scene(where: Path, **changes: object) -> AsyncIterator[Scene]:
-    """Open a host with an endpoint and a quota; `changes` are of `[llm]`."""
-    async with serving(KEY) as provider, opened(where) as stage:
-        values = {
-            "base_url": provider.url,
-            "api_key_file": key_file(where),
-            "endpoint": True,
-            "max_tokens": 50,
-            "quota": {"max_tokens": 10_000},
-            **changes,
-        }
-        async with open_llm(stage.host, section(**values)) as service:
-            yield Scene(stage, provider, service)
-            await stage.host.stop(grace_s=0.0)
-            assert not service.root.reserved
-        # The stand-in's ends are descriptors of this process too.
-        await eventually(lambda: not provider.connections)
 
 
 async def test_a_token_is_worth_nothing_after_its_child(scene: Scene) -> None:

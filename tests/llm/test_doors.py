@@ -1,0 +1,649 @@
+"""The doors of the endpoint: Responses, Messages, embeddings, models (MD1 to MD6)."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import trio
+from anthropic import AsyncAnthropic
+
+from tests.helpers.canary import KEY
+from tests.helpers.doors import Door, Scene, answered, answered_with_head, open_scene
+from tests.helpers.hosts import eventually
+
+pytestmark = pytest.mark.slow
+
+NATIVE = {"api": ["chat", "responses", "messages"], "quota": {"max_tokens": 100_000}}
+TRANSLATED: dict[str, Any] = {"quota": {"max_tokens": 100_000}}
+WAYS = pytest.mark.parametrize("way", [NATIVE, TRANSLATED], ids=["native", "chat"])
+
+SHELL: Any = {
+    "type": "function",
+    "name": "shell",
+    "parameters": {"type": "object"},
+    "strict": None,
+}
+BASH: Any = {"name": "Bash", "input_schema": {"type": "object"}}
+
+
+def raw(
+    door: Door, method: str, path: str, body: object = None, **headers: str
+) -> bytes:
+    """Return a request with the child's token, unless headers show another."""
+    data = body if isinstance(body, bytes) else b""
+    if body is not None and not isinstance(body, bytes):
+        data = json.dumps(body).encode()
+    told = {"host": "x", "content-length": str(len(data)), **headers}
+    if "x_api_key" not in told and "authorization" not in told:
+        told["authorization"] = f"Bearer {door.env['OPENAI_API_KEY']}"
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in told.items()]
+    return "\r\n".join((f"{method} {path} HTTP/1.1", *lines, "", "")).encode() + data
+
+
+async def told(
+    door: Door, method: str, path: str, body: object = None, **headers: str
+) -> tuple[int, dict[bytes, bytes], Any]:
+    """Ask; return status, headers, and the body's JSON if there is one."""
+    async with await door.connect() as stream:
+        await stream.send_all(raw(door, method, path, body, **headers))
+        status, head, text = await answered_with_head(stream)
+        return status, head, json.loads(text) if text.startswith(b"{") else text
+
+
+@asynccontextmanager
+async def opened(where: Path, **changes: Any) -> AsyncIterator[tuple[Scene, Door]]:
+    """Open a host with one child."""
+    async with open_scene(where, max_tokens=None, **changes) as scene:
+        yield scene, await scene.puppet()
+
+
+def official(door: Door) -> openai.AsyncOpenAI:
+    """Return the client of Chat and Responses as the child has it."""
+    return openai.AsyncOpenAI(
+        base_url=door.env["OPENAI_BASE_URL"],
+        api_key=door.env["OPENAI_API_KEY"],
+        max_retries=0,
+        timeout=20,
+    )
+
+
+def anthropic(door: Door) -> AsyncAnthropic:
+    """Return the client of Messages as the child has it."""
+    return AsyncAnthropic(
+        base_url=door.env["ANTHROPIC_BASE_URL"],
+        auth_token=door.env["ANTHROPIC_AUTH_TOKEN"],
+        api_key=None,
+        max_retries=0,
+        timeout=20,
+    )
+
+
+def charged(scene: Scene) -> float:
+    """Return what the stand-in counted, weighted."""
+    return scene.provider.tokens().cost()
+
+
+# spec MD2, MD3, MD4, MD5: plain and streamed, with tools, and paid exactly.
+@WAYS
+async def test_the_official_client_asks_responses(
+    tmp_path: Path, way: dict[str, Any]
+) -> None:
+    async with opened(tmp_path, **way) as (scene, door), official(door) as client:
+        plain = await client.responses.create(
+            model="gpt-99", input="!say=all_is_well !cached=3", instructions="x"
+        )
+        assert plain.output_text == "all is well"
+        assert plain.model == "gpt-99"
+        orders = '!script=[[["shell",{"command":"ls"}]]]'
+        events = [
+            event
+            async for event in await client.responses.create(
+                model="gpt-99", input=orders, tools=[SHELL], stream=True
+            )
+        ]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        last = events[-1]
+        assert last.type == "response.completed"
+        assert last.response.model == "gpt-99"
+        (call,) = (one for one in last.response.output if one.type == "function_call")
+        assert (call.name, json.loads(call.arguments)) == ("shell", {"command": "ls"})
+        assert any(event.type == "response.output_item.done" for event in events)
+        assert scene.service.root.spent == charged(scene)
+        rows = scene.stage.events("llm.called")
+        api = "responses" if way is NATIVE else "chat"
+        assert [row["api"] for row in rows] == [api, api]
+        assert {row["asked"] for row in rows} == {"gpt-99"}
+        assert rows[0]["cached_tokens"] == 3
+        assert sum(row["cost"] for row in rows) == scene.service.root.spent
+
+
+# spec MD1, MD2, MD3, MD4, MD5
+@WAYS
+async def test_the_official_client_asks_messages(
+    tmp_path: Path, way: dict[str, Any]
+) -> None:
+    async with opened(tmp_path, **way) as (scene, door), anthropic(door) as client:
+        request: dict[str, Any] = {"model": "claude-9", "max_tokens": 3000}
+        said: Any = [
+            {"role": "user", "content": "!say=all_is_well !cached=3 !written=2"}
+        ]
+        plain = await client.messages.create(messages=said, **request)
+        assert plain.content[-1].text == "all is well"
+        assert plain.model == "claude-9"
+        orders = '!script=[[["Bash",{"command":"ls"}]]]'
+        said = [{"role": "user", "content": orders}]
+        async with client.messages.stream(
+            messages=said, tools=[BASH], **request
+        ) as stream:
+            whole = await stream.get_final_message()
+        assert whole.model == "claude-9"
+        assert whole.stop_reason == "tool_use"
+        assert whole.content[-1].to_dict()["input"] == {"command": "ls"}
+        assert scene.service.root.spent == charged(scene)
+        row = scene.stage.events("llm.called")[0]
+        assert (row["cached_tokens"], row["cache_write_tokens"]) == (3, 2)
+        count = await client.messages.count_tokens(messages=said, model="claude-9")
+        assert count.input_tokens > 10
+        assert len(scene.provider.served) == 2
+
+
+# spec MD2: what the host does not have to change is sent on byte for byte.
+@pytest.mark.parametrize(
+    ("path", "body", "sent"),
+    [
+        (
+            "/v1/responses",
+            b' {"model" : "m", "new":{"a": 1.50},"input":"!words=1 \\u0041" }\n',
+            b' {"model" : "gpt-4o-mini", "new":{"a": 1.50},"input":"!words=1 \\u0041" }\n',
+        ),
+        (
+            "/v1/messages?beta=true",
+            b'{"max_tokens":90, "messages":[{"role":"user","content":"!words=1"}],"z":[]}',
+            (
+                b'{"max_tokens":90, "messages":[{"role":"user","content":"!words=1"}],"z":[]'
+                b',"model":"gpt-4o-mini"}'
+            ),
+        ),
+        (
+            "/v1/chat/completions",
+            b'{"stream":true,"messages":[{"role":"user","content":"!words=1"}],"x":1e2}',
+            (
+                b'{"stream":true,"messages":[{"role":"user","content":"!words=1"}],"x":1e2'
+                b',"model":"gpt-4o-mini","stream_options":{"include_usage":true}}'
+            ),
+        ),
+        (
+            "/v1/embeddings",
+            b'{"input":["a","b"],"dimensions":8}',
+            b'{"input":["a","b"],"dimensions":8,"model":"gpt-4o-mini"}',
+        ),
+    ],
+)
+async def test_a_request_is_passed_on(
+    tmp_path: Path, path: str, body: bytes, sent: bytes
+) -> None:
+    async with opened(tmp_path, **NATIVE) as (scene, door):
+        headers = {"anthropic-beta": "a,b", "anthropic-version": "2023-01-01"}
+        more = {"openai-beta": "c", "x-stainless-lang": "js", "cookie": "d"}
+        status, _, _ = await told(door, "POST", path, body, **headers, **more)
+        assert status == 200
+        (served,) = scene.provider.served
+        assert served.data == sent
+        passed = {name: served.headers.get(name) for name in (*headers, *more)}
+        is_messages = "messages" in path
+        expected = dict.fromkeys(passed) | (
+            headers if is_messages else {"openai-beta": "c"}
+        )
+        if "embeddings" in path:
+            expected["openai-beta"] = None
+        assert passed == expected
+        has_key = served.headers.get("x-api-key" if is_messages else "authorization")
+        assert has_key == (KEY if is_messages else f"Bearer {KEY}")
+        assert scene.service.root.spent == charged(scene)
+
+
+# spec MD2: the budget for thinking stays below a bound that is lowered.
+@pytest.mark.parametrize(
+    ("most", "thinking"),
+    [
+        (31_999, {"type": "enabled", "budget_tokens": 31_998}),
+        (2_000, {"type": "enabled", "budget_tokens": 1_999}),
+        (1_000, {"type": "disabled"}),
+    ],
+)
+async def test_a_budget_is_lowered_with_its_bound(
+    tmp_path: Path, most: int, thinking: dict[str, Any]
+) -> None:
+    async with open_scene(
+        tmp_path, max_tokens=most, api="messages", quota={"max_tokens": 10**7}
+    ) as scene:
+        door = await scene.puppet()
+        asked = {"type": "enabled", "budget_tokens": 31_999}
+        said = [{"role": "user", "content": "!words=1"}]
+        body = {"max_tokens": 32_000, "thinking": asked, "messages": said}
+        status, _, answer = await told(door, "POST", "/v1/messages", body)
+        assert status == 200, answer
+        sent = scene.provider.served[0].body
+        assert (sent["max_tokens"], sent["thinking"]) == (most, thinking)
+
+
+SAID: Any = [{"role": "user", "content": "!words=1"}]
+
+
+# spec MD2: what is refused is refused by its name, in the API's own form.
+@pytest.mark.parametrize("way", [NATIVE, TRANSLATED], ids=["native", "chat"])
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/responses", {"input": "a", "background": True}, "background"),
+        ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous"),
+        ("/v1/responses", {"input": "a", "conversation": "c"}, "conversation"),
+        ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "prompt"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "item_reference", "id": "i"}]},
+            "input",
+        ),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/responses", {"input": "a", "stream": "yes"}, "stream"),
+        (
+            "/v1/responses",
+            {"input": "a", "tools": [{"type": "web_search"}]},
+            "tools[0].type",
+        ),
+        (
+            "/v1/responses",
+            {"input": "a", "tools": [{"type": "function"}]},
+            "tools[0].name",
+        ),
+        ("/v1/messages", {"max_tokens": True, "messages": SAID}, "max_tokens"),
+        ("/v1/messages", {"messages": SAID, "n": 2, "max_tokens": 9}, "n: "),
+        (
+            "/v1/messages",
+            {"messages": SAID, "max_tokens": 9, "mcp_servers": [{}]},
+            "mcp_servers",
+        ),
+        ("/v1/messages", b'{"max_tokens":1,"max_tokens":9}', "stands twice"),
+        ("/v1/responses", b'{"input":"a","top_p":NaN}', "NaN"),
+    ],
+)
+async def test_what_may_not_be_asked_is_named(
+    tmp_path: Path, way: dict[str, Any], path: str, body: object, name: str
+) -> None:
+    async with opened(tmp_path, **way) as (scene, door):
+        status, head, answer = await told(door, "POST", path, body)
+        assert status == 400
+        assert head[b"x-should-retry"] == b"false"
+        assert name in answer["error"]["message"]
+        assert (answer.get("type") == "error") is (path == "/v1/messages")
+        assert answer["error"]["type"] == "invalid_request_error"
+        assert not scene.provider.served
+
+
+# spec MD2: unknown fields are refused by name where a request is translated.
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_an_unknown_field_is_named_where_it_is_translated(
+    tmp_path: Path, path: str
+) -> None:
+    async with opened(tmp_path, **TRANSLATED) as (scene, door):
+        body: dict[str, Any] = {"messages": SAID}
+        if "responses" in path:
+            body = {"input": "a"}
+        body |= {"max_tokens": 9} if "messages" in path else {}
+        status, _, answer = await told(door, "POST", path, {**body, "brand_new": 1})
+        assert status == 400
+        assert "brand_new" in answer["error"]["message"]
+        assert not scene.provider.served
+
+
+# spec MD2: fields that change nothing are dropped, counted, and told once.
+async def test_what_changes_nothing_is_dropped_and_told(tmp_path: Path) -> None:
+    async with opened(tmp_path, **TRANSLATED) as (scene, door):
+        body = {"input": "!words=1", "store": False, "prompt_cache_key": "k"}
+        for _ in range(2):
+            assert (await told(door, "POST", "/v1/responses", body))[0] == 200
+        rows = scene.stage.events("llm.dropped")
+        assert [sorted(row["fields"]) for row in rows] == [
+            ["prompt_cache_key", "store"]
+        ] * 2
+        assert "prompt_cache_key" not in scene.provider.served[0].body
+
+
+# spec MD2: hosted tools, as [llm] hosted_tools says.
+@pytest.mark.parametrize(
+    ("hosted", "sent"),
+    [("drop", ["function"]), ("pass", ["web_search", "function"])],
+)
+async def test_hosted_tools_are_what_is_configured(
+    tmp_path: Path, hosted: str, sent: list[str]
+) -> None:
+    async with opened(tmp_path, **NATIVE, hosted_tools=hosted) as (scene, door):
+        tools = [{"type": "web_search"}, SHELL]
+        body = {"input": "!words=1", "tools": tools}
+        assert (await told(door, "POST", "/v1/responses", body))[0] == 200
+        found = [tool["type"] for tool in scene.provider.served[0].body["tools"]]
+        assert found == sent
+
+
+# spec MD1: either header; two that differ are none.
+async def test_a_token_is_shown_in_either_way(tmp_path: Path) -> None:
+    async with opened(tmp_path, **NATIVE) as (_, door):
+        token = door.env["ANTHROPIC_AUTH_TOKEN"]
+        assert token == door.env["OPENAI_API_KEY"]
+        assert door.env["OPENAI_BASE_URL"] == door.env["ANTHROPIC_BASE_URL"] + "/v1"
+        bearer = {"authorization": f"Bearer {token}"}
+        for headers, status in (
+            ({"x_api_key": token}, 200),
+            ({"x_api_key": token, **bearer}, 200),
+            ({"x_api_key": "other", **bearer}, 401),
+            ({"x_api_key": token, "authorization": "Basic x"}, 401),
+        ):
+            assert (await told(door, "GET", "/v1/models", **headers))[0] == status
+
+
+# spec MD1: a wrong token is told in the API's form, before the body has come.
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_wrong_token_is_told_before_the_body(tmp_path: Path, path: str) -> None:
+    async with opened(tmp_path) as (_, door):
+        head = raw(door, "POST", path, x_api_key="sk-x", content_length="99")
+        async with await door.connect() as stream:
+            await stream.send_all(head.replace(b"content-length: 0\r\n", b""))
+            status, body = await answered(stream)
+        answer = json.loads(body)
+        assert status == 401
+        kind = "authentication_error" if "messages" in path else "invalid_request_error"
+        assert answer["error"]["type"] == kind
+
+
+# spec MD1: HEAD / is a test of the connection, and the connection stays usable.
+async def test_the_connection_is_tested_without_a_token(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, door), await door.connect() as stream:
+        for _ in range(2):
+            await stream.send_all(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+            status, head, body = await answered_with_head(stream)
+            assert (status, head[b"content-length"], body) == (200, b"0", b"")
+        sizes = set()
+        for method in ("HEAD", "GET"):
+            await stream.send_all(raw(door, method, "/v1/models"))
+            data = b""
+            while b"\r\n\r\n" not in data or (method == "GET" and b"}" not in data):
+                data += await stream.receive_some()
+            sizes.add(data.lower().partition(b"content-length: ")[2].split()[0])
+        assert len(sizes) == 1
+
+
+# spec MD1: a WebSocket is refused at once, and the connection ends.
+async def test_a_websocket_is_refused_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path, **NATIVE) as (_, door), await door.connect() as stream:
+        upgrade = {"connection": "Upgrade", "upgrade": "websocket"}
+        await stream.send_all(raw(door, "GET", "/v1/responses", **upgrade))
+        status, head, body = await answered_with_head(stream)
+        assert (status, head[b"connection"]) == (426, b"close")
+        assert "error" in json.loads(body)
+        assert await stream.receive_some() == b""
+
+
+async def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    async with opened(tmp_path, **NATIVE) as (_, door):
+        for method, path, status, said in (
+            ("GET", "/v1/responses/resp_1", 404, "no response is kept"),
+            ("GET", "/v1/models/gpt-0", 404, "GET /v1/models lists"),
+            ("GET", "/v1/models/gpt-4o-mini", 200, ""),
+            ("GET", "/v1/messages", 405, "does nothing"),
+            ("POST", "/v1/audio/speech", 404, "there are /v1/chat/completions"),
+        ):
+            found, head, answer = await told(door, method, path)
+            assert found == status
+            if status != 200:
+                assert said in answer["error"]["message"]
+            assert (b"allow" in head) is (status == 405)
+
+
+# spec MD4: who may name which model; an alias counts after the names.
+async def test_a_model_is_named_by_rights_and_aliases(tmp_path: Path) -> None:
+    models = {"big": {"model": "b"}, "cheap": {"model": "c"}, "gpt-own": {}}
+    restricted = {"messages": "cheap", "default": "small"}
+    alias = {"gpt-*": "big", "gpt-5-*": "cheap", "*": "big"}
+    async with open_scene(
+        tmp_path,
+        models=models,
+        default_model="big",
+        restricted_model=restricted,
+        alias=alias,
+        api=["chat", "messages"],
+        quota={"max_tokens": 10**6},
+    ) as scene:
+        top = await scene.puppet(top_level=True)
+        low = await scene.puppet()
+        asked = ["cheap", "gpt-own", "gpt-4", "gpt-5-mini", "claude", None]
+        for door, expected in (
+            (top, ["c", "gpt-own", "b", "c", "b", "b"]),
+            (low, ["small"] * 6),
+        ):
+            del scene.provider.served[:]
+            for name in asked:
+                body = {"messages": SAID} | ({} if name is None else {"model": name})
+                status, _, answer = await told(
+                    door, "POST", "/v1/chat/completions", body
+                )
+                assert status == 200, answer
+                assert name is None or answer["model"] == name
+            assert [one.body["model"] for one in scene.provider.served] == expected
+        del scene.provider.served[:]
+        body = {"messages": SAID, "max_tokens": 9, "model": "big"}
+        status, _, answer = await told(low, "POST", "/v1/messages", body)
+        assert (status, answer["model"]) == (200, "big")
+        assert scene.provider.served[0].body["model"] == "c"
+
+
+def events_of(body: bytes) -> list[dict[str, Any]]:
+    """Return the events of a stream that are named by their type."""
+    found = []
+    for block in body.split(b"\n\n"):
+        lines = dict(line.split(b": ", 1) for line in block.split(b"\n") if line)
+        if b"data" in lines:
+            event = json.loads(lines[b"data"])
+            assert lines[b"event"].decode() == event["type"]
+            found.append(event)
+    return found
+
+
+async def streamed(
+    door: Door, path: str, text: str
+) -> tuple[int, list[dict[str, Any]]]:
+    """Ask for a stream; return the status and its events."""
+    body: dict[str, Any] = {"model": "m", "stream": True}
+    if path == "/v1/messages":
+        body |= {"max_tokens": 4000, "messages": [{"role": "user", "content": text}]}
+    else:
+        body |= {"input": text}
+    async with await door.connect() as stream:
+        await stream.send_all(raw(door, "POST", path, body))
+        status, head, data = await answered_with_head(stream)
+    if status != 200:
+        return status, [json.loads(data)]
+    assert head[b"content-type"].startswith(b"text/event-stream")
+    pieces, rest = b"", data
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        pieces += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    return 200, events_of(pieces)
+
+
+# spec MD3: an error in the middle is the API's own, and what came is charged.
+@WAYS
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize(
+    "order", ["!error", "!truncated", "!cut=900", "!foreign=other"]
+)
+async def test_an_error_in_the_middle_is_the_apis_own(
+    tmp_path: Path, way: dict[str, Any], path: str, order: str
+) -> None:
+    other = "chat" if way is NATIVE else "responses"
+    order = order.replace("=other", f"={other}")
+    async with opened(tmp_path, **way) as (scene, door):
+        status, events = await streamed(door, path, f"!words=40 {order}")
+        if "foreign" in order:  # nothing of an answer had come
+            assert status == 502
+            assert "another API" in events[0]["error"]["message"]
+        elif path == "/v1/messages":
+            assert events[-1]["type"] == "error"
+            assert not any(event["type"] == "message_stop" for event in events)
+        else:
+            last = events[-1]
+            assert last["type"] == "response.failed"
+            assert last["response"]["status"] == "failed"
+            assert set(last["response"]["error"]) == {"code", "message"}
+            numbers = [event["sequence_number"] for event in events]
+            assert numbers == list(range(len(events)))
+        await eventually(lambda: not scene.service.root.reserved)
+        assert scene.service.root.calls == 1
+        assert scene.service.root.spent > 0
+
+
+# spec MD3: what clients cannot do without is put in.
+async def test_the_gaps_of_an_answer_are_filled(tmp_path: Path) -> None:
+    async with opened(tmp_path, **NATIVE) as (_, door):
+        _, events = await streamed(door, "/v1/messages", "!words=2 !lack=id")
+        assert events[0]["message"]["id"].startswith("msg_")
+        order = "!words=2 !drop=content_block_stop"
+        _, events = await streamed(door, "/v1/messages", order)
+        kinds = [event["type"] for event in events if event["type"] != "ping"]
+        assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+        _, events = await streamed(door, "/v1/responses", "!words=2 !lack=id")
+        ids = {one["response"]["id"] for one in events if "response" in one}
+        assert len(ids) == 1
+        assert ids.pop().startswith("resp_")
+        order = "!words=2 !drop=response.output_item.done"
+        _, events = await streamed(door, "/v1/responses", order)
+        assert [event["type"] for event in events][-2:] == [
+            "response.output_item.done", "response.completed",
+        ]  # fmt: skip
+
+
+# spec MD3: an order of events that the API does not have ends the answer.
+@pytest.mark.parametrize(
+    ("path", "order"),
+    [
+        ("/v1/messages", "!twice=0"),
+        ("/v1/messages", "!twice=1"),
+        ("/v1/messages", "!swap=0"),
+        ("/v1/responses", "!twice=0"),
+        ("/v1/responses", "!twice=2"),
+    ],
+)
+async def test_events_out_of_order_end_the_answer(
+    tmp_path: Path, path: str, order: str
+) -> None:
+    async with opened(tmp_path, **NATIVE) as (scene, door):
+        status, events = await streamed(door, path, f"!words=3 {order}")
+        last = events[-1]
+        assert status == 502 or last["type"] in ("error", "response.failed"), events
+        assert "invalid response" in json.dumps(last)
+        assert scene.service.root.calls == 1
+
+
+# spec L13, MD3: a key passes in no piece of any event.
+@WAYS
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "!leak", "!leak-thought", "!leak-error", "!leak-name", "!leak-event",
+        "!leak-header", "!leak-field=id", "!leak-field=type", "!leak-refused",
+        "!leak-field=text", "!leak-field=delta", "!leak-field=signature",
+    ],
+)  # fmt: skip
+async def test_no_key_passes_a_stream(
+    tmp_path: Path, way: dict[str, Any], path: str, order: str
+) -> None:
+    async with opened(tmp_path, **way) as (_, door):
+        _, events = await streamed(door, path, f"!words=3 {order}")
+        text = json.dumps(events)
+        assert KEY not in text
+        pieces = "".join(
+            str(event.get("delta", ""))
+            if isinstance(event.get("delta", ""), str)
+            else "".join(str(v) for k, v in event["delta"].items() if k != "type")
+            for event in events
+        )
+        assert KEY not in pieces
+        assert KEY[4:] not in pieces
+
+
+# spec MD6: each door refuses in its own form, and 400 from the fourth time on.
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_a_quota_is_refused_in_the_apis_form(tmp_path: Path, path: str) -> None:
+    async with opened(tmp_path, **NATIVE) as (scene, door):
+        scene.service.root.spent = 1e9
+        found = []
+        for _ in range(5):
+            status, events = await streamed(door, path, "a")
+            error = events[0]["error"]
+            found.append((status, error["type"], error.get("code")))
+        if path == "/v1/messages":
+            first: Any = (429, "rate_limit_error", None)
+            later: Any = (400, "invalid_request_error", None)
+        else:
+            first = (429, "insufficient_quota", "insufficient_quota")
+            later = (400, *first[1:])
+        assert found == [first] * 3 + [later] * 2
+
+
+# spec MD6: a provider's failure is asked about once: the agent asks again by itself.
+@pytest.mark.parametrize("status", [429, 500, 529])
+async def test_the_host_leaves_trying_again_to_the_agent(
+    tmp_path: Path, status: int
+) -> None:
+    async with opened(tmp_path, **NATIVE) as (scene, door):
+        found, _ = await streamed(door, "/v1/messages", f"!status={status}")
+        assert found == (502 if status == 500 else status)
+        assert len(scene.provider.served) == 1
+        assert scene.service.root.calls == 0
+
+
+# spec MD5: once a provider has counted more than bytes were sent, that is reserved.
+async def test_a_provider_that_counts_more_is_reserved_for(tmp_path: Path) -> None:
+    limit = 12_000
+    async with open_scene(
+        tmp_path, api="messages", max_tokens=10, quota={"max_tokens": limit}
+    ) as scene:
+        door = await scene.puppet()
+        text = "!words=1 !wait=0.2 !prompt-tokens=2000"
+        await streamed(door, "/v1/messages", text)
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(streamed, door, "/v1/messages", text)
+        assert scene.service.root.spent <= limit + 2000 + 40
+
+
+# spec MD5: with a small quota a call goes alone if the estimate fits.
+async def test_a_call_whose_worst_case_does_not_fit_goes_alone(tmp_path: Path) -> None:
+    async with open_scene(
+        tmp_path, api="messages", max_tokens=None, quota={"max_tokens": 6000}
+    ) as scene:
+        door = await scene.puppet()
+        text = "!words=5 " + "many words " * 900  # 9,900 bytes, 2,000 tokens
+        status, events = await streamed(door, "/v1/messages", text)
+        assert status == 200
+        assert events[-1]["type"] == "message_stop"
+        assert scene.provider.served[0].body["max_tokens"] > 500
+        assert scene.service.root.spent == charged(scene)
+
+
+# spec MD1: a fixed port.
+async def test_the_port_is_the_configured_one(tmp_path: Path) -> None:
+    with trio.socket.socket() as probe:
+        await probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with opened(tmp_path, endpoint_port=port) as (_, door):
+        assert door.env["OPENAI_BASE_URL"] == f"http://127.0.0.1:{port}/v1"
+        async with httpx2.AsyncClient() as client:
+            found = await client.head(f"http://127.0.0.1:{port}/")
+            assert found.status_code == 200
