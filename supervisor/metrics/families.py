@@ -249,9 +249,17 @@ def _models(metrics: Metrics) -> Iterator[Family]:
     yield Family(
         "sandhost_llm_tokens",
         COUNTER,
-        "Tokens that providers charged; cached ones are part of the prompt",
+        "Tokens that providers charged; those of caches are part of the prompt, those of"
+        " reasoning of the completion",
         ("model", "kind"),
         tuple(metrics.llm_tokens.items()),
+    )
+    yield Family(
+        "sandhost_llm_dropped",
+        COUNTER,
+        "Members left out of requests that were translated: they change nothing",
+        ("api", "field"),
+        tuple(metrics.llm_dropped.items()),
     )
     accounts = [
         account

@@ -134,6 +134,7 @@ class Metrics:
         denied: requests for what a client may not reach, by command.
         llm_calls: by (model, outcome).
         llm_tokens: by (model, kind).
+        llm_dropped: members left out of requests, by (API, name).
         quota_denied: by model.
         limits: that children came near to or reached, by (limit, level).
         executions: tool executions that began.
@@ -158,6 +159,7 @@ class Metrics:
     denied: Counter[str] = field(default_factory=Counter)
     llm_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     llm_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
+    llm_dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
     quota_denied: Counter[str] = field(default_factory=Counter)
     limits: Counter[tuple[str, str]] = field(default_factory=Counter)
     executions: int = 0
@@ -306,11 +308,16 @@ def _llm_called(metrics: Metrics, fields: dict[str, Any]) -> None:
     metrics.llm_calls[model, str(fields.get("outcome"))] += 1
     own = metrics.tokens_of(fields)
     own.calls += 1
-    for kind in ("prompt", "cached", "completion"):
+    for kind in ("prompt", "cached", "cache_write", "completion", "reasoning"):
         tokens = int(fields.get(f"{kind}_tokens") or 0)
         metrics.llm_tokens[model, kind] += tokens
-        if kind != "cached":  # a part of the prompt
+        if kind in ("prompt", "completion"):  # the others are parts of these
             own.tokens += tokens
+
+
+def _llm_dropped(metrics: Metrics, fields: dict[str, Any]) -> None:
+    for name in fields.get("fields") or ():
+        metrics.llm_dropped[str(fields.get("api")), str(name)] += 1
 
 
 def _quota_denied(metrics: Metrics, fields: dict[str, Any]) -> None:
@@ -355,6 +362,7 @@ _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "workspace.committed": _committed,
     "workspace.conflict": _conflict,
     "llm.called": _llm_called,
+    "llm.dropped": _llm_dropped,
     "quota.denied": _quota_denied,
     "child.limit": _limit,
     "exec.started": _exec_started,
