@@ -95,7 +95,7 @@ class ChatWriter(AnswerWriter):
 
     def feed(self, event: Object) -> list[bytes]:
         """See ``AnswerWriter``."""
-        return self._frames([self._events.feed(event)])
+        return self._frames(self._events.feed(event))
 
     def finish(self, completion: Completion) -> list[bytes]:
         """See ``AnswerWriter``."""
@@ -137,14 +137,26 @@ class ChatEvents:
         self._choices: dict[int, ChoiceRedactor] = {}
         self._last: Object = {}
 
-    def feed(self, event: Object) -> Object:
-        """Return an event without secrets; what may become one is held back."""
+    def feed(self, event: Object) -> Iterator[Object]:
+        """Yield an event without secrets, after the ends of texts that it ends.
+
+        What may become a secret is held back.
+        """
         choices = event.get("choices") or []
         if choices:
             self._last = {**event, "choices": [], "usage": None}
         for choice in choices:
-            self._choice(choice.get("index", 0)).feed(choice)
-        return event
+            known = self._choice(choice.get("index", 0))
+            if rest := known.ended_by(choice):
+                yield self._piece(choice.get("index", 0), rest)
+            known.feed(choice)
+        yield event
+
+    def _piece(self, index: int, delta: Object) -> Object:
+        """Return an event of what was held back."""
+        last = {key: value for key, value in self._last.items() if key != "usage"}
+        choice = {"index": index, "delta": delta, "finish_reason": None}
+        return {**last, "choices": [choice]}
 
     def _choice(self, index: int) -> ChoiceRedactor:
         known = self._choices.get(index)
@@ -156,11 +168,9 @@ class ChatEvents:
         """Yield what is left: what was held back, or all of what came in one piece."""
         if not self._last:  # a provider that does not stream
             yield from _events_of(completion.object)
-        last = {key: value for key, value in self._last.items() if key != "usage"}
         for index, known in self._choices.items():
             if rest := known.rest():
-                choice = {"index": index, "delta": rest, "finish_reason": None}
-                yield {**last, "choices": [choice]}
+                yield self._piece(index, rest)
 
 
 def _events_of(completion: Object) -> Iterator[Object]:
@@ -276,13 +286,11 @@ class TranslatedWriter(AnswerWriter):
 
     def feed(self, event: Object) -> list[bytes]:
         """See ``AnswerWriter``."""
-        return self._frames(self._maker.feed(self._events.feed(event)))
+        return self._all_frames(self._events.feed(event))
 
     def finish(self, completion: Completion) -> list[bytes]:
         """See ``AnswerWriter``."""
-        frames = []
-        for event in self._events.finish(completion):
-            frames += self._frames(self._maker.feed(event))
+        frames = self._all_frames(self._events.finish(completion))
         usage = completion.object.get("usage")
         return [*frames, *self._frames(self._maker.finish(usage))]
 
@@ -291,6 +299,11 @@ class TranslatedWriter(AnswerWriter):
         is_messages = self._api.name == "messages"
         word = api_error("messages", why)["error"]["type"] if is_messages else ""
         return self._frames(self._maker.fail(word or responses_code(why), str(why)))
+
+    def _all_frames(self, events: Iterable[Object]) -> list[bytes]:
+        return [
+            frame for event in events for frame in self._frames(self._maker.feed(event))
+        ]
 
     def _frames(self, events: Iterable[Object]) -> list[bytes]:
         first = [] if self._has_begun else self._maker.begin()

@@ -140,11 +140,11 @@ def there(where: Path, text: str) -> str:
     def place(match: re.Match[str]) -> str:
         path = where / match[2].lstrip("/")
         if match[1].startswith("api_key_file"):
-            path.parent.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text("a" * 40)
         else:
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
         return f'{match[1]}"{path}"'
 
     return re.sub(r'(\w+ = \[?)"(/(?:etc|srv)/[^"]*)"', place, text)

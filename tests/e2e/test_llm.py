@@ -339,7 +339,7 @@ def test_an_unmodified_program_finds_its_endpoint(
     outcome = run(tmp_path, config, f"{sys.executable} child.py")
     assert outcome.err == b""
     assert outcome.out.decode().splitlines() == [
-        "The message has 2 words. big True",
+        "The message has 2 words. whatever True",
         "The message has 3 words. True True",
         "add",
         'add {"a": 1}',
