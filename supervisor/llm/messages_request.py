@@ -3,7 +3,7 @@
 Rules of this file.
 
 1. Each field is translated, named in ``dropped``, or refused with its place. A field that
-   is null asks for nothing.
+   is null, or has a value of ``_NEUTRAL``, asks for nothing.
 2. Chat wants the results of tools directly behind their calls, each as a message. Messages
    has them among the user's blocks: what else came since the calls is held behind them.
 3. Time and memory grow as the request does.

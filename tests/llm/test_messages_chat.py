@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.llm import messages_writer
+from supervisor.llm.answer_reader import parse_object
 from supervisor.llm.messages_request import count_tokens_estimate, translate_request
 from supervisor.llm.messages_writer import MessagesWriter
 from supervisor.llm.prompt_size import IMAGE_TOKENS
@@ -406,6 +408,13 @@ def test_a_text_that_the_model_shall_continue_is_refused() -> None:
 
 
 # spec MD2
+def test_a_request_in_which_nothing_is_said_is_refused() -> None:
+    with pytest.raises(UntranslatableError) as refused:
+        messages_of(user(), {"role": "user", "content": ""})
+    assert refused.value.field == "messages"
+
+
+# spec MD2
 def test_a_forced_choice_without_tools_is_refused() -> None:
     with pytest.raises(UntranslatableError):
         body_of(tool_choice={"type": "any"})
@@ -700,6 +709,22 @@ def test_calls_that_come_mixed_are_told_apart() -> None:
         tool_use("a", {"a": 0}),
         text("and so"),
     ]
+
+
+# spec MD3: however many calls are mixed, time grows as the answer does.
+def test_the_arguments_of_a_call_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[bytes] = []
+
+    def parse(data: bytes) -> Object:
+        looked_at.append(data)
+        return parse_object(data)
+
+    monkeypatch.setattr(messages_writer, "parse_object", parse)
+    pieces = [piece(number, "[", name="Read") for number in range(9)]
+    events_of(writer(), *pieces, *pieces, chunk("tool_calls"))
+    assert looked_at == [b"["]
 
 
 # spec MD3: an answer lacks no id, and a result names one call.
