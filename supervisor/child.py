@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
     from supervisor.workspace.bounds import LayerBounds
+    from supervisor.workspace.branches import WentBack
     from supervisor.workspace.mounted import MountedWorkspace
     from supervisor.workspace.use import WorkspaceUse
     from vfs.policy import Place
@@ -312,7 +313,7 @@ class Child(ChildClients):
 
         for index, use in enumerate(spec.workspaces):
             mounted = await self._mount_workspace(use, wanted)
-            self._tell_walk(use, mounted.walked_s)
+            self._tell_mounted(use, mounted)
             self._hold_lock(stack, mounted.lock, wanted)
             if use.mode == "review":
                 # While it is locked still, and when the mount is gone.
@@ -365,8 +366,11 @@ class Child(ChildClients):
         for audit in self._audits.values():
             audit.tell_left_out()
 
-    def _tell_walk(self, use: WorkspaceUse, walked_s: float | None) -> None:
-        """Tell how long it took to look for names to hide; None: they are at known places."""
+    def _tell_mounted(self, use: WorkspaceUse, mounted: MountedWorkspace) -> None:
+        """Tell how long it took to look for names to hide, and what was gone back to."""
+        walked_s = mounted.walked_s
+        if mounted.went_back is not None:
+            self._tell_went_back(use, mounted.went_back)
         if walked_s is not None:
             self._host.log.write(
                 "INFO",
@@ -375,6 +379,24 @@ class Child(ChildClients):
                 duration_s=round(walked_s, 3),
                 **self.log_fields(),
             )
+
+    def _tell_went_back(self, use: WorkspaceUse, done: WentBack) -> None:
+        """Tell that a workspace is as a snapshot was, as its last child had asked."""
+        self._host.log.write(
+            "INFO",
+            f"Workspace {use.name} went back to snapshot {done.label}, as its last child"
+            f" had asked: {done.lost} changes were dropped",
+            workspace=use.name,
+            label=done.label,
+            **self.log_fields(),
+        )
+        self._host.journal.write(
+            "workspace.restored",
+            child_id=self.id,
+            workspace=use.name,
+            label=done.label,
+            lost=done.lost,
+        )
 
     def _tell_cut_off(self, use: WorkspaceUse) -> None:
         """Warn that a workspace's last run was cut off before its layer was synced."""

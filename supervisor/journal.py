@@ -79,6 +79,7 @@ EVENTS = (
     "workspace.conflict",
     "workspace.discarded",
     "workspace.snapshot",
+    "workspace.restored",
 )
 """The events that this host writes."""
 

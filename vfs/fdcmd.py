@@ -88,7 +88,7 @@ _NUMBERS = frozenset(
 _SWITCHES = frozenset(
     {
         *("read_all", "case_sensitive", "regex", "extract_to_new_fd", "create"),
-        *("exist_ok", "is_error"),
+        *("exist_ok", "is_error", "files"),
     }
 )
 _SHORT = {"all": "read_all", "lines": "lines"}

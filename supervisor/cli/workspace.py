@@ -253,10 +253,17 @@ def snapshot(
 @click.argument("name")
 @click.argument("label")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@journal_option
 @state_dir_option
 @control_option
 def restore(
-    name: str, label: str, state_dir: str | None, control: str | None, *, yes: bool
+    name: str,
+    label: str,
+    state_dir: str | None,
+    control: str | None,
+    journal: str | None,
+    *,
+    yes: bool,
 ) -> int:
     """Go back to a snapshot; what was changed since is dropped."""
     words = {"name": name, "label": label}
@@ -265,7 +272,7 @@ def restore(
         question = f"drop {asked['lost']} changes of workspace {name} since {label}?"
         if asked["lost"] and not click.confirm(question, err=True):
             return 1
-    lost = _do(state_dir, control, "restore", words)["lost"]
+    lost = _do(state_dir, control, "restore", words, journal)["lost"]
     if lost:
         text = f"{lost} changes since {label} were dropped"
         print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
@@ -383,7 +390,7 @@ def export(
 def _opened(state_dir: str | None, name: str) -> Workspace:
     from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
     from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
-    from supervisor.workspace.verbs import cut_off_note  # noqa: PLC0415
+    from supervisor.workspace.verbs import cut_off_note, restore_note  # noqa: PLC0415
     from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
 
     found: Workspace = _done(lambda: Workspace(find_state_dir(state_dir), name))
@@ -392,6 +399,8 @@ def _opened(state_dir: str | None, name: str) -> Workspace:
         print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
     if _done(found.is_cut_off):
         show_notes([cut_off_note(name)])
+    if found.state.goes_back_to:
+        show_notes([restore_note(found)])
     return found
 
 

@@ -132,6 +132,7 @@ def enter(service: FdService, left: FdsState, entering: Entering, child: Child) 
         process = left.processes.get(client.id)
         if process is not None:
             entered = service.enter(client, entering.process(process))
+            service.show_workspaces(child, entered)
             if child.spec.account is not None:  # also if an older program left it
                 entered.shared.owner = owner_of(child.spec.account)
         for one in left.kept:

@@ -22,6 +22,7 @@ from protocol import fdxml
 from supervisor.config.fds import FileDescriptorSection
 from supervisor.daemon_places import CHECKPOINTS
 from supervisor.fds import handover
+from supervisor.journal import Journal
 from supervisor.options import parse_duration, parse_size
 from supervisor.scratch import make_kept
 from vfs.content import (
@@ -75,6 +76,7 @@ class FdService:
         summarizer: makes short of long; None: no model is there.
         conversations: with the model; None: no model is there.
         temporary: the directory of checkpoints that end with the host; None: they stay.
+        journal: is told of snapshots that belong to checkpoints.
         gone_hooks: called with each client that is gone, before it is forgotten.
     """
 
@@ -95,6 +97,7 @@ class FdService:
         self.gone_hooks: list[Callable[[Client], None]] = []
         self.conversations: Conversations | None = None
         self.temporary: str | None = None
+        self.journal = Journal(-1, lambda _: None)
         self._left: FdsState | None = None
         self._entering: Entering | None = None
         self.enabled = enabled
@@ -112,8 +115,15 @@ class FdService:
         del stack  # `client_gone` undoes it
         if child.session is not None:
             owner = owner_of(child.spec.account)
-            self.process_of(child.session.client, owner)
+            self.show_workspaces(child, self.process_of(child.session.client, owner))
         return {}
+
+    def show_workspaces(self, child: Child, process: Process) -> None:
+        """Let checkpoints of a child name snapshots of its workspaces."""
+        if child.spec.workspaces:
+            from supervisor.fds.workspaces import ChildWorkspaces  # noqa: PLC0415 - with one
+
+            process.shared.workspaces = ChildWorkspaces(child, self.journal)
 
     def client_attached(self, client: Client) -> None:
         """Give a client that was just attached what its parent has now."""
@@ -391,6 +401,7 @@ def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdServ
             host.apart.add(temporary)
         service = make_service(host.fs, config, directory)
         service.temporary = temporary
+        service.journal = host.journal
         service.drop_numbered(host.log, before)
         host.fs.set_aside(service.store.spool.most_descriptors)
         host.services.fds = service

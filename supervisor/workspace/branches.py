@@ -38,6 +38,7 @@ from supervisor.workspace.record import (
 )
 from supervisor.workspace.store import (
     Snapshot,
+    State,
     WorkspaceError,
     make_from_state,
     make_upper,
@@ -92,7 +93,22 @@ class _Sealed:
     record: Record | None = None
 
 
-def take_snapshot(workspace: Workspace, label: str | None) -> Snapshotted:
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """What going back to a snapshot did.
+
+    Attributes:
+        label: of the snapshot.
+        lost: how many paths differ from what was there before.
+    """
+
+    label: str
+    lost: int
+
+
+def take_snapshot(
+    workspace: Workspace, label: str | None, *, of_checkpoint: bool = False
+) -> Snapshotted:
     """Seal what was changed so far under a label; as ``Workspace.snapshot``."""
     workspace.finish_commit()
     state = workspace.state
@@ -106,11 +122,12 @@ def take_snapshot(workspace: Workspace, label: str | None) -> Snapshotted:
     with workspace.store.hold() as store:
         sealed = _seal(workspace, store)
         now_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
-        kept = (*state.snapshots, Snapshot(chosen, sealed.layers, now_ns))
-        state.snapshots = kept[-max(1, state.settings.keep) :]
+        made = Snapshot(chosen, sealed.layers, now_ns, of_checkpoint)
+        gone = _outlived((*state.snapshots, made), state)
+        kept = (one for one in (*state.snapshots, made) if one not in gone)
+        state.snapshots = tuple(kept)
         _keep_record(workspace, chosen, sealed.record)
         _retreat(workspace, sealed)
-    gone = kept[: -len(state.snapshots)]
     for snapshot in gone:
         workspace.directory.write(_record_name(snapshot.label), None)
     if gone:
@@ -118,14 +135,48 @@ def take_snapshot(workspace: Workspace, label: str | None) -> Snapshotted:
     return Snapshotted(chosen, sealed.copied_bytes, sealed.stopped_ns)
 
 
+def _outlived(snapshots: Sequence[Snapshot], state: State) -> list[Snapshot]:
+    """Return the snapshots that are too many: those of checkpoints count by themselves."""
+    gone: list[Snapshot] = []
+    for kind in (False, True):
+        some = [one for one in snapshots if one.of_checkpoint is kind]
+        gone += some[: -max(1, state.settings.keep)]
+    return [one for one in gone if one.label != state.goes_back_to]
+
+
+def drop_snapshot(workspace: Workspace, label: str) -> bool:
+    """Forget a snapshot; tell whether it was there."""
+    state = workspace.state
+    found = state.snapshot(label)
+    if found is None:
+        return False
+    with workspace.store.hold():
+        state.snapshots = tuple(one for one in state.snapshots if one is not found)
+        if state.goes_back_to == label:
+            state.goes_back_to = ""
+        workspace.directory.write_state(state)
+        workspace.directory.write(_record_name(label), None)
+    workspace.store.sweep()
+    return True
+
+
+def finish_restore(workspace: Workspace) -> WentBack | None:
+    """Go back to the snapshot that the child of the last run has asked for, if it has."""
+    label = workspace.state.goes_back_to
+    if not label:
+        return None
+    return WentBack(label, go_back(workspace, label))
+
+
 def go_back(workspace: Workspace, label: str) -> int:
     """Go back to a snapshot; as ``Workspace.restore``."""
     workspace.directory.check_idle()
     workspace.finish_commit()
     lost = len(changes_since(workspace, label))
-    snapshot = _find(workspace, label)
+    snapshot = find_snapshot(workspace, label)
     with workspace.store.hold():
         workspace.state.is_running = False
+        workspace.state.goes_back_to = ""
         data = workspace.directory.read(_record_name(label))
         record = None if data is None else load_record(data)
         _retreat(workspace, _Sealed(snapshot.layers, new_layer_id(), record=record))
@@ -139,7 +190,7 @@ def changes_since(workspace: Workspace, label: str) -> list[Row]:
     Raises:
         WorkspaceError: there is no such snapshot.
     """
-    snapshot = _find(workspace, label)
+    snapshot = find_snapshot(workspace, label)
     with workspace.trees() as trees, workspace.store.opened(snapshot.layers) as old:
         tops = (*old, trees.base_fd)
         return compare_views(LayeredTree(tops, workspace.state.marks), trees.merged)
@@ -160,6 +211,7 @@ def fork(workspace: Workspace, count: int) -> list[str]:
             is_running=False,
             may_redirect=False,
             outgoing="",
+            goes_back_to="",
         )
         below = _status_of(workspace, store, sealed.layers)
         links = _records_for_fork(workspace, sealed)
@@ -451,7 +503,12 @@ def _is_within(path: bytes, directory: bytes) -> bool:
     return path == directory or path.startswith(directory + b"/")
 
 
-def _find(workspace: Workspace, label: str) -> Snapshot:
+def find_snapshot(workspace: Workspace, label: str) -> Snapshot:
+    """Return a snapshot.
+
+    Raises:
+        WorkspaceError: there is no such one.
+    """
     found = workspace.state.snapshot(label)
     if found is None:
         labels = ", ".join(workspace.state.labels()) or "none"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from supervisor.workspace.branches import WentBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +19,14 @@ class MountedWorkspace:
         lock: of the workspace's lock; -1 of modes that have none.
         own: the directory of the layer, where the child makes the mount.
         walked_s: how long the base was walked for names to hide; None if it was not.
+        went_back: to which snapshot it went before, as its last child had asked.
     """
 
     fd: int = -1
     lock: int = -1
     own: str = ""
     walked_s: float | None = None
+    went_back: WentBack | None = None
 
     def close(self) -> None:
         """Give back both."""

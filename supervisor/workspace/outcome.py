@@ -45,6 +45,11 @@ def end_run(
             # Another child may have it: then this one was refused, or another one started
             # since it ended. The end of that run is recorded when it comes.
             is_others = bool(workspace.directory.user())
+            if not is_others and (done := workspace.finish_restore()):
+                counts = {"label": done.label, "lost": done.lost}
+                write_event("workspace.restored", workspace=use.name, **counts)
+                text = f"went back to snapshot {done.label}, as its program asked"
+                tell(f"workspace {use.name}: {text}: {done.lost} changes dropped")
             rows = workspace.changes() if is_others else workspace.end_run()
             changed = len(rows)
             if not changed:
@@ -66,7 +71,8 @@ def end_run(
 
 def _drop(workspace: Workspace, use: WorkspaceUse) -> None:
     """Remove a workspace in which nothing is left and that nothing else keeps."""
-    if not use.is_configured and not workspace.state.snapshots:
+    made = (one for one in workspace.state.snapshots if not one.of_checkpoint)
+    if not use.is_configured and next(made, None) is None:
         workspace.discard()
 
 

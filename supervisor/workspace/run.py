@@ -253,6 +253,7 @@ def mount_for_child(
             os.close(base)
     with _open_or_make(use.state_dir, use.name, use.base, use.settings) as workspace:
         workspace.finish_commit()  # before the lock: else the layer would count as in use
+        went_back = workspace.finish_restore()
         lock = workspace.directory.lock_for(child)
         try:
             walked_s = workspace.begin_run()
@@ -265,7 +266,7 @@ def mount_for_child(
             try:
                 if not is_root:
                     own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
-                    return MountedWorkspace(-1, lock, own, walked_s)
+                    return MountedWorkspace(-1, lock, own, walked_s, went_back)
                 fd = workspace.directory.fd
                 with workspace.store.opened(layers) as sealed:
                     mount = mount_overlay(
@@ -278,7 +279,7 @@ def mount_for_child(
         except BaseException:
             os.close(lock)
             raise
-    return MountedWorkspace(mount, lock, walked_s=walked_s)
+    return MountedWorkspace(mount, lock, walked_s=walked_s, went_back=went_back)
 
 
 def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:

@@ -68,11 +68,13 @@ class Snapshot(msgspec.Struct, frozen=True):
         label: its name in the workspace.
         layers: the sealed layers above the base, newest first.
         made_ns: when it was made.
+        of_checkpoint: a checkpoint of its child names it, and no operator has made it.
     """
 
     label: str
     layers: tuple[str, ...]
     made_ns: int
+    of_checkpoint: bool = False
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -95,6 +97,8 @@ class State(msgspec.Struct, kw_only=True):
         may_redirect: its upper may have directories that point to others.
         texts: the directory among the layers with the texts that its files began from;
             forks share it. "" if there is none yet.
+        goes_back_to: the label of the snapshot that its child has asked for, and that it
+            goes back to before the next run; "" for none.
     """
 
     base: bytes
@@ -111,6 +115,7 @@ class State(msgspec.Struct, kw_only=True):
     outgoing: str = ""
     may_redirect: bool = True
     texts: str = ""
+    goes_back_to: str = ""
 
     def layers_named(self) -> set[str]:
         """Return all that it needs of the layers' store."""

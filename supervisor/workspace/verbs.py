@@ -336,9 +336,11 @@ def _snapshot(state_dir: str, args: SnapshotArguments) -> Done:
 def _restore(state_dir: str, args: RestoreArguments) -> Done:
     with _opened(state_dir, args.name) as (found, notes):
         lost = len(found.changes_since(args.label))
-        if not args.dry_run:
-            found.restore(args.label)
-    return Done({"lost": lost}, notes)
+        if args.dry_run:
+            return Done({"lost": lost}, notes)
+        found.restore(args.label)
+    counts = {"label": args.label, "lost": lost}
+    return Done({"lost": lost}, notes, ("workspace.restored", counts))
 
 
 def _fork(state_dir: str, args: ForkArguments) -> Done:
@@ -366,12 +368,20 @@ def _opened(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
 
 
 def _tell_cut(found: Workspace, notes: list[str]) -> None:
-    """End a commit that was interrupted; note that, and that a run was cut off."""
+    """End a commit that was interrupted; note that, and what its last run has left."""
     if found.finish_commit() is False:
         text = "a commit that was interrupted was undone: the base is as it was"
         notes.append(f"{found.name}: {text}")
     if found.is_cut_off():
         notes.append(cut_off_note(found.name))
+    if found.state.goes_back_to:
+        notes.append(restore_note(found))
+
+
+def restore_note(found: Workspace) -> str:
+    """Return what a person is to be told of a workspace that is to go back."""
+    text = f"{found.name}: its child has asked for snapshot {found.state.goes_back_to}"
+    return f"{text}; the workspace goes back to it before the next run"
 
 
 def cut_off_note(name: str) -> str:

@@ -75,7 +75,7 @@ from supervisor.workspace.upper import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from supervisor.workspace.branches import Snapshotted
+    from supervisor.workspace.branches import Snapshotted, WentBack
     from supervisor.workspace.export import Form
 
 _LATER = "committed-in-use"
@@ -443,16 +443,41 @@ class Workspace:
         self.directory.remove()
         self.store.sweep()
 
-    def snapshot(self, label: str | None = None) -> Snapshotted:
+    def snapshot(
+        self, label: str | None = None, *, of_checkpoint: bool = False
+    ) -> Snapshotted:
         """Seal what was changed so far under a label; a new upper begins.
 
         Args:
             label: of the snapshot; None for the next number.
+            of_checkpoint: its child has asked for it; of these as many are kept again.
 
         Raises:
             WorkspaceError: the label is taken or is none, or it cannot be sealed.
         """
-        return branches.take_snapshot(self, label)
+        return branches.take_snapshot(self, label, of_checkpoint=of_checkpoint)
+
+    def drop_snapshot(self, label: str) -> bool:
+        """Forget a snapshot; tell whether it was there."""
+        return branches.drop_snapshot(self, label)
+
+    def restore_later(self, label: str) -> None:
+        """Go back to a snapshot before the next run, for a child that runs now.
+
+        Raises:
+            WorkspaceError: there is no such snapshot.
+        """
+        branches.find_snapshot(self, label)
+        self.state.goes_back_to = label
+        self.directory.write_state(self.state)
+
+    def finish_restore(self) -> WentBack | None:
+        """Go back to what ``restore_later`` was asked for; None if that is nothing.
+
+        Raises:
+            InUseError: a child has the workspace.
+        """
+        return branches.finish_restore(self)
 
     def changes_since(self, label: str) -> list[Row]:
         """Return what differs now from a snapshot.

@@ -132,6 +132,37 @@ def test_a_child_stands_still_while_a_snapshot_is_taken_and_goes_on(
     assert run_in(place, "w", "cat b; ls") == b"one\na.txt\nb\n"
 
 
+def run_with_fds(place: Place, script: str) -> list[str]:
+    """Run a script in a child that may use LLM fds; return what it prints, in lines."""
+    config = place.base.parent / "fds.toml"
+    names = ("checkpoint_process", "restore_process", "list_checkpoints")
+    config.write_text(
+        f"[host]\nstate_dir = '{place.base.parent}/h'\n[tools]\nenabled = {list(names)}\n"
+    )
+    done = place.named(script, "--config", str(config))
+    assert done.status == 0, done.err
+    return done.out.decode().splitlines()
+
+
+# spec WS16: at the end of `run`, before anything is looked at or committed
+def test_a_program_s_checkpoint_has_its_files_and_run_goes_back_to_them(
+    place: Place,
+) -> None:
+    script = """
+echo one >> a.txt; sandhost fd checkpoint >/dev/null; echo two >> a.txt
+id=$(sandhost fd checkpoints | grep -o 'ckpt:[0-9a-f]*')
+sandhost relay --read a.txt -- sandhost fd checkpoint | grep -c "<snapshot"
+sandhost relay --read a.txt -- sandhost fd restore $id --files | grep -o 'type="[a-z_]*"'
+sandhost fd restore $id --files >/dev/null && cat a.txt"""
+    said = run_with_fds(place, script)
+    # A nested client that was left less has none made and none restored.
+    assert said == ["0", 'type="file_operation"', "hello", "one", "two"]
+    made = labels(place)
+    assert isinstance(made, list)
+    assert len(made) == 1
+    assert run_in(place, "w", "cat a.txt") == b"hello\none\n"
+
+
 # spec WS6, WS12a
 def test_a_snapshot_of_a_renamed_directory_shows_nothing_that_is_hidden(
     place: Place,
@@ -182,4 +213,4 @@ def test_an_export_is_a_patch_that_git_applies_or_a_layer_that_tar_reads(
 @of_root
 def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
     passed = file_passed_by_nobody(request)
-    assert len(passed) > 5
+    assert len(passed) > 6

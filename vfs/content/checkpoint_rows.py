@@ -17,17 +17,26 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from vfs.content.checkpoint_state import have, is_count, is_key, is_text, is_time
+from vfs.content.checkpoint_state import (
+    have,
+    is_count,
+    is_key,
+    is_text,
+    is_time,
+    snapshots_in,
+)
 from vfs.content.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
 from vfs.content.owners import NAMELESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from vfs.content.snapshots import WorkspaceSnapshot
 
 MOST_SHOWN_CHARS = 40
 """Of an id that is damaged: a true one has 21."""
@@ -60,6 +69,7 @@ class Summary:
         fds: descriptors in it.
         size: bytes of their contents; what several share counts once.
         messages: messages of the conversation.
+        snapshots: of the child's workspaces, made with it; they stand in the state.
     """
 
     id: str
@@ -68,6 +78,7 @@ class Summary:
     fds: int
     size: int
     messages: int
+    snapshots: tuple[WorkspaceSnapshot, ...] = ()
 
 
 _SUMMARY: dict[str, Callable[[object], bool]] = {
@@ -82,7 +93,7 @@ _SUMMARY: dict[str, Callable[[object], bool]] = {
 
 def row_of(owner: str, made: Summary, state: bytes) -> tuple[object, ...]:
     """Return what is kept of a checkpoint, in the order of ``COLUMNS``."""
-    return (*astuple(made), state, _digest(owner, made, state))
+    return (*_told(made), state, _digest(owner, made, state))
 
 
 def read_row(owner: str, row: Sequence[object]) -> tuple[Summary, bytes] | None:
@@ -96,12 +107,21 @@ def read_row(owner: str, row: Sequence[object]) -> tuple[Summary, bytes] | None:
     values = dict(zip(_SUMMARY, told, strict=True))
     if not have(_SUMMARY, values) or not isinstance(state, bytes):
         return None
-    made = Summary(**values)  # type: ignore[arg-type] # they were looked at
+    made = Summary(**values, snapshots=snapshots_in(state))  # type: ignore[arg-type] # they were looked at
     return (made, state) if _digest(owner, made, state) == digest else None
 
 
+def _told(made: Summary) -> tuple[object, ...]:
+    """Return what has a column of its own."""
+    return tuple(getattr(made, name) for name in _SUMMARY)
+
+
 def _digest(owner: str, made: Summary, state: bytes) -> bytes:
-    return blake3(repr((owner, made)).encode() + state).digest()
+    # As programs before have made it, to the letter.
+    pairs = zip(_SUMMARY, _told(made), strict=True)
+    summary = ", ".join(f"{name}={value!r}" for name, value in pairs)
+    said = f"({owner!r}, Summary({summary}))"
+    return blake3(said.encode() + state).digest()
 
 
 def shown_id(value: object) -> str:

@@ -15,10 +15,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vfs.content.snapshots import WorkspaceSnapshot, is_snapshot
 from vfs.content.table import FdNumber, FdTable, LlmFd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from vfs.content.arguments import Json
     from vfs.content.blob import Content
@@ -58,19 +59,21 @@ class KeptState:
         messages: as in ``Process``.
         program: likewise.
         fds: in the order of their numbers.
+        snapshots: of the child's workspaces, made with it.
     """
 
     next: int
     messages: list[dict[str, Json]]
     program: str
     fds: tuple[KeptFd, ...]
+    snapshots: tuple[WorkspaceSnapshot, ...] = ()
 
 
 # There
 
 
-def state_of(process: Process) -> bytes:
-    """Return the conversation and the descriptors of a process.
+def state_of(process: Process, snapshots: Sequence[WorkspaceSnapshot] = ()) -> bytes:
+    """Return the conversation and the descriptors of a process, and of which files.
 
     Each message is a line: to write or read all at once would hold the interpreter for
     tenths of a second, in whichever thread it is done.
@@ -93,6 +96,8 @@ def state_of(process: Process) -> bytes:
             for fd in process.table.fds.values()
         ],
     }
+    if snapshots:  # else it is as programs before wrote it, and can read it
+        document["snapshots"] = snapshots
     lines = [json.dumps(one).encode() for one in (document, *messages)]
     return b"\n".join(lines)
 
@@ -187,11 +192,31 @@ def read_state(state: bytes) -> KeptState | None:
     if isinstance(document, dict) and (said or document.get("messages") == 0):
         document["messages"] = said if document.get("messages") == len(said) else None
     # Else it is as programs before wrote it: the messages are a part of the document.
-    if not have(_STATE, document):
+    snapshots = _snapshots_of(document)
+    if snapshots is None or not have(_STATE, document):
         return None
     fds = tuple(KeptFd(**row) for row in document.pop("fds"))
-    kept = KeptState(**document, fds=fds)
+    kept = KeptState(**document, fds=fds, snapshots=snapshots)
     return kept if all(fd.number < kept.next for fd in fds) else None
+
+
+def snapshots_in(state: bytes) -> tuple[WorkspaceSnapshot, ...]:
+    """Return the snapshots that a state names; none if it is damaged."""
+    try:
+        document = json.loads(state.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return ()
+    return _snapshots_of(document) or ()
+
+
+def _snapshots_of(document: object) -> tuple[WorkspaceSnapshot, ...] | None:
+    """Take the snapshots out of a document; None: these are none."""
+    if not isinstance(document, dict):
+        return None
+    found = document.pop("snapshots", [])
+    if not isinstance(found, list) or not all(map(is_snapshot, found)):
+        return None
+    return tuple(WorkspaceSnapshot(*one) for one in found)
 
 
 def table_of(store: Store, kept: KeptState, read: Callable[[str], Content]) -> FdTable:

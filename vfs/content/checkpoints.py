@@ -52,6 +52,7 @@ from vfs.content.checkpoint_state import (
     is_count,
     is_key,
     read_state,
+    snapshots_in,
     state_of,
     table_of,
 )
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
     from vfs.content.blob import Blob, Content
     from vfs.content.process import Process
+    from vfs.content.snapshots import WorkspaceSnapshot
     from vfs.content.store import Store
 
 MOST_CHECKPOINTS = 1000
@@ -73,6 +75,11 @@ DATABASE = "checkpoints.sqlite"
 
 DEFAULT_MOST_BYTES = 16 * 1024**3
 """Contents of one owner's checkpoints; what several hold counts once."""
+
+
+def new_checkpoint_id() -> str:
+    """Return an id that no checkpoint has, and that nobody guesses."""
+    return f"ckpt:{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +194,22 @@ class Checkpoints:
 
     # The calls
 
-    def save(self, process: Process, owner: str, label: str) -> Summary:
+    def save(
+        self,
+        process: Process,
+        owner: str,
+        label: str,
+        checkpoint: str = "",
+        snapshots: tuple[WorkspaceSnapshot, ...] = (),
+    ) -> Summary:
         """Keep a process as it is now.
+
+        Args:
+            process: which.
+            owner: whose it is.
+            label: what to remember it by.
+            checkpoint: its id, of ``new_checkpoint_id``; "" for a new one.
+            snapshots: of the child's workspaces, made with it.
 
         Raises:
             FdError: ``file_operation``, ``corrupt``.
@@ -202,14 +223,15 @@ class Checkpoints:
             self._check_room(database, owner, blobs, doomed)
             with self._or_none(database, blobs):
                 self._blobs.write(blobs)
-                state = state_of(process)
+                state = state_of(process, snapshots)
             made = Summary(
-                f"ckpt:{secrets.token_hex(8)}",
+                checkpoint or new_checkpoint_id(),
                 time.time(),
                 label,
                 len(fds),
                 sum(blob.size for blob in blobs.values()),
                 len(process.messages),
+                snapshots,
             )
             with together(database):
                 database.execute(
@@ -297,16 +319,20 @@ class Checkpoints:
             self._delete(database, doomed)
             return len(doomed)
 
-    def delete(self, owner: str, checkpoint: str) -> None:
+    def delete(self, owner: str, checkpoint: str) -> tuple[WorkspaceSnapshot, ...]:
         """Delete a checkpoint, and the contents that no other one holds.
+
+        Returns:
+            The snapshots that it named.
 
         Raises:
             FdError: ``not_found``, ``file_operation``, ``corrupt``.
         """
         with self._lock, told():
             database = self._open()
-            row = find(database, "rowid", owner, checkpoint)
+            row = find(database, "rowid, state", owner, checkpoint)
             self._delete(database, [row[0]])
+            return snapshots_in(row[1]) if isinstance(row[1], bytes) else ()
 
     def _delete(self, database: sqlite3.Connection, doomed: list[int]) -> None:
         with database:
@@ -369,6 +395,23 @@ class Checkpoints:
                 raise damaged(broken, found)
             return found
 
+    def look_at(self, owner: str, checkpoint: str) -> Summary:
+        """Return what is told of one checkpoint.
+
+        Raises:
+            FdError: ``not_found``, ``corrupt``, ``file_operation``.
+        """
+        with self._lock, told():
+            return self._find(owner, checkpoint)[0]
+
+    def _find(self, owner: str, checkpoint: str) -> tuple[Summary, bytes]:
+        row = find(self._open(), f"owner, {COLUMNS}", owner, checkpoint)
+        found = read_row(row[0], row[1:])
+        # A damaged index leads to the row of another one, which is sound.
+        if found is None or found[0].id != checkpoint:
+            raise damaged([checkpoint])
+        return found
+
     def restore(self, process: Process, owner: str, checkpoint: str) -> Summary:
         """Make a process what it was; on any failure it stays what it is.
 
@@ -376,12 +419,7 @@ class Checkpoints:
             FdError: ``not_found``, ``corrupt``, ``file_operation``.
         """
         with self._lock, told():
-            row = find(self._open(), f"owner, {COLUMNS}", owner, checkpoint)
-            found = read_row(row[0], row[1:])
-            # A damaged index leads to the row of another one, which is sound.
-            if found is None or found[0].id != checkpoint:
-                raise damaged([checkpoint])
-            was, state = found
+            was, state = self._find(owner, checkpoint)
             kept = read_state(state)
             if kept is None:
                 raise damaged([checkpoint])

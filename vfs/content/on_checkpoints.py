@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
+import trio
+
 from protocol import fdxml
+from vfs.content.checkpoints import new_checkpoint_id
 from vfs.content.errors import (
     FILE_OPERATION,
     INVALID_PARAMETER,
@@ -15,39 +20,104 @@ from vfs.content.on_reading import timestamp
 from vfs.content.threads import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
     from vfs.content.checkpoint_rows import Summary
     from vfs.content.checkpoints import Checkpoints
     from vfs.content.process import Process
+    from vfs.content.snapshots import WorkspaceSnapshot
 
 MOST_LABEL_CHARS = 200
 
 
-async def checkpoint_process(process: Process, *, label: str = "") -> bytes:
-    """Keep the process as it is."""
+async def checkpoint_process(
+    process: Process, *, label: str = "", files: bool = True
+) -> bytes:
+    """Keep the process as it is, with the files of its child's workspaces."""
     if len(label) > MOST_LABEL_CHARS or not label.isprintable():
         text = f"Invalid label: write at most {MOST_LABEL_CHARS} printable characters"
         raise FdError(INVALID_PARAMETER, text)
     checkpoints = _kept(process)
     owner = process.shared.owner
-    made = await in_thread(
-        checkpoints.save, process, owner, label, share=process.threads
-    )
+    checkpoint = new_checkpoint_id()
+    # The files first: the rest cannot change meanwhile, for this is the process's turn.
+    async with _snapshots(process, checkpoint, is_asked=files) as snapshots:
+        save = partial(checkpoints.save, process, owner, label, checkpoint, snapshots)
+        made = await in_thread(save, share=process.threads)
     process.checkpoints.add(made.id)
     return _xml(made)
 
 
-async def restore_process(process: Process, *, checkpoint_id: str) -> bytes:
-    """Make the process what it was."""
+@asynccontextmanager
+async def _snapshots(
+    process: Process, checkpoint: str, *, is_asked: bool
+) -> AsyncIterator[tuple[WorkspaceSnapshot, ...]]:
+    """Make the snapshots of a checkpoint; they go again if it does not come to be."""
+    workspaces = process.shared.workspaces
+    if workspaces is None or not is_asked:
+        yield ()
+        return
+    found = await workspaces.take(process.caller, checkpoint.replace(":", "-"))
+    try:
+        yield found
+    except BaseException:
+        with trio.CancelScope(shield=True):  # bounded as each command on a workspace is
+            await workspaces.drop(found)
+        raise
+
+
+async def restore_process(
+    process: Process, *, checkpoint_id: str, files: bool = False
+) -> bytes:
+    """Make the process what it was; the files later, if that is asked for."""
     checkpoints = _kept(process)
     _check_seen(process, checkpoint_id)
     owner = process.shared.owner
     was = await in_thread(
+        checkpoints.look_at, owner, checkpoint_id, share=process.threads
+    )
+    workspaces = process.shared.workspaces
+    there: tuple[WorkspaceSnapshot, ...] = ()
+    if workspaces is not None and was.snapshots:
+        there = await workspaces.find(was.snapshots)
+    if files:
+        _check_files(process, was, there)
+    await in_thread(
         checkpoints.restore, process, owner, checkpoint_id, share=process.threads
     )
-    return fdxml.empty(
-        "restore",
-        (("checkpoint_id", was.id), ("fds", was.fds), ("messages", was.messages)),
+    if files and workspaces is not None:
+        await workspaces.restore_later(there)
+    rows = []
+    for one in was.snapshots:
+        state = "as they are" if one in there else "gone"
+        rows.append(_snapshot_xml(one, "when the child has ended" if files else state))
+    attributes = (
+        ("checkpoint_id", was.id),
+        ("fds", was.fds),
+        ("messages", was.messages),
     )
+    return fdxml.listing("restore", attributes, rows)
+
+
+def _check_files(
+    process: Process, was: Summary, there: Sequence[WorkspaceSnapshot]
+) -> None:
+    """Refuse to restore files that are not there, or not the caller's to change.
+
+    Raises:
+        FdError: that is so.
+    """
+    if not was.snapshots:
+        text = f"Checkpoint {was.id} names no snapshot of a workspace"
+        raise FdError(NOT_FOUND, text)
+    for workspace, label in was.snapshots:
+        if (workspace, label) not in there:
+            text = f"Snapshot {label} of workspace {workspace} not found"
+            raise FdError(NOT_FOUND, text, "Without files the rest can be restored")
+    workspaces = process.shared.workspaces
+    if workspaces is None or not workspaces.is_whole(process.caller):
+        text = "Cannot restore the files: Permission denied"
+        raise FdError(FILE_OPERATION, text, "The client has given up rights")
 
 
 async def delete_checkpoint(process: Process, *, checkpoint_id: str) -> bytes:
@@ -55,8 +125,12 @@ async def delete_checkpoint(process: Process, *, checkpoint_id: str) -> bytes:
     checkpoints = _kept(process)
     _check_seen(process, checkpoint_id)
     owner = process.shared.owner
-    await in_thread(checkpoints.delete, owner, checkpoint_id, share=process.threads)
+    snapshots = await in_thread(
+        checkpoints.delete, owner, checkpoint_id, share=process.threads
+    )
     process.checkpoints.remove(checkpoint_id)
+    if process.shared.workspaces is not None and snapshots:
+        await process.shared.workspaces.drop(snapshots)
     return fdxml.empty("checkpoint_deleted", (("id", checkpoint_id),))
 
 
@@ -83,14 +157,17 @@ def _kept(process: Process) -> Checkpoints:
 
 
 def _xml(made: Summary) -> bytes:
-    return fdxml.empty(
-        "checkpoint",
-        (
-            ("id", made.id),
-            ("created", timestamp(made.created)),
-            ("label", made.label),
-            ("fds", made.fds),
-            ("bytes", made.size),
-            ("messages", made.messages),
-        ),
+    attributes = (
+        ("id", made.id),
+        ("created", timestamp(made.created)),
+        ("label", made.label),
+        ("fds", made.fds),
+        ("bytes", made.size),
+        ("messages", made.messages),
     )
+    return fdxml.listing("checkpoint", attributes, map(_snapshot_xml, made.snapshots))
+
+
+def _snapshot_xml(one: WorkspaceSnapshot, files: str = "") -> bytes:
+    attributes = (("workspace", one.workspace), ("label", one.label))
+    return fdxml.empty("snapshot", (*attributes, ("files", files))[: 3 if files else 2])

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from vfs.content.checkpoints import Checkpoints
     from vfs.content.files import Files
     from vfs.content.pages import Span
+    from vfs.content.snapshots import Workspaces
     from vfs.content.store import Store
     from vfs.content.table import LlmFd
 
@@ -105,6 +106,7 @@ class Shared:
         checkpoints: where states are kept; None: nowhere.
         owner: whose checkpoints they are.
         summarizer: None: no model is there.
+        workspaces: where the child works, for checkpoints; None: nowhere.
     """
 
     store: Store
@@ -116,6 +118,7 @@ class Shared:
     checkpoints: Checkpoints | None = None
     owner: str = ""
     summarizer: Summarizer | None = None
+    workspaces: Workspaces | None = None
 
     def __post_init__(self) -> None:
         self.temps.belong_to(self.store, self.allowance)

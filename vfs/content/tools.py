@@ -167,15 +167,27 @@ _ROWS = (
     ),
     Tool(
         "checkpoint_process",
-        "Keep the conversation and all file descriptors as they are now.",
-        (Param("label", STRING, "What to remember it by"),),
+        "Keep the conversation, all file descriptors and the files of the workspace as"
+        " they are now.",
+        (
+            Param("label", STRING, "What to remember it by"),
+            Param("files", BOOLEAN, "Also the files of the workspace (default true)"),
+        ),
         on_checkpoints.checkpoint_process,
         is_async=True,
     ),
     Tool(
         "restore_process",
         "Go back to a checkpoint; what came after it is dropped.",
-        (Param("checkpoint_id", STRING, "As checkpoint_process told", required=True),),
+        (
+            Param("checkpoint_id", STRING, "As checkpoint_process told", required=True),
+            Param(
+                "files",
+                BOOLEAN,
+                "Also the files of the workspace, once this program has ended (default"
+                " false)",
+            ),
+        ),
         on_checkpoints.restore_process,
         is_async=True,
     ),

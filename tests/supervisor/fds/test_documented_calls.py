@@ -59,7 +59,7 @@ async def test_the_page_has_every_call_with_its_parameters(
 async def test_a_checkpoint_is_restored_by_its_checkpoint_id(
     tools: dict[str, Tool],
 ) -> None:
-    for name in ("restore_process", "delete_checkpoint"):
+    for name, others in (("restore_process", {"files"}), ("delete_checkpoint", set())):
         schema = parameters_schema(tools[name])
         assert schema["required"] == ["checkpoint_id"]
-        assert properties(schema) == {"checkpoint_id"}
+        assert properties(schema) == {"checkpoint_id", *others}

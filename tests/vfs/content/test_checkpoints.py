@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from vfs.content import (
     checkpoint_state,
     checkpoints,
 )
+from vfs.content.snapshots import WorkspaceSnapshot
 from vfs.content.spool import write_all
 
 BINARY = bytes(range(256)) * 20
@@ -62,6 +63,115 @@ def first(tmp_path: Path, no_leaks: None) -> Iterator[Process]:
     made.table.fds[1].sections["mark"] = (3, 4)
     yield made
     closed(made)
+
+
+class Files:
+    """The workspaces of a child, as a checkpoint sees them."""
+
+    def __init__(self) -> None:
+        self.there: set[WorkspaceSnapshot] = set()
+        self.restored: list[WorkspaceSnapshot] = []
+        self.has_rights = True
+
+    def is_whole(self, caller: object) -> bool:
+        """Tell whether the caller may."""
+        del caller
+        return self.has_rights
+
+    async def take(self, caller: object, label: str) -> tuple[WorkspaceSnapshot, ...]:
+        """Make a snapshot."""
+        assert self.is_whole(caller)
+        made = WorkspaceSnapshot("w", label)
+        self.there.add(made)
+        return (made,)
+
+    async def drop(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
+        """Remove some."""
+        self.there -= set(snapshots)
+
+    async def find(
+        self, snapshots: Sequence[WorkspaceSnapshot]
+    ) -> tuple[WorkspaceSnapshot, ...]:
+        """Return those that are there."""
+        return tuple(one for one in snapshots if one in self.there)
+
+    async def restore_later(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
+        """Take note of what is to be restored."""
+        self.restored.extend(snapshots)
+
+
+# spec WS16
+async def test_a_checkpoint_names_the_snapshot_that_belongs_to_it(
+    first: Process,
+) -> None:
+    files = first.shared.workspaces = Files()
+    kept = await asking(first, "checkpoint_process")
+    ident = str(kept.get("id"))
+    (named,) = kept
+    label = ident.replace(":", "-")
+    assert (named.tag, dict(named.attrib)) == (
+        "snapshot",
+        {"workspace": "w", "label": label},
+    )
+    ((listed,),) = await asking(first, "list_checkpoints")
+    assert dict(listed.attrib) == dict(named.attrib)
+    (shown,) = await asking(first, "restore_process", checkpoint_id=ident)
+    assert (shown.get("label"), shown.get("files")) == (label, "as they are")
+    assert files.restored == []
+    answer = await asking(first, "restore_process", checkpoint_id=ident, files=True)
+    assert answer[0].get("files") == "when the child has ended"
+    assert files.restored == [WorkspaceSnapshot("w", label)]
+    await asking(first, "delete_checkpoint", checkpoint_id=ident)
+    assert files.there == set()
+    kept = await asking(first, "checkpoint_process", files=False)
+    assert list(kept) == []
+
+
+# spec WS16: what cannot be restored as a whole is refused before anything is
+async def test_files_that_are_gone_or_not_one_s_own_are_refused(first: Process) -> None:
+    files = first.shared.workspaces = Files()
+    plain = (await asking(first, "checkpoint_process", files=False)).get("id")
+    whole = (await asking(first, "checkpoint_process")).get("id")
+    first.add_text("later", "test")
+
+    async def refused(ident: str | None) -> tuple[str, str, str]:
+        asked = await asking(first, "restore_process", checkpoint_id=ident, files=True)
+        return failed(asked)
+
+    assert (await refused(plain))[0] == "not_found"
+    files.has_rights = False
+    assert (await refused(whole))[0] == "file_operation"
+    files.there.clear()
+    assert "not found" in (await refused(whole))[2]
+    assert len(first.table.fds) == 4
+    assert files.restored == []
+    (shown,) = await asking(first, "restore_process", checkpoint_id=whole)
+    assert (shown.get("files"), len(first.table.fds)) == ("gone", 3)
+
+
+# spec WS16: a checkpoint that does not come to be leaves no snapshot
+async def test_the_snapshot_of_a_checkpoint_that_fails_goes(
+    first: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = first.shared.workspaces = Files()
+    monkeypatch.setattr(checkpoints, "MOST_CHECKPOINTS", 0)
+    assert failed(await asking(first, "checkpoint_process"))[0] == "file_operation"
+    assert files.there == set()
+
+
+# spec WS16: what stands in the database is looked at before it names anything
+@pytest.mark.parametrize("names", ["x", [["w"]], [["w", "../x"]], [["w", 1]]])
+async def test_names_of_snapshots_that_are_none_are_damage(
+    first: Process, names: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first.shared.workspaces = Files()
+    with monkeypatch.context() as patch:
+        whole = checkpoint_state.state_of
+        patch.setattr(checkpoints, "state_of", lambda process, _: whole(process, names))  # type: ignore[arg-type]
+        kept = await asking(first, "checkpoint_process")
+    ident = kept.get("id")
+    answer = await asking(first, "restore_process", checkpoint_id=ident)
+    assert failed(answer)[0] == "corrupt"
 
 
 async def test_a_checkpoint_is_restored_in_a_new_host(
