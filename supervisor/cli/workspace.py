@@ -478,18 +478,27 @@ def _shown(path: bytes) -> bytes:
 
 def _print_patch(pieces: Iterator[bytes]) -> None:
     is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    is_begun = False
     while (data := _done(next, pieces, None)) is not None:
-        print_bytes(_coloured(data) if is_coloured else data)
+        print_bytes(_coloured(data, is_begun=is_begun) if is_coloured else data)
+        is_begun = not data.endswith(b"\n") if data else is_begun
 
 
 _COLOURS = {b"+": b"\x1b[32m", b"-": b"\x1b[31m", b"@": b"\x1b[36m"}
 
 
-def _coloured(data: bytes) -> bytes:
-    """Return a piece of a patch for a terminal: coloured, escapes made visible."""
+def _coloured(data: bytes, *, is_begun: bool = False) -> bytes:
+    """Return a piece of a patch for a terminal: coloured, escapes made visible.
+
+    Args:
+        data: the piece.
+        is_begun: it goes on with a line that an earlier piece has begun.
+    """
     lines = []
-    for line in data.replace(b"\x1b", b"\\x1b").split(b"\n"):
+    for number, line in enumerate(data.replace(b"\x1b", b"\\x1b").split(b"\n")):
         colour = _COLOURS.get(line[:1], b"\x1b[1m" if line[:4] == b"diff" else b"")
+        if is_begun and number == 0:
+            colour = b""
         lines.append(colour + line + b"\x1b[0m" if colour else line)
     return b"\n".join(lines)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import io
+import mmap
 import os
 import stat
 import tempfile
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.git import find_git, run_git
@@ -30,11 +32,17 @@ _BINARY_LOOK_BYTES = 8000
 """How much of a file git looks at for a NUL, which makes it binary."""
 
 _BIG_FILE_BYTES = 512 << 20
-"""Larger files are binary without a look: git's core.bigFileThreshold."""
+"""Larger files are binary without a look, and have no ``index`` line where that is not
+needed: git's core.bigFileThreshold."""
+
+_COMPARED_BYTES, _COMPARED_LINES = 64 << 20, 1_000_000
+"""Of both sides of a text together, else it counts as binary: git takes 80 bytes a line."""
 
 _BATCH_FILES, _BATCH_BYTES = 256, 64 << 20
 _READ_BYTES = 1 << 20
-_BASE85_LINE_BYTES = 52
+_PATCH = "patch"
+_BASE85_LINE_BYTES, _BASE85_LINE_LETTERS = 52, 65
+_BASE85_BLOCK_BYTES = 1024 * _BASE85_LINE_BYTES
 _TEXT_KINDS = (stat.S_IFREG, stat.S_IFLNK)
 _ESCAPES = {7: b"a", 8: b"b", 9: b"t", 10: b"n", 11: b"v", 12: b"f", 13: b"r"}
 
@@ -82,8 +90,14 @@ class _Side:
         finally:
             os.close(fd)
 
-    def content(self) -> bytes:
-        return b"".join(self.pieces())
+    def count_lines(self) -> tuple[int, bool]:
+        """Return how many lines there are, and whether the last one ends."""
+        count, last = 0, b""
+        for data in self.pieces():
+            count += data.count(b"\n")
+            last = data[-1:]
+        is_complete = last in {b"", b"\n"}
+        return count + (not is_complete), is_complete
 
     def git_hash(self) -> bytes:
         """Return the name that git gives the content."""
@@ -96,11 +110,19 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """What a patch says of one path: it came, went, or became another."""
+    """What a patch says of one path: it came, went, or became another.
+
+    Attributes:
+        path: in both trees.
+        old: what was there; None if it came.
+        new: what is there; None if it went.
+        is_same: both have one content.
+    """
 
     path: bytes
     old: _Side | None
     new: _Side | None
+    is_same: bool = False
 
     def sides(self) -> Iterator[_Side]:
         """Yield the sides that there are."""
@@ -146,8 +168,9 @@ def _sections(base: LayeredTree, merged: LayeredTree, row: Row) -> Iterator[_Sec
     if row.new is None or row.new.kind not in _TEXT_KINDS:
         return
     old = None if row.old is None else _Side(base, row.old)
-    section = _Section(row.path, old, _Side(merged, row.new))
-    if row.change is not Change.MODE or _modes(section):
+    is_same = row.change is Change.MODE
+    section = _Section(row.path, old, _Side(merged, row.new), is_same)
+    if not is_same or _modes(section):
         yield section
 
 
@@ -164,30 +187,40 @@ def files_beneath(tree: LayeredTree, node: Node | None) -> Iterator[Node]:
 
 
 def _write_batch(batch: Sequence[_Section], *, binary: bool) -> Iterator[bytes]:
-    texts: dict[int, _Section] = {}
-    binaries: set[int] = set()
-    for number, section in enumerate(batch):
-        if any(side.is_binary() for side in section.sides()):
-            binaries.add(number)
-        elif section.old is not None and section.new is not None:
-            texts[number] = section
-    hunks = _compare_texts(texts)
-    for number, section in enumerate(batch):
-        yield _header(section, is_full=binary and number in binaries)
-        if number not in binaries:
-            yield from _text_body(section, hunks.get(number, b""))
-        elif binary:
-            yield from _binary_body(section)
-        elif not _is_unchanged(section):
-            old = _name(b"a/", section.path) if section.old else b"/dev/null"
-            new = _name(b"b/", section.path) if section.new else b"/dev/null"
-            yield b"Binary files %s and %s differ\n" % (old, new)
+    binaries = {number for number, one in enumerate(batch) if _is_binary(one)}
+    texts = {
+        number: section
+        for number, section in enumerate(batch)
+        if number not in binaries and section.old and section.new
+    }
+    with _compared(texts) as hunks:
+        for number, section in enumerate(batch):
+            is_binary = number in binaries
+            yield _header(section, is_full=binary and is_binary)
+            if not is_binary:
+                yield from _text_body(section, hunks.pieces(number))
+            elif not section.is_same:
+                yield from _binary_body(section) if binary else _told(section)
 
 
-def _is_unchanged(section: _Section) -> bool:
-    """Tell whether only the mode is another."""
-    old, new = section.old, section.new
-    return old is not None and new is not None and old.git_hash() == new.git_hash()
+def _told(section: _Section) -> Iterator[bytes]:
+    """Yield the line that stands for what is not shown."""
+    old = _name(b"a/", section.path) if section.old else b"/dev/null"
+    new = _name(b"b/", section.path) if section.new else b"/dev/null"
+    yield b"Binary files %s and %s differ\n" % (old, new)
+
+
+def _is_binary(section: _Section) -> bool:
+    """Tell whether a section has no text, or two that git should not compare."""
+    if any(side.is_binary() for side in section.sides()):
+        return True
+    if section.old is None or section.new is None or section.is_same:
+        return False
+    size_bytes = sum(side.size_bytes for side in section.sides())
+    if size_bytes <= _COMPARED_LINES or size_bytes > _COMPARED_BYTES:
+        return size_bytes > _COMPARED_BYTES
+    lines = sum(side.count_lines()[0] for side in section.sides())
+    return lines > _COMPARED_LINES
 
 
 def _modes(section: _Section) -> bytes:
@@ -206,20 +239,22 @@ def _header(section: _Section, *, is_full: bool) -> bytes:
     old, new, path = section.old, section.new, section.path
     modes = _modes(section)
     line = b"diff --git %s %s\n" % (_name(b"a/", path), _name(b"b/", path))
-    hashes = [side.git_hash() if side else b"0" * 40 for side in (old, new)]
-    if hashes[0] == hashes[1]:
+    is_big = any(side.size_bytes > _BIG_FILE_BYTES for side in section.sides())
+    if section.is_same or (is_big and not is_full):
         return line + modes
+    hashes = [side.git_hash() if side else b"0" * 40 for side in (old, new)]
     short = hashes if is_full else [value[:7] for value in hashes]
     mode = b"" if modes or old is None else b" " + old.git_mode
     return line + modes + b"index %s..%s%s\n" % (short[0], short[1], mode)
 
 
-def _text_body(section: _Section, hunks: bytes) -> Iterator[bytes]:
+def _text_body(section: _Section, hunks: Iterator[bytes]) -> Iterator[bytes]:
     if section.old is None and section.new is not None:
-        hunks = _whole(section.new.content(), b"+")
+        hunks = _whole(section.new, b"+")
     elif section.new is None and section.old is not None:
-        hunks = _whole(section.old.content(), b"-")
-    if not hunks:
+        hunks = _whole(section.old, b"-")
+    first = next(hunks, b"")
+    if not first:
         return
     path = section.path
     # git ends a name with a blank in it by a TAB, for patch(1).
@@ -232,27 +267,33 @@ def _text_body(section: _Section, hunks: bytes) -> Iterator[bytes]:
             yield sign + b" /dev/null\n"
         else:
             yield sign + b" " + _name(prefix, path) + end
-    yield hunks
+    yield first
+    yield from hunks
 
 
-def _whole(content: bytes, sign: bytes) -> bytes:
-    """Return the one hunk of a text that came or went."""
-    if not content:
-        return b""
-    lines = content.split(b"\n")
-    is_complete = not lines[-1]
-    if is_complete:
-        lines.pop()
-    count = b"1" if len(lines) == 1 else b"1,%d" % len(lines)
+def _whole(side: _Side, sign: bytes) -> Iterator[bytes]:
+    """Yield the one hunk of a text that came or went, in pieces."""
+    lines, is_complete = side.count_lines()
+    if not lines:
+        return
+    count = b"1" if lines == 1 else b"1,%d" % lines
     where = b"-0,0 +" + count if sign == b"+" else b"-" + count + b" +0,0"
-    body = b"".join(sign + line + b"\n" for line in lines)
-    end = b"" if is_complete else b"\\ No newline at end of file\n"
-    return b"@@ " + where + b" @@\n" + body + end
+    yield b"@@ " + where + b" @@\n"
+    is_begun = False
+    for data in side.pieces():
+        yield (b"" if is_begun else sign) + _signed(data, sign)
+        is_begun = not data.endswith(b"\n")
+    if not is_complete:
+        yield b"\n\\ No newline at end of file\n"
+
+
+def _signed(data: bytes, sign: bytes) -> bytes:
+    """Return a piece of a text with a sign before each line that begins in it."""
+    signed = data.replace(b"\n", b"\n" + sign)
+    return signed[:-1] if data.endswith(b"\n") else signed
 
 
 def _binary_body(section: _Section) -> Iterator[bytes]:
-    if _is_unchanged(section):
-        return
     yield b"GIT binary patch\n"
     for side in (section.new, section.old):
         size = 0 if side is None else side.size_bytes
@@ -261,26 +302,35 @@ def _binary_body(section: _Section) -> Iterator[bytes]:
         yield b"\n"
 
 
-def _base85_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _base85_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield what is deflated as git writes it: a letter for the length, then base85."""
-    deflate = zlib.compressobj(zlib.Z_BEST_SPEED)
     left = b""
-    for data in (*_deflated(deflate, pieces), None):
-        left += deflate.flush() if data is None else data
-        end = len(left) if data is None else len(left) - len(left) % _BASE85_LINE_BYTES
-        lines = []
-        for start in range(0, end, _BASE85_LINE_BYTES):
-            line = left[start : min(start + _BASE85_LINE_BYTES, end)]
-            size = len(line)
-            letter = bytes((size + 64 if size <= 26 else size + 70,))
-            lines.append(letter + base64.b85encode(line, pad=True) + b"\n")
-        left = left[end:]
-        yield b"".join(lines)
+    for data in _deflated(pieces):
+        left += data
+        while len(left) >= _BASE85_BLOCK_BYTES:
+            yield _full_lines(left[:_BASE85_BLOCK_BYTES])
+            left = left[_BASE85_BLOCK_BYTES:]
+    end = len(left) - len(left) % _BASE85_LINE_BYTES
+    yield _full_lines(left[:end])
+    if left[end:]:
+        size = len(left) - end
+        letter = bytes((size + 64 if size <= 26 else size + 70,))
+        yield letter + base64.b85encode(left[end:], pad=True) + b"\n"
 
 
-def _deflated(deflate: zlib._Compress, pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _full_lines(data: bytes) -> bytes:
+    text = base64.b85encode(data)
+    starts = range(0, len(text), _BASE85_LINE_LETTERS)
+    return b"".join(
+        b"z" + text[at : at + _BASE85_LINE_LETTERS] + b"\n" for at in starts
+    )
+
+
+def _deflated(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    deflate = zlib.compressobj(zlib.Z_BEST_SPEED)
     for data in pieces:
         yield deflate.compress(data)
+    yield deflate.flush()
 
 
 def _name(prefix: bytes, path: bytes) -> bytes:
@@ -304,17 +354,58 @@ def _needs_quotes(path: bytes) -> bool:
     return any(byte < 0x20 or byte >= 0x7F or byte in b'"\\' for byte in path)
 
 
-def _compare_texts(texts: dict[int, _Section]) -> dict[int, bytes]:
-    """Return the hunks of the sections that modify text, by git."""
+class _Hunks:
+    """The hunks of numbered copies, in a file that git wrote.
+
+    Args:
+        patch: the file.
+    """
+
+    def __init__(self, patch: IO[bytes]) -> None:
+        self._patch = patch
+        self._places = dict(_find_hunks(patch))
+
+    def pieces(self, number: int) -> Iterator[bytes]:
+        """Yield the hunks of one copy in pieces; nothing if it did not differ."""
+        start, end = self._places.get(number, (0, 0))
+        while start < end:
+            self._patch.seek(start)
+            data = self._patch.read(min(_READ_BYTES, end - start))
+            start += len(data)
+            yield data
+
+
+def _find_hunks(patch: IO[bytes]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the number of each copy, and where its hunks are."""
+    if not patch.seek(0, os.SEEK_END):
+        return
+    with mmap.mmap(patch.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        start = 0
+        while start < len(text):
+            # No line of content begins like this: each has a sign before it.
+            end = text.find(b"\ndiff --git ", start) + 1 or len(text)
+            first_line = text[start : text.find(b"\n", start)]
+            hunks = text.find(b"\n@@ ", start, end) + 1
+            if hunks:
+                yield int(first_line.rpartition(b"/")[2]), (hunks, end)
+            start = end
+
+
+@contextlib.contextmanager
+def _compared(texts: dict[int, _Section]) -> Iterator[_Hunks]:
+    """Give the hunks of the sections that modify text, by git."""
     if not texts:
-        return {}
+        yield _Hunks(io.BytesIO())
+        return
     git = find_git("compare text", "use --stat or --json")
     with tempfile.TemporaryDirectory(prefix="sandhost-diff-") as top:
         for number, section in texts.items():
             for directory, side in (("old", section.old), ("new", section.new)):
                 if side is not None:
                     _write_copy(os.path.join(top, directory), number, side)
-        return _hunks(_compare_copies(git, top))
+        _compare_copies(git, top)
+        with open(os.path.join(top, _PATCH), "rb") as patch:
+            yield _Hunks(patch)
 
 
 def _write_copy(directory: str, number: int, side: _Side) -> None:
@@ -324,22 +415,10 @@ def _write_copy(directory: str, number: int, side: _Side) -> None:
         copy.writelines(side.pieces())
 
 
-def _compare_copies(git: str, top: str) -> bytes:
+def _compare_copies(git: str, top: str) -> None:
     options = "--no-index --no-color --no-ext-diff --no-textconv --no-renames -U3"
-    done = run_git(git, ["diff", *options.split(), "--text", "old", "new"], top)
+    words = [*options.split(), f"--output={_PATCH}", "--text", "old", "new"]
+    done = run_git(git, ["diff", *words], top)
     if done.returncode not in {0, 1}:
         reason = done.stderr.decode(errors="replace").strip()
         raise OSError(0, f"git diff failed: {reason}")
-    return done.stdout
-
-
-def _hunks(patch: bytes) -> dict[int, bytes]:
-    """Return the hunks of each numbered copy in what git wrote."""
-    found: dict[int, bytes] = {}
-    # No line of content begins like this: each has a sign before it.
-    for section in (b"\n" + patch).split(b"\ndiff --git ")[1:]:
-        head, at, hunks = section.partition(b"\n@@ ")
-        number = int(head.partition(b"\n")[0].rpartition(b"/")[2])
-        if at:
-            found[number] = at[1:] + hunks.rstrip(b"\n") + b"\n"
-    return found
