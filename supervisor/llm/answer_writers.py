@@ -21,6 +21,7 @@ import msgspec
 from supervisor.llm.answer_reader import DONE
 from supervisor.llm.deltas import ChoiceRedactor, EventRedactor
 from supervisor.llm.errors import api_error, responses_code
+from supervisor.llm.gateway import FailedCallError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -311,5 +312,14 @@ class TranslatedWriter(AnswerWriter):
         return [self.frame(event) for event in (*first, *events)]
 
     def whole(self, completion: Completion) -> bytes:
-        """See ``AnswerWriter``."""
-        return self.encode(self._maker.whole(completion.object))
+        """See ``AnswerWriter``.
+
+        Raises:
+            FailedCallError: the answer has no form in the other API.
+        """
+        try:
+            found = self._maker.whole(completion.object)
+        except ValueError as why:
+            reason = self.redactor.text(f"invalid response: {why}")
+            raise FailedCallError(reason) from None
+        return self.encode(found)

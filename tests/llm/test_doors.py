@@ -301,6 +301,22 @@ async def test_an_unknown_field_is_named_where_it_is_translated(
         assert not scene.provider.served
 
 
+# spec MD3: an answer without a form in the API is a fault of the provider's.
+async def test_an_answer_that_cannot_be_translated_is_an_error(tmp_path: Path) -> None:
+    async with opened(tmp_path, **TRANSLATED) as (_, door):
+        said = [{"role": "user", "content": "!words=1 !stop=abort"}]
+        body = {"messages": said, "max_tokens": 9}
+        status, _, answer = await told(door, "POST", "/v1/messages", body)
+        assert status == 502
+        assert answer["error"]["type"] == "api_error"
+        assert "abort" in answer["error"]["message"]
+        body["stream"] = True
+        status, _, text = await told(door, "POST", "/v1/messages", body)
+        assert status == 200
+        assert b"event: error" in text
+        assert b"message_stop" not in text
+
+
 # spec MD2: fields that change nothing are dropped, counted, and told once.
 async def test_what_changes_nothing_is_dropped_and_told(tmp_path: Path) -> None:
     async with opened(tmp_path, **TRANSLATED) as (scene, door):
