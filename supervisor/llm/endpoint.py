@@ -10,7 +10,7 @@ Rules of this file.
 1. A token opens one child's account and nothing else; after the child's end it opens
    nothing, and what it had begun is cancelled and charged before the child is gone.
 2. A child has at most ``PER_CHILD`` connections, and one where the host lacks descriptors
-   for more.  Of connections that have shown no token there are few, and the oldest makes
+   for more; the oldest that asks nothing makes room.  Of connections that have shown no token there are few, and the oldest makes
    room (spec S5, S7): of those that came by the listener by which most came, so that who
    floods its own keeps nobody else out.
 3. What goes wrong with a child's own listener ends that listener.
@@ -74,7 +74,7 @@ class Account:
     Attributes:
         client: whose rights count.
         node: pays.
-        connections: those that have shown the token.
+        connections: those that have shown the token, the oldest first.
         listener: the child's own unix socket; None if it has none.
         path: where that is.
         inner: the one on loopback of its net namespace; None likewise.
@@ -86,7 +86,19 @@ class Account:
         self.listener: trio.SocketListener | None = None
         self.inner: trio.SocketListener | None = None
         self.path = ""
-        self.connections: set[_Connection] = set()
+        self.connections: dict[_Connection, None] = {}
+
+    def make_room(self) -> bool:
+        """End the oldest connection for which nothing is done; tell if there was one.
+
+        Requests that never come whole keep no other from an answer (spec MD7).
+        """
+        for connection in self.connections:
+            if connection.http.received is not None:
+                del self.connections[connection]
+                connection.scope.cancel()
+                return True
+        return False
 
 
 class _Connection:
@@ -228,7 +240,7 @@ class Endpoint:
         if account is None:
             self._strangers[connection] = None
         else:
-            account.connections.add(connection)
+            account.connections[connection] = None
         self._nursery.start_soon(self._serve, connection, account is None)
 
     async def _dismiss(self, token: str) -> None:
@@ -296,7 +308,7 @@ class Endpoint:
         finally:
             self._strangers.pop(connection, None)
             for account in self._accounts.values():
-                account.connections.discard(connection)
+                account.connections.pop(connection, None)
             self._connections.discard(connection)
             self._service.fs.set_aside(-DESCRIPTORS)
             with trio.CancelScope(shield=True):  # bounded: closes a socket
@@ -351,10 +363,11 @@ class Endpoint:
             raise RefusedRequestError(401, text, kind, "invalid_api_key")
         if connection not in account.connections:
             held = len(account.connections)
-            if held >= PER_CHILD or (held and self._service.fs.spare < 0):
-                text = f"this child has {held} connections; close one"
+            is_full = held >= PER_CHILD or (held and self._service.fs.spare < 0)
+            if is_full and not account.make_room():
+                text = f"this child asks on {held} connections; wait for one"
                 raise RefusedRequestError(503, text, "overloaded")
-            account.connections.add(connection)
+            account.connections[connection] = None
             self._strangers.pop(connection, None)
             connection.scope.deadline = float("inf")
         return account

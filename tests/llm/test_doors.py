@@ -12,6 +12,7 @@ import pytest
 import trio
 from anthropic import AsyncAnthropic
 
+from supervisor.llm.endpoint import PER_CHILD
 from tests.helpers.canary import KEY
 from tests.helpers.doors import Door, Scene, answered, answered_with_head, open_scene
 from tests.helpers.hosts import eventually
@@ -235,53 +236,52 @@ async def test_a_budget_is_lowered_with_its_bound(
 SAID: Any = [{"role": "user", "content": "!words=1"}]
 
 
+REFUSED: list[tuple[str, Any, str]] = [
+    ("/v1/responses", {"input": "a", "background": True}, "background"),
+    ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous"),
+    ("/v1/responses", {"input": "a", "conversation": "c"}, "conversation"),
+    ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "prompt"),
+    (
+        "/v1/responses",
+        {"input": [{"type": "item_reference", "id": "i"}]},
+        "input",
+    ),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+    ("/v1/responses", {"input": "a", "stream": "yes"}, "stream"),
+    (
+        "/v1/responses",
+        {"input": "a", "tools": [{"type": "web_search"}]},
+        "tools[0].type",
+    ),
+    (
+        "/v1/responses",
+        {"input": "a", "tools": [{"type": "function"}]},
+        "tools[0].name",
+    ),
+    ("/v1/messages", {"max_tokens": True, "messages": SAID}, "max_tokens"),
+    ("/v1/messages", {"messages": SAID, "n": 2, "max_tokens": 9}, "n: "),
+    (
+        "/v1/messages",
+        {"messages": SAID, "max_tokens": 9, "mcp_servers": [{}]},
+        "mcp_servers",
+    ),
+    ("/v1/messages", b'{"max_tokens":1,"max_tokens":9}', "stands twice"),
+    ("/v1/responses", b'{"input":"a","top_p":NaN}', "NaN"),
+]
+
+
 # spec MD2: what is refused is refused by its name, in the API's own form.
-@pytest.mark.parametrize("way", [NATIVE, TRANSLATED], ids=["native", "chat"])
-@pytest.mark.parametrize(
-    ("path", "body", "name"),
-    [
-        ("/v1/responses", {"input": "a", "background": True}, "background"),
-        ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous"),
-        ("/v1/responses", {"input": "a", "conversation": "c"}, "conversation"),
-        ("/v1/responses", {"input": "a", "prompt": {"id": "p"}}, "prompt"),
-        (
-            "/v1/responses",
-            {"input": [{"type": "item_reference", "id": "i"}]},
-            "input",
-        ),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
-        ("/v1/responses", {"input": "a", "stream": "yes"}, "stream"),
-        (
-            "/v1/responses",
-            {"input": "a", "tools": [{"type": "web_search"}]},
-            "tools[0].type",
-        ),
-        (
-            "/v1/responses",
-            {"input": "a", "tools": [{"type": "function"}]},
-            "tools[0].name",
-        ),
-        ("/v1/messages", {"max_tokens": True, "messages": SAID}, "max_tokens"),
-        ("/v1/messages", {"messages": SAID, "n": 2, "max_tokens": 9}, "n: "),
-        (
-            "/v1/messages",
-            {"messages": SAID, "max_tokens": 9, "mcp_servers": [{}]},
-            "mcp_servers",
-        ),
-        ("/v1/messages", b'{"max_tokens":1,"max_tokens":9}', "stands twice"),
-        ("/v1/responses", b'{"input":"a","top_p":NaN}', "NaN"),
-    ],
-)
+@WAYS
 async def test_what_may_not_be_asked_is_named(
-    tmp_path: Path, way: dict[str, Any], path: str, body: object, name: str
+    tmp_path: Path, way: dict[str, Any]
 ) -> None:
     async with opened(tmp_path, **way) as (scene, door):
-        status, head, answer = await told(door, "POST", path, body)
-        assert status == 400
-        assert head[b"x-should-retry"] == b"false"
-        assert name in answer["error"]["message"]
-        assert (answer.get("type") == "error") is (path == "/v1/messages")
-        assert answer["error"]["type"] == "invalid_request_error"
+        for path, body, name in REFUSED:
+            status, head, answer = await told(door, "POST", path, body)
+            assert (status, head[b"x-should-retry"]) == (400, b"false"), body
+            assert name in answer["error"]["message"], body
+            assert (answer.get("type") == "error") is (path == "/v1/messages"), body
+            assert answer["error"]["type"] == "invalid_request_error", body
         assert not scene.provider.served
 
 
@@ -495,32 +495,31 @@ async def streamed(
 # spec MD3: an error in the middle is the API's own, and what came is charged.
 @WAYS
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-@pytest.mark.parametrize(
-    "order", ["!error", "!truncated", "!cut=900", "!foreign=other"]
-)
 async def test_an_error_in_the_middle_is_the_apis_own(
-    tmp_path: Path, way: dict[str, Any], path: str, order: str
+    tmp_path: Path, way: dict[str, Any], path: str
 ) -> None:
-    other = "chat" if way is NATIVE else "responses"
-    order = order.replace("=other", f"={other}")
     async with opened(tmp_path, **way) as (scene, door):
-        status, events = await streamed(door, path, f"!words=40 {order}")
-        if "foreign" in order:  # nothing of an answer had come
-            assert status == 502
-            assert "another API" in events[0]["error"]["message"]
-        elif path == "/v1/messages":
-            assert events[-1]["type"] == "error"
-            assert not any(event["type"] == "message_stop" for event in events)
-        else:
+        for order in ("!error", "!truncated", "!cut=900"):
+            before = scene.service.root.spent
+            _, events = await streamed(door, path, f"!words=40 {order}")
             last = events[-1]
-            assert last["type"] == "response.failed"
-            assert last["response"]["status"] == "failed"
-            assert set(last["response"]["error"]) == {"code", "message"}
-            numbers = [event["sequence_number"] for event in events]
-            assert numbers == list(range(len(events)))
-        await eventually(lambda: not scene.service.root.reserved)
-        assert scene.service.root.calls == 1
-        assert scene.service.root.spent > 0
+            if path == "/v1/messages":
+                assert last["type"] == "error", order
+                assert not any(event["type"] == "message_stop" for event in events)
+            else:
+                assert last["type"] == "response.failed", order
+                assert last["response"]["status"] == "failed"
+                assert set(last["response"]["error"]) == {"code", "message"}
+                numbers = [event["sequence_number"] for event in events]
+                assert numbers == list(range(len(events))), order
+            await eventually(lambda: not scene.service.root.reserved)
+            assert scene.service.root.spent > before
+        # Nothing of an answer has come: the status tells it.
+        other = "chat" if way is NATIVE else "responses"
+        status, events = await streamed(door, path, f"!words=9 !foreign={other}")
+        assert status == 502
+        assert "another API" in events[0]["error"]["message"]
+        assert scene.service.root.calls == 4
 
 
 # spec MD3: what clients cannot do without is put in.
@@ -544,53 +543,45 @@ async def test_the_gaps_of_an_answer_are_filled(tmp_path: Path) -> None:
 
 
 # spec MD3: an order of events that the API does not have ends the answer.
-@pytest.mark.parametrize(
-    ("path", "order"),
-    [
-        ("/v1/messages", "!twice=0"),
-        ("/v1/messages", "!twice=1"),
-        ("/v1/messages", "!swap=0"),
-        ("/v1/responses", "!twice=0"),
-        ("/v1/responses", "!twice=2"),
-    ],
-)
-async def test_events_out_of_order_end_the_answer(
-    tmp_path: Path, path: str, order: str
-) -> None:
+async def test_events_out_of_order_end_the_answer(tmp_path: Path) -> None:
     async with opened(tmp_path, **NATIVE) as (scene, door):
-        status, events = await streamed(door, path, f"!words=3 {order}")
-        last = events[-1]
-        assert status == 502 or last["type"] in ("error", "response.failed"), events
-        assert "invalid response" in json.dumps(last)
-        assert scene.service.root.calls == 1
+        orders = [("/v1/messages", one) for one in ("!twice=0", "!twice=1", "!swap=0")]
+        orders += [("/v1/responses", one) for one in ("!twice=0", "!twice=2")]
+        for count, (path, order) in enumerate(orders, 1):
+            status, events = await streamed(door, path, f"!words=3 {order}")
+            last = events[-1]
+            assert status == 502 or last["type"] in ("error", "response.failed"), order
+            assert "invalid response" in json.dumps(last), order
+            assert scene.service.root.calls == count
+
+
+LEAKS = (
+    "!leak", "!leak-thought", "!leak-error", "!leak-name", "!leak-event",
+    "!leak-header", "!leak-field=id", "!leak-field=type", "!leak-refused",
+    "!leak-field=text", "!leak-field=delta", "!leak-field=signature",
+)  # fmt: skip
 
 
 # spec L13, MD3: a key passes in no piece of any event.
 @WAYS
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-@pytest.mark.parametrize(
-    "order",
-    [
-        "!leak", "!leak-thought", "!leak-error", "!leak-name", "!leak-event",
-        "!leak-header", "!leak-field=id", "!leak-field=type", "!leak-refused",
-        "!leak-field=text", "!leak-field=delta", "!leak-field=signature",
-    ],
-)  # fmt: skip
 async def test_no_key_passes_a_stream(
-    tmp_path: Path, way: dict[str, Any], path: str, order: str
+    tmp_path: Path, way: dict[str, Any], path: str
 ) -> None:
     async with opened(tmp_path, **way) as (_, door):
-        _, events = await streamed(door, path, f"!words=3 {order}")
-        text = json.dumps(events)
-        assert KEY not in text
-        pieces = "".join(
-            str(event.get("delta", ""))
-            if isinstance(event.get("delta", ""), str)
-            else "".join(str(v) for k, v in event["delta"].items() if k != "type")
-            for event in events
-        )
-        assert KEY not in pieces
-        assert KEY[4:] not in pieces
+        for order in LEAKS:
+            _, events = await streamed(door, path, f"!words=3 {order}")
+            assert KEY not in json.dumps(events), order
+            pieces = "".join(map(piece_of, events))
+            assert KEY[4:] not in pieces, order
+
+
+def piece_of(event: dict[str, Any]) -> str:
+    """Return the text that an event has a piece of."""
+    delta = event.get("delta", "")
+    if isinstance(delta, dict):
+        return "".join(str(text) for name, text in delta.items() if name != "type")
+    return str(delta)
 
 
 # spec MD6: each door refuses in its own form, and 400 from the fourth time on.
@@ -613,14 +604,12 @@ async def test_a_quota_is_refused_in_the_apis_form(tmp_path: Path, path: str) ->
 
 
 # spec MD6: a provider's failure is asked about once: the agent asks again by itself.
-@pytest.mark.parametrize("status", [429, 500, 529])
-async def test_the_host_leaves_trying_again_to_the_agent(
-    tmp_path: Path, status: int
-) -> None:
+async def test_the_host_leaves_trying_again_to_the_agent(tmp_path: Path) -> None:
     async with opened(tmp_path, **NATIVE) as (scene, door):
-        found, _ = await streamed(door, "/v1/messages", f"!status={status}")
-        assert found == (502 if status == 500 else status)
-        assert len(scene.provider.served) == 1
+        for count, (sent, seen) in enumerate(((429, 429), (500, 502), (529, 529)), 1):
+            status, _ = await streamed(door, "/v1/messages", f"!status={sent}")
+            assert status == seen
+            assert len(scene.provider.served) == count
         assert scene.service.root.calls == 0
 
 
@@ -651,6 +640,20 @@ async def test_a_call_whose_worst_case_does_not_fit_goes_alone(tmp_path: Path) -
         assert events[-1]["type"] == "message_stop"
         assert scene.provider.served[0].body["max_tokens"] > 500
         assert scene.service.root.spent == charged(scene)
+
+
+# spec MD7: requests that never come whole keep no other from an answer.
+async def test_half_a_request_keeps_none_from_an_answer(tmp_path: Path) -> None:
+    async with opened(tmp_path, **NATIVE) as (_, door):
+        held = [await door.connect() for _ in range(PER_CHILD)]
+        half = raw(door, "POST", "/v1/messages", content_length="99")
+        for stream in held:
+            await stream.send_all(half.replace(b"content-length: 0\r\n", b"") + b"{")
+        for path in ("/v1/messages", "/v1/responses"):
+            status, _ = await streamed(door, path, "!words=1")
+            assert status == 200
+        for stream in held:
+            await stream.aclose()
 
 
 # spec MD1: a fixed port.

@@ -500,11 +500,16 @@ async def test_a_childs_connections_are_bounded(
     monkeypatch.setattr(endpoint, "PER_CHILD", 2)
     door, other = await scene.puppet(), await scene.puppet()
     held = []
-    for expected in (200, 200, 503):
+    for expected in (200, 200, 200):
         stream = await door.connect()
         await stream.send_all(door.request(ask("a")))
         assert (await answered(stream))[0] == expected
         held.append(stream)
+    assert await held[0].receive_some() == b""  # the oldest made room
+    for stream in held[1:]:
+        await stream.send_all(door.request(ask("!hang")))
+    await scene.provider.wait_for(5)
+    assert (await door.ask(ask("a")))[0] == 503
     assert (await other.ask(ask("a")))[0] == 200
     for stream in held:
         await stream.aclose()
@@ -516,14 +521,10 @@ async def test_a_childs_connections_are_bounded(
 async def test_connections_are_of_the_account_that_files_are_of(scene: Scene) -> None:
     fs, door = scene.stage.host.fs, await scene.puppet()
     fs.set_aside(fs.spare)
-    held = []
-    for expected in (200, 503):
-        stream = await door.connect()
-        await stream.send_all(door.request(ask("a")))
-        assert (await answered(stream))[0] == expected
-        held.append(stream)
-    for stream in held:
-        await stream.aclose()
+    async with await door.connect() as stream:
+        await stream.send_all(door.request(ask("!hang")))
+        await scene.provider.wait_for(1)
+        assert (await door.ask(ask("a")))[0] == 503
     await eventually(lambda: fs.spare == 0)
     assert (await door.ask(ask("a")))[0] == 200
 
