@@ -56,6 +56,7 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens_as: str | None = None
     weights: WeightsSection | None = None
     api: str | list[str] | None = None
+    reasoning: bool = False
 
 
 class QuotaSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,6 +92,7 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     quota_status: int = 429
     hosted_tools: str = "refuse"
     api: str | list[str] | None = None
+    reasoning: bool = False
     alias: dict[str, str] = {}
     models: dict[str, ModelSection] = {}
     quota: QuotaSection = msgspec.field(default_factory=QuotaSection)

@@ -39,6 +39,7 @@ from supervisor.llm.endpoint_http import FORMS, reserve
 from supervisor.llm.errors import RefusedRequestError, TooManyBytesError
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError, NoMemoryError
 from supervisor.llm.json_request import BadJsonError, is_short, read_request
+from supervisor.llm.messages_request import count_tokens_estimate
 from supervisor.llm.prompt_size import size_of_body, size_of_request
 from supervisor.llm.quota import HeldQuotaError, QuotaError
 from supervisor.llm.translation import UntranslatableError
@@ -159,8 +160,12 @@ def _models(asker: Asker, wanted: str) -> bytes:
 
 async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
     """Answer with an estimate: no provider is asked, and nothing is charged."""
-    await _in_short(request.body, partial(_read, request.body))
-    count = -(-len(request.body) // 3)
+    body = request.body
+    size = await _in_short(body, partial(document_bytes, body, MOST_VALUES))
+    reserve(request.memory, FORMS * len(body) + size - request.memory.size_bytes)
+    count = await _in_short(
+        body, lambda: count_tokens_estimate(_read(body).whole_value())
+    )
     await http.reply(200, msgspec.json.encode({"input_tokens": count}))
 
 
@@ -371,6 +376,7 @@ class _Asking:
                 found.whole_value(),
                 name,
                 service.redactor,
+                has_reasoning=model.has_reasoning,
                 drops_hosted_tools=section.hosted_tools == "drop",
             )
         except UntranslatableError as why:

@@ -71,6 +71,7 @@ class Model:
         weights: what its tokens cost.
         bound_name: what its provider calls the bound on the output.
         apis: those that it is asked by.
+        has_reasoning: Chat Completions may ask it for an effort of reasoning.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Model:
     weights: Weights
     bound_name: str = "max_tokens"
     apis: tuple[Api, ...] = (CHAT,)
+    has_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,6 +297,7 @@ class LlmService:
             _weights(known.weights or weights),
             bound_name or provider.bound_name,
             tuple(ASKABLE[name] for name in names) or provider.apis,
+            known.reasoning or (own is None and section.reasoning),
         )
 
     def call(

@@ -46,6 +46,7 @@ def translate(
     name: str,
     redactor: Redactor,
     *,
+    has_reasoning: bool,
     drops_hosted_tools: bool,
 ) -> Translated:
     """Return a request in the form of Chat Completions.
@@ -55,6 +56,7 @@ def translate(
         asked: it.
         name: of the model, as the answer bears it.
         redactor: knows every secret.
+        has_reasoning: the model can be asked for an effort of reasoning.
         drops_hosted_tools: tools that a provider runs itself are left out.
 
     Raises:
@@ -62,12 +64,14 @@ def translate(
     """
     maker: Maker
     if api is MESSAGES:
-        found = messages_request.translate_request(asked)
+        found = messages_request.translate_request(asked, has_reasoning=has_reasoning)
         maker = messages_writer.MessagesWriter(asked, found, name)
     else:
         found = responses_request.translate_request(
             asked, drops_hosted_tools=drops_hosted_tools
         )
+        if not has_reasoning and found.body.pop("reasoning_effort", None) is not None:
+            found.dropped = (*found.dropped, "reasoning.effort")
         now = int(time.time())
         maker = responses_writer.ResponsesWriter(asked, found, name, now)
     writer = TranslatedWriter(redactor, api, maker)

@@ -330,6 +330,29 @@ async def test_what_changes_nothing_is_dropped_and_told(tmp_path: Path) -> None:
         assert "prompt_cache_key" not in scene.provider.served[0].body
 
 
+# spec MD2: an effort of reasoning goes to models that have one, and is dropped else.
+@pytest.mark.parametrize("has_reasoning", [True, False])
+async def test_an_effort_is_asked_of_models_that_have_one(
+    tmp_path: Path, has_reasoning: bool
+) -> None:
+    async with opened(tmp_path, **TRANSLATED, reasoning=has_reasoning) as (scene, door):
+        thinking = {"type": "enabled", "budget_tokens": 9000}
+        for path, body, name in (
+            ("/v1/responses", {"input": "a", "reasoning": {"effort": "low"}}, "low"),
+            (
+                "/v1/messages",
+                {"messages": SAID, "max_tokens": 9999, "thinking": thinking},
+                "medium",
+            ),
+        ):
+            assert (await told(door, "POST", path, body))[0] == 200
+            sent = scene.provider.served[-1].body.get("reasoning_effort")
+            assert sent == (name if has_reasoning else None)
+        dropped = [row["fields"] for row in scene.stage.events("llm.dropped")]
+        expected = [["reasoning.effort"], ["thinking"]]
+        assert dropped == ([] if has_reasoning else expected)
+
+
 # spec MD2: hosted tools, as [llm] hosted_tools says.
 @pytest.mark.parametrize(
     ("hosted", "sent"),
