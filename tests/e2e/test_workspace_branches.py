@@ -151,16 +151,23 @@ def test_a_program_s_checkpoint_has_its_files_and_run_goes_back_to_them(
     script = """
 echo one >> a.txt; sandhost fd checkpoint >/dev/null; echo two >> a.txt
 id=$(sandhost fd checkpoints | grep -o 'ckpt:[0-9a-f]*')
-sandhost relay --read a.txt -- sandhost fd checkpoint | grep -c "<snapshot"
-sandhost relay --read a.txt -- sandhost fd restore $id --files | grep -o 'type="[a-z_]*"'
 sandhost fd restore $id --files >/dev/null && cat a.txt"""
-    said = run_with_fds(place, script)
-    # A nested client that was left less has none made and none restored.
-    assert said == ["0", 'type="file_operation"', "hello", "one", "two"]
+    assert run_with_fds(place, script) == ["hello", "one", "two"]
     made = labels(place)
     assert isinstance(made, list)
     assert len(made) == 1
     assert run_in(place, "w", "cat a.txt") == b"hello\none\n"
+
+
+# spec WS16: a nested client that was left less has none made and none restored
+@of_root  # what a relay imports is not there for the user of no rights
+def test_a_client_with_less_rights_has_checkpoints_without_files(place: Place) -> None:
+    script = """
+sandhost fd checkpoint | grep -c '<snapshot'
+id=$(sandhost fd checkpoints | grep -o 'ckpt:[0-9a-f]*')
+sandhost relay --read a.txt -- sandhost fd checkpoint | grep -c '<snapshot'
+sandhost relay --read a.txt -- sandhost fd restore $id --files | grep -o 'type="[a-z_]*"'"""
+    assert run_with_fds(place, script) == ["1", "0", 'type="file_operation"']
 
 
 # spec WS6, WS12a
