@@ -273,9 +273,13 @@ class Judge:
             None if no text is kept, or if more than the file is in conflict.
         """
         seen = self._record.get(row.path)
-        if seen is None or not row.is_edit or self._directory_conflict(row):
+        if seen is None or not seen.text or not row.is_edit:
             return None
-        return seen if seen.text else None
+        around = self._merged.find(split(row.path)[0])
+        place = Part(self._merged.base_layer, split(row.path)[0])
+        if around is None or around.parts[-1] != place:
+            return None  # made anew: without the layer's file the base's does not show
+        return None if self._directory_conflict(row) else seen
 
     def strays(self, rows: Sequence[Row]) -> tuple[list[bytes], list[bytes]]:
         """Return the paths of objects whose base object is not where it was.

@@ -32,6 +32,7 @@ class Interleaving:
         self.rng = random.Random(seed)
         self.removed_by_child: set[bytes] = set()
         self.removed_by_operator: set[bytes] = set()
+        self.files = FILES
         self.lines = 0
         self.commits: list[CommitResult] = []
 
@@ -43,6 +44,8 @@ class Interleaving:
         for _ in range(self.rng.randint(2, 6)):
             if self.rng.random() < 0.6:
                 self.run_child()
+            if self.rng.random() < 0.3:
+                self.meet()
             for _ in range(self.rng.randint(0, 2)):
                 self.edit(self.scene.base, b"operator", self.removed_by_operator)
             if self.rng.random() < 0.7:
@@ -61,6 +64,17 @@ class Interleaving:
         with self.scene.open() as workspace:
             workspace.end_run()
 
+    def meet(self) -> None:
+        """Let both sides change one file, one after the other."""
+        self.files = (self.rng.choice(FILES),)
+        ways = (self.append, self.replace)
+        with self.scene.run() as top:
+            self.edit(top, b"child", set(), ways)
+        with self.scene.open() as workspace:
+            workspace.end_run()
+        self.edit(self.scene.base, b"operator", set(), ways)
+        self.files = FILES
+
     def edit(
         self, top: Path, by: bytes, removed: set[bytes], ways: tuple[Way, ...] = ()
     ) -> None:
@@ -72,14 +86,14 @@ class Interleaving:
 
     def append(self, top: Path, by: bytes, _: set[bytes]) -> None:
         """Add a line to a file in place, made if it is not there."""
-        path = top / self.rng.choice(FILES)
+        path = top / self.rng.choice(self.files)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         path.write_bytes(self.with_line(path, by))
 
     def replace(self, top: Path, by: bytes, _: set[bytes]) -> None:
         """Add a line as an editor does: another file, renamed over it."""
-        path = top / self.rng.choice(FILES)
+        path = top / self.rng.choice(self.files)
         new = path.with_name(".new")
         new.write_bytes(self.with_line(path, by))
         new.rename(path)

@@ -519,6 +519,24 @@ def test_a_file_in_a_directory_that_is_another_one_stays_a_conflict(
 
 
 # spec WS11a
+def test_a_file_in_a_directory_that_was_made_anew_stays_a_conflict(
+    scene: Scene,
+) -> None:
+    write(scene.base / "d/a", BEGUN)
+    scene.make()
+    for text in (BEGUN + "more\n", THEIRS):
+        with scene.run() as top:
+            if text == THEIRS:
+                shutil.rmtree(top / "d")
+            write(top / "d/a", text)
+        scene.end_run()
+    write(scene.base / "d/a", OURS)
+    # The layer hides all that the base has there, so the merged file would not show.
+    assert [one.path for one in commit(scene).conflicts] == [b"d/a"]
+    assert (scene.base / "d/a").read_text() == OURS
+
+
+# spec WS11a
 def test_a_text_that_is_changed_while_it_is_read_is_not_kept(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
