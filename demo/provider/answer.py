@@ -98,7 +98,6 @@ class Answer:
         question: what was asked.
         served: the stand-in's note of it.
         orders: what it was told.
-        number: of the answer, for ids.
         thoughts: words of reasoning.
         words: of the answer; may be without end.
         calls: of tools.
@@ -108,11 +107,15 @@ class Answer:
     question: Question
     served: Served
     orders: Orders
-    number: int
     thoughts: list[str] = field(default_factory=list)
     words: Iterable[str] = ()
     calls: list[Call] = field(default_factory=list)
     is_short: bool = False
+
+    @property
+    def number(self) -> int:
+        """A number for ids."""
+        return self.served.number
 
     @property
     def model(self) -> Any:
@@ -147,7 +150,7 @@ class Answer:
 
 
 def make_answer(
-    question: Question, served: Served, orders: Orders, told: str, number: int
+    question: Question, served: Served, orders: Orders, told: str
 ) -> Answer:
     """Return the answer to a question.
 
@@ -156,7 +159,6 @@ def make_answer(
         served: the note of it; tokens of the prompt are entered.
         orders: what the answer was told.
         told: what it says of the key, where it gives that away.
-        number: of the answer.
     """
     dense = "dense" in orders
     asked = orders.get("prompt-tokens")
@@ -164,7 +166,7 @@ def make_answer(
     served.cached = json.loads(orders.get("cached") or "0") or 0
     served.written = int(orders.get("written", 0))
     left = question.bound
-    answer = Answer(question, served, orders, number)
+    answer = Answer(question, served, orders)
     served.hidden = _bounded(int(orders.get("hidden", 0)), left)
     if left is not None:
         left -= served.hidden

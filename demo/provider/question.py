@@ -112,6 +112,42 @@ class Question:
         return -(-size // PROMPT_BYTES_PER_TOKEN)
 
 
+def fault_of(api: Api, body: Json) -> str | None:
+    """Return why a request cannot be read; None if it can."""
+    said = body.get("input" if api == "responses" else "messages") or []
+    if isinstance(said, str) and api != "responses":
+        return "messages are no text"
+    if not isinstance(said, str) and not _are_objects(said):
+        return "messages have to be objects"
+    more = [m for m in said if isinstance(m, dict) and m.get("type") == MORE_TOOLS]
+    for offer in (body, *more):
+        if not _are_tools(api, offer.get("tools") or []):
+            return "tools have to be objects with a name"
+    bounds = [body[name] for name in BOUNDS if body.get(name) is not None]
+    if not all(isinstance(bound, int) and bound > 0 for bound in bounds):
+        return "the bound of the answer has to be a number above 0"
+    return None
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _are_tools(api: Api, tools: Any) -> bool:
+    if not _are_objects(tools):
+        return False
+    for tool in tools:
+        inner = tool.get("function") if api == "chat" else tool
+        if tool.get("type") == "namespace" and not _are_tools(
+            api, tool.get("tools") or []
+        ):
+            return False
+        has_name = isinstance(inner, dict) and isinstance(inner.get("name"), str)
+        if tool.get("type") in {"function", "custom"} and not has_name:
+            return False
+    return True
+
+
 def _tools(api: Api, body: Json) -> Iterator[Tool]:
     for tool in body.get("tools") or ():
         match api, tool.get("type"):

@@ -18,6 +18,10 @@ FAILURE = "it broke\nin two"
 HEADER_NAMES = ("x-request-id", "request-id", "openai-organization", "retry-after")
 
 
+CHANGES = frozenset({"lack", "leak-field", "leak-name"})
+"""Orders that change the fields of an answer."""
+
+
 class Form(Protocol):
     """An API's form of answers: a module of this package."""
 
@@ -202,7 +206,7 @@ def reordered(events: Iterable[Event], orders: Orders) -> Iterator[Event]:
 
 def disguise(value: Any, orders: Orders, told: str) -> Any:
     """Return a value without the fields to lack, and with the key where told."""
-    if {"lack", "leak-field", "leak-name"}.isdisjoint(orders):
+    if CHANGES.isdisjoint(orders):
         return value
     lacking = listed(orders, "lack")
     leaking = listed(orders, "leak-field")

@@ -64,6 +64,7 @@ class Served:
         reported: what it reported for the whole answer; None where it did not.
         status: of the answer.
         done: the whole answer was sent.
+        number: of the request, from 0.
     """
 
     path: str
@@ -81,6 +82,7 @@ class Served:
     reported: int | None = None
     status: int = 0
     done: bool = False
+    number: int = 0
 
     @property
     def authorization(self) -> str:

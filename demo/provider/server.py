@@ -15,7 +15,7 @@ from demo.provider import embeddings, messages
 from demo.provider.answer import make_answer
 from demo.provider.line import Line
 from demo.provider.orders import Orders, read_orders
-from demo.provider.question import APIS, Api, Question
+from demo.provider.question import Api, Question, fault_of
 from demo.provider.refusal import PAGE, refusal_for
 from demo.provider.script import Script, scripted
 from demo.provider.sending import FORMS, Sending, disguise, headers
@@ -90,7 +90,7 @@ class Provider:
         if self.log_fd >= 0:
             line = {
                 "event": event,
-                "request": self.served.index(served),
+                "request": served.number,
                 "api": served.api,
                 "model": served.body.get("model"),
                 "prompt_tokens": served.prompt_tokens,
@@ -126,10 +126,15 @@ class Provider:
         visit.served.method = request.method.decode()
         visit.served.api = _api(visit.served)
         try:
-            visit.served.body = json.loads(data or b"{}")
+            body = json.loads(data or b"{}")
         except ValueError:
             await visit.refuse(400, "that is no JSON")
             return line.may_go_on
+        if not isinstance(body, dict):
+            await visit.refuse(400, "that is no object")
+            return line.may_go_on
+        visit.served.body = body
+        visit.served.number = len(self.served)
         self.served.append(visit.served)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -271,6 +276,7 @@ class _Visit:
 
     async def _count(self) -> None:
         fault = messages.fault(self.served.body, self.served.headers)
+        fault = fault or fault_of("messages", self.served.body)
         if fault is not None:
             await self.refuse(400, fault)
             return
@@ -290,14 +296,17 @@ class _Visit:
             if fault is not None:
                 await self.refuse(400, fault)
                 return
+        fault = fault_of(api, served.body)
+        if fault is not None:
+            await self.refuse(400, fault)
+            return
         question = Question(api, served.body)
         try:
             orders = provider.orders_for(question)
         except ValueError:
             await self.refuse(400, "that script is no JSON")
             return
-        number = sum(one.api in APIS for one in provider.served)
-        answer = make_answer(question, served, orders, self._told, number)
+        answer = make_answer(question, served, orders, self._told)
         provider.note(served, "request")
         if not await self._refuses(orders, question.last_text):
             served.status = 200

@@ -360,6 +360,27 @@ async def test_messages_counts_tokens_without_a_charge(
     assert provider.tokens() == Tokens()
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"type": "function"}]},
+        {"tools": "x"},
+        {"tools": [5]},
+        {"max_tokens": "many"},
+        {"max_tokens": 0},
+        {"messages": [5], "input": [5]},
+    ],
+)
+@pytest.mark.parametrize("api", APIS)
+async def test_what_cannot_be_read_is_refused(
+    ask: Ask, api: str, more: dict[str, Any]
+) -> None:
+    if api == "messages" and "tools" in more:
+        more = {"tools": [{"type": "custom"}]}
+    assert (await ask(api, "hello", **more)).status_code == 400
+    assert (await ask(api, "hello")).status_code == 200
+
+
 # Tricks
 
 
