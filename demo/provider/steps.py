@@ -71,12 +71,14 @@ TOOLS: dict[str, tuple[str, ...]] = {
 def call_for(step: Step, tools: Mapping[str, Tool]) -> list[Any] | None:
     """Return the call that does a step: tool and arguments; None if no tool can."""
     kind = next(iter(step))
+    # A host that translates writes a namespace before the name.
+    known = {name.rpartition("__")[2]: name for name in tools}
     for name in TOOLS[kind]:
-        if name not in tools:
+        if name not in known:
             continue
-        given = _arguments(step, kind, tools[name])
+        given = _arguments(step, kind, name, tools[known[name]])
         if given is not None:
-            return [name, given]
+            return [known[name], given]
     if kind == "run":
         return None
     return call_for({"run": command_for(step)}, tools)
@@ -100,18 +102,18 @@ def command_for(step: Step) -> str:
             return str(step["run"])
 
 
-def _arguments(step: Step, kind: str, tool: Tool) -> Any:
+def _arguments(step: Step, kind: str, name: str, tool: Tool) -> Any:
     """Return arguments by which a tool does a step; None if it takes others."""
-    make = OWN.get((kind, tool.name))
+    make = OWN.get((kind, name))
     if make is not None:
         given = make(step)
         is_text = isinstance(given, str)
         return {"input": given} if is_text and not tool.is_custom else given
     known = (tool.schema or {}).get("properties") or {}
-    found = {name: FILLERS[name] for name in known if name in FILLERS}
+    found = {one: FILLERS[one] for one in known if one in FILLERS}
     for part, value in step.items():
         names = MEANINGS[part]
-        fitting = [name for name in names if name in known] if known else names[:1]
+        fitting = [one for one in names if one in known] if known else names[:1]
         if not fitting:
             return None
         found[fitting[0]] = value

@@ -54,6 +54,7 @@ OPENCODE = question(
     function("bash", "command", "description"),
     function("edit", "filePath", "oldString", "newString"),
 )
+TRANSLATED = question("chat", function("functions__exec", "input"))
 OTHER_EDIT = question(
     "chat", function("bash", "command"), function("edit", "path", "edits")
 )
@@ -81,6 +82,14 @@ OTHER_EDIT = question(
             OPENCODE,
             EDIT,
             ["edit", {"filePath": "/w/a", "oldString": "x\n", "newString": "y\n"}],
+        ),
+        (
+            TRANSLATED,
+            {"run": "ls"},
+            [
+                "functions__exec",
+                {"input": 'text(await tools.exec_command({"cmd": "ls"}))'},
+            ],
         ),
         (question("chat"), {"run": "ls"}, None),
         (question("chat"), EDIT, None),
