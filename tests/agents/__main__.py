@@ -1,12 +1,13 @@
 """Runs real agents, as their registries have them, and says what came of each.
 
-    python -m tests.agents [--into DIR] [--short] [--direct] [AGENT...]
+    python -m tests.agents [--into DIR] [--short] [--native] [--direct] [AGENT...]
 
 Each is installed beneath DIR (a temporary directory if none is named), and started once
 by ``sandhost run --recipe AGENT --workspace`` in the default sandbox, unmodified. A
 stand-in takes the model's place (`demo/provider`) and leads it through the steps of
-`table.py`. With ``--direct`` it runs without a host and asks the stand-in itself: that
-shows whether agent and stand-in fit. It needs the network, to install.
+`table.py`. It is a provider of Chat, to which the host translates; with ``--native`` one
+of all three APIs. With ``--direct`` an agent runs without a host and asks the stand-in
+itself: that shows whether the two fit. It needs the network, to install.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import psutil
 import trio
 
 from demo.provider import Provider, serving
+from demo.provider.question import APIS
 from supervisor.llm.recipe import Recipe, read_recipe
 from supervisor.templates import fill
 from tests.agents.installing import PROGRAM, install, order, program_of
@@ -55,6 +57,7 @@ class Trial:
         version: what was installed.
         passed: columns that it passed.
         seconds: how long the run took.
+        apis: of the provider; the host translates to Chat what is not among them.
         reason: why it was left out, or the last words of one that failed.
     """
 
@@ -63,6 +66,7 @@ class Trial:
     version: str = "-"
     passed: set[str] = field(default_factory=set)
     seconds: float = 0.0
+    apis: list[str] = field(default_factory=lambda: ["chat"])
     reason: str = ""
 
     @property
@@ -143,6 +147,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=None)
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--direct", action="store_true")
+    parser.add_argument("--native", action="store_true")
     parser.add_argument("agents", nargs="*", metavar="AGENT")
     given = parser.parse_args()
     wanted = set(given.agents) | set(SHORT if given.short else ())
@@ -153,17 +158,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="agents-") as name:
         os.chmod(name, 0o755)
         into = (given.into or Path(name) / "installed").absolute()
-        trials = [_try(one, into, Path(name), given.direct) for one in chosen]
+        trials = [
+            _try(Trial(one, one.passes), into, Path(name), given) for one in chosen
+        ]
     head = " | ".join(["agent", "version", *ALL, "time", "reason"])
     sys.stdout.write("\n".join([head, *(trial.row() for trial in trials), ""]))
     return int(any(not one.is_whole and one.version != "-" for one in trials))
 
 
-def _try(agent: Agent, into: Path, scratch: Path, is_direct: bool) -> Trial:
-    columns = agent.passes
-    if is_direct:
-        columns = tuple(name for name in columns if name in DIRECT)
-    trial = Trial(agent, columns)
+def _try(trial: Trial, into: Path, scratch: Path, given: argparse.Namespace) -> Trial:
+    agent = trial.agent
+    if given.direct:
+        trial.columns = tuple(name for name in trial.columns if name in DIRECT)
+    if given.native:
+        trial.apis = [*APIS]
     recipe = read_recipe(agent.name)
     try:
         program, trial.version = install(agent, recipe, into / agent.name)
@@ -172,7 +180,7 @@ def _try(agent: Agent, into: Path, scratch: Path, is_direct: bool) -> Trial:
         return trial
     place = Place(scratch / agent.name)
     place.make()
-    trio.run(_run_direct if is_direct else _run, trial, recipe, program, place)
+    trio.run(_run_direct if given.direct else _run, trial, recipe, program, place)
     sys.stderr.write(f"{trial.row()}\n")
     return trial
 
@@ -205,15 +213,16 @@ async def _run(trial: Trial, recipe: Recipe, program: Path, place: Place) -> Non
         config = place.top / "llm.toml"
         config.write_text(
             f'[llm]\nendpoint = true\nbase_url = "{provider.url}"\n'
-            f'api_key_file = "{key_file}"\n[llm.quota]\nmax_tokens = 20_000_000\n'
+            f'api = {json.dumps(trial.apis)}\napi_key_file = "{key_file}"\n'
+            "[llm.quota]\nmax_tokens = 20_000_000\n"
         )
         words = ["run", "--recipe", recipe.agent, "--config", str(config)]
         words += ["--workspace", str(place.base), "--workspace-name", "tried"]
         words += ["--home", str(place.home), "--journal", str(place.journal)]
         words += ["--timeout", str(TIMEOUT_S), "--log-level", "info"]
         command = _command(trial.agent, recipe, program)
-        if command[0] != str(program):
-            # COMMAND is a shell: the agent's installation has to be shown by name.
+        if command[0] != str(program) or "PROGRAM" in recipe.command:
+            # COMMAND is a shell, or takes a program from there: it is shown by name.
             words += ["--expose", str(program.parents[1])]
         began = trio.current_time()
         done = await _sandhost(*words, "--", *command, place=place)
