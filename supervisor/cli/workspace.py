@@ -104,8 +104,12 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: Any) 
     If PATTERN is the name of another workspace of the base, print what that has otherwise.
     Exit status: 0 nothing, 1 something, 2 a fault.
     """
-    from supervisor.cli.workspace_target import NotThereError, find_daemon  # noqa: PLC0415
-    from supervisor.workspace.verbs import diff_row  # noqa: PLC0415
+    from supervisor.cli.workspace_target import (  # noqa: PLC0415
+        NotThereError,
+        find_daemon,
+        show_notes,
+    )
+    from supervisor.workspace.verbs import diff_row, full_notes  # noqa: PLC0415
 
     daemon = find_daemon(state_dir, how.pop("control"))
     if daemon is not None:
@@ -125,6 +129,7 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: Any) 
             chosen = _patterns(patterns)
             rows = _done(found.changes, chosen)
             patch = found.patch(chosen, binary=how["binary"])
+        show_notes(full_notes(found))
         return _print_diff([diff_row(row) for row in rows], patch, how)
 
 

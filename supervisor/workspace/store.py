@@ -229,10 +229,15 @@ class WorkspaceDirectory:
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             new = f"{name}.new"
-            with open(os.open(new, flags, 0o600, dir_fd=self.fd), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with open(os.open(new, flags, 0o600, dir_fd=self.fd), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:  # on a full disk, it takes room for nothing
+                with contextlib.suppress(OSError):
+                    os.unlink(new, dir_fd=self.fd)
+                raise
             os.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         os.fsync(self.fd)
 

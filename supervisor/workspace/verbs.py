@@ -219,7 +219,8 @@ def _row(state_dir: str, name: str, notes: list[str]) -> dict[str, Any]:
     except InUseError:
         state = "in use"
     except (WorkspaceError, OSError) as why:
-        state = f"cannot be read: {why}"
+        reason = why.strerror if isinstance(why, OSError) else None
+        state = f"cannot be read: {reason or why}"
     return row | {"base": "", "state": state, "child": None, "changed": 0, "bytes": 0}
 
 
@@ -231,7 +232,16 @@ def _diff(state_dir: str, args: DiffArguments) -> Done:
                     rows = found.changes(Patterns(args.patterns))
                 else:
                     rows = found.compare_with(other)
+        notes.extend(full_notes(found))
         return Done([diff_row(row) for row in rows], notes)
+
+
+def full_notes(found: Workspace) -> list[str]:
+    """Return the note of a look for whose record its disk had no room; else none."""
+    if found.has_room:
+        return []
+    how = "make room, or drop what is large: 'sandhost workspace commit NAME --mine P'"
+    return [f"{found.name}: nothing was recorded, for the disk is full; {how}"]
 
 
 def write_patch(state_dir: str, args: DiffArguments, file: int) -> list[str]:

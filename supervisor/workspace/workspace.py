@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from dataclasses import dataclass
@@ -159,6 +160,8 @@ class Workspace:
         self.directory = WorkspaceDirectory(path, name, patience_s)
         self.state_dir = state_dir
         self.store = LayerStore(state_dir)
+        self.has_room = True
+        """Whether the last look could be recorded."""
         self.has_redirects = True
         """Whether the last look met a directory that points to another one."""
         try:
@@ -192,7 +195,7 @@ class Workspace:
         """
         with self.trees() as trees:
             rows = self._look(trees)
-            self._record_seen(trees, rows)
+            self._record_if_room(trees, rows)
             self.has_redirects = trees.merged.has_redirects
             if not patterns:
                 return rows
@@ -273,7 +276,7 @@ class Workspace:
             applied = {row.path for row in chosen}
             merges = {path: one for path, one in merges.items() if path in applied}
             if not is_dry:
-                self._record_seen(trees, rows)
+                self._record_if_room(trees, rows)
                 drop_changes(trees.upper_fd, dropped)
                 if chosen:
                     judge = self.judge(trees)
@@ -695,6 +698,18 @@ class Workspace:
     def save_record(self, record: Record) -> None:
         """Keep what the base had."""
         self.directory.write("record", save_record(record))
+
+    def _record_if_room(self, trees: Trees, rows: Sequence[Row]) -> None:
+        """Record it if the disk has room: without a record times decide (spec WS11).
+
+        So a workspace that has filled its disk can be looked at, and a part of it dropped.
+        """
+        try:
+            self._record_seen(trees, rows)
+        except OSError as why:
+            if why.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            self.has_room = False
 
     def _record_seen(self, trees: Trees, rows: Sequence[Row]) -> None:
         """Record what the base has where it was changed, and keep the texts of it."""

@@ -2,10 +2,13 @@
 
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.attacks.test_unprivileged import NOBODY, nobodys_command
 from tests.helpers.command import SANDHOST, Outcome, sandhost
 
 pytestmark = pytest.mark.slow
@@ -106,6 +109,142 @@ def test_a_full_disk_at_a_commit_is_told_and_nothing_changes(tmp_path: Path) -> 
     assert second.endswith("status 0\nnew\n")
     (line,) = done.stderr.splitlines()
     assert "No space left on device; nothing changed: make room" in line
+
+
+# spec WS12, WS18
+@of_root
+def test_a_layer_that_has_filled_its_disk_is_looked_at_and_a_part_of_it_taken(
+    tmp_path: Path,
+) -> None:
+    for name in ("repo", "state"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "repo/kept").write_text("old\n")
+    script = """
+    mount -t tmpfs -o size=1m tmpfs state
+    "$1" run --state-dir state --workspace repo --workspace-name w --commit on-success \
+      -- sh -c 'echo new > kept; cat /dev/zero > big 2>/dev/null; :' 2>run
+    "$1" workspace diff w --state-dir state --name-only 2>looked
+    "$1" workspace commit w --state-dir state 2>refused; echo "$? $(cat repo/kept)"
+    "$1" workspace commit w --state-dir state --mine big; echo "$? $(cat repo/kept)"
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", SANDHOST],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout == "big\nkept\n2 old\ncommitted  kept\n0 new\n"
+    (line,) = (tmp_path / "looked").read_text().splitlines()
+    assert "nothing was recorded, for the disk is full; make room, or drop" in line
+    (line,) = (tmp_path / "refused").read_text().splitlines()
+    assert "No space left on device; nothing changed: make room" in line
+
+
+# spec WS1
+@of_root
+@pytest.mark.parametrize("is_root", [True, False])
+def test_nothing_is_executed_where_the_base_s_mount_forbids_it(
+    place_of_nobody: Path, *, is_root: bool
+) -> None:
+    top = place_of_nobody
+    python, env = nobodys_command(top)
+    command = (
+        [SANDHOST] if is_root else [*python, str(top / "installation/bin/sandhost")]
+    )
+    (top / "repo").mkdir()
+    script = f"""
+    mount -t tmpfs -o noexec,nosuid,nodev tmpfs repo
+    printf '#!/bin/sh\\necho ran\\n' > repo/old; chmod 755 repo/old
+    chown -R {NOBODY}:{NOBODY} repo
+    exec "$@"
+    """
+    words = ["--state-dir", str(top / "state"), "--workspace", str(top / "repo")]
+    child = "cp old new; ./old; echo $?; ./new; echo $?; sh ./new"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh",
+         *command, "run", *words, "--", "sh", "-c", child],
+        cwd=top, env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "126\n126\nran\n", done.stderr
+    assert done.stderr.count("Permission denied") == 2
+
+
+# spec WS1, WS3a
+@of_root
+def test_what_others_own_stays_theirs_for_a_host_that_is_not_root(
+    place_of_nobody: Path,
+) -> None:
+    top = place_of_nobody
+    python, env = nobodys_command(top)
+    base = top / "repo"
+    base.mkdir()
+    for name, mode in (("shut", 0o600), ("closed", 0o644), ("open", 0o666)):
+        (base / name).write_text("old\n")
+        (base / name).chmod(mode)
+    before = {path.name: path.stat() for path in base.iterdir()}
+
+    def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*python, str(top / "installation/bin/sandhost"), *words],
+            cwd=top, env={**env, "SANDHOST_STATE": str(top / "state")},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    script = "for f in shut closed open; do cat $f; echo x >> $f; done; echo new > new"
+    words = ("run", "--workspace", str(base), "--workspace-name", "w")
+    refused = as_nobody(*words, "--", "true")
+    assert refused.returncode == 125
+    (line,) = refused.stderr.splitlines()
+    assert "user 0 owns it; run as its owner" in line
+    os.chown(base, NOBODY, NOBODY)
+    done = as_nobody(*words, "--", "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (0, "old\nold\n")
+    reasons = ("Permission denied", "Value too large for defined data type")
+    assert [done.stderr.count(reason) for reason in reasons] == [3, 1]
+    assert as_nobody("workspace", "commit", "w").stdout == "committed  new\n"
+    for name, status in before.items():
+        now = (base / name).stat()
+        assert (now.st_ino, now.st_uid, now.st_ctime_ns) == (
+            status.st_ino, 0, status.st_ctime_ns,
+        )  # fmt: skip
+    assert (base / "new").stat().st_uid == NOBODY
+
+
+# spec WS12
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_base_that_goes_while_a_program_runs_is_not_committed_to(
+    tmp_path: Path, *, is_replaced: bool
+) -> None:
+    base = tmp_path / "repo"
+    base.mkdir()
+    words = ("--state-dir", str(tmp_path / "state"), "--workspace", str(base))
+    options = ("--workspace-name", "w", "--commit", "on-success")
+    script = "echo ready; read go; echo new > new"
+    process = subprocess.Popen(
+        [SANDHOST, "run", *words, *options, "--", "sh", "-c", script],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=tmp_path, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    base.rename(tmp_path / "aside")
+    if is_replaced:
+        base.mkdir()
+    _, err = process.communicate("go\n")
+    assert process.returncode == 0
+    assert "the base" in err.splitlines()[-1]
+    assert os.listdir(tmp_path / "aside") == []
+    if is_replaced:
+        assert os.listdir(base) == []
+        base.rmdir()
+    (tmp_path / "aside").rename(base)
+    assert ask(tmp_path, "commit", "w").out == b"committed  new\n"
+
+
+@pytest.fixture
+def place_of_nobody() -> Iterator[Path]:
+    """Return a directory that nobody may enter, as it may not pytest's."""
+    with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
+        yield Path(name)
 
 
 # spec WS3b
