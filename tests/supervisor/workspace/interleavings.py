@@ -32,7 +32,7 @@ class Interleaving:
         self.rng = random.Random(seed)
         self.removed_by_child: set[bytes] = set()
         self.removed_by_operator: set[bytes] = set()
-        self.files = FILES
+        self.files: tuple[str, ...] = FILES
         self.lines = 0
         self.commits: list[CommitResult] = []
 
