@@ -1,6 +1,7 @@
 """The sealed layers of a state directory, and what is kept beside them.
 
-Each is a directory ``layers/ID`` that is never written to again. Workspaces share them.
+Each is a directory ``layers/ID`` that is never written to again. Workspaces share them. So
+they share the directories of the texts that their files began from, which are written to.
 
 Rules:
  1. A layer lives as long as the state of a workspace names it. Nothing is counted: a sweep

@@ -72,7 +72,7 @@ def keep_texts(
         if content is None or not is_text(content):
             continue
         room_bytes -= len(content)
-        if room_bytes < 0:
+        if disk.f_blocks and room_bytes < 0:  # some file systems have no bound to tell
             return  # what is not kept cannot be merged, which a commit says
         try:
             name = _write(directory, content)

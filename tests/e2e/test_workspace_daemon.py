@@ -300,6 +300,7 @@ def check_merge(place: Place, *control: str) -> None:
     done = sandhost("workspace", "commit", fork, "--merge", *control)
     assert (done.status, done.out) == (0, b"merged     a.txt\n")
     assert (place.base / "a.txt").read_text() == "operator\nhello\nchild\n"
+    assert events(place, "workspace.committed")[-1]["merged"] == 1
 
 
 # spec WS7, WS11a

@@ -247,6 +247,17 @@ def test_a_text_that_was_changed_before_a_record_was_made_is_not_kept(
     assert "no text that both began from is kept" in reason(commit(scene))
 
 
+# spec WS11a, WS17
+def test_no_text_is_kept_where_the_disk_has_only_its_reserve(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts_module, "RESERVE", 1.0)
+    prepare(scene)
+    assert texts(scene) == []
+    write(scene.base / "a", OURS)
+    assert "no text that both began from is kept" in reason(commit(scene))
+
+
 # spec WS11a
 def test_a_text_that_is_damaged_counts_as_not_kept(edited: Scene) -> None:
     (name,) = texts(edited)
