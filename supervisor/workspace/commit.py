@@ -620,22 +620,38 @@ class _Steps:
                 raise
             raise BaseChangedError(step.path, "it was changed in the base") from None
         if self._came_out(step.staged, step.expected) != step.expected:
-            self._exchange(directory, name, step.staged)
+            self._bring_back(step, directory, name)
             raise BaseChangedError(step.path, "it was changed in the base")
+
+    def _bring_back(self, step: Put, directory: int, name: bytes) -> None:
+        """Bring back what a step has replaced, or what the operator has saved since."""
+        superseded = {step.inode}
+        while True:
+            older = _inode(self._staging, step.staged)
+            self._exchange(directory, name, step.staged)
+            if _inode(self._staging, step.staged) in superseded:
+                return
+            superseded.add(older)
 
     def _undo_put(self, step: Put, directory: int, name: bytes) -> None:
         if step.expected is not None:
-            self._exchange(directory, name, step.staged)
+            self._bring_back(step, directory, name)
         elif step.is_moved:
             rename(directory, name, self._staging, step.staged)
         else:
-            self._put_back(directory, name, step.staged)
+            self._put_back(step, directory, name)
 
-    def _put_back(self, directory: int, name: bytes, staged: bytes) -> None:
+    def _put_back(self, step: Put, directory: int, name: bytes) -> None:
         """Take away what was put where nothing was."""
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
-            rename(directory, name, self._staging, staged)
+            rename(directory, name, self._staging, step.staged)
+            if _inode(self._staging, step.staged) != step.inode:
+                # The operator has saved another one meanwhile, or twice: then it is older.
+                with contextlib.suppress(FileExistsError):
+                    rename(
+                        self._staging, step.staged, directory, name, RENAME_NOREPLACE
+                    )
             return
         # What the operator has made in it meanwhile stays.
         with contextlib.suppress(OSError):

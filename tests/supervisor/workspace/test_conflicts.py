@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from supervisor.workspace import commit as commit_module
-from supervisor.workspace.linux import sync_file_system
+from supervisor.workspace.linux import rename, sync_file_system
 from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.workspace import CommitResult, NoMatchError
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
@@ -202,6 +202,40 @@ def test_an_editor_that_is_quicker_than_a_step_undoes_the_commit(
     assert result.applied == ()
     assert tree_of(edited.base).keys() == {b"a", b"c"}
     assert (edited.base / "a").read_text() == "operator's\n"
+
+
+# spec WS12
+@pytest.mark.parametrize(
+    ("saves", "path"),
+    [
+        ({1: "a", 2: "a"}, "a"),  # before it is exchanged, and before it comes back
+        ({1: "a", 2: "a", 3: "a"}, "a"),
+        ({2: "b", 3: "a"}, "a"),  # before b is put, which undoes a
+        ({3: "c", 5: "b"}, "b"),  # before c comes out, which undoes b
+    ],
+)
+def test_what_an_editor_saves_again_while_a_commit_is_undone_stays(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, saves: dict[int, str], path: str
+) -> None:
+    with edited.run() as top:
+        write(top / "c", "new\n")
+    edited.end_run()
+    calls = 0
+
+    def save_then_rename(*words: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in saves:
+            write(edited.base / "saved", f"{calls}\n")
+            (edited.base / "saved").rename(edited.base / saves[calls])
+        rename(*words)
+
+    monkeypatch.setattr(commit_module, "rename", save_then_rename)
+    result = commit(edited)
+    assert result.applied == ()
+    assert calls > max(saves)
+    last = max(call for call, saved in saves.items() if saved == path)
+    assert (edited.base / path).read_text() == f"{last}\n"
 
 
 def _save(base: Path) -> None:
