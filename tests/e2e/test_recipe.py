@@ -12,6 +12,7 @@ import pytest
 from supervisor.cli.recipe import recipe, script_of
 from supervisor.cli.run import apply_recipe, run
 from supervisor.config.document import load_config
+from supervisor.config.llm import LlmSection
 from supervisor.home import is_home_file
 from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
 from supervisor.templates import PLACES
@@ -57,6 +58,7 @@ def test_a_recipe_is_whole(name: str) -> None:
     assert found.tried is not None
     assert all(found.shown()["off"].values())
     assert "TASK" in found.command
+    assert set(found.llm) <= set(LlmSection.__struct_fields__)
     for path in found.files:
         assert path.startswith("~/")
         assert is_home_file(path.removeprefix("~/"))
@@ -192,6 +194,9 @@ def test_a_recipe_sets_what_its_agent_needs_of_the_host(tmp_path: Path) -> None:
     assert config.llm is not None
     assert config.llm.quota_status == 429
     apply_recipe("llm", config)
+    assert config.llm.quota_status == 429
+    apply_recipe("codex", config)
+    assert config.llm.hosted_tools == "drop"
     assert config.llm.quota_status == 429
     apply_recipe("smolagents", config)
     assert config.llm.quota_status == 400
