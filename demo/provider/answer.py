@@ -102,6 +102,7 @@ class Answer:
         words: of the answer; may be without end.
         calls: of tools.
         is_short: the bound cut it.
+        reported: tokens of the answer that were reported last; None for none.
     """
 
     question: Question
@@ -111,6 +112,7 @@ class Answer:
     words: Iterable[str] = ()
     calls: list[Call] = field(default_factory=list)
     is_short: bool = False
+    reported: int | None = None
 
     @property
     def number(self) -> int:
@@ -139,6 +141,7 @@ class Answer:
         output = (self.pieces if sent is None else sent) + served.hidden
         if "output-tokens" in self.orders:
             output = int(self.orders["output-tokens"])
+        self.reported = output
         return Usage(
             served.prompt_tokens,
             output,

@@ -20,6 +20,7 @@ class Line:
         self.stream = stream
         self.connection = h11.Connection(h11.SERVER)
         self.cut_after: int | None = None
+        self._is_head = False
         self._unsent = bytearray()
 
     @property
@@ -37,7 +38,10 @@ class Line:
     async def request(self) -> h11.Request | None:
         """Return the next request; None at the end of the connection."""
         event = await self._event()
-        return event if isinstance(event, h11.Request) else None
+        if not isinstance(event, h11.Request):
+            return None
+        self._is_head = event.method == b"HEAD"
+        return event
 
     async def body(self) -> bytes:
         """Return the request's body."""
@@ -104,8 +108,9 @@ class Line:
         more: dict[str, str] | None = None,
         kind: str = "application/json",
     ) -> None:
-        """Send a whole reply."""
+        """Send a whole reply; of one to HEAD its head."""
         length = {"content-length": str(len(data)), **(more or {})}
         await self.begin(status, kind, length)
-        await self.send_data(data, more=True)
+        if not self._is_head:
+            await self.send_data(data, more=True)
         await self.end()

@@ -85,7 +85,7 @@ class Sending:
             self._line.cut_after = len(data) // 2
         self._served.pieces = 0 if "empty" in self._orders else self._answer.pieces
         self._served.thoughts = len(self._answer.thoughts)
-        self._enter_reported()
+        self._served.reported = self._answer.reported
         kind = self._orders.get("kind", "application/json")
         await self._line.reply(data, 200, headers(self._orders, self._told), kind)
         self._finish()
@@ -109,7 +109,7 @@ class Sending:
                 self._note("piece")
         if self._served.pieces == int(orders.get("hang-after", -1)):
             await self._line.hang()
-        self._enter_reported()
+        self._served.reported = self._answer.reported
         await self._line.end()
         self._finish()
 
@@ -162,11 +162,6 @@ class Sending:
         await self._line.send_data(b'"}')
         await self._line.end()
         self._finish()
-
-    def _enter_reported(self) -> None:
-        usage = self._answer.usage(self._served.pieces)
-        if usage is not None and isinstance(usage.output, int):
-            self._served.reported = usage.output
 
     def _finish(self) -> None:
         self._served.done = True

@@ -342,9 +342,12 @@ async def test_messages_wants_its_version_and_a_key(provider: Provider) -> None:
         unknown = await http.post(url, json=body, headers=VERSION)
         both = await http.post(url, json=body, headers=VERSION | key)
         looked = await http.head(provider.root)
+        listed = await http.head(f"{provider.url}/models", headers=key)
     assert [r.status_code for r in (unversioned, unknown, both)] == [400, 401, 200]
     assert unknown.json()["error"]["type"] == "authentication_error"
     assert (looked.status_code, looked.content) == (200, b"")
+    assert (listed.status_code, listed.content) == (200, b"")
+    assert int(listed.headers["content-length"]) > 0
 
 
 async def test_messages_counts_tokens_without_a_charge(
@@ -424,12 +427,17 @@ async def test_responses_fail_in_either_form(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("api", ["responses", "messages"])
-async def test_events_come_out_of_order_twice_or_not_at_all(ask: Ask, api: str) -> None:
+async def test_events_come_out_of_order_twice_or_not_at_all(
+    provider: Provider, ask: Ask, api: str
+) -> None:
     usual = types_of(await ask(api, "!words=2", stream=True))
     swapped = types_of(await ask(api, "!words=2 !swap=0", stream=True))
     assert swapped == [usual[1], usual[0], *usual[2:]]
-    twice = types_of(await ask(api, "!words=2 !twice=1", stream=True))
-    assert twice == [*usual[:2], *usual[1:]]
+    piece = next(at for at, name in enumerate(usual) if name.endswith("delta"))
+    twice = types_of(await ask(api, f"!words=2 !twice={piece}", stream=True))
+    assert twice == [*usual[: piece + 1], *usual[piece:]]
+    counted = provider.served[0].tokens.output
+    assert [one.tokens.output for one in provider.served] == [counted] * 3
     dropped = types_of(await ask(api, f"!words=2 !drop={ENDS[api]}", stream=True))
     assert dropped == usual[:-1]
 
