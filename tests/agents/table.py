@@ -46,7 +46,6 @@ STEPS: tuple[Any, ...] = (
 SED = f"sed -i 's/a - b/a + b/' calc.py && {TESTS}"
 CODE = """import subprocess
 print(subprocess.run("COMMAND 2>&1", shell=True, capture_output=True, text=True).stdout)"""
-BLOCK = f"calc.py\n```python\n<<<<<<< SEARCH\n{OLD}=======\n{NEW}>>>>>>> REPLACE\n```\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,12 @@ class Agent:
     program: str = ""
     after: tuple[str, ...] = ()
     passes: tuple[str, ...] = ALL
+
+
+def block(old: str, new: str) -> str:
+    """Return an edit as aider reads it from a text."""
+    edit = f"<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE"
+    return f"The sign is wrong.\n\ncalc.py\n```python\n{edit}\n```\n"
 
 
 def code(command: str) -> str:
@@ -92,7 +97,8 @@ AGENTS = (
     ),
     Agent(
         "aider",
-        answers=(f"The sign is wrong.\n\n{BLOCK}",),
+        # It runs the test after each edit, and tells of one that fails.
+        answers=(block(OLD, WRONG), block(WRONG, NEW)),
         more=("--auto-test", "--test-cmd", TESTS, "calc.py"),
     ),
     Agent(
