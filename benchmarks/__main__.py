@@ -26,6 +26,7 @@ PROGRAMS = {
     "toolexec": 120.0,
     "fds": 180.0,
     "llm": 120.0,
+    "doors": 180.0,
     "metrics": 120.0,
 }
 STOP_S = 10.0  # for a program over its limit, to remove what it has made

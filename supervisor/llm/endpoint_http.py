@@ -311,8 +311,9 @@ class _Head:
             len(dict(tokens)) == len(tokens) and len(set(dict(tokens).values())) == 1
         )
         self.token = tokens[0][1] if is_one else ""
-        is_messages = self.path.startswith("/v1/messages")
-        is_messages = is_messages or "anthropic-version" in self.headers
+        is_messages = self.path.startswith("/v1/messages") or (
+            self.path.startswith("/v1/models") and "anthropic-version" in self.headers
+        )
         self.form = "messages" if is_messages else "openai"
 
 
