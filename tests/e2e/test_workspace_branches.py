@@ -13,6 +13,7 @@ from supervisor.workspace.store import make_workspace
 from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
 from tests.e2e.test_workspace_freeze import at_work
+from tests.helpers.command import small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -168,6 +169,20 @@ id=$(sandhost fd checkpoints | grep -o 'ckpt:[0-9a-f]*')
 sandhost relay --read a.txt -- sandhost fd checkpoint | grep -c '<snapshot'
 sandhost relay --read a.txt -- sandhost fd restore $id --files | grep -o 'type="[a-z_]*"'"""
     assert run_with_fds(place, script) == ["1", "0", 'type="file_operation"']
+
+
+# spec WS16, WS17: a copy leaves the operator's disk its reserve
+@of_root
+def test_files_for_which_there_is_no_room_are_not_kept(place: Place) -> None:
+    script = """
+head -c 5M /dev/zero > big
+sandhost fd checkpoint | grep -o 'its disk is nearly full'
+sandhost fd checkpoint --no-files | grep -c '<checkpoint '
+rm big; sandhost fd checkpoint | grep -c '<snapshot'"""
+    with small_disk(place.base.parent, "8m") as disk:
+        place.state = disk / "state"
+        said = run_with_fds(place, script)
+    assert said == ["its disk is nearly full", "1", "1"]
 
 
 # spec WS6, WS12a
