@@ -16,6 +16,8 @@ from supervisor.llm.endpoint import PER_CHILD
 from tests.helpers.canary import KEY
 from tests.helpers.doors import Door, Scene, answered, answered_with_head, open_scene
 from tests.helpers.hosts import eventually
+from tests.helpers.provider import provider_process
+from tests.helpers.turns import watched
 
 pytestmark = pytest.mark.slow
 
@@ -507,12 +509,13 @@ async def streamed(
     if status != 200:
         return status, [json.loads(data)]
     assert head[b"content-type"].startswith(b"text/event-stream")
-    pieces, rest = b"", data
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        pieces += rest[: int(size, 16)]
-        rest = rest[int(size, 16) + 2 :]
-    return 200, events_of(pieces)
+    pieces, at = [], 0
+    while at < len(data):
+        end = data.index(b"\r\n", at)
+        size = int(data[at:end], 16)
+        pieces.append(data[end + 2 : end + 2 + size])
+        at = end + 2 + size + 2
+    return 200, events_of(b"".join(pieces))
 
 
 # spec MD3: an error in the middle is the API's own, and what came is charged.
@@ -677,6 +680,26 @@ async def test_half_a_request_keeps_none_from_an_answer(tmp_path: Path) -> None:
             assert status == 200
         for stream in held:
             await stream.aclose()
+
+
+# spec MD8, S5: long requests and long answers are taken apart in short turns.
+@WAYS
+async def test_what_is_long_has_short_turns(
+    tmp_path: Path, way: dict[str, Any]
+) -> None:
+    with provider_process() as base_url:
+        async with opened(tmp_path, **{**way, "quota": {}}, base_url=base_url) as (
+            _,
+            door,
+        ):
+            long = "words \u4e2d " * 400_000
+            for path in ("/v1/messages", "/v1/responses"):
+                for text in (f"{long} !words=2", "!giant=2"):
+                    await streamed(door, path, "!words=1")
+                    with watched() as turns:
+                        status, _ = await streamed(door, path, text)
+                    assert status == 200, path
+                    assert turns.longest_s < 0.03, (path, text[-9:], turns.task)
 
 
 # spec MD1: a fixed port.
