@@ -17,6 +17,7 @@ from supervisor.proctree import stat_fields
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.workspace import Workspace
 from tests.attacks.test_unprivileged import file_passed_by_nobody
+from tests.chaos.rounds import LONG
 from tests.e2e.test_workspace import Place, of_root
 from tests.helpers.command import ENVIRONMENT, SANDHOST
 
@@ -188,7 +189,7 @@ def check_stops(place: Place, files: Collection[str]) -> None:
     wait_until_more(place, files)
     with stopped(place):
         first = sizes(place)
-        for _ in range(2000):
+        for _ in range(500):
             assert sizes(place) == first
     wait_until_more(place, files)
 
@@ -201,7 +202,7 @@ def test_what_is_not_found_or_not_stopped_easily_stands_still_as_well(
     script = f"exec python3 -S -c {shlex.quote(WRITERS)} {' '.join(ways)}"
     files = ("chain", "thread", "vfork", "renamed")
     with at_work(place, script):
-        for _ in range(3):
+        for _ in range(10 if LONG else 2):
             check_stops(place, files)
         # The same while a look and a commit are made.
         assert place.ask("diff", "w", "--freeze", "--stat").status == 1
