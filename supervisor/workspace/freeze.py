@@ -205,7 +205,8 @@ def _enter_and_stop(pid: int, space: str) -> bool:
     if inner == 0:
         try:
             if os.readlink("/proc/self/ns/pid") == space:  # else it would stop all
-                os.kill(-1, signal.SIGSTOP)  # noqa: TID251 - no single process
+                with contextlib.suppress(ProcessLookupError):  # there is nobody else
+                    os.kill(-1, signal.SIGSTOP)  # noqa: TID251 - no single process
                 os._exit(0)
         finally:
             os._exit(1)

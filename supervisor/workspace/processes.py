@@ -64,7 +64,10 @@ def find_processes(device: bytes, firsts: Collection[ProcessIdentity]) -> Sighti
     seers: set[int] = set()
     is_whole = True
     for pid in _pids():
-        found = read_parent_and_start(pid)
+        try:
+            found = read_parent_and_start(pid)
+        except PermissionError:  # another user's, where /proc hides it (hidepid=)
+            continue
         sees = None if found is None else sees_mount(pid, device)
         if found is None or sees is None:
             is_whole = False
@@ -123,6 +126,8 @@ def sees_mount(pid: int, device: bytes) -> bool | None:
                 continue
     except _GONE:
         return None
+    except PermissionError:
+        return False
     is_gone = not views and read_parent_and_start(pid) is None
     return None if is_gone else False
 
