@@ -319,11 +319,12 @@ class Child(ChildClients):
                 # While it is locked still, and when the mount is gone.
                 stack.push_async_callback(self._close_workspace, use)
             self._hold(stack, mounted.fd, view.mount_word(index))
+            self._hold(stack, mounted.namespace, view.namespace_word(index))
             await self._name_mount(mounted.lock, mounted.fd)
             self._host.journal.write(
                 "workspace.opened", child_id=self.id, workspace=use.name, mode=use.mode
             )
-            view.show(wanted, use, mounted.fd, mounted.own)
+            view.show(wanted, use, mounted.mount, mounted.own)
             if spec.audit:
                 self._begin_audit(stack, index, use, mounted.fd)
             if use.mode == "review":
@@ -553,9 +554,11 @@ class Child(ChildClients):
         try:
             if use.mode == "review" and await in_thread(clear_volatile_mark, use):
                 self._tell_cut_off(use)
-            if wanted.user is not None:
-                owner = (await in_thread(os.stat, use.base)).st_uid
-                owners = await self._host.launcher.owners(wanted.user, owner)
+            user, owner = wanted.user, (await in_thread(os.stat, use.base)).st_uid
+            if user is None and use.is_writable and os.geteuid() == 0:
+                user = 0  # it stays that, and is to own what the operator owns
+            if user not in {None, owner}:
+                owners = await self._host.launcher.owners(user, owner)
             return await in_thread(mount_for_child, use, self.id, owners)
         except WorkspaceError as why:
             raise walled.no_workspace(use.base, str(why)) from None

@@ -18,6 +18,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from supervisor.sandbox.held_mount import HeldMount
 from supervisor.workspace.mounted import MountedWorkspace
 
 if TYPE_CHECKING:
@@ -59,11 +60,13 @@ def mount_of_sharers(
         if child.wanted.user != other.wanted.user:
             text = f"child {other.id}, with which it is shared, has another user"
             raise PermissionError(errno.EPERM, f"{text}; give both one policy")
-        fd = os.dup(mounted.fd)
+        if mounted.mount is None:
+            raise RuntimeError("a mount that is shared is the host's")
+        mount = mounted.mount.duplicate()
         try:
-            return MountedWorkspace(fd, os.dup(mounted.lock))
+            return MountedWorkspace(mount, os.dup(mounted.lock))
         except OSError:
-            os.close(fd)
+            mount.close()
             raise
     return None
 
@@ -90,5 +93,5 @@ def _mount_in(other: Child, use: WorkspaceUse) -> MountedWorkspace | None:
     locked = (one for one in other.spec.workspaces if one.mode == "review")
     for one, lock in zip(locked, wanted.locks, strict=False):
         if use.is_same(one) and lock in held:
-            return MountedWorkspace(mount.fd, lock)
+            return MountedWorkspace(HeldMount(mount.fd, mount.namespace), lock)
     return None

@@ -30,7 +30,7 @@ import trio
 
 from vfs.hostio_close import close_file, files_closing
 from vfs.hostio_table import UNKNOWN, MountTable, is_passing
-from vfs.workers import afterwards, are_left, in_worker
+from vfs.workers import afterwards, apart, are_left, in_worker
 
 __all__ = [
     "INLINE_WRITE_BYTES",
@@ -42,6 +42,7 @@ __all__ = [
     "THREADS_PER_CHILD",
     "Mount",
     "afterwards",
+    "apart",
     "calls_at_work",
     "close_file",
     "files_closing",

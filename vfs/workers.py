@@ -1,19 +1,21 @@
 """Threads beside the host's own, and how every one of them is made.
 
-What it is: what lets go of the interpreter beside other work (``beside``), and what is
-given back when nobody waits for it (``afterwards``).  What it is not: calls that a task
+What it is: what lets go of the interpreter beside other work (``beside``), what changes the
+thread that does it (``apart``), and what is given back when nobody waits for it
+(``afterwards``).  What it is not: calls that a task
 waits for (``vfs.hostio``).
 
 Rule of this file: where no thread can be started the work is done where it was asked for,
-or waits (``eventually``).
+or waits (``eventually``), or fails (``apart``).
 """
 
+import errno
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import Generic, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -29,28 +31,56 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
         What waits for the end of the call and returns, or raises, what it did.  It has
         to be called.  Where no thread can be started the call is done before.
     """
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call(*args))
-        except BaseException as why:  # noqa: BLE001 - raised where it is waited for
-            failure.append(why)
-
-    thread = threading.Thread(target=run, name="beside")
+    run = _Run(partial(call, *args))
+    thread = threading.Thread(target=run.do, name="beside")
     is_beside = _is_started(thread)
     if not is_beside:
-        run()
+        run.do()
 
     def wait() -> T:
         if is_beside:
             thread.join()
-        if failure:
-            raise failure[0]
-        return outcome[0]
+        return run.result()
 
     return wait
+
+
+def apart(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Run a call in a thread that does nothing else, and ends with it; wait for that.
+
+    For what changes the thread that does it: which mount namespace it is in.
+
+    Raises:
+        OSError: EAGAIN: no thread can be started; the call is never done in this one.
+    """
+    run = _Run(partial(call, *args))
+    thread = threading.Thread(target=in_worker, args=(run.do,), name="apart")
+    if not _is_started(thread):
+        raise OSError(errno.EAGAIN, "no thread can be started")
+    thread.join()
+    return run.result()
+
+
+class _Run(Generic[T]):
+    """A call, and what came of it."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._outcome: list[T] = []
+        self._failure: BaseException | None = None
+
+    def do(self) -> None:
+        """Do it, in whatever thread."""
+        try:
+            self._outcome.append(self._call())
+        except BaseException as why:  # noqa: BLE001 - raised where it is waited for
+            self._failure = why
+
+    def result(self) -> T:
+        """Return what it did, or raise that."""
+        if self._failure is not None:
+            raise self._failure
+        return self._outcome[0]
 
 
 def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from supervisor.cli.doctor_layers import MISSING, PRESENT
 from supervisor.daemon_places import usual_state_dir
+from supervisor.sandbox.attempts import used_layers
 from supervisor.scratch import remove_tree
 from supervisor.workspace.use import MODES
 
@@ -111,6 +112,6 @@ def _how(mode: str) -> str:
     if mode == "read-only":
         return "the directory itself, not written to"
     if os.geteuid() == 0:
-        return "an overlay mount that the host makes and holds"
-    text = "an overlay mount in the child's user namespace"
+        return f"an overlay mount that the host makes and holds, of {used_layers()}"
+    text = f"an overlay mount in the child's user namespace, of {used_layers()}"
     return f"{text}; rename(2) of a directory of the base is EXDEV there"

@@ -180,7 +180,7 @@ def build(
     held: list[Held] = []
     umask = os.umask(0o022)
     try:
-        _mount(b"none", b"/", b"", _MS_REC_PRIVATE, b"")
+        keep_to_itself()
         for tree in trees:
             held += _hold(tree, owners, passed)
         kinds = {path: kind for path, kind, _ in trees}
@@ -197,14 +197,28 @@ def build(
         without = _fill(top, made, held, proc, _MS_RDONLY if stays_root else 0)
         if overlays:
             _check_user_marks(table, numbers)
-        os.fchdir(top)
+        make_root(top)
         os.close(top)
-        _pivot_root(b".", b".")
-        _umount(b".", _MNT_DETACH)
         os.chdir("/")
     finally:
         os.umask(umask)
     return f"{len(held)} places{_said_of_left_out(held)}{without}"
+
+
+def keep_to_itself() -> None:
+    """Make all mounts of this mount namespace private: nothing goes in or out."""
+    _mount(b"none", b"/", b"", _MS_REC_PRIVATE, b"")
+
+
+def make_root(top: int) -> None:
+    """Make a mount the root of this mount namespace, and unmount all that was in it.
+
+    Args:
+        top: a descriptor of the mount, which is attached somewhere here.
+    """
+    os.fchdir(top)
+    _pivot_root(b".", b".")
+    _umount(b".", _MNT_DETACH)
 
 
 def _hold(tree: Tree, owners: int, passed: Passed) -> list[Held]:

@@ -1,6 +1,7 @@
-"""Overlay mounts, made detached from held descriptors: what a child sees of a workspace.
+"""Overlay mounts, made from held descriptors: what a child sees of a workspace.
 
-The host makes one where it is root; else the child does, in its user namespace.
+The host makes one where it is root (``sandbox.held_mount``); else the child does, in its
+user namespace. How an overlay takes its layers depends on the kernel: `WAYS`.
 
 Sources: Documentation/filesystems/overlayfs.rst, fsopen(2), open_tree(2),
 proc_pid_mountinfo(5).
@@ -22,15 +23,32 @@ from supervisor.launchpad.stage import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    Option = tuple[bytes, bytes | None]
 
 # <asm/unistd.h>: these have one number everywhere. <linux/mount.h>, <fcntl.h>
+_IS_X86_64 = os.uname().machine == "x86_64"
+_SYS_MOUNT, _SYS_UMOUNT2 = (165, 166) if _IS_X86_64 else (40, 39)
 _SYS_OPEN_TREE, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 430, 431, 432
-_AT_EMPTY_PATH = 0x1000
+_AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100 & 0xFFFFFFFFFFFFFFFF
 _OPEN_TREE_CLONE = 1
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _SET_FLAG, _SET_STRING, _SET_FD, _CMD_CREATE = 0, 1, 5, 6
+_MNT_DETACH = 2
 _FIND = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+DETACHED, ATTACHED, NAMED = "detached", "attached", "named"
+WAYS = (DETACHED, ATTACHED, NAMED)
+"""How an overlay takes its layers, the newest way first: the first that works is taken.
+
+DETACHED: mounts that are attached nowhere, by descriptor (Linux 6.15). ATTACHED: mounts
+of the caller's mount namespace, by descriptor (6.13). NAMED: such mounts, as
+``/proc/self/fd/N`` in the options of mount(2).
+"""
+
+_PLACE = b"/proc"
+"""Where a mount by NAMED is for a moment: a directory that is there (``launchpad.mounts``)."""
 
 SEALED_FILE = "sealed"
 """Where an overlay's directory names its sealed layers, newest first, a NUL after each."""
@@ -43,6 +61,8 @@ USER_XATTR = b"userxattr"
 
 _OPTIONS = ((b"index", b"off"), (b"metacopy", b"off"), (b"xino", b"auto"))
 
+_mount = caller(_SYS_MOUNT, "tttnt")
+_umount = caller(_SYS_UMOUNT2, "tn")
 _open_tree = caller(_SYS_OPEN_TREE, "ntn")
 _fsopen = caller(_SYS_FSOPEN, "tn")
 _fsconfig = caller(_SYS_FSCONFIG, "nnttn")
@@ -74,24 +94,88 @@ def copy_mount(fd: int, *, is_writable: bool) -> int:
     return copy
 
 
-def mount_overlay(
-    base: int,
-    own: int,
-    owners: int = -1,
+class OwnersError(OSError):
+    """Owners cannot be mapped on the file system of one of the layers."""
+
+
+class Layers:
+    """Descriptors of what an overlay is made of, until `close`.
+
+    Attributes:
+        base: of the base's top.
+        own: of the directory that has ``upper`` and ``work``; ``hidden``, if it is there,
+            lies between upper and base.
+        sealed: of the tops of the layers between upper and base, newest first.
+    """
+
+    __slots__ = ("base", "own", "sealed")
+
+    def __init__(self, base: int, own: int, sealed: Sequence[int] = ()) -> None:
+        self.base = base
+        self.own = own
+        self.sealed = sealed
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.base, self.own, *self.sealed))
+
+    def close(self) -> None:
+        """Close them."""
+        for fd in self:
+            os.close(fd)
+
+
+def copy_layers(layers: Layers, owners: int = -1) -> Layers:
+    """Return copies of mounts, attached nowhere, from the layers on.
+
+    Args:
+        layers: descriptors of directories.
+        owners: a user namespace in which the operator and the child change places; -1 to
+            show everybody as they are.
+
+    Raises:
+        OwnersError: a file system cannot show them so.
+        OSError: as of `clone_mount`.
+    """
+    copies: list[int] = []
+    try:
+        # Upper and work are reached through one copy of one mount, or it is EINVAL.
+        for fd in layers:
+            copies.append(clone_mount(fd))
+            if owners >= 0:
+                map_owners(copies[-1], owners)
+    except OSError:
+        for fd in copies:
+            os.close(fd)
+        raise
+    base, own, *sealed = copies
+    return Layers(base, own, sealed)
+
+
+def map_owners(fd: int, owners: int) -> None:
+    """Show the owners of files as a user namespace maps them, in a mount that is nowhere.
+
+    Raises:
+        OwnersError: the file system cannot, or the kernel.
+    """
+    try:
+        set_attributes(fd, ATTR_IDMAP, owners)
+    except OSError as error:
+        raise OwnersError(error.errno, error.strerror) from None
+
+
+def make_overlay(
+    layers: Layers,
+    way: str,
     *,
-    sealed: Sequence[int] = (),
     has_user_marks: bool = False,
     is_volatile: bool = False,
 ) -> int:
-    """Make the overlay of a workspace; return a descriptor of the mount.
+    """Make the overlay of a workspace; return a descriptor of the mount, attached nowhere.
 
     Args:
-        base: a descriptor of the base's top.
-        own: of the directory that has ``upper`` and ``work``; ``hidden``, if it is there,
-            lies between upper and base.
-        owners: a user namespace in which the operator and the child change places; -1 to
-            show everybody as they are.
-        sealed: of the tops of the layers between upper and base, newest first.
+        layers: for DETACHED copies as `copy_layers` makes them, else in the mount
+            namespace of the caller.
+        way: one of `WAYS`.
         has_user_marks: overlayfs keeps its attributes as a user's; root keeps its own.
         is_volatile: nothing is synced, neither when it is asked for nor at the end. The
             kernel marks the work directory, and makes no other mount with that mark.
@@ -101,20 +185,20 @@ def mount_overlay(
     """
     held: list[int] = []
     try:
-        # Upper and work are reached through one copy of one mount, or it is EINVAL.
-        mine = _copy(held, own, owners)
-        lowers = [_copy(held, layer, owners) for layer in sealed]
-        lowers += [*_hiding(held, mine), _copy(held, base, owners)]
-        upper, work = (_open(held, name, mine) for name in ("upper", "work"))
-        held.append(_fsopen(b"overlay", _FSOPEN_CLOEXEC))
-        if is_volatile:
-            _set(held[-1], _SET_FLAG, b"volatile")
-        _configure(held[-1], lowers, upper, work, has_user_marks=has_user_marks)
+        lowers = [*layers.sealed, *_hiding(held, layers.own), layers.base]
+        upper, work = (_open(held, name, layers.own) for name in ("upper", "work"))
         attributes = ATTR_NOSUID | ATTR_NODEV
         # overlayfs does not look at the flags of its layers' mounts.
-        if os.fstatvfs(base).f_flag & os.ST_NOEXEC:
+        if os.fstatvfs(layers.base).f_flag & os.ST_NOEXEC:
             attributes |= ATTR_NOEXEC
-        return _fsmount(held[-1], _FSMOUNT_CLOEXEC, attributes)
+        options: list[Option] = [(b"volatile", None)] if is_volatile else []
+        # userxattr is taken first, or what follows is refused.
+        options.append(
+            (USER_XATTR, None) if has_user_marks else (b"redirect_dir", b"on")
+        )
+        options += _OPTIONS
+        make = _make_by_names if way == NAMED else _make_by_descriptors
+        return make(options, (lowers, upper, work), attributes)
     finally:
         for fd in held:
             os.close(fd)
@@ -124,15 +208,22 @@ def mount_overlay_by_path(base: bytes, own: bytes) -> int:
     """Make an overlay in a user namespace, from paths without links; as above.
 
     The paths of its sealed layers stand in the file ``sealed`` beside the upper; a file
-    ``volatile`` there makes it so.
+    ``volatile`` there makes it so. The caller has a mount namespace of its own.
     """
     held = [open_exactly(path) for path in (base, own)]
     try:
         held += [open_exactly(path) for path in _sealed_paths(held[1])]
-        sealed, is_volatile = held[2:], _has_file(held[1], VOLATILE_FILE)
-        return mount_overlay(
-            *held[:2], sealed=sealed, has_user_marks=True, is_volatile=is_volatile
-        )
+        layers = Layers(held[0], held[1], held[2:])
+        is_volatile = _has_file(layers.own, VOLATILE_FILE)
+        try:
+            return make_overlay(
+                layers, ATTACHED, has_user_marks=True, is_volatile=is_volatile
+            )
+        except OSError:
+            # An older kernel, or a fault that this way has as well.
+            return make_overlay(
+                layers, NAMED, has_user_marks=True, is_volatile=is_volatile
+            )
     finally:
         for fd in held:
             os.close(fd)
@@ -161,21 +252,6 @@ def options_in(table: bytes, number: bytes) -> list[bytes] | None:
     return None
 
 
-def mount_base(base: int, owners: int = -1) -> int:
-    """Make a copy of the base's own mount; return a descriptor of it.
-
-    Args:
-        base: a descriptor of the base's top.
-        owners: as of ``mount_overlay``.
-    """
-    held: list[int] = []
-    try:
-        return os.dup(_copy(held, base, owners))
-    finally:
-        for fd in held:
-            os.close(fd)
-
-
 def _sealed_paths(own: int) -> list[bytes]:
     try:
         fd = os.open(SEALED_FILE, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=own)
@@ -193,14 +269,6 @@ def _has_file(directory: int, name: str) -> bool:
     return True
 
 
-def _copy(held: list[int], directory: int, owners: int) -> int:
-    fd = clone_mount(directory)
-    held.append(fd)
-    if owners >= 0:
-        set_attributes(fd, ATTR_IDMAP, owners)
-    return fd
-
-
 def _hiding(held: list[int], own: int) -> list[int]:
     """Return the layer that hides names of the base, if there is one."""
     try:
@@ -215,21 +283,48 @@ def _open(held: list[int], name: str, directory: int) -> int:
     return fd
 
 
-def _configure(
-    options: int, lowers: list[int], upper: int, work: int, *, has_user_marks: bool
-) -> None:
-    if has_user_marks:
-        # Taken first, or what follows is refused.
-        _set(options, _SET_FLAG, USER_XATTR)
-    else:
-        _set(options, _SET_STRING, b"redirect_dir", b"on")
-    for key, value in _OPTIONS:
-        _set(options, _SET_STRING, key, value)
-    for fd in lowers:
-        _set(options, _SET_FD, b"lowerdir+", None, fd)
-    for key, fd in ((b"upperdir", upper), (b"workdir", work)):
-        _set(options, _SET_FD, key, None, fd)
-    _set(options, _CMD_CREATE, None)
+def _make_by_descriptors(
+    options: list[Option], layers: tuple[list[int], int, int], attributes: int
+) -> int:
+    lowers, upper, work = layers
+    config = _fsopen(b"overlay", _FSOPEN_CLOEXEC)
+    try:
+        for key, value in options:
+            _set(config, _SET_FLAG if value is None else _SET_STRING, key, value)
+        for fd in lowers:
+            _set(config, _SET_FD, b"lowerdir+", None, fd)
+        for key, fd in ((b"upperdir", upper), (b"workdir", work)):
+            _set(config, _SET_FD, key, None, fd)
+        _set(config, _CMD_CREATE, None)
+        return _fsmount(config, _FSMOUNT_CLOEXEC, attributes)
+    finally:
+        os.close(config)
+
+
+def _make_by_names(
+    options: list[Option], layers: tuple[list[int], int, int], attributes: int
+) -> int:
+    """Do it by mount(2): a value of fsconfig(2) has 255 bytes, its options have 4,095."""
+    lowers, upper, work = layers
+    named: list[Option] = [
+        *options,
+        (b"lowerdir", b":".join(map(_name, lowers))),
+        (b"upperdir", _name(upper)),
+        (b"workdir", _name(work)),
+    ]
+    text = b",".join(
+        key if value is None else key + b"=" + value for key, value in named
+    )
+    # MS_NOSUID, MS_NODEV, MS_NOEXEC have the numbers of the attributes.
+    _mount(b"overlay", _PLACE, b"overlay", attributes, text)
+    try:
+        return _open_tree(_AT_FDCWD, _PLACE, _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    finally:
+        _umount(_PLACE, _MNT_DETACH)
+
+
+def _name(fd: int) -> bytes:
+    return b"/proc/self/fd/%d" % fd
 
 
 def _set(

@@ -33,7 +33,8 @@ _AT_FDCWD, _OPEN_TREE_CLONE = -100 & 0xFFFFFFFFFFFFFFFF, 1 | os.O_CLOEXEC
 AT_EMPTY_PATH, AT_RECURSIVE = 0x1000, 0x8000
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 1, 2, 4, 1 << 20
 ATTR_NOEXEC = 8
-_MOVE_EMPTY_PATHS = 0x44  # MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH
+_MOVE_FROM_EMPTY_PATH = 0x4
+_MOVE_EMPTY_PATHS = 0x44  # of both
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
 
@@ -256,7 +257,7 @@ class Stage:
             if error.errno not in {*NOT_THERE, errno.ESTALE}:
                 raise
             raise moved(tree.path) from None
-        cover = _make_cover() if tree.is_directory else _make_shut_file()
+        cover = make_cover() if tree.is_directory else _make_shut_file()
         try:
             _move_mount(cover, b"", place, b"", _MOVE_EMPTY_PATHS)
         finally:
@@ -300,7 +301,12 @@ def moved(path: bytes) -> PartError:
     return PartError("mountns", errno.ESTALE, path)
 
 
-def _make_cover() -> int:
+def attach_at_top(fd: int) -> None:
+    """Mount a copy over the root of this mount namespace, where no path leads to it."""
+    _move_mount(fd, b"", _AT_FDCWD, b"/", _MOVE_FROM_EMPTY_PATH)
+
+
+def make_cover() -> int:
     """Make a file system that is empty and nowhere yet; a descriptor of its top."""
     options = _fsopen(b"tmpfs", _FSOPEN_CLOEXEC)
     try:

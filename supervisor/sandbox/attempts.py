@@ -25,8 +25,10 @@ import sys
 import tempfile
 
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER
+from supervisor.launchpad.overlay import ATTACHED, DETACHED, NAMED
 from supervisor.sandbox import delegation
 from supervisor.sandbox.cgroup_files import bounds_of
+from supervisor.sandbox.held_mount import try_way
 from supervisor.sandbox.namespace_counts import why_refused
 
 OLDEST_LINUX = (5, 4)
@@ -67,6 +69,14 @@ try:
 except OSError as why:
     os._exit(128 + (why.errno & 127))
 os._exit(0)
+"""
+
+# Exit status: errno.
+_OVERLAY = """
+import os, sys
+sys.path.append({packages!r})
+from supervisor.launchpad.trial import try_as_user
+os._exit(try_as_user({way!r}))
 """
 
 
@@ -329,6 +339,51 @@ def own_cgroup() -> str:
                 mount = fields[4].replace("\\040", " ")
                 return os.path.normpath(f"{mount}/{inside}")
     raise MissingError("no cgroup2 file system is mounted")
+
+
+def detached_layers() -> str:
+    """Make an overlay of layers that are attached nowhere."""
+    if os.geteuid() != 0:
+        raise UnknownError("only a host that is root has a use for it")
+    return _overlay(DETACHED)
+
+
+def attached_layers() -> str:
+    """Make an overlay of layers of a mount namespace of its own, by descriptor."""
+    return _overlay(ATTACHED)
+
+
+def named_layers() -> str:
+    """Make an overlay of such layers, by name."""
+    return _overlay(NAMED)
+
+
+def used_layers() -> str:
+    """Return how a workspace gets its layers here, as the rows of ``probes`` say it."""
+    for what, attempt in (
+        ("detached layers", detached_layers),
+        ("layers by descriptor", attached_layers),
+    ):
+        try:
+            attempt()
+        except (MissingError, UnknownError):
+            continue
+        return what
+    return "layers by name"
+
+
+def _overlay(way: str) -> str:
+    if os.geteuid() == 0:
+        try:
+            try_way(way)
+        except OSError as why:
+            raise MissingError(f"refused: {why.strerror}") from None
+        return "made by root"
+    packages = os.path.abspath(__file__).rpartition("/supervisor/")[0]  # noqa: PTH100
+    status = _status_of(_OVERLAY.format(packages=packages, way=way))
+    if status:
+        raise MissingError(f"refused: {os.strerror(status)}")
+    return "made in a user namespace"
 
 
 def bubblewrap() -> str:

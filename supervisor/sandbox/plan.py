@@ -30,6 +30,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from supervisor.sandbox import giving, seccomp_filter
+from supervisor.sandbox.held_mount import HeldMount
 from supervisor.sandbox.namespace_counts import is_given_to_nobody
 from supervisor.spawn_request import SpawnError
 
@@ -371,12 +372,23 @@ class ShownMount:
             an overlay in its user namespace.
         is_writable: else it is to read and execute.
         own: of such an overlay, the directory of its layer, without symbolic links.
+        namespace: as of ``HeldMount``.
     """
 
     path: str
     fd: int = -1
     is_writable: bool = True
     own: str = ""
+    namespace: int = -1
+
+    def copy(self) -> int:
+        """Return a descriptor of a copy that one child can see; a mount of the host's.
+
+        Raises:
+            OSError: it cannot be copied.
+        """
+        held = HeldMount(self.fd, self.namespace)
+        return held.copy(is_writable=self.is_writable)
 
     def inside(self, path: str) -> str:
         """Return what a path beneath it is called from its top."""

@@ -170,6 +170,24 @@ PROBES = (
         "limits hold for each process, not for all of a child's together",
     ),
     _Probe(
+        "detached layers",
+        attempts.detached_layers,
+        "an overlay on a tmpfs, of layers that are attached nowhere",
+        "a workspace's layers are attached in a mount namespace of the host's",
+    ),
+    _Probe(
+        "layers by descriptor",
+        attempts.attached_layers,
+        "an overlay on a tmpfs, of layers in a mount namespace of its own",
+        "a workspace's layers are given by name",
+    ),
+    _Probe(
+        "layers by name",
+        attempts.named_layers,
+        "the same, with /proc/self/fd/N as the options of mount(2)",
+        "nothing, if they are given by descriptor; else no workspace to review",
+    ),
+    _Probe(
         "bubblewrap",
         attempts.bubblewrap,
         "looked for bwrap in PATH; not run",

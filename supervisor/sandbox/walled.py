@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from supervisor.launchpad.overlay import copy_mount
 from supervisor.launchpad.stage import HIDE, IF_POSSIBLE
 from supervisor.sandbox import giving
 from supervisor.sandbox.foreseen import keeps_network
@@ -149,7 +148,7 @@ def _copies(mounts: Iterable[ShownMount]) -> Iterator[tuple[int, ...]]:
         for mount in mounts:
             if mount.fd < 0:
                 continue
-            copies.append(copy_mount(mount.fd, is_writable=mount.is_writable))
+            copies.append(mount.copy())
             stack.callback(os.close, copies[-1])
         yield tuple(copies)
 

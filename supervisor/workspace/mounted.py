@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from supervisor.sandbox.held_mount import HeldMount
     from supervisor.workspace.branches import WentBack
 
 
@@ -15,21 +16,32 @@ class MountedWorkspace:
     """What a host holds of a workspace while a child runs in it.
 
     Attributes:
-        fd: of the mount; -1 where the child makes it.
+        mount: None where the child makes it.
         lock: of the workspace's lock; -1 of modes that have none.
         own: the directory of the layer, where the child makes the mount.
         walked_s: how long the base was walked for names to hide; None if it was not.
         went_back: to which snapshot it went before, as its last child had asked.
     """
 
-    fd: int = -1
+    mount: HeldMount | None = None
     lock: int = -1
     own: str = ""
     walked_s: float | None = None
     went_back: WentBack | None = None
 
+    @property
+    def fd(self) -> int:
+        """Return the descriptor of the mount; -1 for none."""
+        return -1 if self.mount is None else self.mount.fd
+
+    @property
+    def namespace(self) -> int:
+        """Return the descriptor of the mount's namespace; -1 for none."""
+        return -1 if self.mount is None else self.mount.namespace
+
     def close(self) -> None:
         """Give back both."""
-        for fd in (self.fd, self.lock):
-            if fd >= 0:
-                os.close(fd)
+        if self.mount is not None:
+            self.mount.close()
+        if self.lock >= 0:
+            os.close(self.lock)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from supervisor.launchpad.overlay import (
     SEALED_FILE,
     VOLATILE_FILE,
-    mount_base,
-    mount_overlay,
+    Layers,
+    OwnersError,
 )
+from supervisor.sandbox.held_mount import hold_directory, hold_overlay
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.linux import is_on_overlay
 from supervisor.workspace.mounted import MountedWorkspace
@@ -33,6 +34,7 @@ from supervisor.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from supervisor.sandbox.held_mount import HeldMount
     from supervisor.workspace.changes import Row
     from supervisor.workspace.settings import WorkspaceSettings
     from supervisor.workspace.use import Mode
@@ -236,7 +238,7 @@ def mount_for_child(
     Args:
         use: the workspace.
         child: who has it, for ``workspace list``.
-        owners: as of ``overlay.mount_overlay``.
+        owners: as of ``overlay.copy_layers``.
 
     Raises:
         WorkspaceError: it is not there, or somebody has it.
@@ -248,7 +250,9 @@ def mount_for_child(
             return MountedWorkspace()
         base = os.open(use.base, _DIRECTORY)
         try:
-            return MountedWorkspace(mount_base(base, owners))
+            return MountedWorkspace(hold_directory(base, owners))
+        except OwnersError:
+            raise _no_owners(use, is_of_layer=False) from None
         finally:
             os.close(base)
     with _open_or_make(use.state_dir, use.name, use.base, use.settings) as workspace:
@@ -266,11 +270,11 @@ def mount_for_child(
             try:
                 if not is_root:
                     own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
-                    return MountedWorkspace(-1, lock, own, walked_s, went_back)
+                    return MountedWorkspace(None, lock, own, walked_s, went_back)
                 fd = workspace.directory.fd
                 with workspace.store.opened(layers) as sealed:
-                    mount = mount_overlay(
-                        base, fd, owners, sealed=sealed, is_volatile=is_volatile
+                    mount = _hold_overlay(
+                        use, Layers(base, fd, sealed), owners, is_volatile=is_volatile
                     )
             except OSError as why:
                 raise _no_overlay(use, why) from None
@@ -301,11 +305,59 @@ def _lines(paths: Sequence[str]) -> bytes:
     return b"".join(os.fsencode(path) + b"\0" for path in paths)
 
 
+def _hold_overlay(
+    use: WorkspaceUse, layers: Layers, owners: int, *, is_volatile: bool
+) -> HeldMount:
+    """Make the overlay; if that fails only for the owners, say so.
+
+    Raises:
+        WorkspaceError: their numbers cannot be mapped here.
+        OSError: it cannot be made.
+    """
+    try:
+        return hold_overlay(layers, owners, is_volatile=is_volatile)
+    except OSError as why:
+        if isinstance(why, OwnersError) or (owners >= 0 and _is_mounted(layers)):
+            is_of_layer = _shows_owners(layers.base, owners)
+            raise _no_owners(use, is_of_layer=is_of_layer) from None
+        raise
+
+
+def _is_mounted(layers: Layers) -> bool:
+    """Tell whether an overlay can be made that shows all owners as they are."""
+    try:
+        hold_overlay(layers).close()
+    except OSError:
+        return False
+    return True
+
+
+def _shows_owners(directory: int, owners: int) -> bool:
+    """Tell whether a mount of a directory can show owners as a user namespace maps them."""
+    try:
+        hold_directory(directory, owners).close()
+    except OSError:
+        return False
+    return True
+
+
+def _no_owners(use: WorkspaceUse, *, is_of_layer: bool) -> WorkspaceError:
+    """Word that a workspace cannot show the operator's files as the child's."""
+    what = f"cannot mount workspace {use.name!r} over {use.base!r}"
+    how = "or a profile without 'uid' (--sandbox) as its owner"
+    if is_on_overlay(use.base):
+        text = f"{what}, an overlay, for a user of the child's own"
+        return WorkspaceError(f"{text}; use a base on a volume, {how}")
+    if is_of_layer:
+        text = f"{what}: its layer shows no files as another user's"
+        use_this = "use --state-dir on ext4, xfs or btrfs (Linux 5.19)"
+    else:
+        text = f"{what}: its disk shows no files as another user's"
+        use_this = "use one on ext4, xfs or btrfs"
+    return WorkspaceError(f"{text}; {use_this}, {how}")
+
+
 def _no_overlay(use: WorkspaceUse, why: OSError) -> WorkspaceError:
     text = f"cannot mount workspace {use.name!r} over {use.base!r}: {why.strerror}"
-    if is_on_overlay(use.base) and os.geteuid() == 0:
-        reason = f"cannot mount workspace {use.name!r} over {use.base!r}, an overlay"
-        how = "use a base on a volume, or a profile without 'uid' (--sandbox)"
-        return WorkspaceError(f"{reason}, for a user of the child's own; {how}")
     how = "use --state-dir on a disk that can hold a layer (ext4, xfs, btrfs, tmpfs)"
     return WorkspaceError(f"{text}; {how}, or the mode 'direct'")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.overlay import copy_mount
+from supervisor.sandbox.held_mount import HeldMount
 from supervisor.sandbox.plan import ShownMount
 from vfs.policy import MountDirectory, Place, open_place
 
@@ -30,18 +30,26 @@ def mount_word(index: int) -> str:
     return f"workspace {index}"
 
 
-def show(wanted: Wanted, use: WorkspaceUse, fd: int = -1, own: str = "") -> None:
+def namespace_word(index: int) -> str:
+    """Return what the mount namespace of that mount is called, if it has one."""
+    return f"workspace {index} namespace"
+
+
+def show(
+    wanted: Wanted, use: WorkspaceUse, mount: HeldMount | None, own: str = ""
+) -> None:
     """Add a workspace to what a child sees.
 
     Args:
         wanted: what it is to run in.
         use: the workspace.
-        fd: of the mount, somebody else's; -1 if the host has none.
+        mount: somebody else's; None if the host has none.
         own: the directory of the layer, where the child makes the mount.
     """
-    if fd >= 0 or own:
-        mount = ShownMount(use.base, fd, use.is_writable, own)
-        wanted.mounts = (*wanted.mounts, mount)
+    if mount is not None or own:
+        fds = (-1, -1) if mount is None else (mount.fd, mount.namespace)
+        shown = ShownMount(use.base, fds[0], use.is_writable, own, fds[1])
+        wanted.mounts = (*wanted.mounts, shown)
     elif use.is_writable:  # the base as it is: the child has its owner's user
         wanted.kept = (*wanted.kept, use.base)
     else:
@@ -55,8 +63,9 @@ def show_again(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None
         wanted.joined = (fds[USERS], fds[VIEW])
     for index, use in enumerate(spec.workspaces):
         fd = fds.get(mount_word(index), -1)
-        is_own = fd < 0 and use.mode == "review"
-        show(wanted, use, fd, _layer_of(use) if is_own else "")
+        mount = HeldMount(fd, fds.get(namespace_word(index), -1)) if fd >= 0 else None
+        is_own = mount is None and use.mode == "review"
+        show(wanted, use, mount, _layer_of(use) if is_own else "")
 
 
 def unmounted(
@@ -97,7 +106,7 @@ def open_root(spec: ChildSpec, wanted: Wanted) -> Place:
         )
     fd = -1
     if mount.fd >= 0:
-        fd = copy_mount(mount.fd, is_writable=mount.is_writable)
+        fd = mount.copy()
     directory = MountDirectory(fd, wanted.user)
     try:
         if fd >= 0:

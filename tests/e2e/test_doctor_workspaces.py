@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.doctor_workspaces import try_modes
+from supervisor.sandbox.attempts import used_layers
 from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import of_root
 from tests.helpers.command import SANDHOST, small_disk
@@ -34,6 +35,7 @@ def test_each_mode_is_tried_where_workspaces_are_kept(tmp_path: Path) -> None:
         "direct": "present",
         "read-only": "present",
     }
+    assert found["review"][1].partition(";")[0].endswith(f", of {used_layers()}")
     assert list(tmp_path.iterdir()) == []
 
 

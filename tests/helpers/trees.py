@@ -1,5 +1,6 @@
 """Trees of files for tests: one of each backend, and what is done with them."""
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -39,7 +40,8 @@ def swapped_users() -> int:
 
 def mounted(top: Path, users: int) -> MountDirectory:
     """Hold an overlay as a host that is root does; its base is ``top/base``."""
-    from supervisor.launchpad.overlay import mount_overlay  # noqa: PLC0415
+    from supervisor.launchpad.overlay import Layers  # noqa: PLC0415
+    from supervisor.sandbox.held_mount import hold_overlay  # noqa: PLC0415
 
     for name in ("base", "own", "own/upper", "own/work"):
         (top / name).mkdir(exist_ok=True)
@@ -47,7 +49,8 @@ def mounted(top: Path, users: int) -> MountDirectory:
         os.chown(top / name, OPERATOR, OPERATOR)
     base, own = (os.open(top / name, os.O_RDONLY) for name in ("base", "own"))
     try:
-        return MountDirectory(mount_overlay(base, own, users), CHILD)
+        with contextlib.closing(hold_overlay(Layers(base, own), users)) as held:
+            return MountDirectory(held.copy(is_writable=True), CHILD)
     finally:
         os.close(base)
         os.close(own)

@@ -313,17 +313,22 @@ def overlaid(path, own):
     passed = mounts.Passed((), -1, -1)
     mounts.build(mounts.Made((), ()), trees, -1, passed, fresh_proc=False)
     os.chdir(root + path)
-configure = overlay._configure
-def without(*args, has_user_marks):
-    configure(*args, has_user_marks=False)
+make_overlay = overlay.make_overlay
+def without(*args, has_user_marks, is_volatile):
+    return make_overlay(*args, is_volatile=is_volatile)
+def by_name(layers, way, **options):
+    if way != overlay.NAMED:
+        raise OSError
+    return make_overlay(layers, way, **options)
 """
 
 
-# spec WS2
-def test_an_overlay_has_the_marks_of_a_user(places: Path, way: str) -> None:
+# spec WS2, WS2a
+@pytest.mark.parametrize("older", ["", "overlay.make_overlay = by_name\n"])
+def test_an_overlay_has_the_marks_of_a_user(places: Path, way: str, older: str) -> None:
     said = says(
         places,
-        f"""{way}{OVERLAY}
+        f"""{way}{OVERLAY}{older}
 overlaid("/q", "/own")
 os.rmdir("d"); os.mkdir("d")
 print(os.listdir("d"), os.path.ismount("."))
@@ -341,7 +346,7 @@ def test_an_overlay_without_the_marks_of_a_user_ends_the_start(
     said = says(
         places,
         f"""{way}{OVERLAY}
-overlay._configure = without
+overlay.make_overlay = without
 try:
     overlaid("/q", "/own")
 except mounts.PartError as why:

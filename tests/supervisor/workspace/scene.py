@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launchpad.overlay import mount_overlay
+from supervisor.launchpad.overlay import DETACHED, Layers, copy_layers, make_overlay
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.layers import LayeredTree, Node
 from supervisor.workspace.selection import Patterns, Selection
@@ -79,9 +79,10 @@ class Scene:
             fds = [os.open(path, os.O_PATH) for path in paths]
             for fd in fds:
                 stack.callback(os.close, fd)
-            mount = mount_overlay(
-                *fds[:2], sealed=fds[2:], has_user_marks=self._has_user_marks
-            )
+            copies = copy_layers(Layers(fds[0], fds[1], fds[2:]))
+            stack.callback(copies.close)
+            marks = self._has_user_marks
+            mount = make_overlay(copies, DETACHED, has_user_marks=marks)
             stack.callback(os.close, mount)
             yield Path(f"/proc/{os.getpid()}/fd/{mount}")
 

@@ -1,0 +1,75 @@
+"""A kernel that knows fewer ways to mount: what it refuses is refused in the calls' place.
+
+What it is: a wrapper for `tests.helpers.command.sandhost`, for the host and its launchpad.
+What it is not: an older kernel. It refuses what such a one refuses, and nothing else of it
+is played: a call that only this kernel has is found by running on that one.
+"""
+
+import sys
+
+PATCH = '''
+def patch(minor, maps_owners):
+    import errno, os
+    from supervisor.launchpad import mounts, overlay
+    clone, set_fd = 1, 5
+
+    def refuse():
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def is_here(fd):
+        """Tell whether a mount is in this thread's mount namespace."""
+        try:
+            with open("/proc/thread-self/mountinfo", "rb") as table:
+                numbers = [line.split()[0] for line in table]
+        except FileNotFoundError:  # it was entered for this mount, and has no such /proc
+            return True
+        return overlay.read_mount_number(fd) in numbers
+
+    def older_tree(call):
+        def open_tree(fd, path, flags):
+            if minor < 15 and flags & clone and not path and not is_here(fd):
+                refuse()
+            return call(fd, path, flags)
+        return open_tree
+
+    def older_config(call):
+        def fsconfig(config, command, key, value, fd):
+            is_older = minor < 13 or (minor < 15 and not is_here(fd))
+            if command == set_fd and is_older:
+                refuse()
+            return call(config, command, key, value, fd)
+        return fsconfig
+
+    def no_owners(fd, attributes, *rest, **more):
+        if attributes & overlay.ATTR_IDMAP:
+            refuse()
+        return set_attributes(fd, attributes, *rest, **more)
+
+    overlay._open_tree = older_tree(overlay._open_tree)
+    mounts._open_tree = older_tree(mounts._open_tree)
+    overlay._fsconfig = older_config(overlay._fsconfig)
+    set_attributes = overlay.set_attributes
+    if not maps_owners:
+        overlay.set_attributes = no_owners
+'''
+
+RUN = """
+import runpy, sys
+patch, how, *command = sys.argv[1:]
+code = f"exec({patch!r}); patch({how})"
+exec(code)
+from supervisor.launchpad import start
+start._BOOT = start._BOOT.replace("; from", f"; {code}; from")
+sys.argv = command
+runpy.run_path(command[0], run_name="__main__")
+"""
+
+
+def linux_6(minor: int, *, maps_owners: bool = True) -> tuple[str, ...]:
+    """Return what runs a Python command where mounts are made as by Linux 6.MINOR.
+
+    Args:
+        minor: 15 has all; 13 takes layers that are attached, by descriptor; less, by name.
+        maps_owners: or no layer shows owners otherwise, as before 5.19.
+    """
+    return sys.executable, "-c", RUN, PATCH, f"{minor}, {maps_owners}"
