@@ -320,11 +320,12 @@ class Child(ChildClients):
                 stack.push_async_callback(self._close_workspace, use)
             self._hold(stack, mounted.fd, view.mount_word(index))
             self._hold(stack, mounted.namespace, view.namespace_word(index))
-            await self._name_mount(mounted.lock, mounted.fd)
             self._host.journal.write(
                 "workspace.opened", child_id=self.id, workspace=use.name, mode=use.mode
             )
             view.show(wanted, use, mounted.mount, mounted.own)
+            # Only now: it waits, and a child that shares the mount looks for what is shown.
+            await self._name_mount(mounted.lock, mounted.fd)
             if spec.audit:
                 self._begin_audit(stack, index, use, mounted.fd)
             if use.mode == "review":
