@@ -84,6 +84,11 @@ def policy_options(
     from supervisor.config.policy import limit_texts  # noqa: PLC0415 - with a policy
     from supervisor.config.sandbox import profile_named  # noqa: PLC0415 - likewise
 
+    recipe = None
+    if policy.recipe is not None:
+        from supervisor.llm.recipe import usable_recipe  # noqa: PLC0415 - with one
+
+        recipe = usable_recipe(policy.recipe)
     profile = profile_named(policy.sandbox, sandboxes or {})
     if profile is None:
         raise OptionError(f"no sandbox profile {policy.sandbox!r}")
@@ -104,7 +109,9 @@ def policy_options(
         home=policy.home,
         home_files=dict(policy.home_files),
         workspaces=workspaces,
-        expose=tuple(policy.expose),
+        expose=(*policy.expose, *(() if recipe is None else recipe.expose)),
+        template_env={} if recipe is None else recipe.env,
+        template_files={} if recipe is None else recipe.home_files,
         audit=policy.audit,
     )
 

@@ -382,8 +382,8 @@ def run_commands(
                 *(() if recipe is None else recipe.expose),
                 *_about("expose", _exposed, given["expose"]),
             ),
-            template_env={} if recipe is None else recipe.env,
-            template_files={} if recipe is None else recipe.home_files,
+            template_env=base.template_env if recipe is None else recipe.env,
+            template_files=base.template_files if recipe is None else recipe.home_files,
             policy=None if policy is None else "run",
         )
     except OptionError as why:

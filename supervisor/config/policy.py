@@ -44,6 +44,7 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     home_files: dict[str, str] = {}
     workspace: list[str] = []
     expose: list[str] = []
+    recipe: str | None = None
     audit: bool = False
 
 
@@ -61,6 +62,13 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
         if value not in allowed:
             yield key, f"one of {', '.join(allowed)}, not {value!r}"
     yield from _check_lists(policy)
+    if policy.recipe is not None:
+        from supervisor.llm.recipe import (  # noqa: PLC0415 - with one
+            RecipeError,
+            usable_recipe,
+        )
+
+        yield from named("recipe", usable_recipe, policy.recipe, RecipeError)
     for name, reason in limit_faults(policy.limits):
         yield f"limits.{joined(name)}", reason
 
@@ -76,8 +84,29 @@ def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str
     for key, section in of_sections.items():
         if getattr(policy, key) and getattr(config, section) is None:
             yield key, f"has no effect: there is no [{section}] section"
+    if policy.recipe is not None:
+        yield from _odd_recipe(policy.recipe, config)
     if policy.audit and policy is not config.policy.get("run") and not policy.workspace:
         yield "audit", "has no effect: there is no workspace"
+
+
+def _odd_recipe(agent: str, config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what a policy's recipe needs of ``[llm]`` and does not find there."""
+    if config.llm is None or not config.llm.endpoint:
+        yield "recipe", "has no model: there is no [llm] endpoint = true"
+        return
+    from supervisor.llm.recipe import (  # noqa: PLC0415 - with one
+        RecipeError,
+        usable_recipe,
+    )
+
+    try:
+        needed = usable_recipe(agent).llm
+    except RecipeError:
+        return  # a fault
+    for key, value in needed.items():
+        if getattr(config.llm, key) != value:
+            yield "recipe", f"{agent} needs [llm] {key} = {value!r}"
 
 
 def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:

@@ -111,6 +111,28 @@ def test_a_recipes_variables_are_filled_in_at_the_start(tmp_path: Path) -> None:
     assert first == second
 
 
+# The same by a policy, for children of a daemon, too.
+@pytest.mark.slow
+def test_a_policy_names_a_recipe(tmp_path: Path) -> None:
+    config = configured(tmp_path, 'recipe = "codex"')
+    script = 'cat ~/.codex/config.toml; echo "base_url = \\"$OPENAI_BASE_URL\\""'
+    found = shell(script, "--config", config).out.decode().splitlines()
+    assert found[-1] in found[:-1]
+    agents = "[child.agent]\ncommand = ['cat', '.codex/config.toml']\npolicy = 'run'\n"
+    assert sandhost("check-config", config).status == 0
+    (tmp_path / "serve.toml").write_text(Path(config).read_text() + agents)
+    assert sandhost("check-config", str(tmp_path / "serve.toml")).status == 0
+
+
+def test_a_recipe_that_a_policy_cannot_have_is_told(tmp_path: Path) -> None:
+    unknown = sandhost("check-config", configured(tmp_path, 'recipe = "codec"'))
+    assert unknown.status != 0
+    assert unknown.said("policy.run.recipe: no recipe of 'codec'; known: aider")
+    needs = sandhost("check-config", configured(tmp_path, 'recipe = "smolagents"'))
+    assert needs.status == 0
+    assert needs.said("smolagents needs [llm] quota_status = 400")
+
+
 @pytest.mark.slow
 def test_the_script_of_a_recipe_writes_what_run_writes(tmp_path: Path) -> None:
     config = configured(tmp_path)
