@@ -44,6 +44,7 @@ from supervisor.workspace.linux import (
     sync_file_system,
 )
 from supervisor.workspace.record import digest_inside
+from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -363,6 +364,13 @@ def identity_of(status: os.stat_result) -> Identity:
     )
 
 
+def is_removal(step: Step) -> bool:
+    """Tell whether a step takes away what lies in a directory of the base."""
+    if isinstance(step, Put) and step.expected is not None:
+        return stat.S_ISDIR(step.expected.mode)
+    return isinstance(step, Take) and step.goes_to is None
+
+
 class _Stage:
     """Writes what is new into the staging directory, and returns the steps."""
 
@@ -596,9 +604,7 @@ class _Steps:
                     self._undo_put(step, directory, name)
             case Take():
                 if _inode(self._staging, step.staged) == step.expected.inode:
-                    rename(
-                        self._staging, step.staged, directory, name, RENAME_NOREPLACE
-                    )
+                    self._undo_take(step, directory, name)
             case SetMode():
                 with contextlib.suppress(BaseChangedError):
                     self._set_mode(step, directory, name, step.new, step.old)
@@ -632,6 +638,15 @@ class _Steps:
             if _inode(self._staging, step.staged) in superseded:
                 return
             superseded.add(older)
+
+    def _undo_take(self, step: Take, directory: int, name: bytes) -> None:
+        try:
+            rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
+        except FileExistsError:
+            text = f"cannot undo a commit: {os.fsdecode(step.path)!r} was made anew"
+            raise WorkspaceError(
+                f"{text} in the base; move it away, and try again"
+            ) from None
 
     def _undo_put(self, step: Put, directory: int, name: bytes) -> None:
         if step.expected is not None:

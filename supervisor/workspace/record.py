@@ -175,7 +175,7 @@ def _parents(path: bytes) -> Iterator[bytes]:
         directory, _ = split(directory)
 
 
-def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
+def with_parents(paths: Iterable[bytes]) -> set[bytes]:
     """Return paths and every directory above them."""
     found: set[bytes] = set()
     for path in paths:
@@ -255,7 +255,7 @@ class Judge:
 
     def _refresh(self, record: Record, rows: Sequence[Row]) -> None:
         """Record anew what both sides have alike: the workspace sees it as it is now."""
-        changed = _with_parents(row.path for row in rows)
+        changed = with_parents(row.path for row in rows)
         apart = {row.path for row in rows if row.change is not Change.MODE}
         apart.update(row.origin for row in rows if row.origin is not None)
         for path, seen in self._record.items():
@@ -401,7 +401,7 @@ class Judge:
             return False
         if any(part.layer == self._merged.base_layer for part in new.parts):
             return False
-        return old.status.st_ctime_ns >= self._started_ns
+        return self._is_newer(path, old.status)
 
     def _conflict_inside(self, row: Row) -> str:
         """Return why something recorded in a directory that was removed is in conflict."""
@@ -473,14 +473,25 @@ class Judge:
         if old is None:
             return ""
         if not old.is_directory:
-            is_changed = old.status.st_ctime_ns >= self._started_ns
-            return _CHANGED if is_changed else ""
+            return _CHANGED if self._is_newer(old.path, old.status) else ""
         for path, status in _walk(self._base, old):
             # What is made or removed in a directory changes the directory as well.
-            if status.st_ctime_ns >= self._started_ns:
+            if self._is_newer(path, status):
                 return f"{os.fsdecode(path)!r} in it was changed in the base"
-        is_changed = old.status.st_ctime_ns >= self._started_ns
-        return _CHANGED if is_changed else ""
+        return _CHANGED if self._is_newer(old.path, old.status) else ""
+
+    def _is_newer(self, path: bytes, status: os.stat_result) -> bool:
+        """Tell whether the base's object was changed since the run began, or its record.
+
+        A commit of a child that goes on records what it has written.
+        """
+        if status.st_ctime_ns < self._started_ns:
+            return False
+        seen = self._record.get(path)
+        if seen is None:
+            return True
+        node = self._base.find(path)
+        return seen != seen_of(self._base, node, is_whole=bool(seen.inside))
 
     def _born_ns(self, node: Node) -> int:
         """Return when an object came into the upper layer, in nanoseconds."""

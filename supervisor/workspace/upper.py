@@ -175,7 +175,9 @@ def drop_changes(upper: int, rows: Sequence[Row]) -> None:
                 if why is not None:
                     raise why
             else:
-                os.unlink(name, dir_fd=fd)
+                # The base may have changed during the look: then nothing is in the layer.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=fd)
         if row.origin is not None:
             with _directory_of(upper, row.origin) as (fd, name):
                 os.unlink(name, dir_fd=fd)  # the whiteout at its old place

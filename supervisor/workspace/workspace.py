@@ -22,6 +22,7 @@ from supervisor.workspace.commit import (
     Put,
     Take,
     identity_of,
+    is_removal,
 )
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.hidden import (
@@ -34,7 +35,7 @@ from supervisor.workspace.hidden import (
     write_layer,
 )
 from supervisor.workspace.layer_store import LayerStore, new_layer_id
-from supervisor.workspace.layers import LayeredTree, split
+from supervisor.workspace.layers import LayeredTree, Node, split
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.patch import write_patch
@@ -47,6 +48,7 @@ from supervisor.workspace.record import (
     look_at_base,
     save_record,
     seen_of,
+    with_parents,
 )
 from supervisor.workspace.selection import (
     Guard,
@@ -267,6 +269,7 @@ class Workspace:
                 merger = Merger(trees.base, trees.merged, rows)
                 merges, conflicts = self._merge(merger, judge, chosen, conflicts)
             self._check_layer_stays(chosen, dropped, merges)
+            _check_shows(trees, dropped)
             if selection.skips_conflicts:
                 chosen = _without(chosen, {found.path for found in conflicts})
             elif conflicts:
@@ -575,10 +578,12 @@ class Workspace:
             WorkspaceError: something cannot be hidden.
         """
         self.finish_commit()
+        # Before the look: what changes in the base meanwhile counts as changed in the run.
+        started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
         with self.trees() as trees:
             self._record_seen(trees, self._look(trees))
             walked_s = self._hide_names(trees.base_fd)
-        self.state.started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        self.state.started_ns = started_ns
         self.state.is_running = True
         self.state.may_redirect = True
         self.directory.write_state(self.state)
@@ -772,18 +777,33 @@ class Workspace:
             remove_merged(trees.upper_fd, journal.merged)
             remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
         record = self.record()
+        self._record_applied(record, trees, journal, paths)
+        _forget_gone(record, trees.base, journal)
+        _record_above(record, trees, paths)
+        for row in compare(trees.base, trees.merged) if journal.linked else ():
+            if row.path in journal.linked:
+                record[row.path] = look_at_base(trees.base, row)
+        self.save_record(record)
+
+    def _record_applied(
+        self,
+        record: Record,
+        trees: Trees,
+        journal: CommitJournal,
+        paths: Sequence[bytes],
+    ) -> None:
+        """Record what a commit has written of what the layer still has."""
+        puts = {step.path for step in journal.steps if isinstance(step, Put)}
         for path in paths:
             record.pop(path, None)
             node = trees.merged.find(path)
             if node is not None and node.parts[0].layer == 0:
                 old = trees.base.find(path)
                 record[path] = seen_of(trees.base, old, is_whole=False)
-                if path in journal.merged:  # the layer lacks what the base had new
+                is_edited = path in puts and not _has_content_of(old, node)
+                if is_edited or path in journal.merged:
+                    # The layer lacks what the base has.
                     record[path] = CHANGED
-        for row in compare(trees.base, trees.merged) if journal.linked else ():
-            if row.path in journal.linked:
-                record[row.path] = look_at_base(trees.base, row)
-        self.save_record(record)
 
     def _left_for_later(self) -> list[bytes]:
         """Return the paths that were committed while a child had the layer."""
@@ -844,6 +864,51 @@ class Workspace:
     def hide(self) -> Patterns:
         """Return the patterns of what is hidden from a child, or was at some time."""
         return Patterns(self.state.hidden)
+
+
+def _has_content_of(old: Node | None, new: Node) -> bool:
+    """Tell whether the base's object is what was put there, and was not written to since."""
+    if old is None or old.kind != new.kind:
+        return False
+    facts = [(one.status.st_size, one.status.st_mtime_ns) for one in (old, new)]
+    return new.is_directory or facts[0] == facts[1]
+
+
+def _forget_gone(record: Record, base: LayeredTree, journal: CommitJournal) -> None:
+    """Take from a record what went with a directory that a commit has taken away."""
+    gone = tuple(step.path + b"/" for step in journal.steps if is_removal(step))
+    for path in [path for path in record if path.startswith(gone)]:
+        if base.find(path) is None:
+            del record[path]
+
+
+def _record_above(record: Record, trees: Trees, paths: Sequence[bytes]) -> None:
+    """Record anew the directories that were made anew: what is new there is a commit's.
+
+    What is the operator's has rows of its own: such a directory shows nothing of the base.
+    """
+    for path in with_parents(paths).difference(paths) & record.keys():
+        node, seen = trees.base.find(path), record[path]
+        new = trees.merged.find(path)
+        if not seen.inside or node is None or new is None or not new.is_directory:
+            continue
+        if node.status.st_ino == seen.inode:
+            record[path] = seen_of(trees.base, node, is_whole=True)
+
+
+def _check_shows(trees: Trees, dropped: Sequence[Row]) -> None:
+    """Refuse to drop what would hide the base's side instead of showing it.
+
+    Raises:
+        WorkspaceError: there is such a thing, in a directory that was made anew or removed.
+    """
+    for row in dropped:
+        if row.old is None or row.origin is not None:
+            continue
+        directory = trees.merged.find(split(row.path)[0])
+        if directory is None or directory.parts[-1].layer != trees.merged.base_layer:
+            text = f"cannot drop {os.fsdecode(row.path)!r}: its directory was made anew"
+            raise WorkspaceError(f"{text} or removed; leave it with --except")
 
 
 def _check_matches(

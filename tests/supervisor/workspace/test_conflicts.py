@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from supervisor.workspace import commit as commit_module
+from supervisor.workspace import workspace as workspace_module
 from supervisor.workspace.linux import rename, sync_file_system
 from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.upper import mark_opaque
 from supervisor.workspace.workspace import CommitResult, NoMatchError
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
@@ -76,6 +78,60 @@ def test_the_base_s_side_wins_where_it_is_named(edited: Scene) -> None:
     assert (edited.base / "a").read_text() == "operator's\n"
     assert edited.rows() == []
     assert edited.seen() == tree_of(edited.base)
+
+
+# spec WS11
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_the_base_s_side_cannot_be_shown_through_a_directory_made_anew(
+    scene: Scene, is_removed: bool
+) -> None:
+    write(scene.base / "d/a", "old\n")
+    scene.make()
+    with scene.run() as top:
+        shutil.rmtree(top / "d")
+        (top / "d").mkdir()
+        if not is_removed:
+            write(top / "d/a", "new\n")
+    seen = scene.seen()
+    with pytest.raises(WorkspaceError, match="its directory was made anew or removed"):
+        commit(scene, mine=["d/a"])
+    assert scene.seen() == seen
+    assert (scene.base / "d/a").read_text() == "old\n"
+
+
+# spec WS11
+def test_an_edit_between_the_steps_and_their_record_is_a_conflict(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit_then_mark(*arguments: Any) -> None:
+        write(edited.base / "a", "operator's\n")  # in place, and after the exchange
+        mark_opaque(*arguments)
+
+    with edited.run() as top, edited.open() as workspace:
+        lock = workspace.directory.lock_for("child")
+        monkeypatch.setattr(workspace_module, "mark_opaque", edit_then_mark)
+        assert workspace.commit(selection(), is_frozen=True).applied == (b"a", b"b")
+        write(top / "a", "newer\n")
+        os.close(lock)
+    edited.end_run()
+    assert conflicts(commit(edited)) == ["a"]
+    assert (edited.base / "a").read_text() == "operator's\n"
+
+
+# spec WS11
+def test_what_a_commit_of_a_running_child_wrote_is_no_conflict(scene: Scene) -> None:
+    scene.make()
+    with scene.run() as top:
+        write(top / "d/e/a", "one\n")
+        with scene.open() as workspace:
+            lock = workspace.directory.lock_for("child")
+            assert workspace.commit(selection(), is_frozen=True).applied
+        (top / "d/e").rename(top / "f")
+        write(top / "d/new")
+        os.close(lock)
+    scene.end_run()
+    assert commit(scene).conflicts == ()
+    assert tree_of(scene.base).keys() == {b"d", b"d/new", b"f", b"f/a"}
 
 
 # spec WS11
