@@ -89,8 +89,9 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     timeout: str = "60s"
     endpoint: bool = False
     endpoint_port: int = 0
-    quota_status: int = 429
-    hosted_tools: str = "refuse"
+    # None: as nothing is said, so that a recipe may say it.
+    quota_status: int | None = None
+    hosted_tools: str | None = None
     api: str | list[str] | None = None
     reasoning: bool = False
     alias: dict[str, str] = {}
@@ -144,11 +145,11 @@ def _check_calls(section: LlmSection) -> Iterator[tuple[str, str]]:
 
 
 def _check_endpoint(section: LlmSection) -> Iterator[tuple[str, str]]:
-    if section.quota_status not in QUOTA_STATUSES:
+    if section.quota_status not in (None, *QUOTA_STATUSES):
         yield "quota_status", "429 or 400"
     if not 0 <= section.endpoint_port <= 65_535:
         yield "endpoint_port", "a port from 1 to 65535; 0 for any that is free"
-    if section.hosted_tools not in HOSTED_TOOLS:
+    if section.hosted_tools not in (None, *HOSTED_TOOLS):
         yield "hosted_tools", "refuse, drop or pass"
 
 

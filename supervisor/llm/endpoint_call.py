@@ -193,7 +193,7 @@ def _out_of_quota(service: LlmService, node: Node) -> RefusedRequestError:
     """
     text = "quota exceeded: cannot make LLM call"
     is_final = node.refusals >= FINAL_REFUSAL
-    status = 400 if is_final else service.section.quota_status
+    status = 400 if is_final else service.section.quota_status or 429
     refusal = RefusedRequestError(status, text, QUOTA_CODE, QUOTA_CODE)
     left_s = service.spending.window_left_s
     if left_s <= SOON_S:
@@ -319,7 +319,7 @@ class _Asking:
         found = _read(self._request.body)
         service, api, asked = self._service, self._api, found.value
         try:
-            check_request(api, asked, service.section.hosted_tools)
+            check_request(api, asked, service.section.hosted_tools or "refuse")
         except BadRequestError as why:
             raise _invalid(str(why)) from None
         named = asked.get("model")

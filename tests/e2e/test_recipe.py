@@ -214,14 +214,18 @@ def test_a_recipe_sets_what_its_agent_needs_of_the_host(tmp_path: Path) -> None:
     path = configured(tmp_path)
     config = load_config(path, once=True, for_daemon=False)
     assert config.llm is not None
-    assert config.llm.quota_status == 429
     apply_recipe("llm", config)
-    assert config.llm.quota_status == 429
+    assert config.llm.quota_status is None
     apply_recipe("codex", config)
     assert config.llm.hosted_tools == "drop"
-    assert config.llm.quota_status == 429
+    assert config.llm.quota_status is None
     apply_recipe("smolagents", config)
     assert config.llm.quota_status == 400
+    # What the operator has written stays, a default that is written out, too.
+    config.llm.quota_status, config.llm.hosted_tools = 429, "refuse"
+    for agent in ("codex", "smolagents"):
+        apply_recipe(agent, config)
+    assert (config.llm.quota_status, config.llm.hosted_tools) == (429, "refuse")
 
 
 def test_a_shell_completes_the_names_of_agents() -> None:
