@@ -221,10 +221,16 @@ def test_a_recipe_sets_what_its_agent_needs_of_the_host(tmp_path: Path) -> None:
     assert config.llm.quota_status is None
     apply_recipe("smolagents", config)
     assert config.llm.quota_status == 400
-    # What the operator has written stays, a default that is written out, too.
-    config.llm.quota_status, config.llm.hosted_tools = 429, "refuse"
+
+
+def test_what_the_operator_has_written_out_stays(tmp_path: Path) -> None:
+    path = Path(configured(tmp_path))
+    written = 'quota_status = 429\nhosted_tools = "refuse"\n[policy.run]'
+    path.write_text(path.read_text().replace("[policy.run]", written))
+    config = load_config(str(path), once=True, for_daemon=False)
     for agent in ("codex", "smolagents"):
         apply_recipe(agent, config)
+    assert config.llm is not None
     assert (config.llm.quota_status, config.llm.hosted_tools) == (429, "refuse")
 
 
