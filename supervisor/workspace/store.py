@@ -35,6 +35,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 _LOCK_BYTES = 256
+IN_THE_MAKING = ".discarded-new-"
+"""In the name of a workspace until it is whole."""
+
 _MOUNT = b"mount"
 _VOLATILE_MARK = ("work/work", "work/work/incompat", "work/work/incompat/volatile")
 """What overlayfs leaves of a mount that synced nothing, and the directories above it."""
@@ -558,7 +561,7 @@ def _make_whole(
     is_synced: bool,
 ) -> None:
     """Make all of a workspace under another name, then give it its own."""
-    new = f"{path}.discarded-{secrets.token_hex(4)}"
+    new = f"{path}{IN_THE_MAKING}{secrets.token_hex(4)}"
     os.mkdir(new, 0o700)
     try:
         directory = WorkspaceDirectory(new, os.path.basename(path))

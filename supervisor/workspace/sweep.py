@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from supervisor.scratch import remove_tree
 from supervisor.workspace.commit import STAGING_PREFIX, CommitJournal
 from supervisor.workspace.layer_store import LayerStore
 from supervisor.workspace.store import (
+    IN_THE_MAKING,
     InUseError,
     WorkspaceError,
     workspaces_dir,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HALF = ".discarded-"
+_MAKING_S = 60.0
+"""A workspace is made in some milliseconds, however busy the machine is."""
 
 
 class Left(NamedTuple):
@@ -61,9 +65,19 @@ def sweep_workspaces(state_dir: str) -> Iterator[str]:
 def finish_removals(state_dir: str) -> Iterator[str]:
     """Remove what a killed ``discard`` left of a workspace; yield it, a line each."""
     for left in _find_halves(state_dir):
-        yield _remove(left)
+        if not _may_be_in_the_making(left.path):
+            yield _remove(left)
     with contextlib.suppress(OSError):  # it is tried again by the next command
         LayerStore(state_dir).sweep()
+
+
+def _may_be_in_the_making(path: str) -> bool:
+    """Tell whether another command may be making a workspace: that takes no lock."""
+    try:
+        is_new = time.time() - os.stat(path).st_mtime < _MAKING_S
+    except OSError:
+        return True
+    return IN_THE_MAKING in path and is_new
 
 
 def _remove(left: Left) -> str:

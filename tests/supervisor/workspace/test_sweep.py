@@ -6,6 +6,7 @@ from pathlib import Path
 from supervisor.leftovers import left_workspaces
 from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.sweep import sweep_workspaces
+from supervisor.workspace.verbs import do_verb
 from tests.supervisor.workspace.scene import Scene, tree_of
 from tests.supervisor.workspace.test_commit_crash import (
     is_commit_cut_at,
@@ -53,6 +54,23 @@ def test_what_was_half_made_goes_unless_somebody_works_on_it(scene: Scene) -> No
         working.close()
     assert line == f"a workspace that was half made or half discarded: {half} (removed)"
     assert sorted(os.listdir(where)) == ["w", "y.discarded-34cd"]
+
+
+# spec WS7, WS18
+def test_a_list_removes_what_was_half_discarded_and_not_what_is_being_made(
+    scene: Scene,
+) -> None:
+    scene.make()
+    where = scene.upper.parent.parent
+    gone, made = where / "x.discarded-12ab", where / "y.discarded-new-34cd"
+    gone.mkdir()
+    made.mkdir()
+    (line,) = do_verb(str(scene.state), "list", {}).notes
+    assert "x.discarded-12ab (removed)" in line
+    assert sorted(os.listdir(where)) == ["w", made.name]
+    os.utime(made, (0, 0))
+    do_verb(str(scene.state), "list", {})
+    assert os.listdir(where) == ["w"]
 
 
 # spec WS18
