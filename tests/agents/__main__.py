@@ -7,7 +7,8 @@ by ``sandhost run --recipe AGENT --workspace`` in the default sandbox, unmodifie
 stand-in takes the model's place (`demo/provider`) and leads it through the steps of
 `table.py`. It is a provider of Chat, to which the host translates; with ``--native`` one
 of all three APIs. With ``--direct`` an agent runs without a host and asks the stand-in
-itself: that shows whether the two fit. It needs the network, to install.
+itself: that shows whether the two fit. With ``--refused`` all calls but the first are refused, as beyond a quota,
+and what counts is that the agent gives up within a minute. It needs the network, to install.
 """
 
 import argparse
@@ -33,6 +34,12 @@ from tests.agents.table import AGENTS, ALL, CALC, NEW, OLD, SHORT, TASK, Agent
 
 KEY = "sk-canary-of-the-agents-0123456789"
 TIMEOUT_S = 180
+REFUSED = ("starts", "refused", "gives up")
+"""What a trial in which all calls but the first are refused can pass."""
+
+GIVEN_UP_S = 60.0
+"""How long an agent may go on then."""
+
 DIRECT = ("starts", "asks", "edits", "tests", "ends")
 """What a trial without a host can pass."""
 
@@ -76,7 +83,7 @@ class Trial:
 
     def row(self) -> str:
         """Return its row of the table."""
-        cells = [self._cell(name) for name in ALL]
+        cells = [self._cell(name) for name in shown(self.columns)]
         first = [self.agent.name, self.version]
         return " | ".join([*first, *cells, f"{self.seconds:.0f} s", self.reason])
 
@@ -84,6 +91,11 @@ class Trial:
         if self.version == "-" or column not in self.columns:
             return "-"
         return "yes" if column in self.passed else "no"
+
+
+def shown(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns of the table for what trials can pass."""
+    return REFUSED if "gives up" in columns else ALL
 
 
 @dataclass
@@ -148,6 +160,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--direct", action="store_true")
     parser.add_argument("--native", action="store_true")
+    parser.add_argument("--refused", action="store_true")
     parser.add_argument("agents", nargs="*", metavar="AGENT")
     given = parser.parse_args()
     wanted = set(given.agents) | set(SHORT if given.short else ())
@@ -161,7 +174,8 @@ def main() -> int:
         trials = [
             _try(Trial(one, one.passes), into, Path(name), given) for one in chosen
         ]
-    head = " | ".join(["agent", "version", *ALL, "time", "reason"])
+    names = shown(trials[0].columns if trials else ALL)
+    head = " | ".join(["agent", "version", *names, "time", "reason"])
     sys.stdout.write("\n".join([head, *(trial.row() for trial in trials), ""]))
     return int(any(not one.is_whole and one.version != "-" for one in trials))
 
@@ -172,6 +186,10 @@ def _try(trial: Trial, into: Path, scratch: Path, given: argparse.Namespace) -> 
         trial.columns = tuple(name for name in trial.columns if name in DIRECT)
     if given.native:
         trial.apis = [*APIS]
+    if given.refused:
+        # One that only asks and answers asks once, and is never refused.
+        asks_once = "edits" not in trial.columns
+        trial.columns = tuple(n for n in REFUSED if n != "refused" or not asks_once)
     recipe = read_recipe(agent.name)
     try:
         program, trial.version = install(agent, recipe, into / agent.name)
@@ -210,10 +228,12 @@ async def _run(trial: Trial, recipe: Recipe, program: Path, place: Place) -> Non
     key_file.write_text(KEY)
     async with serving(KEY) as provider:
         provider.script = _filled(trial.agent.answers, place.base)
+        is_refused = "gives up" in trial.columns
         config = place.top / "llm.toml"
         config.write_text(
             f'[llm]\nendpoint = true\nbase_url = "{provider.url}"\n'
             f'api = {json.dumps(trial.apis)}\napi_key_file = "{key_file}"\n'
+            f"{'max_calls = 1' if is_refused else ''}\n"
             "[llm.quota]\nmax_tokens = 20_000_000\n"
         )
         words = ["run", "--recipe", recipe.agent, "--config", str(config)]
@@ -228,7 +248,10 @@ async def _run(trial: Trial, recipe: Recipe, program: Path, place: Place) -> Non
         done = await _sandhost(*words, "--", *command, place=place)
         trial.seconds = trio.current_time() - began
         said = (done.stdout + done.stderr).decode(errors="replace")
-        await _judge(trial, provider, done.returncode, said, place)
+        if is_refused:
+            _judge_refused(trial, done.returncode, place)
+        else:
+            await _judge(trial, provider, done.returncode, said, place)
         trial.passed = {*trial.passed} & {*trial.columns}
         if not trial.is_whole:
             _tell(trial, provider, done.returncode, said)
@@ -272,6 +295,20 @@ async def _judge(
         "clean": not any(place.tmp.iterdir()) and not _left_behind(place),
     }
     trial.passed = {name for name, is_so in found.items() if is_so}
+
+
+def _judge_refused(trial: Trial, status: int, place: Place) -> None:
+    """Enter how an agent took it that all calls but the first were refused."""
+    events = [json.loads(line) for line in place.journal.read_text().splitlines()]
+    denials = sum(one.get("event") == "quota.denied" for one in events)
+    found = {
+        "starts": status not in {125, 126, 127},
+        "refused": denials > 0,
+        "gives up": trial.seconds <= GIVEN_UP_S,
+    }
+    trial.passed = {name for name, is_so in found.items() if is_so}
+    trial.passed &= {*trial.columns}
+    trial.reason = f"{denials} refusals, status {status}"
 
 
 def _saw_tests(said: str) -> bool:
