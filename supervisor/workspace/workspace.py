@@ -793,14 +793,14 @@ class Workspace:
         paths: Sequence[bytes],
     ) -> None:
         """Record what a commit has written of what the layer still has."""
-        puts = {step.path for step in journal.steps if isinstance(step, Put)}
+        written = {one.path for one in journal.steps if not isinstance(one, Take)}
         for path in paths:
             record.pop(path, None)
             node = trees.merged.find(path)
             if node is not None and node.parts[0].layer == 0:
                 old = trees.base.find(path)
                 record[path] = seen_of(trees.base, old, is_whole=False)
-                is_edited = path in puts and not _has_content_of(old, node)
+                is_edited = path in written and not _has_content_of(old, node)
                 if is_edited or path in journal.merged:
                     # The layer lacks what the base has.
                     record[path] = CHANGED
