@@ -79,6 +79,8 @@ class Put(msgspec.Struct, frozen=True, tag=True):
         inode: of the staged object.
         expected: what is there now; None for nothing.
         is_moved: the base had it at another path; else it is new.
+        content: (size, time of change in ns) of a file as it was staged: by these an
+            edit of it in place is seen; None for anything else.
     """
 
     path: bytes
@@ -86,6 +88,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
     inode: int
     expected: Identity | None
     is_moved: bool = False
+    content: tuple[int, int] | None = None
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):
@@ -464,8 +467,9 @@ class _Stage:
             expected = self._expect(row.old.path, is_whole=True)
         name = self._name()
         self._make(name, new)
-        inode = os.stat(name, dir_fd=self._staging, follow_symlinks=False).st_ino
-        return Put(row.path, name, inode, expected)
+        status = os.stat(name, dir_fd=self._staging, follow_symlinks=False)
+        content = _content(status)
+        return Put(row.path, name, status.st_ino, expected, content=content)
 
     def _put_merged(self, path: bytes, merged: MergedFile) -> Put:
         name = self._name()
@@ -476,8 +480,9 @@ class _Stage:
             for attribute, value in merged.attributes:
                 os.setxattr(file.fileno(), attribute, value)
             os.fchmod(file.fileno(), merged.mode)
-            inode = os.fstat(file.fileno()).st_ino
-        return Put(path, name, inode, merged.expected)
+            status = os.fstat(file.fileno())
+        content = _content(status)
+        return Put(path, name, status.st_ino, merged.expected, content=content)
 
     def _open_new(self, name: bytes) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -532,6 +537,13 @@ class _Stage:
                 dir_fd=self._staging,
                 follow_symlinks=False,
             )
+
+
+def _content(status: os.stat_result) -> tuple[int, int] | None:
+    """Return what tells the content of a file; None for anything else."""
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _times(row: Row, put: Put) -> list[Step]:
@@ -649,8 +661,12 @@ class _Steps:
             ) from None
 
     def _undo_put(self, step: Put, directory: int, name: bytes) -> None:
+        if _is_edited(step, directory, name):
+            return  # what the operator has written into it stays
         if step.expected is not None:
             self._bring_back(step, directory, name)
+            if _is_edited(step, self._staging, step.staged):
+                self._exchange(directory, name, step.staged)
         elif step.is_moved:
             rename(directory, name, self._staging, step.staged)
         else:
@@ -661,7 +677,9 @@ class _Steps:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
             rename(directory, name, self._staging, step.staged)
-            if _inode(self._staging, step.staged) != step.inode:
+            if _inode(self._staging, step.staged) != step.inode or _is_edited(
+                step, self._staging, step.staged
+            ):
                 # The operator has saved another one meanwhile, or twice: then it is older.
                 with contextlib.suppress(FileExistsError):
                     rename(
@@ -752,6 +770,17 @@ class _Steps:
             yield fd, name
         finally:
             os.close(fd)
+
+
+def _is_edited(step: Put, directory: int, name: bytes) -> bool:
+    """Tell whether the file that a step has put was written to since."""
+    if step.content is None:
+        return False
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return status.st_ino == step.inode and _content(status) != step.content
 
 
 def _inode(directory: int, name: bytes) -> int:

@@ -294,6 +294,40 @@ def test_what_an_editor_saves_again_while_a_commit_is_undone_stays(
     assert (edited.base / path).read_text() == f"{last}\n"
 
 
+# spec WS12: what the operator writes into what a commit has put, before or while that is
+# undone: a was there before, b is new.
+@pytest.mark.parametrize(("path", "call"), [("a", 4), ("a", 6), ("b", 4), ("b", 5)])
+def test_an_edit_in_place_of_what_a_commit_has_put_stays(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, path: str, call: int
+) -> None:
+    with edited.run() as top:
+        write(top / "c", "new\n")
+    edited.end_run()
+    calls = 0
+
+    def edit_then_rename(*words: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # before c is put, which undoes all
+            write(edited.base / "saved", "saved\n")
+            (edited.base / "saved").rename(edited.base / "c")
+        if calls == call:
+            (edited.base / path).write_text("operator's\n")
+        rename(*words)
+
+    monkeypatch.setattr(commit_module, "rename", edit_then_rename)
+    result = commit(edited)
+    assert result.applied == ()
+    assert calls > call - 1
+    assert (edited.base / path).read_text() == "operator's\n"
+    assert (edited.base / "c").read_text() == "saved\n"
+    assert (edited.base / "b").exists() is (path == "b")
+    assert path == "a" or (edited.base / "a").read_text() == "old\n"
+    monkeypatch.undo()
+    assert path in conflicts(commit(edited))
+    assert (edited.base / path).read_text() == "operator's\n"
+
+
 def _save(base: Path) -> None:
     write(base / "new", "operator's\n")
     (base / "new").rename(base / "a")
