@@ -62,6 +62,9 @@ DOORS: Mapping[str, Api] = {
 }
 """Where a model is asked by each API."""
 
+MOST_NAME_CHARS = 200
+"""So much of a model's name that a child asks for is told in the journal."""
+
 MODELS = "/v1/models"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 
@@ -333,7 +336,8 @@ class _Asking:
         else:
             text = f"model: {name!r} is not asked by {api.path[1:]} here"
             raise _invalid(f"{text}; GET {MODELS} lists what there is")
-        call = replace(made.call, asked=named or "", max_retries=0)
+        told = (named or "")[:MOST_NAME_CHARS]
+        call = replace(made.call, asked=told, max_retries=0)
         return replace(made, call=call, is_stream=is_stream)
 
     def _native(self, found: JsonRequest, model: Model) -> _Prepared:

@@ -355,6 +355,14 @@ async def test_an_effort_is_asked_of_models_that_have_one(
         assert dropped == ([] if has_reasoning else expected)
 
 
+async def test_a_long_name_of_a_model_is_told_in_part(tmp_path: Path) -> None:
+    async with opened(tmp_path, **NATIVE) as (scene, door):
+        body = {"model": "m" * 50_000, "input": "!words=1"}
+        assert (await told(door, "POST", "/v1/responses", body))[0] == 200
+        (row,) = scene.stage.events("llm.called")
+        assert row["asked"] == "m" * 200
+
+
 # spec MD2: hosted tools, as [llm] hosted_tools says.
 @pytest.mark.parametrize(
     ("hosted", "sent"),
