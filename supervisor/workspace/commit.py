@@ -632,24 +632,30 @@ class _Steps:
             if step.expected is None:
                 rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
                 return
-            self._exchange(directory, name, step.staged)
+            with held_entry(self._staging, step.staged):
+                self._exchange(directory, name, step.staged)
+                if self._came_out(step.staged, step.expected) == step.expected:
+                    return
+                self._bring_back(step, directory, name)
         except OSError as why:
             if why.errno not in {errno.EEXIST, *_GONE}:
                 raise
-            raise BaseChangedError(step.path, "it was changed in the base") from None
-        if self._came_out(step.staged, step.expected) != step.expected:
-            self._bring_back(step, directory, name)
-            raise BaseChangedError(step.path, "it was changed in the base")
+        raise BaseChangedError(step.path, "it was changed in the base")
 
     def _bring_back(self, step: Put, directory: int, name: bytes) -> None:
         """Bring back what a step has replaced, or what the operator has saved since."""
         superseded = {step.inode}
-        while True:
-            older = _inode(self._staging, step.staged)
-            self._exchange(directory, name, step.staged)
-            if _inode(self._staging, step.staged) in superseded:
-                return
-            superseded.add(older)
+        # Held, so that no number of these is given to a file that is saved meanwhile.
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(FileNotFoundError):
+                held.enter_context(held_entry(directory, name))
+            while True:
+                fd = held.enter_context(held_entry(self._staging, step.staged))
+                older = os.fstat(fd).st_ino
+                self._exchange(directory, name, step.staged)
+                if _inode(self._staging, step.staged) in superseded:
+                    return
+                superseded.add(older)
 
     def _undo_take(self, step: Take, directory: int, name: bytes) -> None:
         try:
