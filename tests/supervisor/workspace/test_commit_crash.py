@@ -132,7 +132,7 @@ def test_a_cut_commit_leaves_the_old_base_or_ends_as_the_whole_new_one(
         assert tree_of(scene.base) == after, number
         assert scene.seen() == after, number
         scene.clear()
-        number += 4 if cut is kill or LONG else 12
+        number += 4 if LONG else 12
     if cut is kill:
         assert {(False, False), (True, True)} <= outcomes
     assert {is_new for _, is_new in outcomes} >= {False}

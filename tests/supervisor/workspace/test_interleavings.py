@@ -11,7 +11,7 @@ from tests.supervisor.workspace.scene import run_as_a_user
 pytestmark = pytest.mark.chaos
 
 PARTS = 2
-GAMES = ROUNDS if LONG else ROUNDS // 5
+GAMES = ROUNDS if LONG else ROUNDS // 10
 
 
 def seeds_of(part: int) -> list[int]:
