@@ -17,7 +17,27 @@ if TYPE_CHECKING:
 MOST_VALUES = 50_000
 """In one document: what is long in a call is a text, not a list."""
 
+MOST_DEPTH = 100
+"""Most lists and objects within one another; what is said to models, and what they answer, is
+some ten deep.  To join, redact or encode such a value no more of the stack is needed than
+there is."""
+
 _TEXT = re2.compile(rb'(?s)"(?:[^"\\]|\\.)*"')
+
+
+def is_deep(value: object) -> bool:
+    """Tell whether something lies deeper in a decoded value than ``MOST_DEPTH``."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined] # a list
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def check_values(document: bytes | bytearray, advice: str) -> None:

@@ -8,15 +8,18 @@ Rules of this file (spec L7, L15).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from supervisor.llm.answer_reader import (
     AnswerError,
     AnswerReader,
     ProviderError,
-    table_in,
-    tokens_in,
+    read_usage,
 )
 from supervisor.llm.pieces import JOINED, Object, extend, joined, merge
-from supervisor.llm.quota import Usage
+
+if TYPE_CHECKING:
+    from supervisor.llm.quota import Usage
 
 PROBABILITIES_BYTES = 10
 """What a byte of log-probabilities takes once it is decoded: they are kept as they come."""
@@ -79,20 +82,13 @@ class Answer(AnswerReader):
             known["message"] = {}
         for said in (piece.get("message"), piece.get("delta")):
             if isinstance(said, dict):
-                self._count(said)
+                self.add_output(_text_bytes(said))
                 merge(known["message"], said)
-
-    def _count(self, value: object) -> None:
-        """Add up the text of a delta."""
-        size = _text_bytes(value)
-        if size:
-            self.output_bytes += size
-            self.output_pieces += 1
 
     def _take_plain(self, found: Object) -> None:
         _refuse_error(found)
         self._usage = found.get("usage")
-        self._count(_messages_of(found))
+        self.add_output(_text_bytes(_messages_of(found)))
         _check(found)
 
     # What it came to
@@ -121,26 +117,8 @@ class Answer(AnswerReader):
 
 
 def usage_of(reported: object) -> Usage | None:
-    """Return a provider's ``usage`` as numbers; None if there is none.
-
-    Raises:
-        AnswerError: one of them is no number of tokens.
-    """
-    if reported is None:
-        return None
-    if not isinstance(reported, dict):
-        raise AnswerError("usage is not an object")
-    if reported.get("prompt_tokens") is None:
-        raise AnswerError("usage: prompt_tokens is no number of tokens")
-    prompt = table_in(reported, "prompt_tokens_details")
-    output = table_in(reported, "completion_tokens_details")
-    return Usage(
-        tokens_in(reported, "prompt_tokens"),
-        tokens_in(reported, "completion_tokens"),
-        tokens_in(prompt, "cached_tokens"),
-        tokens_in(prompt, "cache_write_tokens"),
-        tokens_in(output, "reasoning_tokens"),
-    )
+    """Return the ``usage`` of a completion; see ``read_usage``."""
+    return read_usage(reported, "prompt_tokens", "completion_tokens")
 
 
 def first_text(completion: Object) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.documents import MOST_DEPTH, is_deep
 from supervisor.llm.quota import Usage, tokens_of
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Longest answer of a provider: a model of today writes some 500 KiB at most, and the
 events around each token of it take ten times that."""
-
-MAX_DEPTH = 100
-"""Most lists and objects within one another; what answers hold is some ten deep.  Whoever
-walks through one (to join, redact, encode) then needs no more of the stack than is there."""
 
 MAX_VALUES = 250_000
 """Most of the bytes ``[``, ``{`` and ``,`` in one piece of JSON, those of its texts with
@@ -209,10 +206,42 @@ class AnswerReader(ABC):
 
     def count_output(self, *texts: object) -> None:
         """Add up text that the model has written."""
-        size = sum(len(text.encode()) for text in texts if isinstance(text, str))
-        if size:
-            self.output_bytes += size
+        self.add_output(
+            sum(len(text.encode()) for text in texts if isinstance(text, str))
+        )
+
+    def add_output(self, size_bytes: int) -> None:
+        """Add a piece of text that the model has written; one of no bytes is none."""
+        if size_bytes:
+            self.output_bytes += size_bytes
             self.output_pieces += 1
+
+
+def read_usage(reported: object, prompt: str, output: str) -> Usage | None:
+    """Return a provider's ``usage`` as numbers; None if there is none.
+
+    Args:
+        reported: it.
+        prompt: the name of the tokens of the prompt in it.
+        output: of those of the answer.
+
+    Raises:
+        AnswerError: one of them is no number of tokens.
+    """
+    if reported is None:
+        return None
+    if not isinstance(reported, dict):
+        raise AnswerError("usage is not an object")
+    if reported.get(prompt) is None:
+        raise AnswerError(f"usage: {prompt} is no number of tokens")
+    told = table_in(reported, f"{prompt}_details")
+    return Usage(
+        tokens_in(reported, prompt),
+        tokens_in(reported, output),
+        tokens_in(told, "cached_tokens"),
+        tokens_in(told, "cache_write_tokens"),
+        tokens_in(table_in(reported, f"{output}_details"), "reasoning_tokens"),
+    )
 
 
 def tokens_in(table: Object, name: str) -> int:
@@ -251,21 +280,6 @@ def parse_object(text: bytes) -> Object:
         raise AnswerError(f"not JSON: {why}") from None
     if not isinstance(found, dict):
         raise AnswerError("not a JSON object")
-    if outline > MAX_DEPTH and _is_deep(found):
-        raise AnswerError(f"more than {MAX_DEPTH} values within one another")
+    if outline > MOST_DEPTH and is_deep(found):
+        raise AnswerError(f"more than {MOST_DEPTH} values within one another")
     return found
-
-
-def _is_deep(value: object) -> bool:
-    """Tell whether something lies deeper in a value than ``MAX_DEPTH``."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined] # a list
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True

@@ -14,7 +14,7 @@ Rules of this file.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from supervisor.llm.apis import Api
     from supervisor.llm.errors import RefusedRequestError
     from supervisor.llm.gateway import Completion
+    from supervisor.llm.pieces import Object
     from supervisor.llm.redact import Redactor
-
-Object = dict[str, Any]
-"""A JSON object."""
 
 
 class AnswerWriter(ABC):

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from supervisor.llm.answer_reader import AnswerReader
-
-Object = dict[str, Any]
-"""A JSON object."""
+    from supervisor.llm.pieces import Object
 
 _TIERS = (None, "auto", "default", "flex")
 

@@ -1,10 +1,22 @@
-"""Names of answers and of their parts, where a provider gave none."""
+"""Ids of answers and of their parts, where a provider gave none."""
 
 from __future__ import annotations
 
 import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from supervisor.llm.pieces import Object
 
 
-def make_id(kind: str) -> str:
-    """Return a new name such as ``msg_5f0c...``."""
-    return f"{kind}_{secrets.token_hex(16)}"
+def random_id(prefix: str) -> str:
+    """Return an id that begins with a prefix, and is no other's."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def put_id(answer: Object, prefix: str, known: str = "") -> str:
+    """Return the id of an answer; one that has none gets the known one, or a new one."""
+    found = answer.get("id")
+    if not found or not isinstance(found, str):
+        found = answer["id"] = known or random_id(prefix)
+    return found

@@ -17,15 +17,17 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined] # not in its stub
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import re2
 
-from supervisor.documents import texts_in
+from supervisor.documents import MOST_DEPTH, is_deep, texts_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from supervisor.llm.pieces import Object
 
 LONG_TEXT_BYTES = 256
 """Longest text that is decoded with the object that holds it, in a long request."""
@@ -35,9 +37,6 @@ MOST_OUTLINE_BYTES = 2 << 20
 
 MOST_DIGITS = 400
 """Longest number: a reader needs 17 digits, and 300 zeros at most."""
-
-MOST_DEPTH = 100
-"""Most lists and objects within one another: what is asked of a model is some ten deep."""
 
 INLINE_BYTES = 96 * 1024
 INLINE_VALUES = 4000
@@ -50,9 +49,6 @@ LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 64) - 1
 _LONG_TEXT = re2.compile(rb'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"')
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
-
-Object = dict[str, Any]
-"""A JSON object."""
 
 
 class BadJsonError(ValueError):
@@ -158,7 +154,8 @@ def read_request(data: bytes | bytearray, most_values: int) -> JsonRequest:
         raise
     except ValueError as why:
         raise BadJsonError(f"it is no JSON: {why}") from None
-    _check_depth(value)
+    if is_deep(value):
+        raise BadJsonError(_too_deep())
     if _HALF_PAIR.search(data):
         _check_pairs(data, value, has_cuts=bool(cuts))
     places = _Places(text, cuts)
@@ -310,21 +307,6 @@ _DECODER = json.JSONDecoder(
 
 def _too_deep() -> str:
     return f"more than {MOST_DEPTH} lists and objects within one another"
-
-
-def _check_depth(value: object) -> None:
-    """Raise if something lies deeper in a value than ``MOST_DEPTH``."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined] # a list
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise BadJsonError(_too_deep())
 
 
 def _check_pairs(data: bytes, value: Object, *, has_cuts: bool) -> None:

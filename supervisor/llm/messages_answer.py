@@ -18,7 +18,7 @@ from supervisor.llm.answer_reader import (
     table_in,
     tokens_in,
 )
-from supervisor.llm.ids import make_id
+from supervisor.llm.ids import put_id
 from supervisor.llm.quota import Usage
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class MessagesAnswer(AnswerReader):
         if not isinstance(message, dict):
             raise AnswerError("message_start without a message")
         self._has_begun = True
-        _put_id(message)
+        put_id(message, "msg")
         self._take_usage(message)
         return [event]
 
@@ -125,7 +125,7 @@ class MessagesAnswer(AnswerReader):
         blocks = found.get("content")
         if found.get("type") != "message" or not isinstance(blocks, list):
             raise AnswerError("no message of the Messages API")
-        _put_id(found)
+        put_id(found, "msg")
         for block in blocks:
             if not isinstance(block, dict):
                 raise AnswerError("a block that is not an object")
@@ -147,11 +147,6 @@ class MessagesAnswer(AnswerReader):
         prompt = tokens_in(reported, "input_tokens") + cached + written
         output = tokens_in(reported, "output_tokens")
         return Usage(prompt, output, cached, written)
-
-
-def _put_id(message: Object) -> None:
-    if not message.get("id") or not isinstance(message["id"], str):
-        message["id"] = make_id("msg")
 
 
 def _failure(found: Object) -> ProviderError:

@@ -19,7 +19,6 @@ from supervisor.llm.prompt_size import IMAGE_TOKENS
 from supervisor.llm.translation import (
     GAP,
     NO_FORM,
-    Object,
     Translation,
     UntranslatableError,
     image_part,
@@ -33,6 +32,8 @@ from supervisor.llm.translation import (
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
+
+    from supervisor.llm.pieces import Object
 
 BYTES_PER_TOKEN = 3
 """The estimate of spec MD5: three bytes of a request are a token."""

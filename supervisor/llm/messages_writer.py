@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from supervisor.llm.answer import usage_of
 from supervisor.llm.answer_reader import AnswerError, parse_object
+from supervisor.llm.ids import random_id
 from supervisor.llm.quota import Usage
 from supervisor.llm.translation import (
     choice_in,
     content_in,
-    random_id,
     reasoning_in,
     text_in,
 )
@@ -28,7 +28,8 @@ from supervisor.llm.translation import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.llm.translation import Object, Translation
+    from supervisor.llm.pieces import Object
+    from supervisor.llm.translation import Translation
 
 _STOP_REASONS = {
     "stop": "end_turn",

@@ -16,14 +16,14 @@ from supervisor.llm.answer_reader import (
     AnswerError,
     AnswerReader,
     ProviderError,
+    read_usage,
     table_in,
-    tokens_in,
 )
-from supervisor.llm.ids import make_id
-from supervisor.llm.quota import Usage
+from supervisor.llm.ids import put_id
 
 if TYPE_CHECKING:
     from supervisor.llm.pieces import Object
+    from supervisor.llm.quota import Usage
 
 _ENDS = frozenset({"response.completed", "response.incomplete"})
 
@@ -63,7 +63,7 @@ class ResponsesAnswer(AnswerReader):
     def _take_state(self, kind: str, response: Object) -> None:
         if kind == "response.created" and self._id:
             raise AnswerError("response.created came twice")
-        self._id = _put_id(response, self._id)
+        self._id = put_id(response, "resp", self._id)
 
     def _take_item(self, kind: str, event: Object) -> None:
         index = event["output_index"]
@@ -79,7 +79,7 @@ class ResponsesAnswer(AnswerReader):
     def _end(self, event: Object) -> list[Object]:
         """Take the last event; return it, after the ends of items that did not come."""
         response = _response_of(event)
-        _put_id(response, self._id)
+        put_id(response, "resp", self._id)
         self._take_response(response)
         self._is_done = True
         items = response.get("output")
@@ -99,7 +99,7 @@ class ResponsesAnswer(AnswerReader):
         items = found.get("output")
         if found.get("object") != "response" or not isinstance(items, list):
             raise AnswerError("no response of the Responses API")
-        _put_id(found, "")
+        put_id(found, "resp")
         for item in items:
             if not isinstance(item, dict):
                 raise AnswerError("an item that is not an object")
@@ -121,34 +121,13 @@ class ResponsesAnswer(AnswerReader):
 
     def usage(self) -> Usage | None:
         """See ``AnswerReader``."""
-        reported = self._reported
-        if reported is None:
-            return None
-        if not isinstance(reported, dict):
-            raise AnswerError("usage is not an object")
-        if reported.get("input_tokens") is None:
-            raise AnswerError("usage: input_tokens is no number of tokens")
-        prompt = table_in(reported, "input_tokens_details")
-        return Usage(
-            tokens_in(reported, "input_tokens"),
-            tokens_in(reported, "output_tokens"),
-            tokens_in(prompt, "cached_tokens"),
-            tokens_in(prompt, "cache_write_tokens"),
-            tokens_in(table_in(reported, "output_tokens_details"), "reasoning_tokens"),
-        )
+        return read_usage(self._reported, "input_tokens", "output_tokens")
 
 
 def _response_of(event: Object) -> Object:
     found = event.get("response")
     if not isinstance(found, dict):
         raise AnswerError(f"{event['type']} without a response")
-    return found
-
-
-def _put_id(response: Object, known: str) -> str:
-    if not response.get("id") or not isinstance(response["id"], str):
-        response["id"] = known or make_id("resp")
-    found: str = response["id"]
     return found
 
 

@@ -20,7 +20,6 @@ import msgspec
 
 from supervisor.llm.translation import (
     GAP,
-    Object,
     UntranslatableError,
     image_part,
     optional,
@@ -33,6 +32,8 @@ from supervisor.llm.translation import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from supervisor.llm.pieces import Object
 
 CUSTOM_INPUT = "input"
 """The one parameter of a function that stands for a tool of type ``custom``."""

@@ -18,7 +18,6 @@ import msgspec
 from supervisor.llm.responses_input import CUSTOM_INPUT, Conversation, chat_name
 from supervisor.llm.translation import (
     NO_FORM,
-    Object,
     Translation,
     UntranslatableError,
     optional,
@@ -29,6 +28,8 @@ from supervisor.llm.translation import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from supervisor.llm.pieces import Object
 
 HOSTED = frozenset(
     {

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from supervisor.llm.ids import random_id
 from supervisor.llm.responses_input import CUSTOM_INPUT
 from supervisor.llm.translation import (
     choice_in,
     content_in,
-    random_id,
     reasoning_in,
     text_in,
 )
@@ -30,7 +30,8 @@ from supervisor.llm.translation import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.llm.translation import Object, Translation
+    from supervisor.llm.pieces import Object
+    from supervisor.llm.translation import Translation
 
 _ECHOED: Object = {
     "instructions": None,

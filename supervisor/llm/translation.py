@@ -6,15 +6,13 @@ how a field of a request is read, so that each error names it, and how one of an
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-Object = dict[str, Any]
-"""A JSON object."""
+    from supervisor.llm.pieces import Object
 
 NO_FORM = "Chat Completions has no form for it"
 
@@ -176,8 +174,3 @@ def text_in(owner: Object, name: str) -> str:
     """Return a field that is text; empty if it is none."""
     value = owner.get(name)
     return value if isinstance(value, str) else ""
-
-
-def random_id(prefix: str) -> str:
-    """Return an id that begins with a prefix, and is no other's."""
-    return f"{prefix}_{secrets.token_hex(24)}"

@@ -18,8 +18,8 @@ from supervisor.llm.apis import MESSAGES, RESPONSES
 if TYPE_CHECKING:
     from supervisor.llm.answer_writers import AnswerWriter, Maker
     from supervisor.llm.apis import Api
+    from supervisor.llm.pieces import Object
     from supervisor.llm.redact import Redactor
-    from supervisor.llm.translation import Object
 
 TRANSLATED = frozenset({RESPONSES.name, MESSAGES.name})
 """APIs whose requests can be said in Chat Completions."""

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.documents import MOST_DEPTH
 from supervisor.llm.answer import Answer, usage_of
-from supervisor.llm.answer_reader import MAX_DEPTH, MAX_VALUES, AnswerError
+from supervisor.llm.answer_reader import MAX_VALUES, AnswerError
 from supervisor.llm.deltas import ChoiceRedactor
 from supervisor.llm.quota import Usage
 from supervisor.llm.redact import Redactor
@@ -264,11 +265,11 @@ def test_items_without_an_index_are_the_answers_own() -> None:
 @pytest.mark.parametrize("is_plain", [False, True])
 def test_what_is_nested_too_deep_is_no_answer(is_plain: bool) -> None:
     part = b"message" if is_plain else b"delta"
-    for depth in (MAX_DEPTH // 2, MAX_DEPTH, 300, 700, 100_000):
+    for depth in (MOST_DEPTH // 2, MOST_DEPTH, 300, 700, 100_000):
         inner = b'{"a":' * depth + b"1" + b"}" * depth
         text = b'{"choices":[{"%b":{"x":%b},"finish_reason":"stop"}]}' % (part, inner)
         said = said_of(text if is_plain else b"data: " + text + b"\n\n")
-        if depth < MAX_DEPTH:
+        if depth < MOST_DEPTH:
             assert not said
         else:
             assert "within one another" in said or "not JSON" in said

@@ -15,8 +15,9 @@ from supervisor.llm import messages_writer
 from supervisor.llm.answer_reader import parse_object
 from supervisor.llm.messages_request import count_tokens_estimate, translate_request
 from supervisor.llm.messages_writer import MessagesWriter
+from supervisor.llm.pieces import Object
 from supervisor.llm.prompt_size import IMAGE_TOKENS
-from supervisor.llm.translation import Object, Translation, UntranslatableError
+from supervisor.llm.translation import Translation, UntranslatableError
 
 CACHED = {"type": "ephemeral"}
 IMAGE = {

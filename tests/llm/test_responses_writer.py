@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
 from supervisor.llm.deltas import ChoiceRedactor
+from supervisor.llm.ids import random_id
 from supervisor.llm.redact import BLOT, Redactor
 from supervisor.llm.responses_request import translate_request
 from supervisor.llm.responses_writer import ResponsesWriter
-from supervisor.llm.translation import random_id
 from tests.helpers.canary import KEY
 
 Object = dict[str, Any]
