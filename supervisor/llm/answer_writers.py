@@ -81,7 +81,7 @@ class ChatWriter(AnswerWriter):
 
     Args:
         redactor: see ``AnswerWriter``.
-        model: likewise.
+        model: see ``AnswerWriter``.
         include_usage: the last event tells the use.
     """
 
@@ -200,7 +200,7 @@ class PassedWriter(AnswerWriter):
 
     Args:
         redactor: see ``AnswerWriter``.
-        model: likewise.
+        model: see ``AnswerWriter``.
         api: of the answer.
     """
 

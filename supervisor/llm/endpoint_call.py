@@ -164,12 +164,18 @@ def _models(asker: Asker, wanted: str) -> bytes:
 async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
     """Answer with an estimate: no provider is asked, and nothing is charged."""
     body = request.body
-    size = await _in_short(body, partial(document_bytes, body, MOST_VALUES))
-    reserve(request.memory, FORMS * len(body) + size - request.memory.size_bytes)
+    await _reserve_forms(request)
     count = await _in_short(
         body, lambda: count_tokens_estimate(_read(body).whole_value())
     )
     await http.reply(200, msgspec.json.encode({"input_tokens": count}))
+
+
+async def _reserve_forms(request: HttpRequest) -> None:
+    """Reserve the memory of a request's body, decoded and in its other forms."""
+    body, memory = request.body, request.memory
+    size = await _in_short(body, partial(document_bytes, body, MOST_VALUES))
+    reserve(memory, FORMS * len(body) + size - memory.size_bytes)
 
 
 async def _in_short(body: bytearray, work: Any) -> Any:
@@ -281,8 +287,7 @@ class _Asking:
             RefusedRequestError: nothing has been sent.
         """
         body = self._request.body
-        size = await _in_short(body, partial(document_bytes, body, MOST_VALUES))
-        reserve(self._memory, FORMS * len(body) + size - self._memory.size_bytes)
+        await _reserve_forms(self._request)
         found = await _in_short(body, self._prepare)
         reserve(self._memory, FORMS * found.size_bytes)
         self._service.note_dropped(self._asker.client, self._api, found.dropped)
@@ -345,16 +350,15 @@ class _Asking:
         section = service.section
         client, node = self._asker.client, self._asker.node
         size = size_of_request(api, found)
-        call = service.new_call(client, model, api, size, node)
         change = native_request.Changes(
             api,
             model,
             temperature=section.temperature if api is CHAT else None,
             drops_hosted_tools=section.hosted_tools == "drop",
         )
+        encode = partial(change.encode, found)
         call = replace(
-            call,
-            encode=partial(change.encode, found),
+            service.new_call(client, model, api, size, encode, node),
             max_tokens=1 if not api.bounds else self._bound(asked),
             has_reasoning=has_reasoning(api, asked),
             headers=self._headers(),

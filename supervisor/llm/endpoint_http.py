@@ -155,8 +155,15 @@ class HttpConnection:
         except BaseException:
             memory.close()
             raise
-        told_all = (told.method, told.path, told.token, told.headers, told.is_upgrade)
-        return HttpRequest(*told_all, body, memory)
+        return HttpRequest(
+            method=told.method,
+            path=told.path,
+            token=told.token,
+            headers=told.headers,
+            is_upgrade=told.is_upgrade,
+            body=body,
+            memory=memory,
+        )
 
     async def _piece(self) -> bytes:
         """Return the next piece of the current request's body; nothing at its end."""
@@ -217,9 +224,8 @@ class HttpConnection:
 
     async def refuse(self, why: RefusedRequestError) -> None:
         """Send an error."""
-        why.form = self.form
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            await self.reply(why.status, why.body(), why.headers)
+            await self.reply(why.status, why.body(self.form), why.headers)
 
     async def begin_events(
         self, failing: Callable[[RefusedRequestError], list[bytes]]

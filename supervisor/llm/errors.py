@@ -35,7 +35,6 @@ class RefusedRequestError(Exception):
         kind: what the form of the OpenAI APIs calls ``type``.
         code: what it calls ``code``.
         headers: of the reply, beside the usual ones.
-        form: ``openai``, or ``messages`` for the form of that API.
 
     Args:
         retry_after_s: when the client may ask again; None: it is told not to.
@@ -54,15 +53,14 @@ class RefusedRequestError(Exception):
         self.status = status
         self.kind = kind
         self.code = code
-        self.form = "openai"
         # The official clients ask again by themselves unless they are told not to.
         self.headers: Mapping[str, str] = {"x-should-retry": "false"}
         if retry_after_s is not None:
             self.headers = {"retry-after": str(retry_after_s)}
 
-    def body(self) -> bytes:
-        """Return the error as JSON."""
-        return msgspec.json.encode(api_error(self.form, self))
+    def body(self, form: str = "openai") -> bytes:
+        """Return the error as JSON; the form is ``openai``, or ``messages`` for that API."""
+        return msgspec.json.encode(api_error(form, self))
 
 
 class TooManyBytesError(RefusedRequestError):

@@ -370,7 +370,7 @@ class Gateway:
 
 
 def _learn(call: Call, usage: Usage) -> None:
-    """Take note of a provider that counts more than the worst case (spec MD5)."""
+    """Record a provider that counts more than the worst case, to reserve it (MD5)."""
     factor = usage.prompt / max(1, call.most_prompt_tokens)
     known = call.node.factors
     if factor > known.get(call.model.name, 1.0):

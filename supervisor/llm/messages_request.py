@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.llm.prompt_size import IMAGE_TOKENS
+from supervisor.llm.prompt_size import IMAGE_TOKENS, LIKELY_BYTES_PER_TOKEN
 from supervisor.llm.translation import (
     GAP,
     NO_FORM,
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from supervisor.llm.pieces import Object
-
-BYTES_PER_TOKEN = 3
-"""The estimate of spec MD5: three bytes of a request are a token."""
 
 _DROPPED = frozenset({"metadata", "context_management"})
 
@@ -101,7 +98,7 @@ def count_tokens_estimate(asked: Object) -> int:
     for data in _base64_in(asked):
         size_bytes -= len(data)
         images += 1
-    return -(-size_bytes // BYTES_PER_TOKEN) + images * IMAGE_TOKENS
+    return -(-size_bytes // LIKELY_BYTES_PER_TOKEN) + images * IMAGE_TOKENS
 
 
 class _Fields:

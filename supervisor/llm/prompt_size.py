@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MESSAGE_TOKENS = 16
 """Most tokens that a message takes beside its text: role and separators take 3 to 7."""
 
+LIKELY_BYTES_PER_TOKEN = 3
+"""The estimate of spec MD5: most texts have a token for each three bytes at most."""
+
 IMAGE_TOKENS = 2000
 """Of a part that is not text: models of today count 85 to 1,600 for an image."""
 
@@ -58,7 +61,9 @@ class PromptSize:
 
     def likely_tokens(self, image_tokens: int | None = None) -> int:
         """Return what most texts take at most: three bytes are a token (spec MD5)."""
-        return -(-self.size_bytes // 3) + self._other_tokens(image_tokens)
+        return -(-self.size_bytes // LIKELY_BYTES_PER_TOKEN) + self._other_tokens(
+            image_tokens
+        )
 
     def most_tokens(self, image_tokens: int | None = None) -> int:
         """Return the worst case of spec L10: each byte is a token.

@@ -244,7 +244,7 @@ def _reserve_left(
         path: they.
         prompt: tokens of the prompt, the most and by an estimate.
         max_tokens: see ``Node.reserve``.
-        weights: likewise.
+        weights: see ``Node.reserve``.
 
     Raises:
         HeldQuotaError: what is left is held by calls under way.

@@ -101,7 +101,7 @@ def read_recipe(agent: str) -> Recipe:
     if agent not in known:
         raise RecipeError(f"no recipe of {agent!r}; known: {', '.join(known)}")
     path = os.path.join(DIRECTORY, agent + _SUFFIX)  # noqa: PTH118 - text
-    with open(path, "rb") as file:  # noqa: PTH123 - likewise
+    with open(path, "rb") as file:  # noqa: PTH123 - text
         return msgspec.toml.decode(file.read(), type=Recipe)
 
 

@@ -34,7 +34,7 @@ from supervisor.options import parse_duration
 from supervisor.services import Account
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AsyncExitStack, ExitStack
 
     from supervisor.child import Child
@@ -352,13 +352,10 @@ class LlmService:
             node: pays; None for the client's own.
         """
         found = self.model(model)
-        call = self.new_call(client, found, CHAT, size, node)
-        return replace(
-            call,
-            encode=partial(encode_chat, found, body),
-            max_tokens=max_tokens,
-            has_reasoning=has_reasoning(CHAT, body),
-        )
+        encode = partial(encode_chat, found, body)
+        is_hidden = has_reasoning(CHAT, body)
+        call = self.new_call(client, found, CHAT, size, encode, node)
+        return replace(call, max_tokens=max_tokens, has_reasoning=is_hidden)
 
     def new_call(
         self,
@@ -366,14 +363,24 @@ class LlmService:
         model: Model,
         api: Api,
         size: PromptSize,
+        encode: Callable[[int | None], bytes],
         node: Node | None = None,
     ) -> Call:
-        """Return a call that nothing is asked with yet; the arguments are as above."""
+        """Return a call without a bound on its output.
+
+        Args:
+            client: who asks.
+            model: who is asked.
+            api: by which API.
+            size: of all that is forwarded.
+            encode: see ``Call``.
+            node: pays; None for the client's own.
+        """
         self._begin_window()
         return Call(
             model=model,
             api=api,
-            encode=_nothing,
+            encode=encode,
             is_large=size.size_bytes > LARGE_BYTES,
             prompt_tokens=size.estimated_tokens,
             most_prompt_tokens=size.most_tokens(client.policy.image_tokens),
@@ -435,10 +442,6 @@ class LlmService:
 
 def _weights(section: WeightsSection) -> Weights:
     return Weights(section.input, section.cached, section.output, section.cache_write)
-
-
-def _nothing(bound: int | None) -> bytes:
-    raise RuntimeError(f"a call without a request, bound {bound}")
 
 
 def _aliased(alias: Mapping[str, str], asked: str) -> str | None:
